@@ -86,8 +86,8 @@ class _Signals:
     def _watch(self) -> None:
         time.sleep(GRACE_S)
         if not self.over:  # stuck, or the interrupt was swallowed
-            if target := sys.modules.get("flarecli.write.target"):
-                target.sweep()
+            if target := sys.modules.get("flarecli.write.folder_target"):
+                target.remove_unfinished_files()
             try:
                 os.write(2, self._line().encode())
             finally:  # the terminal may be gone

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +23,6 @@ from flarecli.names import is_url, whole_path
 from flarecli.storage import Guard, with_reach
 from flarecli.write import Journal, Target, Writer, claim, error_of, parts
 from flarecli.write.columns import Typed, check_names, chosen_encodings
-
-if TYPE_CHECKING:
-    from flarecli.write.bucket import BucketTarget
 
 try:
     from ray.data.block import BlockMetadata
@@ -161,7 +158,7 @@ class FlareSink(Datasink[Any]):
         self._out, self._format, self._given = _whole(out), format, dict(columns or {})
         self._settings, self._overwrite = settings or Settings(shard_bytes=1 << 26), overwrite
         self._at = ""
-        self._open: tuple[Target | BucketTarget, Journal] | None = None
+        self._open: tuple[Target, Journal] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None}  # the claim on the folder stays with the driver

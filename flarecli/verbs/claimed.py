@@ -20,9 +20,9 @@ from flarecli.storage.append_log import FileLog, LogLine, format_line, open_log
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.verbs.tables import KINDS, read_table
 from flarecli.write import FAILED
-from flarecli.write.target import Target
+from flarecli.write.target import Contents
 
-__all__ = ["INDEXES", "Begun", "Claimed", "files_below"]
+__all__ = ["INDEXES", "Begun", "UnpackedContents", "files_below", "index_of"]
 
 INDEXES = tuple(f"index.{kind}" for kind in KINDS if kind != "none")
 _HINT = "Move that elsewhere first."
@@ -114,80 +114,81 @@ def _hashes(names: Any) -> Iterator[int]:
     )
 
 
-class Claimed(Target):
-    """A folder that unpack writes. A finished one has an index that names every file in it, a half one says which files it has begun.
+class UnpackedContents(Contents):
+    """Unpacked files: a finished folder has an index that names every file, an unfinished one a list of those begun.
 
-    is_bare  no index is asked for: with `resume`, files without one may be what such an unpack left, and are to be held against it
+    is_bare  files without an index may be finished output too: the caller compares them
     """
 
-    what = "unpack"
+    noun = "unpack"
     hint = "Give --resume to go on with an unfinished unpack, --overwrite to replace an unpacked folder, or name another folder."
 
-    def __init__(self, out: str, *, resume: bool, overwrite: bool, is_bare: bool) -> None:
-        self._may_be_bare = is_bare and resume and not overwrite
-        super().__init__(out, resume=resume, overwrite=overwrite)
+    def __init__(self, is_bare: bool) -> None:
+        self._is_bare = is_bare
 
-    @property
-    def index(self) -> str | None:
-        """The index of a finished unpack, by its name; None where there is none."""
-        return next(
-            (name for name in INDEXES if os.path.isfile(os.path.join(self.final, name))), None
-        )
+    def is_finished(self, at: Location) -> bool:
+        return self._is_bare or index_of(at) is not None
 
-    def _holds_dataset(self, folder: str) -> bool:
-        return self._may_be_bare or any(
-            os.path.isfile(os.path.join(folder, name)) for name in INDEXES
-        )
-
-    def _refuse_others(self) -> None:
-        """Refuse to replace a folder that holds more than its index names: replacing removes all of it. A half one is emptied file by file."""
-        if os.path.exists(os.path.join(self.final, SCRATCH, "journal")):
+    def check_replaceable(
+        self, at: Location, names: Iterable[str], shown: str, is_begun: bool
+    ) -> None:
+        """Raise UsageError for the first file that the index does not name. `remove_begun` checks unfinished output."""
+        if is_begun:
             return
-        index = self.index
-        named = (
-            set()
-            if index is None
-            else {hash(text) for row in read_table(os.path.join(self.final, index)) for text in row}
-        )
-        for path in files_below(self.final):
+        index, folder = index_of(at), local_folder(at)
+        named = set[int]()
+        if index is not None:
+            rows = read_table(os.path.join(folder, index))
+            named = {hash(text) for row in rows for text in row}
+        for path in files_below(folder):
             if hash(path) not in named and (index is None or path not in (index, FAILED)):
-                told = "no index names" if index is None else f"its {index} does not name"
-                raise UsageError(f"it holds {path!r}, which {told}", where=self.shown, hint=_HINT)
+                reason = "no index names" if index is None else f"its {index} does not name"
+                raise UsageError(f"it holds {path!r}, which {reason}", where=shown, hint=_HINT)
 
-    def _empty(self) -> None:
-        """Remove what flare has written there. Raises UsageError, with nothing removed, if anything else is there."""
-        done = _noted(open_log(self.at / f"{SCRATCH}/journal").entries())
-        begun, _ = _begun(open_log(self.at / f"{SCRATCH}/begun").entries())
+    def remove_begun(self, at: Location, folder: str, shown: str) -> None:
+        """Remove the files of unfinished output. Raises UsageError, with nothing removed, if there are others."""
+        done = _noted(open_log(at / f"{SCRATCH}/journal").entries())
+        begun, _ = _begun(open_log(at / f"{SCRATCH}/begun").entries())
         own = {hash(FAILED), *done, *begun}
-        if (
-            done and not (self.at / f"{SCRATCH}/begun").exists()
-        ):  # all was written, and was being put away
+        if done and not (at / f"{SCRATCH}/begun").exists():  # all files were written
             own.update(map(hash, INDEXES))
-        for path in files_below(self.folder):
+        for path in files_below(folder):
             if hash(path) not in own:
                 raise UsageError(
                     f"it holds {path!r}, which is no file of the unfinished unpack there",
-                    where=self.shown,
+                    where=shown,
                     hint=_HINT,
                 )
         try:
-            self._remove(own)
+            _remove(folder, own)
         except OSError as error:
-            raise (
-                self._store.error(error, "") if not isinstance(error, FlareError) else error
-            ) from None
+            if isinstance(error, FlareError):
+                raise
+            raise ReachError(os.strerror(error.errno or 0).lower(), where=shown) from None
 
-    def _remove(self, own: set[int]) -> None:
-        folders: set[str] = set()
-        for path in files_below(self.folder):
-            if hash(path) in own:
-                os.unlink(os.path.join(self.folder, path))
-                folders.update(path[:i] for i, sign in enumerate(path) if sign == "/")
-        for path in sorted(folders, key=len, reverse=True):
-            if not os.listdir(os.path.join(self.folder, path)):
-                os.rmdir(os.path.join(self.folder, path))
-        scratch = os.path.join(self.folder, SCRATCH)
-        for name in sorted(
-            os.listdir(scratch), key=lambda name: (name == "journal", name)
-        ):  # it says what the rest is
-            os.unlink(os.path.join(scratch, name))
+
+def index_of(at: Location) -> str | None:
+    """Return the name of the index in a finished folder; None if there is none."""
+    folder = local_folder(at)
+    return next((name for name in INDEXES if os.path.isfile(os.path.join(folder, name))), None)
+
+
+def local_folder(at: Location) -> str:
+    """Return the path of a local folder."""
+    if not isinstance(at.store, LocalStore):
+        raise UsageError("this is written to local folders only", where=at, hint="Name a folder.")
+    return at.store.root
+
+
+def _remove(folder: str, own: set[int]) -> None:
+    folders: set[str] = set()
+    for path in files_below(folder):
+        if hash(path) in own:
+            os.unlink(os.path.join(folder, path))
+            folders.update(path[:i] for i, sign in enumerate(path) if sign == "/")
+    for path in sorted(folders, key=len, reverse=True):
+        if not os.listdir(os.path.join(folder, path)):
+            os.rmdir(os.path.join(folder, path))
+    scratch = os.path.join(folder, SCRATCH)
+    for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):
+        os.unlink(os.path.join(scratch, name))  # the journal last: it names the other files

@@ -24,10 +24,11 @@ from flarecli.names import whole_path
 from flarecli.storage import Location
 from flarecli.storage.append_log import format_line, open_log, parse_line
 from flarecli.storage.local import SCRATCH, LocalStore
-from flarecli.verbs.claimed import Begun, Claimed, files_below
+from flarecli.verbs.claimed import Begun, UnpackedContents, files_below, index_of
 from flarecli.verbs.tables import read_table, table
 from flarecli.write import FAILED, Failure
 from flarecli.write.failures import Failed
+from flarecli.write.folder_target import FolderTarget
 from flarecli.write.journal import key_difference
 
 __all__ = ["Folder", "Outlet", "Tar", "There"]
@@ -75,7 +76,7 @@ class Folder:
     head     what is unpacked and how; an unfinished folder must say the same
     is_done  a finished unpack lies there already, and `resume` was given; `failed` is how many rows it left out
     is_bare  files lie there without an index, and none is asked for: `There` tells whether they are all that is wanted
-    raises   as Target does
+    raises   as `Target` does
     """
 
     def __init__(
@@ -87,11 +88,12 @@ class Folder:
         overwrite: bool,
         is_bare: bool = False,
     ) -> None:
-        self._target = Claimed(out, resume=resume, overwrite=overwrite, is_bare=is_bare)
+        contents = UnpackedContents(is_bare and resume and not overwrite)
+        self._target = FolderTarget(out, contents, resume=resume, overwrite=overwrite)
         self.is_done, self.shown = self._target.is_done, self._target.shown
         self.next = self.rows = self.files = self.bytes = self.failed = 0
         self.index: str | None = None
-        index = self._target.index
+        index = index_of(Location(LocalStore(self._target.final, self.shown, maps=False)))
         self.is_bare = self.is_done and index is None
         if self.is_done:
             if index is not None:

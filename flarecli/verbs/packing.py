@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,11 +32,8 @@ from flarecli.verbs.reckon import note_addresses, reckon
 from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import Source, open_source
 from flarecli.write import Failure, Spool, Target, Writer, error_of, key_text, links
+from flarecli.write.claim import bucket_of
 from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
-from flarecli.write.target import bucket_of
-
-if TYPE_CHECKING:
-    from flarecli.write.bucket import BucketTarget
 
 __all__ = ["SKIP", "Packed", "Request", "done_before", "packed", "planned", "would_pack"]
 
@@ -421,7 +418,7 @@ def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) ->
     return writer.name_columns(chosen)
 
 
-def done_before(target: Target | BucketTarget, about: Mapping[str, Any], format: str) -> Packed:
+def done_before(target: Target, about: Mapping[str, Any], format: str) -> Packed:
     """Say again what a finished pack did, if it was this one."""
     at = target.at / playlists.PLAYLIST
     stream = playlists.read(at).streams[0] if at.exists() else None

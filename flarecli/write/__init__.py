@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from flarecli.write.claim import claim
 from flarecli.write.failures import FAILED, Failure, error_of
 from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, is_unnamed, key_text
 from flarecli.write.spool import Spool
-from flarecli.write.target import Target, claim
+from flarecli.write.target import Target
 from flarecli.write.value_limit import limited, within_limit
 from flarecli.write.writer import Writer
 

@@ -138,8 +138,8 @@ class Lease:
                 hint = "Run the same command with --resume."
             raise BusyError(self._lost, where=self._where, hint=hint)
 
-    def leave(self) -> None:
-        """Write the lock no more, with no request: whoever wants it finds that its owner is dead."""
+    def expire(self) -> None:
+        """Stop renewing the lock, without a request: other processes see that its owner is dead."""
         self._ended.set()
 
     def release(self) -> None:

@@ -20,8 +20,8 @@ from flarecli.formats import find
 from flarecli.hashes import DEFAULT, digest
 from flarecli.model import File, Playlist, Stream
 from flarecli.storage import Location
-from flarecli.write.contents import check_streams
 from flarecli.write.failures import FAILED
+from flarecli.write.target import check_streams
 
 __all__ = ["join", "part_name", "span"]
 

@@ -1,366 +1,282 @@
-"""The folder that a pack writes: claimed by a lock, noted in a journal, finished by its playlist.
-
-    OUT/.flare/          locked (flock) by the process at work; it dies with its process, so no lock is ever stale
-    OUT/.flare/lock      who that is: process id, host, start
-    OUT/.flare/journal   what is done (`journal.py`); while it is there, no reader takes OUT for a dataset
-    OUT/.flare/*.part    files being written
-
-With `overwrite` the new dataset grows in `.NAME.flare-new` beside OUT and takes its place at the end.
-"""
+"""Targets: a claimed folder, on a disk or in a bucket, and the policy that decides what it may replace."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
+import itertools
 import os
+import re
 import shutil
-import socket
-import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 
-from flarecli.errors import BusyError, FlareError, ReachError, UnfinishedError, UsageError
-from flarecli.given import Address, address_text
-from flarecli.names import is_url, local_path, redact, scheme_of, whole_path
+from flarecli import playlists
+from flarecli.errors import (
+    FlareError,
+    IntegrityError,
+    MissingError,
+    UnfinishedError,
+    UsageError,
+)
+from flarecli.formats import INDEX, SPECS, find
+from flarecli.model import Stream
+from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST
-from flarecli.storage import Guard, Location, locate
-from flarecli.storage.flock import flock
-from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
-from flarecli.write.contents import DATASET, HINT, check_dataset, refuse_others
+from flarecli.storage import Location
+from flarecli.storage.local import SCRATCH
+from flarecli.write.failures import FAILED
 
-if TYPE_CHECKING:
-    from flarecli.write.bucket import BucketTarget
+__all__ = [
+    "Contents",
+    "DatasetContents",
+    "Target",
+    "check_dataset",
+    "check_files",
+    "check_streams",
+]
 
-__all__ = ["Target", "bucket_of", "claim", "sweep"]
-
-_NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result there."
-_claimed: set[int] = set()  # scratch folders that this process holds open
-
-
-def claim(
-    out: Address, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None
-) -> Target | BucketTarget:
-    """Claim a folder, on a disk or in a bucket, for a pack.
-
-    raises  UsageError for a place that cannot be written to; what `Target` raises; of a finished
-            dataset what `check_files` raises
-    """
-    out = address_text(out)
-    at = bucket_of(out, guard)
-    target: Target | BucketTarget
-    if at is None:
-        target = Target(out, resume=resume, overwrite=overwrite)
-    else:
-        from flarecli.write.bucket import BucketTarget  # with it comes the client of buckets
-
-        target = BucketTarget(at, resume=resume, overwrite=overwrite)
-    if target.is_done:
-        check_dataset(target.at)
-    return target
+_DATASET = (PLAYLIST, INDEX, *SPECS)  # a folder with one of these is a dataset
+_SHARD = re.compile(r"(?:shard\.)?\d{5,}\..+|shardindex\.json|shards")  # of any format
+_PART = re.compile(r"\d{5,}")  # the name of a part of a pack
 
 
-def bucket_of(out: str, guard: Guard | None = None) -> Location | None:
-    """Give where a target lies that is in a bucket; None for one on a disk. Raises UsageError for a place that cannot be written to."""
-    if not is_url(out) or scheme_of(out) == "file":
-        return None
-    if scheme_of(out) in ("http", "https"):
-        raise UsageError(
-            "a web server is read, not written to",
-            where=redact(out),
-            hint="Name a folder, or a bucket such as s3://bucket/folder.",
-        )
-    return locate(out, replace(guard or Guard(), keeper=None))
+class Contents(ABC):
+    """The policy for one kind of output: which folders are finished, and which may be replaced.
 
-
-class Target:
-    """A claimed folder. `at` is where files go; `is_done` says that a finished pack lies there already (with `resume`).
-
-    A subclass says what else may be written: `what` and `hint` are its words, `_holds_dataset` knows a finished one,
-    `_refuse_others` what must not be replaced.
-
-    raises  UsageError if something else is there; UnfinishedError for an unfinished pack without `resume`;
-            BusyError, naming the owner, while another process is at work there; ReachError if it can't be made
+    noun         what writes it, for messages
+    hint         what to do about a folder that holds something else
     """
 
-    what = "pack"
-    hint = HINT
+    noun: str
+    hint: str
 
-    def __init__(self, out: str, *, resume: bool = False, overwrite: bool = False) -> None:
-        if is_url(out) and not out.startswith("file://"):
-            raise UsageError(
-                "this is written to local folders only",
-                where=redact(out),
-                hint="Name a folder; `flare pack` also writes to buckets.",
-            )
-        if not local_path(out):  # a variable that is not set, and the root folder would be meant
-            raise UsageError("the target is an empty name", hint="Name a folder.")
-        self.shown = local_path(out).rstrip("/") or "/"
-        self.final = os.path.realpath(whole_path(self.shown))
-        if os.path.lexists(self.final) and not os.path.isdir(self.final):
-            raise UsageError(
-                "a file is there, a folder is wanted",
-                where=self.shown,
-                hint="Name the folder to write, last.",
-            )
-        if overwrite:
-            self.hint = f"Name another folder: --overwrite replaces what was {self.what}ed, and something else is there."
-        begun = os.path.exists(
-            os.path.join(self.final, SCRATCH, "journal")
-        )  # a half pack is emptied where it is, under its lock
-        self._swaps = (
-            overwrite
-            and not begun
-            and (self._holds_dataset(self.final) or os.path.isdir(self._beside("new")))
-        )
-        self._is_swapped = begun and os.path.isfile(
-            os.path.join(self.final, PLAYLIST)
-        )  # whole, and killed before all was put away
-        if self._swaps or (begun and overwrite and not resume):
-            self._refuse_others()
-        self.folder = self._beside("new") if self._swaps else self.final
-        self._made = not os.path.isdir(self.folder)
-        self._fd = -1
-        self._store = LocalStore(self.folder, self.shown if not self._swaps else None, maps=False)
-        self.at = Location(self._store)
-        self.is_done = False
-        while self._fd < 0 and not self.is_done:
-            self._claim(self._store, resume, overwrite)
+    @abstractmethod
+    def is_finished(self, at: Location) -> bool:
+        """Return whether a folder holds finished output of this kind."""
 
-    def _beside(self, what: str) -> str:
-        return os.path.join(
-            os.path.dirname(self.final), f".{os.path.basename(self.final)}.flare-{what}"
-        )
+    @abstractmethod
+    def check_replaceable(
+        self, at: Location, names: Iterable[str], shown: str, is_begun: bool
+    ) -> None:
+        """Raise UsageError for the first file in a folder that is not ours: replacing removes all.
+
+        names     files and folders directly in the folder
+        shown     the folder, for messages
+        is_begun  unfinished output lies there
+        """
+
+    def remove_begun(self, at: Location, folder: str, shown: str) -> None:
+        """Remove unfinished output from a local folder, after `check_replaceable` accepted it.
+
+        folder  the path of `at`
+        """
+        for name in sorted(os.listdir(folder)):
+            path = os.path.join(folder, name)
+            if name == SCRATCH:
+                continue
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+        for name in os.listdir(os.path.join(folder, SCRATCH)):
+            os.unlink(os.path.join(folder, SCRATCH, name))
+
+
+class DatasetContents(Contents):
+    """Datasets: a playlist or the index of a format, and the files that they list."""
+
+    noun = "pack"
+    hint = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
+
+    def is_finished(self, at: Location) -> bool:
+        return any((at / name).exists() for name in _DATASET)
+
+    def check_replaceable(
+        self, at: Location, names: Iterable[str], shown: str, is_begun: bool
+    ) -> None:
+        """Raise UsageError for the first file that is not part of the dataset.
+
+        Files are ours if a list names them. The shards of an unfinished dataset, and of one whose
+        playlist cannot be read, are known by their names.
+        """
+        names, listed = list(names), _listed(at)
+        own = {*_DATASET, FAILED, SCRATCH, *listed}
+        folders = {name.partition("/")[0] for name in listed if "/" in name}
+        by_name = is_begun or (not listed and PLAYLIST in names)
+        for name in names:
+            if (
+                name in own
+                or (by_name and _SHARD.fullmatch(name))
+                or self._is_part(at / name, name, shown)
+            ):
+                continue
+            below = [name]
+            if name in folders:
+                below = [f"{name}/{entry.name}" for entry in (at / name).list()]
+            for other in below:
+                if other not in own:
+                    raise UsageError(
+                        f"it holds {other!r}, which is no part of a dataset",
+                        where=shown,
+                        hint="Move that elsewhere first.",
+                    )
+
+    def _is_part(self, at: Location, name: str, shown: str) -> bool:
+        """Return whether a folder is a part of a pack, finished or not.
+
+        raises  UsageError for a part with other files in it
+        """
+        if not _PART.fullmatch(name):
+            return False
+        inside: dict[str, None] = {}
+        with contextlib.suppress(MissingError):
+            inside = dict.fromkeys(entry.name.partition("/")[0] for entry in at.list())
+        if PLAYLIST not in inside and SCRATCH not in inside:
+            return False
+        self.check_replaceable(at, inside, f"{shown.rstrip('/')}/{name}", SCRATCH in inside)
+        return True
+
+
+class Target(ABC):
+    """A folder that this process has claimed: no other process writes there.
+
+    shown    the address as the user typed it
+    at       where files are written: with `overwrite` this is not the final folder
+    is_done  a finished output is there already and `resume` was given; nothing is claimed
+    raises   UsageError if something else is there; UnfinishedError for unfinished output without
+             `resume`; BusyError, naming the owner, while another process works there; ReachError
+             if the folder cannot be made
+    """
+
+    contents: Contents
+    shown: str
+    at: Location
+    is_done: bool
+    hint: str
 
     @property
     def playlist(self) -> str:
         """The address that the playlist will have, as the user would type it."""
         return f"{self.shown.rstrip('/')}/{PLAYLIST}"
 
-    def _holds_dataset(self, folder: str) -> bool:
-        return any(os.path.isfile(os.path.join(folder, name)) for name in DATASET)
+    def _check_finished(self, at: Location, is_allowed: bool) -> None:
+        """Raise UsageError unless a folder with files holds finished output.
 
-    def _refuse_others(self) -> None:
-        """Refuse to replace a folder that holds more than a dataset."""
-        if os.path.isdir(self.final):
-            at, is_begun = (
-                Location(LocalStore(self.final, self.shown, maps=False)),
-                os.path.exists(os.path.join(self.final, SCRATCH, "journal")),
-            )
-            refuse_others(at, sorted(os.listdir(self.final)), self.shown, is_begun)
-
-    def _claim(self, store: LocalStore, resume: bool, overwrite: bool) -> None:
-        """Try once to lock the folder; nothing is claimed when it was finished or removed meanwhile."""
-        scratch, new = os.path.join(self.folder, SCRATCH), list[str]()
-        if not os.path.isdir(scratch):
-            if self._is_filled():
-                if resume and self._holds_dataset(self.folder):
-                    self.is_done = True
-                    return
-                raise UsageError("the folder is not empty", where=self.shown, hint=self.hint)
-            new = _missing(scratch)
-            made_folder(scratch, store)
-        try:
-            fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise ReachError(os.strerror(error.errno or 0), where=scratch) from None
-        try:
-            try:
-                flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self.shown, _NO_LOCKS_HINT)
-            except BlockingIOError:
-                raise BusyError(
-                    f"another {self.what} is at work there ({self._owner(scratch)})",
-                    where=self.shown,
-                    hint="Wait until it ends.",
-                ) from None
-            except ReachError:
-                for folder in new:  # an `rmdir` removes what is empty alone
-                    with contextlib.suppress(OSError):
-                        os.rmdir(folder)
-                raise
-            with contextlib.suppress(FileNotFoundError):
-                store.pin()
-            if not _is_same(fd, scratch):  # asked after pinning: both are of one folder then
-                return
-            journal = os.path.join(scratch, "journal")
-            if os.path.exists(journal) and not resume and not overwrite:
-                raise UnfinishedError(
-                    f"an unfinished {self.what}",
-                    where=self.shown,
-                    hint="Run the same command with --resume, or with --overwrite to begin anew.",
-                )
-            others = [name for name in os.listdir(self.folder) if name != SCRATCH]
-            if not os.path.exists(journal) and others:
-                if not (resume and self._holds_dataset(self.folder)):
-                    raise UsageError("the folder is not empty", where=self.shown, hint=self.hint)
-                self.is_done = True
-                self._clear(fd, self.folder)
-                return
-            if overwrite and not resume:
-                self._empty()
-            _drop_parts(fd)  # of a pack that was killed
-            self._sign(scratch, store)
-            self._fd, fd = fd, -1
-            _claimed.add(self._fd)
-        finally:
-            if fd >= 0:
-                os.close(fd)
-
-    def _is_filled(self) -> bool:
-        """Return whether files lie in the folder that no pack at work there can have written.
-
-        A pack makes its scratch folder first. If that is there by now, another pack has begun
-        since we looked, and what lies there is its own.
+        is_allowed  `resume` or `overwrite` was given; otherwise finished output is refused too
         """
-        try:
-            names = os.listdir(self.folder)
-        except (FileNotFoundError, NotADirectoryError):  # `made_folder` reports the file
-            return False
-        return bool(names) and not os.path.isdir(os.path.join(self.folder, SCRATCH))
+        if not (is_allowed and self.contents.is_finished(at)):
+            raise UsageError("the folder is not empty", where=self.shown, hint=self.hint)
 
-    def _empty(self) -> None:
-        """Begin anew in a folder that holds an unfinished pack."""
-        for name in sorted(os.listdir(self.folder)):
-            path = os.path.join(self.folder, name)
-            if name != SCRATCH:
-                shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(
-                    path
-                ) else os.unlink(path)
-        for name in os.listdir(os.path.join(self.folder, SCRATCH)):
-            os.unlink(os.path.join(self.folder, SCRATCH, name))
-
-    def _sign(self, scratch: str, store: LocalStore) -> None:
-        owner = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "start": time.strftime("%Y-%m-%d %H:%M:%S"),
-        }
-        path, flags = (
-            os.path.join(scratch, "lock"),
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+    def _unfinished(self) -> UnfinishedError:
+        return UnfinishedError(
+            f"an unfinished {self.contents.noun}",
+            where=self.shown,
+            hint="Run the same command with --resume, or with --overwrite to begin anew.",
         )
-        try:
-            if os.path.lexists(
-                path
-            ):  # a folder that came from elsewhere may have a link there, or a pipe
-                os.unlink(path)
-            with open(os.open(path, flags, 0o666), "w", encoding="utf-8") as file:
-                json.dump(owner, file)
-        except OSError as error:
-            raise store.error(error, f"{SCRATCH}/lock") from None
 
-    def _owner(self, scratch: str) -> str:
-        """Say who holds the lock; it signs right after it locked, so wait for that a moment."""
-        for _ in range(20):
-            with (
-                contextlib.suppress(OSError, ValueError, KeyError),
-                open(os.path.join(scratch, "lock"), encoding="utf-8") as file,
-            ):
-                owner = json.load(file)
-                return f"process {int(owner['pid'])} on {str(owner['host'])[:80]}, since {str(owner['start'])[:30]}"
-            time.sleep(0.05)
-        return "it has not said who it is"
-
+    @abstractmethod
     def check(self, now: bool = False) -> None:
-        """Raise ReachError unless the folder is still the one that was locked, by device and inode.
+        """Raise ReachError or BusyError if this process no longer holds the folder.
 
-        now  ignored: a disk is always asked
+        now  ask the store; otherwise the answer for a bucket may be some seconds old
         """
-        self._store.check_root()
-        if not _is_same(self._fd, os.path.join(self.folder, SCRATCH)):
-            raise ReachError(
-                "the scratch folder was moved or deleted while it was in use",
-                where=os.path.join(self.shown, SCRATCH),
-                hint="Name another folder, or empty this one first.",
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Remove the scratch folder: the output is complete. Call it after everything is written."""
+
+    @abstractmethod
+    def abandon(self, keep: bool) -> None:
+        """Release the folder after a failure.
+
+        keep  leave what is done for `resume`; otherwise remove it, unless other files are there
+        """
+
+    @abstractmethod
+    def run_finalizer(self, call: Callable[[], None]) -> None:
+        """Run a call of a garbage collector's finalizer, where it cannot wait for itself."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Release the lock."""
+
+
+def check_dataset(at: Location) -> None:
+    """Check that every file that a playlist in a folder lists is there with its size.
+
+    Nothing is checked where no playlist can be read.
+
+    raises  what `check_files` raises
+    """
+    try:
+        found = playlists.read(at / PLAYLIST)
+    except FlareError:
+        return
+    check_streams(at, found.streams, "Give --overwrite to pack it again.")
+
+
+def check_streams(at: Location, streams: Iterable[Stream], hint: str) -> None:
+    """Check that all files that streams list are in a folder. Raises what `check_files` raises."""
+    check_files(at, (pair for one in streams for pair in _sizes(one)), hint)
+
+
+def check_files(at: Location, files: Iterable[tuple[str, int | None]], hint: str) -> None:
+    """Check that files are in a folder, each with its size; None: any size.
+
+    raises  MissingError for the first that is missing; IntegrityError for the first of another size
+    """
+    there: dict[str, int] = {}
+    with contextlib.suppress(MissingError):
+        there = {entry.name: entry.size for entry in at.list()}
+    for name, size in files:
+        found = there.get(name)
+        if found is None:
+            listed = "" if size is None else f", expected {size} bytes"
+            raise MissingError(f"the file is missing{listed}", where=at / name, hint=hint)
+        if found < 0:
+            raise IntegrityError("not a regular file", where=at / name, hint=hint)
+        if size not in (None, found):
+            raise IntegrityError(
+                f"the file is {found} bytes, expected {size}", where=at / name, hint=hint
             )
 
-    def finish(self) -> None:
-        """Take the scratch folder away: from here on, OUT is a dataset. Call it when everything else is on the disk."""
-        try:
-            self.check()
-            if self._swaps:
-                self._refuse_others()  # what came to lie there meanwhile is nobody's to remove
-                self._swap()
-            elif self._is_swapped:
-                shutil.rmtree(self._beside("old"), ignore_errors=True)
-            self._clear(self._fd, self.final)
-        except OSError as error:
-            if isinstance(error, FlareError):
-                raise
-            raise ReachError(os.strerror(error.errno or 0), where=self.shown) from None
-        finally:
-            self.release()
 
-    def _swap(self) -> None:
-        """Put the new folder in the place of the old one; a kill in between is finished by the next --overwrite --resume."""
-        old = self._beside("old")
-        if os.path.isdir(old):  # an earlier swap was cut short after its first step, or its last
-            shutil.rmtree(old) if os.path.isdir(self.final) else None
-        if os.path.isdir(self.final):
-            os.rename(self.final, old)
-        os.rename(self.folder, self.final)
-        sync_folder(os.path.dirname(self.final))
-        shutil.rmtree(old, ignore_errors=True)
-
-    def _clear(self, scratch: int, folder: str) -> None:
-        """Remove the scratch folder, its journal last: while that is there, the pack counts as unfinished."""
-        for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):
-            os.unlink(name, dir_fd=scratch)
-        os.rmdir(os.path.join(folder, SCRATCH))
-        sync_folder(folder)
-
-    def abandon(self, keep: bool) -> None:
-        """Let go after a failure: with `keep`, what is done stays for --resume; else nothing of it stays, unless something else came to lie there."""
-        with contextlib.suppress(OSError, UsageError):
-            if not keep:
-                self.check()  # what lies in the place of a moved folder is somebody else's
-                if not self._swaps:
-                    self._refuse_others()
-                self._empty()
-                os.rmdir(os.path.join(self.folder, SCRATCH))
-                if self._made:
-                    os.rmdir(self.folder)
-        self.release()
-
-    def apart(self, act: Callable[[], None]) -> None:
-        """Do what a finalizer has to do here: at once."""
-        act()
-
-    def release(self) -> None:
-        """Let go of the lock."""
-        if self._fd >= 0:
-            _claimed.discard(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
+    """Yield the name and the size of each file that a stream lists below its own folder."""
+    sizes = itertools.repeat(-1) if stream.sizes is None else stream.sizes.tolist()
+    listed = itertools.chain(
+        zip(stream.urls, sizes, strict=False),
+        ((file.name, file.size) for part in stream.parts for file in part),
+        ((file.name, file.size) for file in stream.files.values()),
+    )
+    for name, size in listed:
+        own = bare(name)
+        if not (is_url(own) or own.startswith("/") or ".." in own.split("/")):
+            yield own, None if size is None or size < 0 else size
 
 
-def sweep() -> None:
-    """Remove what is half written, for a process that ends at once: a thread in the middle of a shard cannot be asked to stop."""
-    for scratch in list(_claimed):
-        _drop_parts(scratch)
+def _listed(at: Location) -> set[str]:
+    """Name the files that a playlist there lists, an index.json or a spec.json; nothing where none can be read."""
+    names: set[str] = set()
+    with contextlib.suppress(FlareError):
+        found = playlists.read(at / PLAYLIST)
+        for one in (
+            one for one in found.streams if one.format != "files"
+        ):  # a playlist may also list what nobody packed
+            names.update(bare(name) for name in _files(one))
+        names.update(
+            name for one in found.streams for name in one.files if name.endswith(f"/{PLAYLIST}")
+        )
+    for lists, format in (((INDEX,), "mds"), (SPECS, "granular")):
+        with contextlib.suppress(FlareError):
+            if any((at / name).exists() for name in lists):
+                names.update(_files(find(format).open_dataset(at)))
+    names.update(
+        [f"{folder}/{INDEX}" for folder in {name.rpartition("/")[0] for name in names} if folder]
+    )  # of parts that were merged
+    return names
 
 
-def _missing(path: str) -> list[str]:
-    """Return a folder and those above it that do not exist yet, deepest first."""
-    out = list[str]()
-    while not os.path.lexists(path):
-        out.append(path)
-        path = os.path.dirname(path)
-    return out
-
-
-def _drop_parts(scratch: int) -> None:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(scratch):
-            if name.endswith(".part"):
-                os.unlink(name, dir_fd=scratch)
-
-
-def _is_same(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
+def _files(stream: Stream) -> Iterator[str]:
+    yield from (*stream.urls, *stream.files)
+    yield from (file.name for part in stream.parts for file in part)

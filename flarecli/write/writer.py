@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, S
 from flarecli.names import escape
 from flarecli.storage import Guard
 from flarecli.write.behind import Behind, lost
+from flarecli.write.claim import claim
 from flarecli.write.columns import (
     Typed,
     check_columns,
@@ -31,16 +32,12 @@ from flarecli.write.columns import (
     fitted,
     record_batches,
 )
-from flarecli.write.contents import check_files
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
 from flarecli.write.samples import Samples
 from flarecli.write.settings import SHARD_LIMIT as _SHARD_LIMIT
 from flarecli.write.settings import column_pairs, held_settings
-from flarecli.write.target import Target, claim
-
-if TYPE_CHECKING:
-    from flarecli.write.bucket import BucketTarget
+from flarecli.write.target import Target, check_files
 
 __all__ = ["Writer"]
 
@@ -546,20 +543,20 @@ def _places(rows: IntArray | Sequence[int], count: int) -> IntArray:
     return places
 
 
-def _let_go(target: Target | BucketTarget, failed: Failed, journal: Journal) -> None:
+def _let_go(target: Target, failed: Failed, journal: Journal) -> None:
     failed.close()
     journal.close()
     target.abandon(keep=bool(journal.shards) or journal.is_kept)
 
 
-def _drop(pid: int, target: Target | BucketTarget, *held: Any) -> None:
+def _drop(pid: int, target: Target, *held: Any) -> None:
     """Abandon what a Writer held that nobody has any more; a forked process has a copy, which is not its own."""
     if os.getpid() != pid:
         return
     warnings.warn(
         f"{target.shown}: a Writer was dropped without close()", ResourceWarning, stacklevel=2
     )
-    target.apart(partial(_let_go, target, *held))
+    target.run_finalizer(partial(_let_go, target, *held))
 
 
 def _plain(settings: Settings) -> dict[str, Any]:

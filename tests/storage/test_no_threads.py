@@ -15,7 +15,7 @@ from flarecli.storage.http import engine as transfers
 from flarecli.storage.limits import Limits
 from flarecli.storage.workers import Workers
 from flarecli.write import Writer
-from flarecli.write.bucket import BucketTarget
+from flarecli.write.bucket_target import BucketTarget
 from flarecli.write.lease import Lease
 
 NONE = "the system lets no further thread start"
@@ -170,7 +170,7 @@ def test_a_lock_that_nobody_can_write_again_is_let_go_of(tmp_path, allowed):
     assert not lock.exists()
     allowed(1)
     lease = Lease(lock, "s3://b/out", waits=False)
-    lease.leave()
+    lease.expire()
     lease._thread.join(10)
     assert not lease._thread.is_alive()
     assert lock.exists()
@@ -179,7 +179,7 @@ def test_a_lock_that_nobody_can_write_again_is_let_go_of(tmp_path, allowed):
 def test_a_dropped_pack_that_no_thread_can_end_leaves_its_lock_to_grow_old(tmp_path, allowed):
     allowed(1)
     target, done = BucketTarget(locate(str(tmp_path)) / "out"), []
-    target.apart(lambda: done.append("by a thread that is not there"))
+    target.run_finalizer(lambda: done.append("by a thread that is not there"))
     target._lease._thread.join(10)
     assert not target._lease._thread.is_alive()
     assert done == []

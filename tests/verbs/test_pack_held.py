@@ -67,7 +67,9 @@ def test_columns_that_were_noted_and_no_shard_are_held_against_the_rows_they_cam
     pq.write_table(pa.table({"a": [b"\x89PNG\r\n\x1a\n" + bytes(20)] * 50}), index, **plain)
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "note_shard", interrupted)
-        patch.setattr("flarecli.write.target.Target.abandon", lambda self, keep: self.release())
+        patch.setattr(
+            "flarecli.write.folder_target.FolderTarget.abandon", lambda self, keep: self.release()
+        )
         with pytest.raises(KeyboardInterrupt):
             verbs.pack(str(index), str(out))
     size = index.stat().st_size

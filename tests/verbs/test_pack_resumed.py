@@ -135,7 +135,9 @@ def test_columns_that_the_first_rows_told_are_held_against_them(tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "note_shard", stops)
-        patch.setattr("flarecli.write.target.Target.abandon", lambda self, keep: self.release())
+        patch.setattr(
+            "flarecli.write.folder_target.FolderTarget.abandon", lambda self, keep: self.release()
+        )
         with pytest.raises(KeyboardInterrupt):
             verbs.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out")
     assert [sorted(entry) for entry in lines(tmp_path / "out")[1:]] == [["columns", "source"]]

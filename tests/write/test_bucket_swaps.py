@@ -106,7 +106,7 @@ def test_what_is_begun_anew_leaves_nothing_of_a_half_one_though_its_removal_was_
     monkeypatch,
 ):
     """Its journal goes from the end, behind its shards: without the beginning of it nobody would know of the shards."""
-    monkeypatch.setattr("flarecli.write.bucket._SIDE_BY_SIDE", 1)
+    monkeypatch.setattr("flarecli.write.bucket_target._PARALLEL_REQUESTS", 1)
     bucket, real, kills = f"memory://half{time.monotonic_ns()}", AnyStore.delete, 0
     for step in range(100):
         out, left = f"{bucket}/{step}", [step]
@@ -192,7 +192,7 @@ def test_a_whole_dataset_beside_a_journal_is_done(monkeypatch):
             raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("flarecli.write.bucket.BucketTarget._clear", killed)
+        patch.setattr("flarecli.write.bucket_target.BucketTarget._clear", killed)
         pack(out, range(5))
     writer = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), resume=True)
     assert (writer.is_done, writer.rows) == (True, 5)

@@ -13,7 +13,7 @@ import pytest
 from flarecli.errors import BusyError, ReachError, UsageError
 from flarecli.model import Settings
 from flarecli.write import Failure, Writer
-from flarecli.write.target import sweep
+from flarecli.write.folder_target import remove_unfinished_files
 
 COLUMNS = {"n": "int"}
 
@@ -160,7 +160,7 @@ def test_a_process_that_ends_at_once_sweeps_what_it_holds_and_nothing_it_let_go_
     writer = Writer(str(tmp_path / "other"), columns=COLUMNS)
     mine = tmp_path / "other" / ".flare" / "shard.00000.mds.1.1.part"
     mine.write_text("")
-    sweep()
+    remove_unfinished_files()
     assert (theirs.exists(), mine.exists()) == (True, False)
     writer.abandon()
 

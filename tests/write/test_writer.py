@@ -343,7 +343,7 @@ def test_a_swap_that_was_killed_after_it_leaves_nothing_of_the_old_dataset(
 ):
     pack(tmp_path / "out", samples(10))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("flarecli.write.target.shutil.rmtree", _interrupted)
+        patch.setattr("flarecli.write.folder_target.shutil.rmtree", _interrupted)
         pack(tmp_path / "out", samples(300), overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.flare-old", "out"]
     with pytest.raises(UnfinishedError):
@@ -366,7 +366,7 @@ def test_a_lock_on_a_folder_that_was_put_away_meanwhile_is_none(tmp_path, monkey
             began.append(fd)
             (tmp_path / "out" / ".flare").rename(tmp_path / "put away")
 
-    monkeypatch.setattr("flarecli.write.target.fcntl.flock", late)
+    monkeypatch.setattr("flarecli.write.folder_target.fcntl.flock", late)
     with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
         assert sorted(path.name for path in (tmp_path / "out" / ".flare").iterdir()) == [
             "journal",
@@ -386,7 +386,7 @@ def test_while_anything_is_left_to_put_away_the_pack_counts_as_unfinished(tmp_pa
         unlink(path, **more)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("flarecli.write.target.os.unlink", killed)
+        patch.setattr("flarecli.write.folder_target.os.unlink", killed)
         pack(tmp_path / "out", samples(10))
     with pytest.raises(UnfinishedError):
         read.open(str(tmp_path / "out"))
@@ -438,7 +438,7 @@ def test_what_cannot_be_put_away_lets_go_of_the_lock(tmp_path, monkeypatch):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch, pytest.raises(ReachError) as caught:
-        patch.setattr("flarecli.write.target.os.rmdir", refused)
+        patch.setattr("flarecli.write.folder_target.os.rmdir", refused)
         pack(tmp_path / "out", samples(10))
     assert str(caught.value) == f"{tmp_path}/out: Input/output error"
     assert pack(tmp_path / "out", samples(10), resume=True) == pack(tmp_path / "other", samples(10))

@@ -1,0 +1,200 @@
+"""A folder of a bucket that a pack writes: claimed by a lease, noted in a journal, finished by its playlist.
+
+    OUT/.flare/lock            the owner (`lease.py`)
+    OUT/.flare/journal/…       what is done, an object for each step (`storage/append_log.py`)
+    OUT/.flare/failed.jsonl/…  rows left out
+    OUT/.flare/new/…           with `overwrite`, a complete dataset with its own journal; `finish` copies it to OUT
+    OUT/.flare/done            it was copied: the rest of `.flare` is to be deleted
+
+Objects cannot be renamed. The playlist is the commit: if it exists, all that it lists is complete, whatever `.flare` holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+from flarecli.errors import FlareError, MissingError, UsageError
+from flarecli.playlists import PLAYLIST
+from flarecli.storage import Entry, Location, side_by_side
+from flarecli.storage.local import SCRATCH
+from flarecli.storage.threads import start
+from flarecli.write.lease import Lease
+from flarecli.write.target import DatasetContents, Target, check_dataset
+
+__all__ = ["BucketTarget"]
+
+_PARALLEL_REQUESTS = 32  # for small objects
+
+
+class BucketTarget(Target):
+    """A claimed folder of a bucket."""
+
+    def __init__(self, out: Location, *, resume: bool = False, overwrite: bool = False) -> None:
+        self.contents = DatasetContents()
+        self.hint = self.contents.hint
+        self._out, self.shown, self.at = out, str(out), out
+        self._new, self._done = out / f"{SCRATCH}/new", out / f"{SCRATCH}/done"
+        self.is_done = False
+        if not _has_objects(out / SCRATCH):
+            try:
+                self._admit(resume, overwrite)
+            except UsageError:
+                if not _has_objects(
+                    out / SCRATCH
+                ):  # else another pack has begun: the lease names it
+                    raise
+            if self.is_done:
+                return
+        self._lease = Lease(out / f"{SCRATCH}/lock", self.shown, resume or overwrite)
+        try:
+            self._begin(resume, overwrite)
+        except BaseException:
+            self._lease.release()
+            raise
+        if self.is_done:
+            self._lease.release()
+
+    def _others(self) -> Iterator[Entry]:
+        """Yield the objects outside the scratch folder."""
+        with contextlib.suppress(MissingError):
+            yield from (
+                entry for entry in self._out.list() if not entry.name.startswith(f"{SCRATCH}/")
+            )
+
+    def _check_replaceable(self, is_begun: bool = False) -> None:
+        names = dict.fromkeys(entry.name.partition("/")[0] for entry in self._others())
+        self.contents.check_replaceable(self._out, names, self.shown, is_begun)
+
+    def _admit(self, resume: bool, overwrite: bool) -> None:
+        """Accept a folder without unfinished output that is empty, or finished and may be resumed or replaced."""
+        if next(self._others(), None) is None:
+            return
+        self._check_finished(self._out, resume or overwrite)
+        if overwrite:
+            self._check_replaceable()
+            self.at = self._new
+        else:
+            self.is_done = True
+
+    def _begin(self, resume: bool, overwrite: bool) -> None:
+        """Continue from the state that an earlier process left. It may have been killed at any time."""
+        if _has_objects(self._new):
+            if not resume and not overwrite:
+                raise self._unfinished()
+            if self._done.exists():
+                self._clear()
+            elif (self._new / PLAYLIST).exists() and self._is_new_complete():
+                if (self._out / PLAYLIST).exists():  # of the old dataset, as it is deleted first
+                    self._check_replaceable()
+                self._replace()
+                self._clear()
+            else:
+                if not resume:
+                    _remove(self._new, self._new.list())
+                self.at = self._new
+                return
+        elif _has_objects(self._out / f"{SCRATCH}/journal") and not (self._out / PLAYLIST).exists():
+            if resume:
+                return
+            if not overwrite:
+                raise self._unfinished()
+            self._check_replaceable(is_begun=True)
+            self._empty()
+            return
+        else:
+            self._clear()
+        self._admit(resume, overwrite)
+
+    def _is_new_complete(self) -> bool:
+        """Return whether the dataset that is to replace the old one still has all its files.
+
+        If not, its playlist is deleted: it counts as unfinished again.
+        """
+        try:
+            check_dataset(self._new)
+        except FlareError:
+            (self._new / PLAYLIST).delete()
+            return False
+        return True
+
+    def _empty(self) -> None:
+        _remove(self._out, self._others())
+        self._clear()
+
+    def _clear(self) -> None:
+        """Delete the scratch objects but the lock; `done` last, as it allows to delete the others."""
+        inside = self._out / SCRATCH
+        with contextlib.suppress(MissingError):
+            _remove(
+                inside, (entry for entry in inside.list() if entry.name not in ("lock", "done"))
+            )
+        self._done.delete()
+
+    def _replace(self) -> None:
+        """Copy the new dataset over the old one, its playlist last. A second run completes an interrupted one."""
+        fresh = [
+            entry.name for entry in self._new.list() if not entry.name.startswith(f"{SCRATCH}/")
+        ]
+        (self._out / PLAYLIST).delete()
+        _remove(self._out, [entry for entry in self._others() if entry.name not in set(fresh)])
+        for name in sorted(fresh, key=lambda name: name == PLAYLIST):
+            self.check()
+            (self._out / name).write((self._new / name).blocks())
+        self._done.write([b"done\n"])
+
+    def check(self, now: bool = False) -> None:
+        self._lease.check(now)
+
+    def finish(self) -> None:
+        try:
+            if self.at is self._new:
+                self._check_replaceable()  # again: objects may have been added meanwhile
+                self._replace()
+            self._clear()
+        finally:
+            self.release()
+
+    def abandon(self, keep: bool) -> None:
+        try:
+            if not keep:
+                self.check()
+                if self.at is self._new:
+                    self._clear()
+                else:
+                    self._check_replaceable(is_begun=True)
+                    self._empty()
+        except FlareError:
+            pass
+        finally:
+            self.release()
+
+    def run_finalizer(self, call: Callable[[], None]) -> None:
+        """Run the call in a thread: the code that was interrupted may hold locks that requests need.
+
+        If no thread can be started, the lease expires.
+        """
+        try:
+            start(threading.Thread(target=call, name="flare-dropped", daemon=True))
+        except FlareError:
+            self._lease.expire()
+
+    def release(self) -> None:
+        self._lease.release()
+
+
+def _has_objects(at: Location) -> bool:
+    try:
+        return next(iter(at.list()), None) is not None
+    except MissingError:
+        return False
+
+
+def _remove(at: Location, entries: Iterable[Entry]) -> None:
+    """Delete objects in parallel, last first: a kill leaves the start of numbered ones."""
+    names = [entry.name for entry in entries][::-1]
+    for i in range(0, len(names), _PARALLEL_REQUESTS):
+        side_by_side(
+            lambda name: (at / name).delete(), names[i : i + _PARALLEL_REQUESTS], _PARALLEL_REQUESTS
+        )

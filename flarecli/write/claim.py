@@ -1,0 +1,52 @@
+"""Claim the folder or the bucket prefix that a dataset is written to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flarecli.errors import UsageError
+from flarecli.given import Address, address_text
+from flarecli.names import is_url, redact, scheme_of
+from flarecli.storage import Guard, Location, locate
+from flarecli.write.folder_target import FolderTarget
+from flarecli.write.target import Target, check_dataset
+
+__all__ = ["bucket_of", "claim"]
+
+
+def claim(
+    out: Address, *, resume: bool = False, overwrite: bool = False, guard: Guard | None = None
+) -> Target:
+    """Claim a folder, on a disk or in a bucket, for a pack.
+
+    raises  UsageError if `out` cannot be written to; what `Target` raises; what `check_files`
+            raises for a finished dataset
+    """
+    out = address_text(out)
+    at = bucket_of(out, guard)
+    target: Target
+    if at is None:
+        target = FolderTarget(out, resume=resume, overwrite=overwrite)
+    else:
+        from flarecli.write.bucket_target import BucketTarget  # imports a client of buckets
+
+        target = BucketTarget(at, resume=resume, overwrite=overwrite)
+    if target.is_done:
+        check_dataset(target.at)
+    return target
+
+
+def bucket_of(out: str, guard: Guard | None = None) -> Location | None:
+    """Return the location of a target in a bucket; None for a local folder.
+
+    raises  UsageError if `out` cannot be written to
+    """
+    if not is_url(out) or scheme_of(out) == "file":
+        return None
+    if scheme_of(out) in ("http", "https"):
+        raise UsageError(
+            "a web server is read, not written to",
+            where=redact(out),
+            hint="Name a folder, or a bucket such as s3://bucket/folder.",
+        )
+    return locate(out, replace(guard or Guard(), keeper=None))

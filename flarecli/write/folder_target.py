@@ -1,0 +1,292 @@
+"""A local folder that a pack or an unpack writes: claimed by a lock, noted in a journal.
+
+    OUT/.flare/          locked with flock while a process works there, so a lock never outlives its process
+    OUT/.flare/lock      the owner: process id, host, start
+    OUT/.flare/journal   what is done; while it exists, no reader accepts OUT as a dataset
+    OUT/.flare/*.part    files being written
+
+With `overwrite` the new files are written to `.NAME.flare-new` beside OUT; `finish` renames it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+
+from flarecli.errors import BusyError, FlareError, ReachError, UsageError
+from flarecli.names import is_url, local_path, redact, whole_path
+from flarecli.playlists import PLAYLIST
+from flarecli.storage import Location
+from flarecli.storage.flock import flock
+from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
+from flarecli.write.target import Contents, DatasetContents, Target
+
+__all__ = ["FolderTarget", "remove_unfinished_files"]
+
+_NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result there."
+_LOCK = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_claimed: set[int] = set()  # scratch folders that this process has locked
+
+
+class FolderTarget(Target):
+    """A claimed local folder.
+
+    folder  where files are written; `final` is where they are after `finish`
+    """
+
+    def __init__(
+        self,
+        out: str,
+        contents: Contents | None = None,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        self.contents = contents or DatasetContents()
+        noun, self.hint = self.contents.noun, self.contents.hint
+        if is_url(out) and not out.startswith("file://"):
+            raise UsageError(
+                "this is written to local folders only",
+                where=redact(out),
+                hint="Name a folder; `flare pack` also writes to buckets.",
+            )
+        if not local_path(out):  # an unset variable would mean the root folder
+            raise UsageError("the target is an empty name", hint="Name a folder.")
+        self.shown = local_path(out).rstrip("/") or "/"
+        self.final = os.path.realpath(whole_path(self.shown))
+        if os.path.lexists(self.final) and not os.path.isdir(self.final):
+            raise UsageError(
+                "a file is there, a folder is wanted",
+                where=self.shown,
+                hint="Name the folder to write, last.",
+            )
+        if overwrite:
+            self.hint = f"Name another folder: --overwrite replaces what was {noun}ed, and something else is there."
+        final = Location(LocalStore(self.final, self.shown, maps=False))
+        is_begun = self._is_begun()  # unfinished output is removed in place, under its lock
+        self._replaces = (
+            overwrite
+            and not is_begun
+            and (self.contents.is_finished(final) or os.path.isdir(self._sibling("new")))
+        )
+        # complete, but killed before the scratch folder was removed
+        self._is_replaced = is_begun and os.path.isfile(os.path.join(self.final, PLAYLIST))
+        if self._replaces or (is_begun and overwrite and not resume):
+            self._check_replaceable()
+        self.folder = self._sibling("new") if self._replaces else self.final
+        self._is_new = not os.path.isdir(self.folder)
+        self._fd = -1
+        shown = None if self._replaces else self.shown
+        self._store = LocalStore(self.folder, shown, maps=False)
+        self.at = Location(self._store)
+        self.is_done = False
+        while self._fd < 0 and not self.is_done:
+            self._claim(resume, overwrite)
+
+    def _sibling(self, what: str) -> str:
+        folder, name = os.path.split(self.final)
+        return os.path.join(folder, f".{name}.flare-{what}")
+
+    def _is_begun(self) -> bool:
+        return os.path.exists(os.path.join(self.final, SCRATCH, "journal"))
+
+    def _check_replaceable(self) -> None:
+        if os.path.isdir(self.final):
+            at = Location(LocalStore(self.final, self.shown, maps=False))
+            names = sorted(os.listdir(self.final))
+            self.contents.check_replaceable(at, names, self.shown, self._is_begun())
+
+    def _claim(self, resume: bool, overwrite: bool) -> None:
+        """Try once to lock the folder. Nothing is claimed if it was finished or removed meanwhile."""
+        scratch, made = os.path.join(self.folder, SCRATCH), list[str]()
+        if not os.path.isdir(scratch):
+            if self._has_files():
+                self._check_finished(self.at, resume)
+                self.is_done = True
+                return
+            made = _missing_folders(scratch)
+            made_folder(scratch, self._store)
+        try:
+            fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ReachError(os.strerror(error.errno or 0), where=scratch) from None
+        try:
+            self._lock(fd, scratch, made)
+            with contextlib.suppress(FileNotFoundError):
+                self._store.pin()
+            if not _is_same(fd, scratch):  # compared after `pin`: both are of the same folder
+                return
+            is_begun = os.path.exists(os.path.join(scratch, "journal"))
+            if is_begun and not resume and not overwrite:
+                raise self._unfinished()
+            if not is_begun and any(name != SCRATCH for name in os.listdir(self.folder)):
+                self._check_finished(self.at, resume)
+                self.is_done = True
+                self._remove_scratch(fd, self.folder)
+                return
+            if overwrite and not resume:
+                self.contents.remove_begun(self.at, self.folder, self.shown)
+            _remove_parts(fd)
+            self._sign(scratch)
+            self._fd, fd = fd, -1
+            _claimed.add(self._fd)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _lock(self, fd: int, scratch: str, made: list[str]) -> None:
+        try:
+            flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self.shown, _NO_LOCKS_HINT)
+        except BlockingIOError:
+            raise BusyError(
+                f"another {self.contents.noun} is at work there ({_owner(scratch)})",
+                where=self.shown,
+                hint="Wait until it ends.",
+            ) from None
+        except ReachError:
+            for folder in made:
+                with contextlib.suppress(OSError):  # not empty: another process uses it
+                    os.rmdir(folder)
+            raise
+
+    def _has_files(self) -> bool:
+        """Return whether the folder holds files that no pack at work there can have written.
+
+        A pack makes its scratch folder first. If the scratch folder exists by now, the files are
+        those of a pack that began after the caller looked.
+        """
+        try:
+            names = os.listdir(self.folder)
+        except (FileNotFoundError, NotADirectoryError):  # `made_folder` reports the file
+            return False
+        return bool(names) and not os.path.isdir(os.path.join(self.folder, SCRATCH))
+
+    def _sign(self, scratch: str) -> None:
+        owner = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "start": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
+        path = os.path.join(scratch, "lock")
+        try:
+            if os.path.lexists(path):  # a copied folder may have a link or a pipe there
+                os.unlink(path)
+            with open(os.open(path, _LOCK, 0o666), "w", encoding="utf-8") as file:
+                json.dump(owner, file)
+        except OSError as error:
+            raise self._store.error(error, f"{SCRATCH}/lock") from None
+
+    def check(self, now: bool = False) -> None:
+        """Raise ReachError unless the folder is still the one that was locked, by device and inode."""
+        self._store.check_root()
+        if not _is_same(self._fd, os.path.join(self.folder, SCRATCH)):
+            raise ReachError(
+                "the scratch folder was moved or deleted while it was in use",
+                where=os.path.join(self.shown, SCRATCH),
+                hint="Name another folder, or empty this one first.",
+            )
+
+    def finish(self) -> None:
+        try:
+            self.check()
+            if self._replaces:
+                self._check_replaceable()  # again: files may have been added meanwhile
+                self._replace()
+            elif self._is_replaced:
+                shutil.rmtree(self._sibling("old"), ignore_errors=True)
+            self._remove_scratch(self._fd, self.final)
+        except OSError as error:
+            if isinstance(error, FlareError):
+                raise
+            raise ReachError(os.strerror(error.errno or 0), where=self.shown) from None
+        finally:
+            self.release()
+
+    def _replace(self) -> None:
+        """Rename the new folder to the final one; `overwrite` with `resume` completes a kill in between."""
+        old = self._sibling("old")
+        if os.path.isdir(old) and os.path.isdir(self.final):  # of an earlier kill
+            shutil.rmtree(old)
+        if os.path.isdir(self.final):
+            os.rename(self.final, old)
+        os.rename(self.folder, self.final)
+        sync_folder(os.path.dirname(self.final))
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _remove_scratch(self, scratch: int, folder: str) -> None:
+        """Remove the scratch folder, the journal last: while it exists, the output is unfinished."""
+        for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):
+            os.unlink(name, dir_fd=scratch)
+        os.rmdir(os.path.join(folder, SCRATCH))
+        sync_folder(folder)
+
+    def abandon(self, keep: bool) -> None:
+        with contextlib.suppress(OSError, UsageError):
+            if not keep:
+                self.check()  # a folder that took the place of a moved one is not ours
+                if not self._replaces:
+                    self._check_replaceable()
+                self.contents.remove_begun(self.at, self.folder, self.shown)
+                os.rmdir(os.path.join(self.folder, SCRATCH))
+                if self._is_new:
+                    os.rmdir(self.folder)
+        self.release()
+
+    def run_finalizer(self, call: Callable[[], None]) -> None:
+        call()
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            _claimed.discard(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def remove_unfinished_files() -> None:
+    """Remove files being written, for a process that ends at once: its threads cannot be stopped."""
+    for scratch in list(_claimed):
+        _remove_parts(scratch)
+
+
+def _owner(scratch: str) -> str:
+    """Return the owner of a lock, for messages. It signs after it locks, so wait for that a moment."""
+    for _ in range(20):
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError),
+            open(os.path.join(scratch, "lock"), encoding="utf-8") as file,
+        ):
+            owner = json.load(file)
+            return f"process {int(owner['pid'])} on {str(owner['host'])[:80]}, since {str(owner['start'])[:30]}"
+        time.sleep(0.05)
+    return "it has not said who it is"
+
+
+def _missing_folders(path: str) -> list[str]:
+    """Return a folder and those above it that do not exist yet, deepest first."""
+    out = list[str]()
+    while not os.path.lexists(path):
+        out.append(path)
+        path = os.path.dirname(path)
+    return out
+
+
+def _remove_parts(scratch: int) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(scratch):
+            if name.endswith(".part"):
+                os.unlink(name, dir_fd=scratch)
+
+
+def _is_same(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
