@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from flarecli.errors import BusyError, FormatError, MissingError, UsageError
 from flarecli.storage.local import SCRATCH, LocalStore
-from flarecli.storage.location import Location, read_each
+from flarecli.storage.base import Location, read_each
 
 __all__ = ["AppendLog", "LogLine", "format_line", "open_log", "parse_line"]
 
