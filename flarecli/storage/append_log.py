@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from flarecli.errors import BusyError, FormatError, MissingError, UsageError
-from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.storage.base import Location, read_each
+from flarecli.storage.local import SCRATCH, LocalStore
 
 __all__ = ["AppendLog", "LogLine", "format_line", "open_log", "parse_line"]
 

@@ -18,7 +18,7 @@ from flarecli.errors import (
     UnfinishedError,
     UsageError,
 )
-from flarecli.formats import INDEX, SPECS, find
+from flarecli.formats import INDEX, INDEX_FILES, facts, find
 from flarecli.model import Stream
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST
@@ -35,7 +35,7 @@ __all__ = [
     "check_streams",
 ]
 
-_DATASET = (PLAYLIST, INDEX, *SPECS)  # a folder with one of these is a dataset
+_DATASET = (PLAYLIST, *INDEX_FILES)  # a folder with one of these is a dataset
 _SHARD = re.compile(r"(?:shard\.)?\d{5,}\..+|shardindex\.json|shards")  # of any format
 _PART = re.compile(r"\d{5,}")  # the name of a part of a pack
 
@@ -261,15 +261,15 @@ def _listed(at: Location) -> set[str]:
     with contextlib.suppress(FlareError):
         found = playlists.read(at / PLAYLIST)
         for one in (
-            one for one in found.streams if one.format != "files"
+            one for one in found.streams if not facts(one.format).is_plain
         ):  # a playlist may also list what nobody packed
             names.update(bare(name) for name in _files(one))
         names.update(
             name for one in found.streams for name in one.files if name.endswith(f"/{PLAYLIST}")
         )
-    for lists, format in (((INDEX,), "mds"), (SPECS, "granular")):
+    for index, format in INDEX_FILES.items():
         with contextlib.suppress(FlareError):
-            if any((at / name).exists() for name in lists):
+            if (at / index).exists():
                 names.update(_files(find(format).open_dataset(at)))
     names.update(
         [f"{folder}/{INDEX}" for folder in {name.rpartition("/")[0] for name in names} if folder]

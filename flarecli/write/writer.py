@@ -23,7 +23,6 @@ from flarecli.ingest import Running
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.storage import Guard
-from flarecli.write.behind import Behind, lost
 from flarecli.write.claim import claim
 from flarecli.write.columns import (
     Typed,
@@ -37,6 +36,7 @@ from flarecli.write.journal import Journal
 from flarecli.write.samples import Samples
 from flarecli.write.settings import SHARD_LIMIT as _SHARD_LIMIT
 from flarecli.write.settings import column_pairs, held_settings
+from flarecli.write.shard_queue import ShardQueue, rows_lost
 from flarecli.write.target import Target, check_files
 
 __all__ = ["Writer"]
@@ -100,7 +100,7 @@ class Writer:
         self._names: set[bytes] = (
             set()
         )  # of the rows in the shard that is being filled, where the format tells its rows apart by names
-        self._behind = Behind(
+        self._queue = ShardQueue(
             jobs if self.settings.compression else 1
         )  # bytes alone are quicker written than handed over
         self._ended = self.target.is_done
@@ -161,7 +161,7 @@ class Writer:
     def _check_open(self) -> None:
         """Refuse rows that no shard would hold."""
         if self._is_torn and not self._ended:
-            raise lost()
+            raise rows_lost()
         if self._ended:
             raise UsageError(
                 "the dataset is finished, and takes no more rows"
@@ -202,7 +202,7 @@ class Writer:
     @property
     def is_empty(self) -> bool:
         """Whether no row was written so far, in a shard or waiting for one."""
-        return not (self._chunks or len(self._behind) or self._held_rows or self._samples)
+        return not (self._chunks or len(self._queue) or self._held_rows or self._samples)
 
     @property
     def shards(self) -> int:
@@ -376,12 +376,12 @@ class Writer:
         """Write what is held as one shard, to be noted once it is there; `next` is the row at which the next one begins."""
         self._is_torn = True
         make, size = (
-            partial(self._write_shard, len(self._chunks) + len(self._behind), self._held),
+            partial(self._write_shard, len(self._chunks) + len(self._queue), self._held),
             self._held_size,
         )
         self.rows += self._held_rows
         self._held, self._held_rows, self._held_size, self._names = [], 0, 0, set()
-        self._behind.add(make, next, size, self._note)
+        self._queue.add(make, next, size, self._note)
         self._is_torn = False
 
     def _note(self, chunk: Chunk, next: int) -> None:
@@ -438,7 +438,7 @@ class Writer:
         self._write_samples()
         if self._held_rows:
             self._flush(1 << 62)
-        self._behind.close(self._note)
+        self._queue.close(self._note)
         self.failed.settle(1 << 62)
         self.target.check()
         files = self._format.write_index(
@@ -503,7 +503,7 @@ class Writer:
         self._ended = self._is_abandoned = True
         self._dropped.detach()
         with contextlib.suppress(Exception):  # what ended the pack is told already
-            self._behind.close(self._note)
+            self._queue.close(self._note)
         _let_go(self.target, self.failed, self._journal)
 
     def __reduce__(self) -> NoReturn:

@@ -7,7 +7,6 @@ import pytest
 
 import flarecli as flare
 from flarecli import prefetch, read, verbs
-from flarecli.cli import run
 from flarecli.errors import ReachError
 from flarecli.model import Settings
 from flarecli.storage import locate, threads
@@ -112,29 +111,15 @@ def test_a_check_says_that_no_thread_starts(tmp_path, allowed):
     assert list(verbs.verify(out)) == []
 
 
-def test_a_pack_says_that_no_thread_starts_and_leaves_the_way_free_for_the_next(
-    tmp_path, allowed, capsys
-):
-    source, out = tmp_path / "in.jsonl", str(tmp_path / "out")
+def test_a_pack_needs_no_thread_of_its_own(tmp_path, allowed):
+    source, sizes = tmp_path / "in.jsonl", {"shard_bytes": 200, "compress": "zstd"}
     source.write_text("".join(f'{{"id": {i}}}\n' for i in range(100)))
-    line = ["pack", str(source), out, "--shard-size", "200", "--compress", "zstd"]
+    flare.pack(str(source), str(tmp_path / "whole"), **sizes)
     allowed(0)
-    assert run(line) == 3
-    assert capsys.readouterr().err == f"error: {NONE}\nhint: {HINT}\n"
-    allowed(100)
-    assert run(line) == 0
-    assert list(verbs.verify(out)) == []
-
-
-def test_a_pack_from_python_says_it_too(tmp_path, allowed):
-    source, out = tmp_path / "in.jsonl", str(tmp_path / "out")
-    source.write_text("".join(f'{{"id": {i}}}\n' for i in range(100)))
-    allowed(0)
-    with pytest.raises(ReachError) as caught:
-        flare.pack(str(source), out, shard_bytes=200, compress="zstd")
-    assert told(caught) == (NONE, HINT)
-    allowed(100)
-    assert flare.pack(str(source), out, shard_bytes=200, compress="zstd").rows == 100
+    assert flare.pack(str(source), str(tmp_path / "out"), **sizes).rows == 100
+    assert {one.name: one.read_bytes() for one in (tmp_path / "out").iterdir()} == {
+        one.name: one.read_bytes() for one in (tmp_path / "whole").iterdir()
+    }
 
 
 def test_pictures_that_no_thread_can_shrink_are_told(tmp_path, allowed):

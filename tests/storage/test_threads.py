@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from flarecli.storage.threads import ahead, alone, begin, side_by_side, wait_for
-from flarecli.write.behind import Behind
+from flarecli.write.shard_queue import ShardQueue
 
 
 class Held:
@@ -21,7 +21,7 @@ def failing(item=None):
 
 
 def behind():
-    making = Behind(2)
+    making = ShardQueue(2)
     making.add(failing, 1, 1, lambda chunk, next: None)
     making.close(lambda chunk, next: None)
 

@@ -5,8 +5,8 @@ import pytest
 import flarecli as flare
 from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.model import Settings
-from flarecli.write.behind import Behind
 from flarecli.write.journal import Journal
+from flarecli.write.shard_queue import ShardQueue
 
 LOST = "a shard before could not be written, so none is taken behind it"
 
@@ -78,7 +78,7 @@ def test_rows_that_an_interrupt_met_between_two_hands_are_not_passed_over(tmp_pa
         str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=1000)
     )
     with monkeypatch.context() as patched:
-        patched.setattr(Behind, "add", interrupted)
+        patched.setattr(ShardQueue, "add", interrupted)
         with pytest.raises(KeyboardInterrupt):
             for n in range(2000):
                 writer.write({"n": n})

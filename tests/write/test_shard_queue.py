@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 
 import flarecli
+from flarecli import prefetch
 from flarecli.errors import FlareError, UsageError
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Limits, locate
 from flarecli.write import Writer
-from flarecli.write.behind import Behind
+from flarecli.write.shard_queue import ShardQueue
 
 ROWS = 400
 COLUMNS = {"n": "int", "text": "str"}
@@ -127,12 +128,12 @@ def test_shards_are_noted_in_order_whichever_is_there_first():
         gate.set()
         return chunk(1)
 
-    behind, note = Behind(2), lambda made, next: noted.append((made.at.path, next))
-    behind.add(first, 10, 1, note)
-    behind.add(second, 20, 1, note)
-    assert (len(behind), noted) == (2, [])
-    behind.close(note)
-    assert (len(behind), noted) == (0, [("0", 10), ("1", 20)])
+    queue, note = ShardQueue(2), lambda made, next: noted.append((made.at.path, next))
+    queue.add(first, 10, 1, note)
+    queue.add(second, 20, 1, note)
+    assert (len(queue), noted) == (2, [])
+    queue.close(note)
+    assert (len(queue), noted) == (0, [("0", 10), ("1", 20)])
 
 
 def test_no_more_is_under_way_than_was_asked_for_and_large_shards_go_alone():
@@ -149,11 +150,11 @@ def test_no_more_is_under_way_than_was_asked_for_and_large_shards_go_alone():
 
     for size, wanted in ((1, 3), (200 << 20, 1)):
         most.clear()
-        behind, note = Behind(3), lambda made, next: None
+        queue, note = ShardQueue(3), lambda made, next: None
         for next in range(12):
-            behind.add(make, next, size, note)
-            assert len(behind) <= wanted
-        behind.close(note)
+            queue.add(make, next, size, note)
+            assert len(queue) <= wanted
+        queue.close(note)
         assert max(most) <= wanted
 
 
@@ -164,13 +165,13 @@ def test_a_large_shard_waits_for_all_that_it_has_no_room_beside():
         assert gate.wait(10)
         return chunk(0)
 
-    behind, note = Behind(4), lambda made, next: noted.append(next)
+    queue, note = ShardQueue(4), lambda made, next: noted.append(next)
     for next in (1, 2):
-        behind.add(make, next, 100 << 20, note)
+        queue.add(make, next, 100 << 20, note)
     threading.Timer(0.05, gate.set).start()
-    behind.add(make, 3, 200 << 20, note)
-    assert (noted, len(behind)) == ([1, 2], 1)
-    behind.close(note)
+    queue.add(make, 3, 200 << 20, note)
+    assert (noted, len(queue)) == ([1, 2], 1)
+    queue.close(note)
 
 
 def test_one_job_makes_each_shard_where_it_is_added():
@@ -180,16 +181,16 @@ def test_one_job_makes_each_shard_where_it_is_added():
         threads.append(threading.current_thread())
         return chunk(0)
 
-    behind = Behind(1)
-    behind.add(make, 7, 1, lambda made, next: threads.append(next))
+    queue = ShardQueue(1)
+    queue.add(make, 7, 1, lambda made, next: threads.append(next))
     assert threads == [threading.current_thread(), 7]
-    assert len(behind) == 0
+    assert len(queue) == 0
 
 
 def test_shards_that_are_not_compressed_are_written_by_whoever_gives_the_rows(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("flarecli.write.behind.Workers", None)
+    monkeypatch.setattr("flarecli.prefetch._run_task", None)
     with Writer(
         str(tmp_path / "out"), columns={"n": "int"}, settings=Settings(shard_rows=5), jobs=4
     ) as writer:
@@ -197,11 +198,11 @@ def test_shards_that_are_not_compressed_are_written_by_whoever_gives_the_rows(
     assert writer.shards == 10
 
 
-@pytest.mark.parametrize("begun", [True, False])
-def test_an_interrupt_while_a_thread_starts_leaves_no_shard_that_is_still_being_made(
-    monkeypatch, begun
+@pytest.mark.parametrize("is_running", [True, False])
+def test_an_interrupt_while_a_thread_starts_leaves_no_shard_that_is_still_being_written(
+    monkeypatch, is_running
 ):
-    running, gate, ended, start = threading.Event(), threading.Event(), [], threading.Thread.start
+    running, gate, ended, start = threading.Event(), threading.Event(), [], prefetch._run_task
 
     def make() -> Chunk:
         running.set()
@@ -209,20 +210,19 @@ def test_an_interrupt_while_a_thread_starts_leaves_no_shard_that_is_still_being_
         ended.append(1)
         return chunk(0)
 
-    def interrupted(thread: threading.Thread) -> None:
-        if begun:
-            start(thread)
+    def interrupted(task) -> None:
+        if is_running:
+            start(task)
             assert running.wait(10)
-            timer = threading.Timer(0.05, gate.set)
-            start(timer)
+            threading.Timer(0.05, gate.set).start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    behind = Behind(2)
+    monkeypatch.setattr("flarecli.prefetch._run_task", interrupted)
+    queue = ShardQueue(2)
     with pytest.raises(KeyboardInterrupt):
-        behind.add(make, 10, 1, lambda made, next: None)
-    assert (len(behind), ended) == (0, [1] if begun else [])
+        queue.add(make, 10, 1, lambda made, next: None)
+    assert (len(queue), ended) == (0, [1] if is_running else [])
     with pytest.raises(
         UsageError, match="^a shard before could not be written, so none is taken behind it$"
     ):
-        behind.close(lambda made, next: None)
+        queue.close(lambda made, next: None)
