@@ -54,6 +54,7 @@ HEAVY = {
 }
 INNER = {  # modules that other packages import directly; everything else is imported from the package itself
     "storage": {
+        "append_log",
         "cloud",
         "flock",
         "http",
@@ -83,7 +84,7 @@ INNER = {  # modules that other packages import directly; everything else is imp
     "media": {"ffprobe", "probe", "resize", "sniff", "thumbnail"},  # functions of the same name
     "read": {"resolve", "windows"},
     "verbs": {"options", "source"},
-    "write": {"bucket", "columns", "engines", "failures", "links", "parts", "target"},
+    "write": {"columns", "engines", "failures", "journal", "links", "parts"},
 }
 
 

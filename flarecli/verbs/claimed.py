@@ -19,8 +19,7 @@ from flarecli.storage import Location
 from flarecli.storage.append_log import FileLog, LogLine, format_line, open_log
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.verbs.tables import KINDS, read_table
-from flarecli.write import FAILED
-from flarecli.write.target import Contents
+from flarecli.write import FAILED, Contents
 
 __all__ = ["INDEXES", "Begun", "UnpackedContents", "files_below", "index_of"]
 

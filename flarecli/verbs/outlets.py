@@ -26,9 +26,8 @@ from flarecli.storage.append_log import format_line, open_log, parse_line
 from flarecli.storage.local import SCRATCH, LocalStore
 from flarecli.verbs.claimed import Begun, UnpackedContents, files_below, index_of
 from flarecli.verbs.tables import read_table, table
-from flarecli.write import FAILED, Failure
+from flarecli.write import FAILED, Failure, FolderTarget
 from flarecli.write.failures import Failed
-from flarecli.write.folder_target import FolderTarget
 from flarecli.write.journal import key_difference
 
 __all__ = ["Folder", "Outlet", "Tar", "There"]

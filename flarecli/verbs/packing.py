@@ -31,8 +31,7 @@ from flarecli.verbs.intake import Intake
 from flarecli.verbs.reckon import note_addresses, reckon
 from flarecli.verbs.selection import Plan, checked, fetched, parse_link
 from flarecli.verbs.source import Source, open_source
-from flarecli.write import Failure, Spool, Target, Writer, error_of, key_text, links
-from flarecli.write.claim import bucket_of
+from flarecli.write import Failure, Spool, Target, Writer, bucket_of, error_of, key_text, links
 from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 
 __all__ = ["SKIP", "Packed", "Request", "done_before", "packed", "planned", "would_pack"]

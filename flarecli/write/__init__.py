@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from flarecli.write.claim import claim
 from flarecli.write.failures import FAILED, Failure, error_of
+from flarecli.write.folder_target import FolderTarget
 from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, is_unnamed, key_text
+from flarecli.write.open_target import bucket_of, claim
 from flarecli.write.spool import Spool
-from flarecli.write.target import Target
+from flarecli.write.target import Contents, Target
 from flarecli.write.value_limit import limited, within_limit
 from flarecli.write.writer import Writer
 
 __all__ = [
     "FAILED",
+    "Contents",
     "Failure",
+    "FolderTarget",
     "Journal",
     "Keys",
     "Spool",
     "Target",
     "Writer",
+    "bucket_of",
     "claim",
     "error_of",
     "is_unnamed",

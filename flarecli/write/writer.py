@@ -23,7 +23,6 @@ from flarecli.ingest import Running
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.storage import Guard
-from flarecli.write.claim import claim
 from flarecli.write.columns import (
     Typed,
     check_columns,
@@ -33,6 +32,7 @@ from flarecli.write.columns import (
 )
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
+from flarecli.write.open_target import claim
 from flarecli.write.samples import Samples
 from flarecli.write.settings import SHARD_LIMIT as _SHARD_LIMIT
 from flarecli.write.settings import column_pairs, held_settings
