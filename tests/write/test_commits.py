@@ -11,6 +11,7 @@ import pytest
 
 from flarecli import playlists, verbs
 from flarecli.errors import FormatError, ReachError, UnsafeError, UsageError
+from flarecli.formats import find
 from flarecli.hashes import digest
 from flarecli.model import Settings
 from flarecli.storage import locate
@@ -81,7 +82,7 @@ def test_the_playlist_comes_when_all_else_is_there(tmp_path, monkeypatch):
 
 
 def test_the_playlist_of_parts_comes_when_all_else_is_there_and_lists_theirs(tmp_path, monkeypatch):
-    index, merge, seen = tmp_path / "i.csv", parts.mds_merge.merge, []
+    index, seen = tmp_path / "i.csv", []
     index.write_text("n\n" + "".join(f"{n}\n" for n in range(9)))
 
     def interrupted(*args):
@@ -89,10 +90,9 @@ def test_the_playlist_of_parts_comes_when_all_else_is_there_and_lists_theirs(tmp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(parts.mds_merge, "merge", interrupted)
+        patch.setattr(find("mds"), "merge_indexes", interrupted)
         verbs.pack(str(index), str(tmp_path / "out"), part_rows=4)
     assert seen == [[".flare", "00000", "00001", "00002"]]
-    assert parts.mds_merge.merge is merge
     packed = verbs.pack(str(index), str(tmp_path / "out"), part_rows=4, resume=True)
     assert (packed.rows, packed.resumed_rows) == (9, 9)
     (stream,) = playlists.read(locate(str(tmp_path / "out" / "playlist.yaml"))).streams
@@ -169,7 +169,7 @@ def test_a_half_pack_of_another_version_is_not_gone_on_with(tmp_path, monkeypatc
     index.write_text("n\n1\n2\n3\n4\n5\n")
     half(tmp_path / "out", 5)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(parts.mds_merge, "merge", _interrupted)
+        patch.setattr(find("mds"), "merge_indexes", _interrupted)
         verbs.pack(str(index), str(tmp_path / "parts"), part_rows=2)
     monkeypatch.setattr("flarecli.write.writer.__version__", "99.1")
     monkeypatch.setattr("flarecli.verbs.parts.__version__", "99.1")
