@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flarecli.encodings.names import register as encoding
     from flarecli.encodings.pictures import split as pictures_of
     from flarecli.encodings.registry import OWN, Own
-    from flarecli.encodings.values import decode, encode
+    from flarecli.encodings.values import decode, decoder, encode
 
 __all__ = [
     "BINARY",
@@ -37,6 +37,7 @@ __all__ = [
     "coerce",
     "column",
     "decode",
+    "decoder",
     "encode",
     "encoding",
     "encoding_of",
@@ -62,6 +63,7 @@ _FILES = {
     "coerce": "convert",
     "column": "names",
     "decode": "values",
+    "decoder": "values",
     "encode": "values",
     "encoding": "names:register",
     "encoding_of": "columns",

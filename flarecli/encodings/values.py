@@ -254,6 +254,22 @@ def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool
         raise ValueFitError(f"{format_size(len(data))} are not {name}") from None
 
 
+def decoder(encoding: Encoding, allow_pickle: bool = False) -> Callable[[Any], Any] | None:
+    """Return a function that decodes valid values as `decode` does; None if values are the stored bytes.
+
+    It costs less per value than `decode`. Its errors for invalid values are of any type.
+    """
+    name = encoding.name
+    if name == "bytes":
+        return None
+    if encoding.item is None and name in _PACKERS:
+        unpack = _PACKERS[name].unpack
+        return lambda data: unpack(data)[0]
+    if encoding.item is None and name in _DECODERS:
+        return _DECODERS[name]
+    return lambda data: decode(encoding, data, allow_pickle)
+
+
 def _unpickled(data: bytes, allow_pickle: bool) -> Any:
     if not allow_pickle:
         hint = "Give allow_pickle=True if you trust whoever wrote it: reading a pickle runs code."

@@ -6,7 +6,7 @@ Code outside `formats/` asks the object for every fact, and never compares its n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from flarecli import encodings
@@ -171,6 +171,23 @@ class Format:
         ranges  list column -> (start, stop) within each list; only those items are read
         """
         raise NotImplementedError
+
+    def row_reader(
+        self, shard: Shard, columns: Sequence[str] | None = None
+    ) -> Callable[[int], Row]:
+        """Return a function that reads the stored bytes of one row of a mapped shard, columns in the order asked.
+
+        It does as little as possible, and its errors for an invalid row are of any type: whoever needs to know
+        the place of the damage reads the row again with `read_rows`.
+        """
+        read_rows = self.read_rows
+        names = [one.name for one in shard.columns] if columns is None else columns
+
+        def read(row: int) -> Row:
+            values = read_rows(shard, (row,), columns)[0]
+            return {name: values[name] for name in names}
+
+        return read
 
     def read_batch(
         self,

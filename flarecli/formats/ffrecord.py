@@ -52,6 +52,7 @@ from flarecli.model import (
     File,
     Finding,
     IntArray,
+    Row,
     Settings,
     Shard,
     Stream,
@@ -89,6 +90,23 @@ class FFRecord(Format):
 
     open_shard = staticmethod(ffrecord_table.open_shard)
     read_rows = staticmethod(ffrecord_table.read_rows)
+
+    def row_reader(
+        self, shard: Shard, columns: Sequence[str] | None = None
+    ) -> Callable[[int], Row]:
+        """Return a function that reads one record and compares its CRC-32."""
+        name, layout = shard.columns[0].name, ready(shard)
+        table, source, sums = layout.table, layout.source, layout.sums
+        if source is None or columns == ():
+            return super().row_reader(shard, columns)
+
+        def read(row: int) -> Row:
+            data = source[table[row] : table[row + 1]]
+            if crc32(data) != sums[row]:
+                refuse(shard, row)
+            return {name: data}
+
+        return read
 
     def open_dataset(self, at: Location) -> Stream:
         """List the `.ffr` files of a folder, none of its sub-folders, hidden ones included, in the order of their names as strings.

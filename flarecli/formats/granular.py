@@ -9,7 +9,7 @@ A bag alone, `x.bag`, is a dataset of one column, `record`. The format has no su
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -137,6 +137,15 @@ class Granular(Format):
         raises  FormatError naming the row whose records are not there; UsageError for a range of what is no list
         """
         return granular_columns.rows(shard, rows, columns, ranges)
+
+    def row_reader(
+        self, shard: Shard, columns: Sequence[str] | None = None
+    ) -> Callable[[int], Row]:
+        """Return a function that reads one record of each column."""
+        plan = granular_columns.mapped_records(shard, columns)
+        if plan is None:
+            return super().row_reader(shard, columns)
+        return lambda row: {name: held[table[row] : table[row + 1]] for name, held, table in plan}
 
     def read_batch(
         self,

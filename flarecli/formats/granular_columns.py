@@ -86,6 +86,17 @@ def rows(
     )
 
 
+def mapped_records(
+    shard: Shard, names: Sequence[str] | None
+) -> list[tuple[str, Any, memoryview]] | None:
+    """Return name, map and table of each column, whose record i is `map[table[i] : table[i + 1]]`; None unless all are mapped."""
+    if shard.rows:
+        rows(shard, [0], names, None)
+    plan: list[tuple[str, Any, memoryview]] | None
+    plan = shard.memo.get("rows" if names is None else ("rows", *names))
+    return plan
+
+
 def _bytes_of(bag: Bag, runs: Sequence[tuple[int, int]]) -> list[bytes]:
     """Give runs of records, each as one piece of bytes."""
     held, table = bag.held, bag.table

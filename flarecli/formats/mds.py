@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import sub
 from typing import ClassVar
 
@@ -29,7 +29,17 @@ from flarecli.formats.base import LISTED_PICTURES, Substitutes
 from flarecli.formats.mds_body import bodies
 from flarecli.formats.mds_files import name_of, present, store
 from flarecli.lazy import np, pa
-from flarecli.model import Chunk, Column, Columns, Finding, IntArray, Settings, Shard, UInt32Array
+from flarecli.model import (
+    Chunk,
+    Column,
+    Columns,
+    Finding,
+    IntArray,
+    Row,
+    Settings,
+    Shard,
+    UInt32Array,
+)
 from flarecli.storage import Location
 
 __all__ = ["MDS"]
@@ -65,6 +75,12 @@ class MDS(lines.MosaicFormat):
     read_rows = staticmethod(mds_rows.read_rows)
     read_columns = staticmethod(mds_columns.find_columns)
     is_resident = staticmethod(mds_columns.at_hand)
+
+    def row_reader(
+        self, shard: Shard, columns: Sequence[str] | None = None
+    ) -> Callable[[int], Row]:
+        """Return a function that reads one sample."""
+        return mds_rows.row_reader(shard, columns) or super().row_reader(shard, columns)
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Read the table and the config, and touch none of the samples.

@@ -13,7 +13,7 @@ from flarecli.formats import spans
 from flarecli.model import Row, Shard
 from flarecli.storage import needs_read_ahead, read_ahead
 
-__all__ = ["Ready", "prepared", "read_rows"]
+__all__ = ["Ready", "prepared", "read_rows", "row_reader"]
 
 
 _LEAD = (
@@ -92,6 +92,34 @@ def read_rows(
         for cut in cast("list[dict[str, Any]]", out):
             cut.update({name: bytes(cut[name]) for name, _ in rest if name is not None})
     return out
+
+
+def row_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], Row] | None:
+    """Return a function that reads one row; None unless the shard is mapped and keeps the columns in this order."""
+    ready = prepared(shard, columns)
+    table, view, source, head, size, first, lead, sizes, rest = ready
+    if source is None or source is view or (columns is not None and ready.names != [*columns]):
+        return None
+
+    def read(row: int) -> Row:
+        start = table[row]
+        values = head(source, start) + sizes
+        out: Row = {}
+        i = first
+        for name in lead:
+            out[name] = values[i]
+            i += 1
+        at = start + size
+        for other, i in rest:
+            stop = at + values[i]
+            if other is not None:
+                out[other] = source[at:stop]
+            at = stop
+        if at != table[row + 1]:
+            _refuse(source[start : table[row + 1]], shard, row)
+        return out
+
+    return read
 
 
 def prepared(shard: Shard, columns: Sequence[str] | None) -> Ready:

@@ -19,7 +19,8 @@ Two things are written otherwise: headers carry no name and no time, so the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -156,6 +157,35 @@ class WebDataset(Format):
                     values[name] = bytes(view[start : start + sizes[i, row]])
             out.append(values)
         return out
+
+    def row_reader(
+        self, shard: Shard, columns: Sequence[str] | None = None
+    ) -> Callable[[int], Row]:
+        """Return a function that reads one sample."""
+        _, _, ends, keys, view, places = shard.memo.get("rows") or _rows_memo(shard)
+        if view is None or not isinstance(view.obj, mmap.mmap) or len(view.obj) != len(view):
+            return super().row_reader(shard, columns)
+        source, starts, sizes = view.obj, shard.layout["starts"], shard.layout["sizes"]
+        names = places if columns is None else columns
+        members = [
+            (name, memoryview(starts[places[name]]), memoryview(sizes[places[name]]))
+            for name in names
+            if places[name] >= 0
+        ]
+        is_key_first = next(iter(names), "") == KEY
+        if KEY in names and not is_key_first:
+            return super().row_reader(shard, columns)
+
+        def read(row: int) -> Row:
+            values: Row = {}
+            if is_key_first:
+                values[KEY] = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
+            for name, first, size in members:
+                start = first[row]
+                values[name] = source[start : start + size[row]] if start >= 0 else None
+            return values
+
+        return read
 
     def read_batch(
         self,

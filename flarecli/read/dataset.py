@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,8 @@ from flarecli.read.stock import Found
 from flarecli.read.windows import Epoch
 
 __all__ = ["Dataset"]
+
+ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
 
 class Dataset:
@@ -58,6 +61,7 @@ class Dataset:
         }
         self._decoders = {name: Decoder(one, allow_pickle) for name, one in self._encodings.items()}
         self._chosen: tuple[str, ...] | None = None  # columns, unless all
+        self._read_sample: ReadSample | None = None
         self._describe()
 
     def _describe(self) -> None:
@@ -89,6 +93,10 @@ class Dataset:
 
         raises  RowsError (an IndexError) outside the data; UsageError for what is no position; UnsafeError for a pickle unless it was allowed
         """
+        if type(index) is int:
+            sample = (self._read_sample or self._compile())(index)
+            if sample is not None:
+                return sample
         if isinstance(index, (int, np.integer)):
             return self._decoded([int(index)])[0]
         if isinstance(index, slice):
@@ -96,6 +104,40 @@ class Dataset:
         if getattr(index, "ndim", 1) == 0:  # one number, as numpy and torch have it
             return self._decoded(numbers_of([index.item()]))[0]
         return self._decoded(index)
+
+    def _compile(self) -> ReadSample:
+        """Return the direct way to one sample of a mapped shard; decoding is chosen once per column.
+
+        It returns None for rows that `_decoded` must read, and for those that fail: `_decoded`
+        reads them again and reports the row and the column.
+        """
+        series, columns = self._table.series[0], self._chosen
+        edges, position, count = series.edges, bisect_right, len(self)
+        readers = series.row_readers(columns)
+        compiled = [(name, one.compiled()) for name, one in self._decoders.items()]
+        decoders = [(name, decode) for name, decode in compiled if decode is not None]
+
+        def read_sample(row: int) -> Sample | None:
+            i = position(edges, row) - 1
+            try:
+                sample: Sample = readers[i](row - edges[i])
+                for name, decode in decoders:
+                    sample[name] = decode(sample[name])
+            except KeyError:
+                if 0 <= row < count and i not in readers:
+                    series.add_reader(i, columns)
+            except Exception:
+                return None
+            else:
+                return sample
+            return None
+
+        direct: ReadSample = read_sample if self._table.is_plain else lambda row: None
+        self._read_sample = direct
+        return direct
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_read_sample": None}
 
     def _sliced(self, index: slice) -> range:
         try:

@@ -91,6 +91,14 @@ class Decoder:
             else self.how(data)
         )
 
+    def compiled(self) -> Callable[[Any], Any] | None:
+        """Return a function that decodes a valid value; None if values are the stored bytes."""
+        if self.how is False:
+            return None
+        if self.how is True:
+            return encodings.decoder(self.encoding, self.allow_pickle)
+        return self.how
+
     def _value(self, data: Any, at: int) -> Any:
         try:
             return self.value(data)

@@ -168,6 +168,11 @@ class Joined:
             ]
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its rows are all rows of one series."""
+        return len(self.series) == 1 and self._picked is None
+
     def read_columns(
         self, indices: Sequence[int] | IntArray, names: Sequence[str] | None
     ) -> Mapping[str, Sequence[Any]]:

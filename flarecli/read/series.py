@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import TypeAlias
 
@@ -51,6 +51,7 @@ class Series:
         )  # position of each stream's first chunk
         self._begins: list[int] = self._firsts.tolist()
         self._open: dict[int, Shard] = {}
+        self._readers: dict[tuple[str, ...] | None, dict[int, Callable[[int], Row]]] = {}
         self._expected = 0  # bytes that will be read, with these
         self._asked: set[int] = set()  # shards for which that was said
         self._fetched: dict[
@@ -62,7 +63,7 @@ class Series:
         _all.add(self)
         self.columns = self._columns()
         self.starts = self._starts()  # int64 [chunks + 1]: the row at which each chunk begins
-        self._edges = memoryview(self.starts)  # the same, whose items are Python's own integers
+        self.edges = memoryview(self.starts)  # the same, whose items are Python's own integers
 
     def __reduce__(self) -> tuple[object, ...]:
         return Series, (self.streams,)
@@ -130,7 +131,7 @@ class Series:
 
     def at(self, row: int) -> int:
         """Give the position of the chunk that holds a row; by no call of numpy, which would let go of the interpreter: others wait for this."""
-        return bisect_right(self._edges, row) - 1
+        return bisect_right(self.edges, row) - 1
 
     def shard(self, i: int) -> Shard:
         """Open the shard at a position; its own columns must be the listed ones."""
@@ -242,6 +243,8 @@ class Series:
         """Close the shard at a position, if it is open; it is opened again when it is needed."""
         with self._lock:
             shard = self._open.pop(i, None)
+            for readers in self._readers.values():
+                readers.pop(i, None)
             self._fetched.pop(i, None)
             self._turns.pop(i, None)
             self._asked.discard(i)
@@ -283,7 +286,7 @@ class Series:
         """
         if len(rows) > least:
             i = self.at(int(rows[0]))
-            size = self.weight(i) // max(1, self._edges[i + 1] - self._edges[i])
+            size = self.weight(i) // max(1, self.edges[i + 1] - self.edges[i])
             rows = rows[: max(least, _AT_ONCE // size if size and _is_mapped(self.shard(i)) else 0)]
         where: IntArray = self.starts.searchsorted(rows, "right") - 1
         own, order = rows - self.starts[where], where.argsort(kind="stable")
@@ -318,11 +321,24 @@ class Series:
 
     def read_row(self, row: int, columns: Sequence[str] | None = None) -> Row:
         """Give one encoded row, with as little around it as there can be; `row` is in [0, rows)."""
-        i = bisect_right(self._edges, row) - 1
+        i = bisect_right(self.edges, row) - 1
         shard = self.shard(i)
         return formats.find(shard.chunk.format or "").read_rows(
-            shard, (row - self._edges[i],), columns
+            shard, (row - self.edges[i],), columns
         )[0]
+
+    def row_readers(self, columns: tuple[str, ...] | None) -> dict[int, Callable[[int], Row]]:
+        """Return the direct readers of open shards by position; closing a shard removes its reader."""
+        return self._readers.setdefault(columns, {})
+
+    def add_reader(self, i: int, columns: tuple[str, ...] | None) -> None:
+        """Make the direct reader of a shard, if it is mapped."""
+        shard = self.shard(i)
+        if _is_mapped(shard):
+            reader = formats.find(shard.chunk.format or "").row_reader(shard, columns)
+            with self._lock:
+                if self._open.get(i) is shard:
+                    self._readers.setdefault(columns, {})[i] = reader
 
     def _of_shard(
         self, i: int, rows: list[int], columns: Sequence[str] | None, ranges: Ranges | None
