@@ -49,15 +49,17 @@ def until_damage(parts: Iterable[_Part]) -> Iterator[_Part]:
         yield from parts
 
 
-def _check_end(part: str, start: int, size: int, end: int) -> None:
+def _check_end(what: str, name: bytes | int | None, start: int, size: int, end: int) -> None:
+    """Raise ValueFitError if a part ends after its parent."""
     if start + size > end:
+        label = what if name is None else f"{what} {_label(name)}"
         raise ValueFitError(
-            f"{part} at byte {start} is {size} bytes long; only {end - start} are left"
+            f"{label} at byte {start} is {size} bytes long; only {end - start} are left"
         )
 
 
-def _quoted(name: bytes) -> str:
-    return ascii(name.decode("latin-1"))
+def _label(name: bytes | int) -> str:
+    return f"{name:x}" if isinstance(name, int) else ascii(name.decode("latin-1"))
 
 
 # -- images
@@ -88,7 +90,7 @@ def png_chunks(data: bytes) -> Iterator[Chunk]:
     for _ in range(MAX_PARTS):
         size, name = struct.unpack_from(">I4s", data, at)
         yield name, at + 8, at + 8 + size
-        _check_end(f"chunk {_quoted(name)}", at, 12 + size, len(data))
+        _check_end("chunk", name, at, 12 + size, len(data))
         if name == b"IEND":
             return
         at += 12 + size
@@ -149,7 +151,7 @@ def riff_chunks(data: bytes) -> Iterator[Chunk]:
         if name == b"data" and size >= UNKNOWN_WAV_SIZE:
             size = len(data) - at - 8
         yield name, at + 8, min(at + 8 + size, len(data))
-        _check_end(f"chunk {_quoted(name)}", at, 8 + size, len(data))
+        _check_end("chunk", name, at, 8 + size, len(data))
         at += 8 + size + size % 2
 
 
@@ -167,10 +169,10 @@ def boxes(data: bytes, start: int, stop: int) -> Iterator[Chunk]:
         size = size or stop - start  # 0: up to the end
         if size < begin - start:
             raise ValueFitError(
-                f"box {_quoted(name)} at byte {start} is {size} bytes; "
+                f"box {_label(name)} at byte {start} is {size} bytes; "
                 f"its header alone is {begin - start}"
             )
-        _check_end(f"box {_quoted(name)}", start, size, stop)
+        _check_end("box", name, start, size, stop)
         yield name, begin, start + size
         start += size
 
@@ -211,7 +213,7 @@ def ebml_elements(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int
             yield name, begin, stop
             return
         yield name, begin, min(begin + size, stop)
-        _check_end(f"element {name:x}", at, begin + size - at, stop)
+        _check_end("element", name, at, begin + size - at, stop)
         start = begin + size
 
 
@@ -224,7 +226,7 @@ def flac_blocks(data: bytes) -> Iterator[tuple[int, int, int]]:
     for _ in range(MAX_PARTS):
         kind, size = data[at], int.from_bytes(data[at + 1 : at + 4])
         yield kind & 0x7F, at + 4, at + 4 + size
-        _check_end("metadata block", at, 4 + size, len(data))
+        _check_end("metadata block", None, at, 4 + size, len(data))
         at += 4 + size
         if kind & 0x80:
             return
@@ -241,7 +243,7 @@ def ogg_pages(data: bytes) -> Iterator[int]:
         segments = data[at + 26]
         sizes = data[at + 27 : at + 27 + segments]
         size = 27 + segments + sum(sizes)
-        _check_end("page", at, size, len(data))
+        _check_end("page", None, at, size, len(data))
         yield data[at + 5]
         at += size
 
