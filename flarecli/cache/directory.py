@@ -32,12 +32,9 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from flarecli import lifetimes
-from flarecli.cache import entry as entries
-from flarecli.cache.entry import NAME, PLACE, Entry, read_note
+from flarecli.cache.entry import NAME, PLACE, Entry, opened, read_note, viewed
 from flarecli.cache.locks import Turns, held, holder, locked_within
-from flarecli.cache.named import BATCH_SHARE as _BATCH_SHARE
-from flarecli.cache.named import MANY as _MANY
-from flarecli.cache.named import coldest_first
+from flarecli.cache.named import BATCH_SHARE, MANY, coldest_first
 from flarecli.cache.open_entries import Views
 from flarecli.errors import ReachError
 from flarecli.names import whole_path
@@ -324,7 +321,7 @@ class Folder:
         if view is not None or self.fd < 0:
             return view
         try:
-            view = entries.opened(self._fd, one)
+            view = opened(self._fd, one)
         except ValueError:
             self.remove(one.name)
             if len(self._wrong) >= _MANY_WRONG:
@@ -440,13 +437,13 @@ class Folder:
         used, copies = self._look()
         room = (
             min(_ROOM, self.limit // _ROOM_SHARE)
-            if len(copies) > _MANY and size < self.limit // _ROOM_SHARE
+            if len(copies) > MANY and size < self.limit // _ROOM_SHARE
             else 0
         )
         wanted = max(0, room - self._room_bytes)
         excess = used + size + wanted - self.limit
         if excess > 0:
-            batch = self.limit // _BATCH_SHARE if len(copies) > _MANY else 0
+            batch = self.limit // BATCH_SHARE if len(copies) > MANY else 0
             old = [one for one in copies if one[0] < since]
             if since < math.inf and sum(size for _, _, size in old) < excess:
                 return False
@@ -592,7 +589,7 @@ class Part:
             return False
         if at_hand:
             with contextlib.suppress(OSError, ValueError):
-                self._folder.views.put(one.name, entries.viewed(self.fd, one))
+                self._folder.views.put(one.name, viewed(self.fd, one))
         self._close()
         return True
 

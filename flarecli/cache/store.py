@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
-from flarecli.cache import directory as folders
+from flarecli.cache import directory
 from flarecli.cache.entry import Entry, Summing, entry, place_of
 from flarecli.errors import FormatError, IntegrityError
 from flarecli.storage import Entry as Listed
@@ -57,7 +57,7 @@ class Cache:
 
     def close(self) -> None:
         """Release the maps and handles of this process; the cache can be used again."""
-        folders.shared(self.folder, self.limit).close()
+        directory.shared(self.folder, self.limit).close()
 
     def __enter__(self) -> Cache:
         return self
@@ -79,7 +79,7 @@ class CachedStore(Store):
 
     def __init__(self, store: Store, cache: Cache, maps: bool = True) -> None:
         self.store, self.cache, self._maps, self.guard = store, cache, maps, store.guard
-        self._folder = folders.shared(cache.folder, cache.limit)
+        self._folder = directory.shared(cache.folder, cache.limit)
         self._folder.note = cache.note or self._folder.note
         self._pins = Pins(store.show)
         self._tells = True  # until an object turned out to have no version
@@ -352,7 +352,7 @@ class CachedStore(Store):
                 self._folder.remove(self._block(path, k).name)
         return self._folder.view(one) if done else None
 
-    def _place(self, place: str, one: Entry, passing: bool) -> tuple[folders.Part | None, bool]:
+    def _place(self, place: str, one: Entry, passing: bool) -> tuple[directory.Part | None, bool]:
         """Take room for a whole copy: in the folder, else in memory, of which the second says whether it is taken."""
         views = self._folder.views
         is_passed = passing and self._folder.is_alone()
@@ -378,7 +378,7 @@ class CachedStore(Store):
         views.hold(one.name, view)
         return view
 
-    def _part(self, one: Entry) -> folders.Part | None:
+    def _part(self, one: Entry) -> directory.Part | None:
         """Take room for a copy in place of older ones than this store."""
         now = time.monotonic()
         part = self._folder.part(one, self._since) if now >= self._full else None
@@ -482,7 +482,7 @@ class CachedStore(Store):
 
 
 def write_copy(
-    part: folders.Part, one: Entry, pieces: Iterable[Piece], at_hand: bool = False
+    part: directory.Part, one: Entry, pieces: Iterable[Piece], at_hand: bool = False
 ) -> bool:
     """Write a copy and give it its name; False, and nothing is left, if that fails or it has another size."""
     sums = Summing(one)

@@ -30,7 +30,7 @@ from flarecli.errors import (
 from flarecli.hashes import Sums
 from flarecli.names import redact, redact_text, scheme_of
 from flarecli.storage.base import Entry, Guard, Location, Part, Store, Written, short_read
-from flarecli.storage.cloud import address as keys
+from flarecli.storage.cloud.address import check_key, resolve, user_info
 from flarecli.storage.cloud.credentials import ways
 from flarecli.storage.cloud.errors import denied, is_refusal
 from flarecli.storage.threads import alone, side_by_side
@@ -181,11 +181,11 @@ class AnyStore(Store):
         )
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve what data names: see `keys`."""
+        """Resolve what data names: see `cloud.address`."""
         if scheme_of(url) == self.scheme and url.startswith(self.home):
             below = self.of_kind()._strip_protocol(url).strip("/")
-            return Location(self, keys.checked(below, self.show(path)))
-        return keys.join(self, self.home, path, url, self.guard)
+            return Location(self, check_key(below, self.show(path)))
+        return resolve(self, self.home, path, url, self.guard)
 
     def _path(self, path: str) -> str:
         return f"/{path}" if self.of_kind().root_marker == "/" else path
@@ -236,7 +236,7 @@ class AnyStore(Store):
     def _said(self, error: Exception) -> str:
         """Give a library's own words in one line, without the secrets of the address."""
         text = redact_text(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
-        password = unquote(keys.user_info(self.address).partition(":")[2])
+        password = unquote(user_info(self.address).partition(":")[2])
         return text.replace(password, "…") if password else text
 
     # -- reading

@@ -61,21 +61,21 @@ def test_a_copy_whose_time_of_use_lies_ahead_leaves_before_an_old_one(one):
 def test_where_there_are_many_copies_a_share_of_the_limit_leaves_at_once(one, monkeypatch):
     for i in range(40):
         put(one, f"{i}")
-    monkeypatch.setattr(directory, "_MANY", 10)
+    monkeypatch.setattr(directory, "MANY", 10)
     before = len(copies(one))
     put(one, "large", 62_000 - 1140 * before)
     assert len(copies(one)) == before + 1  # it fits
     put(one, "one", 3000)
     size = 1000 + 140
     left = before + 2 - len(copies(one))
-    assert left * size >= 3000 - 2000 + 64_000 // directory._BATCH_SHARE
+    assert left * size >= 3000 - 2000 + 64_000 // directory.BATCH_SHARE
 
 
 @pytest.mark.parametrize(("used", "fits"), [(63_950, True), (63_951, False)])
 def test_room_for_many_small_copies_is_never_taken_beyond_the_limit(one, monkeypatch, used, fits):
     """Nothing can leave: what counts belongs to others."""
     assert one.fd >= 0
-    monkeypatch.setattr(directory, "_MANY", 0)
+    monkeypatch.setattr(directory, "MANY", 0)
     monkeypatch.setattr(one, "_look", lambda: (used, [(0.0, f"{'0' * 40}-1", 1)]))
     assert one._take(50, float("inf"), []) is fits
     assert one._room_bytes == 0

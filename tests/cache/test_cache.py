@@ -436,7 +436,7 @@ def test_threads_that_want_the_same_fetch_it_once(web, home):
 
 
 def test_many_small_copies_take_their_room_together(web, home, monkeypatch):
-    monkeypatch.setattr(directory, "_MANY", 8)
+    monkeypatch.setattr(directory, "MANY", 8)
     at, looks = opened(web, home, limit=400_000), []
     look = directory.Folder._look
     monkeypatch.setattr(directory.Folder, "_look", lambda self: looks.append(1) or look(self))

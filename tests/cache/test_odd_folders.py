@@ -68,7 +68,7 @@ def test_a_note_without_end_says_nothing(one, tmp_path):
 
 
 def test_room_that_was_removed_with_its_folder_is_not_counted_on(one, monkeypatch):
-    monkeypatch.setattr(directory, "_MANY", 1)
+    monkeypatch.setattr(directory, "MANY", 1)
     for name in "abc":
         put(one, name)
     assert one._room_bytes > 0

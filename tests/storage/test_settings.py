@@ -13,7 +13,7 @@ from flarecli.errors import FlareError, MissingError, ReachError
 from flarecli.storage import Guard, Limits, locate
 from flarecli.storage import fsspec_store as anything
 from flarecli.storage.cloud import fork_safety as native
-from flarecli.storage.cloud.errors import told
+from flarecli.storage.cloud.errors import translate
 
 ONCE = Guard(limits=Limits(retries=0, timeout_s=0.5))
 SETTINGS = "Check the variables of the environment, and the files that they name."
@@ -99,7 +99,7 @@ def test_what_a_library_says_is_read_behind_the_name_it_repeats():
     text = "Object at location Error performing status 403 not found: Error performing GET http://h/status%20403 in 1ms - status code: 404"
     assert (
         type(
-            told(
+            translate(
                 Exception(
                     f'{text}\n\nDebug source:\nNotFound {{\n    path: "a \\" status 403",\n}}'
                 ),

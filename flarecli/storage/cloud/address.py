@@ -1,4 +1,4 @@
-"""Addresses of objects: a scheme, a bucket and a key, and what data in one object may name.
+"""Addresses of objects: scheme, bucket and key; and the addresses that data in an object may name.
 
 A key is opaque: `%20`, `?` and `#` in it are themselves. What a playlist or an index names is a plain path below its own
 folder, an object of a bucket by its whole address, or an http(s) address; anything else only the user may name.
@@ -13,7 +13,7 @@ from flarecli.errors import UnsafeError, UsageError
 from flarecli.names import bare, check_name, is_url, redact, scheme_of
 from flarecli.storage.base import Guard, Location, Store
 
-__all__ = ["Object", "checked", "join", "parse", "user_info"]
+__all__ = ["Object", "check_key", "parse_address", "resolve", "user_info"]
 
 _ALLOW = "Give --allow-local to read it, if you trust this dataset."
 
@@ -26,8 +26,8 @@ class Object(NamedTuple):
     key: str
 
 
-def parse(address: str) -> Object:
-    """Take `SCHEME://BUCKET/KEY` apart; nothing in the key is decoded, and slashes at its end are left out.
+def parse_address(address: str) -> Object:
+    """Parse `SCHEME://BUCKET/KEY`; the key is not decoded, slashes at its end are dropped.
 
     raises  UsageError for an address without a bucket, or with user info: secrets belong in the environment
     """
@@ -49,8 +49,8 @@ def parse(address: str) -> Object:
     return Object(scheme.lower(), bucket, key.strip("/"))
 
 
-def join(store: Store, home: str, path: str, url: str, guard: Guard) -> Location:
-    """Resolve what data in the folder `path` names.
+def resolve(store: Store, home: str, path: str, url: str, guard: Guard) -> Location:
+    """Resolve an address that data in the folder `path` names.
 
     home    the address of everything that this store holds, such as `s3://bucket/`
     Another bucket is read without credentials: what came over the network must not use them where it likes.
@@ -64,7 +64,7 @@ def join(store: Store, home: str, path: str, url: str, guard: Guard) -> Location
     if is_url(url):
         own = url.partition("://")[0].lower() + url[len(scheme) :]
         if own.startswith(home) and own != home:
-            return Location(store, checked(own[len(home) :], where))
+            return Location(store, check_key(own[len(home) :], where))
         if scheme in ("s3", "gs", "az"):
             return guard.locate(url, guard, is_remote=True)
         if not guard.allow_local:
@@ -80,11 +80,11 @@ def join(store: Store, home: str, path: str, url: str, guard: Guard) -> Location
     return Location(store, store.child(path, check_name(bare(url), where=where)))
 
 
-def checked(key: str, where: str) -> str:
-    """Give back a key that data names if it is one plain path. Raises UnsafeError."""
+def check_key(key: str, where: str) -> str:
+    """Return a key that data names, if it is a plain path. Raises UnsafeError."""
     return check_name(key, where=where)
 
 
 def user_info(address: str) -> str:
-    """Give the `name:password` of an address, or an empty text."""
+    """Return the `name:password` of an address, or an empty text."""
     return address.partition("://")[2].partition("/")[0].rpartition("@")[0]

@@ -25,7 +25,7 @@ __all__ = [
     "is_unreachable",
     "outrun",
     "past_the_end",
-    "told",
+    "translate",
     "unsupported",
 ]
 
@@ -123,7 +123,7 @@ def unsupported(error: Exception) -> bool:
     )
 
 
-def told(error: Exception, where: str, tried: str, at: str) -> FlareError:
+def translate(error: Exception, where: str, tried: str, at: str) -> FlareError:
     """Make the error to raise.
 
     tried  the ways to be let in that were refused, in words

@@ -17,8 +17,8 @@ from flarecli.errors import BusyError, FormatError, MissingError, UsageError
 from flarecli.hashes import Sums
 from flarecli.names import redact
 from flarecli.storage.base import Entry, Guard, Location, Part, Store, Written, short_read
-from flarecli.storage.cloud import address as keys
-from flarecli.storage.cloud import errors as refusals
+from flarecli.storage.cloud import errors
+from flarecli.storage.cloud.address import parse_address, resolve
 from flarecli.storage.cloud.client_pool import Clients
 from flarecli.storage.cloud.multipart import AHEAD, upload
 from flarecli.storage.cloud.outage import Outage, outage_of
@@ -82,7 +82,7 @@ class ObjectStore(Store):
     @classmethod
     def locate(cls, address: str, guard: Guard) -> Location:
         """Make a Location of an address that the user typed. Raises UsageError if it names no bucket."""
-        found = keys.parse(address)
+        found = parse_address(address)
         return Location(cls(found.scheme, found.bucket, guard), found.key)
 
     @property
@@ -115,8 +115,8 @@ class ObjectStore(Store):
         return self.home + path
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve what data names: see `keys`."""
-        return keys.join(self, self.home, path, url, self.guard)
+        """Resolve what data names: see `cloud.address`."""
+        return resolve(self, self.home, path, url, self.guard)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -149,18 +149,18 @@ class ObjectStore(Store):
         began  when the call was made first; None if it cannot be repeated
         """
         if isinstance(error, Exception):
-            is_overload = refusals.is_overload(error)
-            if is_overload or refusals.is_unreachable(error):
+            is_overload = errors.is_overload(error)
+            if is_overload or errors.is_unreachable(error):
                 if began is not None and self._outage.wait(began, is_overload):
                     return
-            elif refusals.answered(error):
+            elif errors.answered(error):
                 self._outage.answered()
-            if refusals.is_denied(error) and self._clients.otherwise(client):
+            if errors.is_denied(error) and self._clients.otherwise(client):
                 return
             raise self.told(error, path) from None
         if type(error).__name__ != "PanicException":  # a Rust panic is no Exception
             raise error
-        raise refusals.told(RuntimeError("panic"), self.show(path), "", "") from None
+        raise errors.translate(RuntimeError("panic"), self.show(path), "", "") from None
 
     def told(self, error: Exception, path: str) -> Exception:
         """Give an error of the library in the words of the package."""
@@ -169,9 +169,9 @@ class ObjectStore(Store):
             (redact(str(way.config["endpoint"])) for way in tried if "endpoint" in way.config), ""
         )
         words = " and ".join(way.words for way in tried)
-        found = refusals.told(error, self.show(path), words, endpoint)
-        if self.guard.anonymous and refusals.is_denied(error):
-            found.hint = refusals.ANONYMOUS
+        found = errors.translate(error, self.show(path), words, endpoint)
+        if self.guard.anonymous and errors.is_denied(error):
+            found.hint = errors.ANONYMOUS
         return found
 
     # -- reading
@@ -208,7 +208,7 @@ class ObjectStore(Store):
                 data = memoryview(result.bytes())
                 break
             except BaseException as error:
-                if not isinstance(error, Exception) or not refusals.past_the_end(error):
+                if not isinstance(error, Exception) or not errors.past_the_end(error):
                     self._go_on(error, client, path, began)
                     continue
             return self._nothing(path, pin, start, stop)
@@ -396,7 +396,7 @@ class ObjectStore(Store):
             try:
                 library.put(client, path, data, mode="create", use_multipart=False)
             except Exception as error:
-                if not refusals.unsupported(error):
+                if not errors.unsupported(error):
                     raise
                 self._creates = False
                 self._refuse_what_is_there(path)
@@ -456,13 +456,13 @@ class ObjectStore(Store):
                     use_multipart=False,
                 )
             except Exception as error:
-                if refusals.outrun(error) or (
+                if errors.outrun(error) or (
                     version is not None and isinstance(error, FileNotFoundError)
                 ):
                     raise BusyError(
                         "somebody else has written there", where=self.show(path)
                     ) from None
-                if refusals.unsupported(error):
+                if errors.unsupported(error):
                     raise Unconditional(
                         "it cannot write on condition", where=self.show(path)
                     ) from None

@@ -18,10 +18,17 @@ import pycurl
 
 from flarecli import __version__
 from flarecli.errors import FlareError, FormatError
-from flarecli.storage.http import response as answers
 from flarecli.storage.http.ip_guard import Permit, check_address
 from flarecli.storage.http.request import Request
-from flarecli.storage.http.response import Answer, Fault
+from flarecli.storage.http.response import (
+    Answer,
+    Fault,
+    broken,
+    changed,
+    decoded,
+    private,
+    refused,
+)
 from flarecli.storage.http.url import Address
 from flarecli.storage.limits import Limits
 
@@ -131,7 +138,7 @@ class Slot:
         if reason:
             if self.request.origin != self.request.asked.origin:
                 hint = _REDIRECT_HINT
-            self._refused = answers.private(reason, hint)
+            self._refused = private(reason, hint)
             return int(pycurl.SOCKET_BAD)
         return socket.socket(family, kind, protocol)
 
@@ -182,7 +189,7 @@ class Slot:
         elif (request.if_match and answer.etag not in ("", request.if_match)) or (
             request.of is not None and request.of.differs(answer.pin(answer.total))
         ):
-            self._fault = answers.changed()
+            self._fault = changed()
         elif request.sink is not None and answer.coding:
             self._fault = Fault(
                 "encoding",
@@ -274,9 +281,7 @@ class Slot:
         if failed:
             if self.answer is None and self.lines and self._read_head() is not None:
                 return self._fault  # refused for its head alone
-            return (
-                self._fault or (self._refused if code in (7, 28) else None) or answers.broken(code)
-            )
+            return self._fault or (self._refused if code in (7, 28) else None) or broken(code)
         if self.answer is None and self._read_head() is not None:
             return self._fault
         answer, parts = self.answer, self.parts
@@ -289,7 +294,7 @@ class Slot:
         try:
             most = min(self._limits.max_bytes, _DECODED)
             body = (
-                answers.decoded(answer.coding, parts, most)
+                decoded(answer.coding, parts, most)
                 if answer.coding
                 else parts[0]
                 if len(parts) == 1
@@ -301,7 +306,7 @@ class Slot:
         if not request.ranged:
             return None
         if answer.range is not None:
-            return None if self.got >= self._last else answers.broken(18)
+            return None if self.got >= self._last else broken(18)
         return self._cut(body)
 
     def _cut(self, body: bytes) -> Fault | None:
@@ -324,7 +329,7 @@ class Slot:
                 request.total = 0
                 return None
             return short(request.total, max(request.stop or 0, request.start + 1))
-        return answers.refused(answer, b"".join(parts)[:4096])
+        return refused(answer, b"".join(parts)[:4096])
 
 
 def _headers_for(request: Request) -> tuple[str, ...]:
