@@ -18,7 +18,6 @@ from flarecli.model import Finding, Playlist, Stream, finding_of, total
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
 from flarecli.storage import Location
-from flarecli.storage.threads import none_left
 from flarecli.verbs.beside import CHANGED, held_against, is_index, look_beside, own_sum
 from flarecli.verbs.checks import Checked, Depth
 from flarecli.verbs.checks_repairs import with_command
@@ -393,16 +392,10 @@ def verify(options: VerifyOptions) -> Verification:
 
 
 def _each_once(found: Iterator[Finding], held: dict[str, Finding]) -> Iterator[Finding]:
-    """Give what was found, and in the end what is held and nobody said. A link that a list names is what the user's own name says of it.
-
-    raises  ReachError where no thread can be started, besides what finding them raises
-    """
-    try:
-        for one in found:
-            other = held.pop(place_named(one.address), None) if held else None
-            yield other if other is not None and one.kind == "unsafe" else one
-    except RuntimeError as error:
-        raise none_left(error) or error from None
+    """Yield the findings, then those in `held` about places without any. A link is described by its finding in `held`."""
+    for one in found:
+        other = held.pop(place_named(one.address), None) if held else None
+        yield other if other is not None and one.kind == "unsafe" else one
     yield from held.values()
 
 

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
@@ -118,7 +118,7 @@ class Writer:
                 {
                     "flare": __version__,
                     "format": format,
-                    "settings": _plain(self.settings),
+                    "settings": asdict(self.settings),
                     **(head or {}),
                 },
                 running,
@@ -557,10 +557,3 @@ def _drop(pid: int, target: Target, *held: Any) -> None:
         f"{target.shown}: a Writer was dropped without close()", ResourceWarning, stacklevel=2
     )
     target.run_finalizer(partial(_let_go, target, *held))
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    return {
-        name: list(value) if isinstance(value := getattr(settings, name), tuple) else value
-        for name in settings.__slots__
-    }
