@@ -41,16 +41,18 @@ TABLE_COMMANDS = {
     "inspect": "inspect {path}",
     "verify": "verify {path}",
     "jsonl": "cat {path}",
+    "where": "cat --where 1=1 {path}",
     "pack": "pack {path} {out}",
     "pack-json": "pack -f json {path} {out}",
     "pack-tar": "pack -f webdataset --on-error skip {path} {out}",
+    "pack-zstd": "pack --compress zstd {path} {out}",
     "pack-where": "pack --where 1=1 {path} {out}",
     "pack-shuffle": "pack --shuffle 1 {path} {out}",
     "pack-parts": "pack --part-rows 100000 {path} {out}",
     "resize": "pack --resize 64 --media-info --on-error skip {path} {out}",
     "dry-run": "pack --dry-run {path} {out}",
     "unpack": "unpack {path} {out}",
-    "playlist": "playlist {path} -o {out}",
+    "playlist": "playlist {path}",
 }
 COMMANDS = {
     "inspect": "inspect {path}",
@@ -59,6 +61,7 @@ COMMANDS = {
     "html": "inspect --html {out} {path}",
     "verify": "verify {path}",
     "decode": "verify --decode {path}",
+    "part": "verify --part 1/2 {path}",
     "duplicates": "verify --duplicates {path}",
     "jsonl": "cat {path}",
     "base64": "cat --bytes base64 {path}",
@@ -73,10 +76,12 @@ COMMANDS = {
     "pack-json": "pack -f json {path} {out}",
     "pack-tar": "pack -f webdataset --on-error skip {path} {out}",
     "pack-zstd": "pack --compress zstd {path} {out}",
+    "pack-where": "pack --where 1=1 {path} {out}",
+    "pack-shuffle": "pack --shuffle 1 {path} {out}",
     "resize": "pack --resize 64 --media-info --on-error skip {path} {out}",
     "unpack": "unpack {path} {out}",
-    "playlist": "playlist {path} -o {out}",
-    "reindex": "playlist --reindex {path}",
+    "playlist": "playlist {path}",
+    "reindex": "playlist --reindex {copy}",
 }
 
 Build = Callable[[Path], Path]
@@ -509,17 +514,18 @@ def _index(
     return folder
 
 
-def _head(columns: list[tuple[str, str, int | None]]) -> bytes:
+def _head(columns: list[tuple[str, str, int | None]], packed: str | None) -> bytes:
     names, kinds, sizes = ([one[i] for one in columns] for i in range(3))
     return json.dumps(
         {
             "column_encodings": kinds,
             "column_names": names,
             "column_sizes": sizes,
-            "compression": None,
+            "compression": packed,
             "format": "mds",
             "hashes": [],
             "size_limit": None,
+            "version": 2,
         },
         sort_keys=True,
     ).encode()
@@ -540,7 +546,7 @@ def _mds(
     copies: int = 1,
 ) -> Path:
     """Write a shard of samples of these sizes, whose bytes come in parts; `copies` of it under other names."""
-    named = _head(columns)
+    named = _head(columns, packed)
     first = 4 + 4 * (len(sizes) + 1) + len(named)
     offsets = first + np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     raw = int(offsets[-1])
@@ -960,7 +966,7 @@ def granular_shared_records(folder: Path) -> Path:
 @made
 def playlist_chunks(folder: Path) -> Path:
     path = folder / "playlist.yaml"
-    chunks = "".join(f"      - {{uri: {i:x}.mds, size: 1, rows: 1}}\n" for i in range(24_000))
+    chunks = "".join(f"      - {{uri: {i:x}.mds, size: 1, rows: 1}}\n" for i in range(23_900))
     path.write_text("version: 1\nstreams:\n  a:\n    format: mds\n    chunks:\n" + chunks)
     return path
 
@@ -1167,17 +1173,20 @@ def _limited() -> None:
 def run(name: str, command: str, line: str, path: Path, size: int) -> Measured:
     """Run one command as a child and measure it."""
     with tempfile.TemporaryDirectory() as scratch, open(os.devnull, "wb") as nowhere:
-        words = [
-            word.format(
-                path=path, out=f"{scratch}/out.html" if command == "html" else f"{scratch}/out"
-            )
-            for word in line.split()
-        ]
+        out, copy = Path(scratch, "out.html" if command == "html" else "out"), Path(scratch, "copy")
+        if "{copy}" in line and path.is_dir():
+            shutil.copytree(path, copy, ignore=shutil.ignore_patterns("index.json"))
+        words = [word.format(path=path, out=out, copy=copy) for word in line.split()]
         report, err = Path(scratch, "time"), Path(scratch, "err")
         argv = [measure.GNU_TIME, "-f", "%M %U %S", "-o", str(report), measure.FLARE, *words]
         with err.open("wb") as said:
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=nowhere, stderr=said, preexec_fn=_limited
+                argv,
+                cwd="/",  # a playlist on stdout names only what lies below the working directory
+                stdin=subprocess.DEVNULL,
+                stdout=nowhere,
+                stderr=said,
+                preexec_fn=_limited,
             )
         text = err.read_text("utf-8", "replace").strip()
         numbers = re.search(r"(\d+) ([\d.]+) ([\d.]+)\s*$", report.read_text())
