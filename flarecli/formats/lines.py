@@ -62,6 +62,9 @@ LIMIT = (1 << 32) - 1  # starts are uint32
 _CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
 _STEP, _STEP_BYTES = 8192, 4 << 20  # rows checked or joined at once: they stay in the cache
 _JOINED = 1 << 20  # bytes joined at once, about
+_JOINED_COLUMN = (
+    1 << 10
+)  # or so many for each column, which outweigh the calls of Arrow that it takes
 _HINT = "It was damaged or cut short; fetch or pack it again."
 
 Places = Mapping[
@@ -356,14 +359,15 @@ def ends(array: pa.Array) -> IntArray:
     return np.frombuffer(array.buffers()[1] or bytes(8), np.int64, len(array) + 1, array.offset * 8)
 
 
-def step_of(rows: int, size: int) -> int:
-    """Give how many of some rows, `size` bytes in all, Arrow joins while they stay in the cache."""
-    return int(max(1, min(_STEP, _JOINED * max(1, rows) // max(1, size))))
+def step_of(rows: int, size: int, columns: int) -> int:
+    """Give how many of some rows, `size` bytes in all, Arrow joins at once."""
+    most = max(_JOINED, columns * _JOINED_COLUMN)
+    return int(max(1, min(_STEP, most * max(1, rows) // max(1, size))))
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch into runs of so many rows."""
-    step = step_of(batch.num_rows, batch.nbytes)
+    step = step_of(batch.num_rows, batch.nbytes, batch.num_columns)
     return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
 
 

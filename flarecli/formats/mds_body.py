@@ -41,7 +41,9 @@ def bodies(columns: Columns, batches: Sequence[pa.RecordBatch]) -> Iterator[memo
 def _bodies(columns: Columns, batch: pa.RecordBatch) -> Iterator[memoryview]:
     pieces = _pieces(columns, batch)
     step = lines.step_of(
-        batch.num_rows, sum(int(ends[-1] - ends[0]) for ends in map(lines.ends, pieces))
+        batch.num_rows,
+        sum(int(ends[-1] - ends[0]) for ends in map(lines.ends, pieces)),
+        len(pieces),
     )
     for start in range(0, batch.num_rows, step):
         some = [piece.slice(start, step) for piece in pieces]

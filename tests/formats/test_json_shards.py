@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flarecli import encodings
 from flarecli.encodings import BINARY, lookup, typed
 from flarecli.errors import FormatError, IntegrityError, UsageError, ValueFitError
-from flarecli.formats import find, json_lines
+from flarecli.formats import find, json_lines, lines
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
@@ -311,3 +311,12 @@ def test_a_listing_may_say_more_than_the_shard_and_not_something_else():
             match=r"^shard.00000.json.meta: its config names other columns than the index$",
         ):
             json_shards.open_shard(chunk, other)
+
+
+def test_rows_of_many_columns_are_joined_together():
+    """A call of Arrow for each column and each piece takes longer than what it joins."""
+    column = pa.array(["1"] * 40, pa.large_string())
+    wide = pa.record_batch({str(i): column for i in range(9000)})
+    assert [piece.num_rows for piece in lines.pieces(wide)] == [40]
+    large = pa.record_batch({"a": pa.array(["x" * (1 << 18)] * 40, pa.large_string())})
+    assert max(piece.num_rows for piece in lines.pieces(large)) == 3
