@@ -1,11 +1,8 @@
 """Single bags: written, resumed after a crash, read from files and memory; encoded videos."""
 
 import io
-import json
-import os
 import pickle
 import struct
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +12,6 @@ from flarecli.compat import granular
 from flarecli.compat.granular.bag import SharedBuffer
 from flarecli.errors import FormatError, IntegrityError, UsageError, ValueFitError
 
-PEER = os.environ.get("GRANULAR_PYTHON")
 RECORDS = [b"hello", b"", b"world" * 1000, b"x"]
 
 
@@ -43,16 +39,6 @@ def test_bag_and_table_have_the_bytes_of_the_format(bag):
     assert bag.with_suffix(".idx").read_bytes() == table(RECORDS)
     assert read(bag) == RECORDS
     assert granular.BagReader(bag).size == sum(map(len, RECORDS)) + 32
-
-
-@pytest.mark.skipif(not PEER, reason="GRANULAR_PYTHON names no interpreter that has granular")
-def test_the_original_reads_the_bag(bag):
-    script = "import sys, json, granular\nr = granular.BagReader(sys.argv[1])\n"
-    script += "print(json.dumps([r[i].decode() for i in range(len(r))]))"
-    ran = subprocess.run(
-        [PEER, "-c", script, str(bag)], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert [one.encode() for one in json.loads(ran.stdout)] == RECORDS
 
 
 def test_pending_records_are_written_by_flush_and_close(tmp_path):

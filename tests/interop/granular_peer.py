@@ -2,6 +2,7 @@
 
 granular_peer.py write FOLDER FIRST STOP LISTS SHARDLEN
 granular_peer.py read FOLDER RAW SHARDED
+granular_peer.py bag FILE
 granular_peer.py sources
 """
 
@@ -112,6 +113,14 @@ def read(folder, raw, sharded):
             print(json.dumps(shown(reader[i])))
 
 
+def bag(file):
+    import granular
+
+    with granular.BagReader(file) as reader:
+        for i in range(len(reader)):
+            print(json.dumps(shown(reader[i])))
+
+
 def drawn(granular):
     """Say what each source gives, step by step."""
     of, few, more = granular.sources, list(range(7)), list(range(100, 105))
@@ -140,4 +149,4 @@ def sources():
 
 
 if __name__ == "__main__":
-    {"write": write, "read": read, "sources": sources}[sys.argv[1]](*sys.argv[2:])
+    {"write": write, "read": read, "bag": bag, "sources": sources}[sys.argv[1]](*sys.argv[2:])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flarecli.compat.granular import BagWriter
 from flarecli.formats import find
 from flarecli.formats.granular_append import Appender
 from flarecli.model import Settings
@@ -119,6 +120,17 @@ def test_the_original_reads_what_flare_writes(tmp_path, generation, shardlen):
     wanted = [ours["shown"](row) for row in samples(generation)]
     assert peer(generation, "read", tmp_path / "flare", 0, int(shardlen > 0)) == wanted
     assert files(tmp_path / "flare") == files(tmp_path / "peer")
+
+
+@pytest.mark.skipif(
+    not PEERS["new"], reason="GRANULAR_PYTHON names no interpreter that has granular"
+)
+def test_the_original_reads_a_bag_by_itself(tmp_path):
+    records = [b"hello", b"", b"world" * 1000, b"x"]
+    with BagWriter(tmp_path / "a.bag") as writer:
+        for record in records:
+            writer.append(record)
+    assert peer("new", "bag", tmp_path / "a.bag") == [ours["shown"](one) for one in records]
 
 
 @pytest.mark.skipif(not all(PEERS.values()), reason="both generations of granular are needed")
