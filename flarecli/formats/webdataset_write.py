@@ -29,6 +29,7 @@ _JOINED, _STEP = (
     8192,
 )  # bytes and rows joined at once, about: small enough to stay in the cache
 _ALONE = 1 << 16  # bytes of a row from which on its members are written as they are, not joined
+_WIDE = 8  # rows joined at once, at least, of members smaller than a block: each column costs several calls of Arrow
 _FULL = 100
 # an absolute path, a drive, an address, an empty part or one of dots and spaces, a control character, a dot in the last part, `__this__/` at the top
 _UNFIT = r"^/|^~|(^|/)[A-Za-z]:|//|^\.[. ]+(/|$)|^ [. ]*(/|$)|/[. ]+(/|$)|/$|[\x00-\x1f\x7f\\]|\.[^/]*$|^__[^/]*__/|^$"
@@ -240,10 +241,12 @@ def _parts(
     """Give the tar's bytes."""
     for batch, own in zip(batches, keys, strict=True):
         weight = max(1, batch.nbytes) // max(1, batch.num_rows)
-        step = max(1, min(_STEP, _JOINED // weight))
+        is_small = weight <= tar.BLOCK * len(extensions_of(columns))
+        step = max(_WIDE if is_small else 1, min(_STEP, _JOINED // weight))
         for start in range(0, batch.num_rows, step):
             pieces = _pieces(columns, batch.slice(start, step), own.slice(start, step))
-            yield from _one_by_one(pieces) if weight > _ALONE else [_joined(pieces)]
+            is_joined = is_small or weight <= _ALONE
+            yield from [_joined(pieces)] if is_joined else _one_by_one(pieces)
     yield tar.END
 
 

@@ -27,7 +27,7 @@ from flarecli.errors import (
     UsageError,
     ValueFitError,
 )
-from flarecli.formats import find, tar, tar_runs, webdataset_index
+from flarecli.formats import find, tar, tar_runs, webdataset_index, webdataset_write
 from flarecli.formats.tar_runs import SLAB
 from flarecli.formats.webdataset_names import extension_of
 from flarecli.formats.webdataset_table import read_table
@@ -993,3 +993,13 @@ def test_hostile_headers_are_refused_before_anything_is_allocated(tmp_path, maps
         in ran.stdout
     )
     assert "zeros.tar 0" in ran.stdout
+
+
+def test_rows_of_many_small_members_are_joined_together():
+    """Members one by one, and calls of Arrow for each column and row, take longer than joining them."""
+    columns = webdataset.arrange([Column(f"c{i}", "str") for i in range(9000)])
+    text = pa.array(["1"] * 8, encodings.TEXT)
+    batch = pa.record_batch({column.name: text for column in columns})
+    keys = pa.array([str(row) for row in range(8)], encodings.TEXT)
+    joined, end = webdataset_write._parts(columns, [batch], [keys])
+    assert len(joined) == 8 * 9000 * 2 * tar.BLOCK and end == tar.END
