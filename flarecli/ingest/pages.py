@@ -47,7 +47,7 @@ def pages(at: Location, size: int, chunk: ColumnChunk) -> Iterator[Page]:
         try:
             page = _page(header)
             stored = int(header[3])
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             raise FormatError(f"page at byte {start}: invalid header", where=at) from error
         if stored < 0 or page.size < 0 or page.values < 0:
             raise FormatError(f"page at byte {start}: negative size in its header", where=at)
