@@ -20,7 +20,6 @@ from flarecli.errors import MissingLibraryError, NoRowsError, UsageError
 from flarecli.formats import DEFAULT, find
 from flarecli.model import Columns, Settings
 from flarecli.names import is_url, whole_path
-from flarecli.storage import Guard, with_reach
 from flarecli.write import Journal, Target, Writer, claim, error_of, parts
 from flarecli.write.columns import Typed, check_names, chosen_encodings
 
@@ -43,7 +42,7 @@ class FlareSource(Datasource):
     address  a playlist, a folder, a shard, globs: whatever `flarecli.open` opens, on every node
     columns  names of those that are read; None: all
     where    SQL condition over the columns read, or a SELECT that looks at one row at a time
-    allow_host  private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
+    allow_private, allow_local, allow_host  what data may name, as in `flarecli.open`
     raises   what `flarecli.open` raises; UsageError for a column that is not there, a SELECT that sorts, groups, counts or limits
     """
 
@@ -53,16 +52,21 @@ class FlareSource(Datasource):
         *,
         columns: Sequence[str] | None = None,
         where: str | None = None,
-        guard: Guard | None = None,
+        allow_private: bool = False,
+        allow_local: bool = False,
         allow_host: str | Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._address = (
             _whole(address) if isinstance(address, str) else [_whole(one) for one in address]
         )
-        guard = with_reach(guard or Guard(), allow_host)
-        self._where, self._guard = where, guard
-        data = read.open(address, guard=guard)
+        self._where = where
+        self._access: dict[str, Any] = {
+            "allow_private": allow_private,
+            "allow_local": allow_local,
+            "allow_host": allow_host,
+        }
+        data = read.open(address, **self._access)
         check_names(data.schema, columns or (), "columns")
         self._columns = None if columns is None else tuple(columns)
         names = data.schema.names if columns is None else list(columns)
@@ -116,10 +120,10 @@ class FlareSource(Datasource):
         return tasks
 
     def _reader(self, start: int, stop: int) -> Callable[[], Iterator[pa.Table]]:
-        address, columns, where, guard = self._address, self._columns, self._where, self._guard
+        address, columns, where, access = self._address, self._columns, self._where, self._access
 
         def blocks() -> Iterator[pa.Table]:
-            data = read.open(address, guard=guard)
+            data = read.open(address, **access)
             batches = data.scan(columns, start, stop)
             if where is not None:
                 schema = (

@@ -23,7 +23,8 @@ def open(
     *,
     format: str | None = None,
     streams: Sequence[str] = (),
-    guard: Guard | None = None,
+    allow_private: bool = False,
+    allow_local: bool = False,
     allow_host: str | Sequence[str] = (),
     allow_pickle: bool = False,
     maps: bool = True,
@@ -35,6 +36,8 @@ def open(
 
     sources       a playlist, an MDS folder, a shard, a folder of files; local or HTTP(S); globs and braces; a path of pathlib
     streams       names of the streams to read; streams with the same number of rows are joined by column
+    allow_private data may name private and loopback addresses
+    allow_local   data may name file://, paths outside its folder and symbolic links
     allow_host    private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
     allow_pickle  decode `pkl` columns, which runs code that the data brings
     maps          False where files may be cut short while they are read
@@ -43,7 +46,9 @@ def open(
     raises        MissingError, FormatError, UnsafeError, UnfinishedError: see `resolve`
     """
     typed = address_texts(sources)
-    guard = with_reach(guard or Guard(), allow_host, typed)
+    guard = with_reach(
+        Guard(allow_private=allow_private, allow_local=allow_local), allow_host, typed
+    )
     if cache is not None:
         limit = parse_size(cache_limit) if isinstance(cache_limit, str) else cache_limit
         if limit < 0:

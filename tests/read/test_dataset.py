@@ -20,7 +20,7 @@ from flarecli.errors import (
     UsageError,
 )
 from flarecli.model import Playlist, Settings
-from flarecli.storage import Guard, Location, locate
+from flarecli.storage import Location, locate
 from flarecli.write import Writer
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "mds"
@@ -283,7 +283,7 @@ def test_a_playlist_that_leaves_its_folder_is_refused_until_the_user_says_so(out
         read.open(str(tmp_path / "sub" / "p.yaml"))[0]
     assert caught.value.exit_code == 5
     assert caught.value.hint == "Give --allow-local to read it, if you trust this dataset."
-    assert read.open(str(tmp_path / "sub" / "p.yaml"), guard=Guard(allow_local=True))[7] == ROWS[7]
+    assert read.open(str(tmp_path / "sub" / "p.yaml"), allow_local=True)[7] == ROWS[7]
 
 
 def test_braces_and_globs_expand_in_order(tmp_path):

@@ -115,7 +115,7 @@ def test_a_file_above_the_playlist_is_refused_since_readers_would_refuse_it(plai
     )
     assert not (tmp_path / "set.yaml").exists()
     verbs.playlist(str(plain), out=str(tmp_path / "set.yaml"), allow_local=True)
-    assert len(read.open(str(tmp_path / "set.yaml"), guard=Guard(allow_local=True))) == 35
+    assert len(read.open(str(tmp_path / "set.yaml"), allow_local=True)) == 35
 
 
 def test_plain_files_are_listed_but_not_the_playlist_itself(tmp_path):

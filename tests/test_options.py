@@ -1,0 +1,56 @@
+"""Options are declared once: the functions, the command line and the docs agree with the declarations."""
+
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+
+import flarecli as flare
+from flarecli.given import declared
+from flarecli.storage import Limits
+from flarecli.verbs import options as commands
+
+DOCS = Path(__file__).parents[1] / "docs"
+OPTIONS = {
+    "pack": commands.PackOptions,
+    "unpack": commands.UnpackOptions,
+    "verify": commands.VerifyOptions,
+    "cat": commands.CatOptions,
+    "inspect": commands.InspectOptions,
+    "playlist": commands.PlaylistOptions,
+}
+
+
+def test_the_option_tables_of_the_docs_are_current():
+    spec = importlib.util.spec_from_file_location("option_tables", DOCS / "option_tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (DOCS / "options.md").read_text() == module.page()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_signature_of_a_function_has_every_option_with_its_default(name):
+    parameters = inspect.signature(getattr(flare, name)).parameters
+    shown = {one.name: parameters[one.name].default for one in declared(OPTIONS[name])}
+    assert shown == {one.name: one.default for one in declared(OPTIONS[name])}
+    assert all(
+        f"\n{one.name}: {one.help}" in getattr(flare, name).__doc__
+        for one in declared(OPTIONS[name])
+    )
+
+
+def test_the_defaults_of_transfers_are_those_of_the_storage_layer():
+    assert commands.PackOptions("a", "b").limits() == Limits()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"timeout": "2m"}, Limits(timeout_s=120.0)),
+        ({"deadline": 5, "jobs": 3}, Limits(deadline_s=5, jobs=3)),
+        ({"max_object": "1MiB", "retries": 0}, Limits(max_bytes=1 << 20, retries=0)),
+    ],
+)
+def test_sizes_and_times_may_be_text_in_python_too(given, wanted):
+    assert commands.PackOptions("a", "b", **given).limits() == wanted
