@@ -35,6 +35,7 @@ __all__ = [
     "Span",
     "Substitutes",
     "BINARY",
+    "EACH",
     "FLOATS",
     "Format",
     "INTEGERS",
@@ -57,6 +58,7 @@ BINARY = (
     *("bytes", "pkl", "pil", "jpeg", "png", "mp4", "webm", "jpeg_array", "jpegarray"),
     *("list[jpeg]", "list[png]", "list[pil]"),
 )
+EACH = "X[]"  # a list of what its items are stored as
 LISTED_PICTURES = {f"{name}[]": f"list[{name}]" for name in ("jpeg", "png", "pil")}
 
 _LISTS = ("jpeg[]", "png[]", "pil[]")
@@ -106,7 +108,7 @@ class Format:
     typed             whether the Arrow types of `read_batch` are its own types, and not those of the encodings
     sizes_are_exact   whether `row_sizes` add up to the size of the shard's main file
     substitutes       encoding (`encoding_group`) -> the encoding that is written in its place, None: cannot be held.
-                      Encodings that are not in it are written as they are
+                      (EACH: a list of what its items are stored as). Others are written as they are
     """
 
     name: ClassVar[str]
@@ -233,7 +235,11 @@ class Format:
 
     def store_as(self, encoding: str) -> str | None:
         """Return the encoding that is written in place of one, the same if it is held; None if it cannot be held."""
-        return self.substitutes.get(encoding_group(encoding), encoding)
+        instead = self.substitutes.get(encoding_group(encoding), encoding)
+        if instead != EACH:
+            return instead
+        item = self.store_as(encoding[:-2])
+        return item if item is None else encoding if item.endswith("[]") else f"{item}[]"
 
     def held(self, one: Column) -> Column:
         """Return a column as this format stores it.

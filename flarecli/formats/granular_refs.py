@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from flarecli.formats import bag_refs, bags, granular_spec, granular_write
-from flarecli.formats.base import LISTED_PICTURES, Substitutes
+from flarecli.formats.base import EACH, LISTED_PICTURES, Substitutes
 from flarecli.formats.granular import Granular
 from flarecli.formats.granular_columns import REFS_TABLE
 from flarecli.formats.granular_folder import REFS
@@ -34,15 +34,10 @@ class GranularRefs(Granular):
     substitutes: ClassVar[Substitutes] = {
         **Granular.substitutes,
         **{listed: name for name, listed in LISTED_PICTURES.items()},
+        **{name: name for name in LISTED_PICTURES},
+        **dict.fromkeys(("bytes[]", "ndarray[]", "*[]"), EACH),
     }
     layout = "granular 0.21 or before, by its layout"
-
-    def store_as(self, encoding: str) -> str | None:
-        """Keep a list as a list of what its items are stored as."""
-        if not encoding.endswith("[]"):
-            return super().store_as(encoding)
-        item = self.store_as(encoding[:-2])
-        return item if item is None else encoding if item.endswith("[]") else f"{item}[]"
 
     def sniff(self, name: str, head: bytes) -> bool:
         """A bag may be of either generation; `granular` claims it."""

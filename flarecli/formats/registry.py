@@ -74,6 +74,7 @@ _LINES = {
         _Line("granular", (".bag",), "flarecli.formats.granular:Granular"),
         _Line("granular-refs", (), "flarecli.formats.granular_refs:GranularRefs"),
         _Line("webdataset", (".tar", ".tgz", ".tbz2"), "flarecli.formats.webdataset:WebDataset"),
+        _Line("tfrecord", (".tfrecord",), "flarecli.formats.tfrecord:TFRecord"),
         _Line("files", (), "flarecli.formats.files:PlainFiles", writable=False),
     )
 }

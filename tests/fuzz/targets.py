@@ -38,6 +38,7 @@ from flarecli.formats import (
     webdataset_index,
     webdataset_shards,
 )
+from flarecli.formats.tfrecord import masked_crc
 from flarecli.ingest import index as ingest_index
 from flarecli.ingest.registry import opened
 from flarecli.media import Resize, check_header, probe, resize_image, sniff
@@ -189,6 +190,36 @@ def granular_refs(data: bytes) -> None:
 
 def webdataset(data: bytes) -> None:
     read_shard("webdataset", {"a.tar": data}, "a.tar")
+
+
+def tfrecord(data: bytes) -> None:
+    read_shard("tfrecord", {"a.tfrecord": data}, "a.tfrecord")
+
+
+def tfrecord_example(data: bytes) -> None:
+    """Read the input as the data of one record whose checksums are right."""
+    length = len(data).to_bytes(8, "little")
+    head, tail = (masked_crc(part).to_bytes(4, "little") for part in (length, data))
+    columns = tuple(
+        encodings.column(name, encoding)
+        for name, encoding in (
+            ("curve", "float32[]"),
+            ("grid", "int[]"),
+            ("image", "bytes"),
+            ("label", "int"),
+            ("score", "float32"),
+            ("tags", "bytes[]"),
+        )
+    )
+    files = {"a.tfrecord": b"".join((length, head, data, tail))}
+    read_shard("tfrecord", files, "a.tfrecord", columns=columns)
+
+
+def example_seeds() -> Iterable[bytes]:
+    (file,) = small("tfrecord", "*.tfrecord")
+    for line in (FIXTURES / "tfrecord" / "peer.tfrecord.idx").read_text().splitlines():
+        start, size = map(int, line.split())
+        yield file[start + 12 : start + size - 4]
 
 
 def tar_members(data: bytes) -> None:
@@ -574,6 +605,8 @@ TARGETS = {
     "playlist": Target(playlist, tables(PLAYLIST)),
     "state": Target(state, state_seeds),
     "tar_members": Target(tar_members, fixtures("webdataset", "*.tar")),
+    "tfrecord": Target(tfrecord, fixtures("tfrecord", "*.tfrecord")),
+    "tfrecord_example": Target(tfrecord_example, example_seeds),
     "tsv": Target(table("a.tsv"), tables(b"a\tb\n1\tx\n")),
     "tsv_shard": lines("tsv"),
     "values": Target(values, value_seeds),

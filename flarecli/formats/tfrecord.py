@@ -1,0 +1,640 @@
+"""TFRecord: records with two checksums each, which hold a `tf.train.Example` or any bytes.
+
+Little-endian, one record after another (source: TensorFlow, documentation of TFRecord):
+
+    0        uint64  length of the data
+    8        uint32  masked CRC-32C of the 8 bytes before
+    12       bytes   data
+    12+len   uint32  masked CRC-32C of the data
+
+A masked CRC is the CRC-32C rotated right by 15 bits, plus 0xA282EAD8. A file may be compressed as a whole (`.gz`).
+
+An Example is a protocol buffer: a map from a name to a list of bytes, of floats or of integers. In the wire format:
+
+    Example    1: Features        Feature    1: BytesList, 2: FloatList or 3: Int64List
+    Features   1: entry, each     BytesList  1: bytes, each
+    entry      1: name (text)     FloatList  1: float32, packed (or each)
+               2: Feature         Int64List  1: varint, packed (or each)
+
+A column is a list where the format of its encoding is one (`int[]`), else a list of one value. A feature that is missing, or a list
+without a value in a column that is none, is null. Numbers of 8 bytes that are not integers of 64 bits lie in a BytesList. Where no
+record of the first thousand is an Example, the records are one column of bytes, `record`.
+
+`x.tfrecord.idx` beside a file has a line `OFFSET SIZE` per record, as DALI and the `tfrecord` package write it: both include the
+checksums. An index that does not fit its file is not used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from flarecli import compress, encodings
+from flarecli.arrow import pa
+from flarecli.encodings import column, lookup
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    ReachError,
+    UsageError,
+    ValueFitError,
+)
+from flarecli.expansion import check_columns
+from flarecli.formats import spans, tar
+from flarecli.formats.base import EACH, LISTED_PICTURES, Format, Ranges, Span, Substitutes
+from flarecli.formats.wrong import wrong_rows
+from flarecli.hashes import DEFAULT, Sums
+from flarecli.model import (
+    Chunk,
+    Column,
+    Columns,
+    File,
+    Finding,
+    IntArray,
+    Row,
+    Settings,
+    Shard,
+    Stream,
+)
+from flarecli.storage import Location
+
+__all__ = ["TFRecord", "masked_crc"]
+
+RECORD: Columns = (column("record", "bytes"),)
+FRAME = 16  # bytes of a record beside its data
+HEAD = struct.Struct("<QI")
+SAMPLED_ROWS, SAMPLED_BYTES = 1024, 16 << 20  # records that tell the columns where no listing does
+MAX_INDEX_BYTES = 1 << 30  # some 40 million records
+STEP_ROWS, STEP_BYTES = 8192, 16 << 20  # records that `verify_shard` checks together
+_NAME = re.compile(r"\.tfrecords?(?:-\d+-of-\d+)?(?:\.gz)?$")
+_DAMAGED = "It was damaged or cut short; fetch or pack it again."
+_INDEX_HINT = "Delete the index, or pack again."
+_BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of a Feature
+_KINDS = {_BYTES: "bytes", _FLOATS: "floats", _INTS: "integers"}
+_DEFAULTS = {_BYTES: "bytes", _FLOATS: "float32", _INTS: "int"}
+
+
+def masked_crc(data: bytes | memoryview) -> int:
+    """Return the CRC-32C of some bytes as TFRecord stores it."""
+    crc: int = google_crc32c.value(bytes(data))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+class TFRecord(Format):
+    """Records with two CRC-32Cs each; `tf.train.Example` features as columns."""
+
+    name = "tfrecord"
+    suffixes = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
+    holds_null = True
+    record_checksums = "crc32c"
+    is_listed = True
+    substitutes: ClassVar[Substitutes] = {
+        **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16", "uint32"), "int"),
+        **dict.fromkeys(("int64", "varint", "json_int"), "int"),
+        "float16": "float32",
+        "json_float": "float64",
+        "msgpack_float": "float64",
+        "json_str": "str",
+        "json_json": "json",
+        **{listed: name for name, listed in LISTED_PICTURES.items()},
+        "bytes[]": EACH,
+        "ndarray[]": EACH,
+        "*[]": EACH,
+    }
+
+    def sniff(self, name: str, head: bytes) -> bool:
+        """Recognize the name, such as `x.tfrecord` or `x.tfrecord-00000-of-00010`, or the checksum of the first length."""
+        if _NAME.search(name):
+            return True
+        return len(head) >= HEAD.size and HEAD.unpack_from(head)[1] == masked_crc(head[:8])
+
+    def open_dataset(self, at: Location) -> Stream:
+        """List the files of a folder, none of its subfolders, by name; each with the index beside it."""
+        sizes = {entry.name: entry.size for entry in at.list() if "/" not in entry.name}
+        names = sorted(name for name in sizes if self.sniff(name, b""))
+        if not names:
+            raise MissingError("no .tfrecord file is in it", where=at)
+        beside = [f"{name}.idx" for name in names]
+        parts = [(File(one, sizes[one]),) if one in sizes else () for one in beside]
+        return Stream(
+            "data",
+            at,
+            self.name,
+            names,
+            sizes=np.array([sizes[name] for name in names], np.int64),
+            parts=parts if any(parts) else (),
+        )
+
+    def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
+        """Find the records: by the index beside the file if it fits, else by their lengths.
+
+        raises  FormatError for a length that does not fit the file, other rows than listed, or columns of other kinds;
+                IntegrityError for a length that fails its checksum
+        """
+        view = spans.whole(chunk)
+        size = len(view) if view is not None else spans.stored_size(chunk)
+        starts = None if spans.suffix(chunk) else _read_index(chunk, size)
+        if starts is None:
+            starts = _scan(chunk, view, size)
+        rows = len(starts) - 1
+        if chunk.rows is not None and rows != chunk.rows:
+            raise FormatError(f"contains {rows} records, {chunk.rows} are listed", where=chunk.at)
+        shard = Shard(chunk, columns or (), rows, {"starts": starts, "is_raw": False})
+        found = _sampled(shard)
+        if columns is None:
+            is_raw = not found
+        else:
+            is_raw = found is None or (columns == RECORD and bool(found) and "record" not in found)
+        for one in columns or ():
+            if self.store_as(one.encoding) != one.encoding or (is_raw and one.encoding != "bytes"):
+                raise FormatError(
+                    f"column {one.name!r} is listed as {one.encoding}, which no feature is",
+                    where=chunk.at,
+                    column=one.name,
+                )
+        if is_raw and columns is not None and len(columns) != 1:
+            raise IntegrityError(
+                f"{len(columns)} columns are listed; its records are not Examples", where=chunk.at
+            )
+        if columns is None:
+            columns = tuple(found.values()) if found else RECORD
+        return Shard(chunk, columns, rows, {"starts": starts, "is_raw": is_raw})
+
+    def read_rows(
+        self,
+        shard: Shard,
+        rows: Sequence[int],
+        columns: Sequence[str] | None = None,
+        ranges: Ranges | None = None,
+    ) -> list[Row]:
+        """Read the stored values of rows in the order asked; both checksums of each record are checked."""
+        wanted = shard.columns if columns is None else _chosen(shard, columns)
+        if ranges:
+            _check_ranges(shard, ranges)
+        out: list[Row] = []
+        for row, data in zip(rows, _records(shard, rows), strict=True):
+            values = _values(shard, row, data, wanted)
+            for name, (start, stop) in (ranges or {}).items():
+                items = values.get(name)
+                values |= {name: items[start:stop]} if isinstance(items, list) else {}
+            out.append(values)
+        return out
+
+    def read_batch(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+    ) -> pa.RecordBatch:
+        """Read rows start..stop as typed columns; both checksums of each record are checked."""
+        rows = self.read_rows(shard, range(start, stop), columns)
+        wanted = shard.columns if columns is None else _chosen(shard, columns)
+        if not wanted:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+        arrays = []
+        for one in wanted:
+            kind = lookup(one.encoding)
+            try:
+                arrays.append(
+                    encodings.typed(pa.array([row[one.name] for row in rows], kind.raw), kind)
+                )
+            except ValueFitError as error:
+                raise error.at(shard.chunk.at, start).of_column(one.name) from None
+        schema = pa.schema([encodings.field(one) for one in wanted])
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
+        """Return the bytes of a record with its checksums."""
+        starts = shard.layout["starts"]
+        return shard.chunk.at, int(starts[row]), int(starts[row + 1])
+
+    def arrange(self, columns: Iterable[Column]) -> Columns:
+        """Return the columns in their order. Raises UsageError for none, or two of one name."""
+        out = tuple(map(self.held, columns))
+        if not out:
+            raise UsageError(
+                "an Example without features cannot be read back",
+                hint="Name the columns to pack with -c.",
+            )
+        names = [one.name for one in out]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UsageError(f"two columns are named {twice!r}")
+        return out
+
+    def row_sizes(
+        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
+    ) -> tuple[int, IntArray]:
+        """Return 0, and the bytes of each record with its checksums: int64 [rows]."""
+        return 0, np.array([len(one) + FRAME for one in _examples(columns, batch)], np.int64)
+
+    def write_shard(
+        self,
+        at: Location,
+        number: int,
+        columns: Columns,
+        batches: Sequence[pa.RecordBatch],
+        settings: Settings,
+    ) -> Chunk:
+        """Write rows as `00000.tfrecord` and, unless it is compressed, the index beside it.
+
+        raises  UsageError for another compression than gzip
+        """
+        name, wanted = f"{number:05d}.tfrecord", {DEFAULT, *settings.hashes}
+        compression = settings.compression
+        if compression is not None and compress.suffix_of(compression) != "gz":
+            raise UsageError(
+                f"TensorFlow cannot read TFRecord files that are compressed with {compression}",
+                hint="Give --compress gz, or leave it out.",
+            )
+        records = [one for batch in batches for one in _examples(columns, batch)]
+        starts = np.concatenate(([0], np.cumsum([len(one) + FRAME for one in records]))).astype(
+            "i8"
+        )
+        if compression is not None:
+            raw, to = Sums(wanted), at / f"{name}.gz"
+            written = to.write(
+                compress.compressed(compression, _framed(records, raw), int(starts[-1])), wanted
+            )
+            file = File(to.name, written.size, written.hashes, raw.size, raw.hex())
+            return Chunk(to, len(records), (file,), self.name)
+        written = (at / name).write(_framed(records), wanted)
+        file = File(name, written.size, written.hashes)
+        index = at / f"{name}.idx"
+        lines = [f"{first} {last - first}\n" for first, last in itertools.pairwise(starts)]
+        text = index.write(["".join(lines).encode()], wanted)
+        return Chunk(
+            at / name,
+            len(records),
+            (file, File(index.name, text.size, text.hashes)),
+            self.name,
+            (index,),
+        )
+
+    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
+        """Check both checksums of each record, the index beside the file, and, if asked, every value."""
+        if not spans.suffix(shard.chunk):
+            yield from _check_index(shard)
+        starts, start = shard.layout["starts"], 0
+        runs = []
+        while start < shard.rows:
+            stop = int(np.searchsorted(starts, starts[start] + STEP_BYTES, "right")) - 1
+            stop = max(start + 1, min(start + STEP_ROWS, shard.rows, stop))
+            runs.append((start, stop))
+            start = stop
+
+        def check(first: int, last: int) -> None:
+            if values:
+                self.read_batch(shard, first, last)
+            else:
+                _records(shard, range(first, last))
+
+        yield from wrong_rows(runs, check)
+
+
+# -- records
+
+
+def _scan(chunk: Chunk, view: memoryview | None, size: int) -> IntArray:
+    """Return where each record starts, and the end: int64 [rows + 1]. Each length is checked before it is used."""
+    source = tar.Mapped(view) if view is not None else tar.Ranges(chunk.at, size)
+    starts, at = [0], 0
+    window, base = memoryview(b""), 0
+    while at < size:
+        if at + HEAD.size > base + len(window):
+            window, base = source.window(at, HEAD.size), at
+        if len(window) - (at - base) < HEAD.size:
+            raise FormatError(
+                f"file is {size} bytes; it ends inside the header of record {len(starts) - 1}",
+                where=chunk.at,
+                hint=_DAMAGED,
+            )
+        at = _next(chunk, window[at - base :], at, size, len(starts) - 1)
+        starts.append(at)
+    return np.array(starts, np.int64)
+
+
+def _next(chunk: Chunk, head: memoryview, at: int, size: int, row: int) -> int:
+    """Check the header of a record and return where the next one starts."""
+    length, crc = HEAD.unpack_from(head)
+    if crc != masked_crc(head[:8]):
+        raise IntegrityError(
+            f"the length at byte {at} fails its CRC-32C", where=chunk.at, row=row, hint=_DAMAGED
+        )
+    if length > size - at - FRAME:
+        raise FormatError(
+            f"record has {length} bytes; file ends at byte {size}",
+            where=chunk.at,
+            row=row,
+            hint=_DAMAGED,
+        )
+    return at + FRAME + int(length)
+
+
+def _records(shard: Shard, rows: Sequence[int]) -> list[memoryview]:
+    """Read the data of records. Raises IntegrityError naming the row of one that fails a checksum."""
+    starts = shard.layout["starts"]
+    out = []
+    found = spans.read(shard.chunk, [(int(starts[row]), int(starts[row + 1])) for row in rows])
+    for row, part in zip(rows, found, strict=True):
+        record = memoryview(part)
+        if len(record) < FRAME or _next(shard.chunk, record, 0, len(record), row) != len(record):
+            raise FormatError(
+                f"record is not {len(record)} bytes, as its index says",
+                where=shard.chunk.at,
+                row=row,
+                hint=_INDEX_HINT,
+            )
+        data = record[12:-4]
+        if int.from_bytes(record[-4:], "little") != masked_crc(data):
+            raise IntegrityError(
+                f"its {len(data)} bytes fail their CRC-32C",
+                where=shard.chunk.at,
+                row=row,
+                hint=_DAMAGED,
+            )
+        out.append(data)
+    return out
+
+
+def _framed(records: Iterable[bytes], raw: Sums | None = None) -> Iterator[bytes]:
+    for data in records:
+        length = len(data).to_bytes(8, "little")
+        head, tail = masked_crc(length), masked_crc(data)
+        out = b"".join((length, head.to_bytes(4, "little"), data, tail.to_bytes(4, "little")))
+        if raw is not None:
+            raw.update(out)
+        yield out
+
+
+# -- the index beside a file
+
+
+def _index_place(chunk: Chunk) -> Location:
+    return chunk.beside[0] if chunk.beside else chunk.at.folder / f"{chunk.at.name}.idx"
+
+
+def _read_index(chunk: Chunk, size: int) -> IntArray | None:
+    """Return where each record starts, and the end; None if there is no index, or it does not fit the file."""
+    try:
+        at = _index_place(chunk)
+        length = at.size()
+        data = at.read(0, length) if length <= MAX_INDEX_BYTES else b""
+    except (ReachError, FormatError, FlareError):
+        return None
+    return _parse_index(data, size)
+
+
+def _parse_index(data: bytes, size: int) -> IntArray | None:
+    if not re.fullmatch(rb"(?:[0-9]{1,18} [0-9]{1,18}\r?\n)*(?:[0-9]{1,18} [0-9]{1,18})?", data):
+        return None
+    numbers = np.array(data.split(), np.int64).reshape(-1, 2)
+    ends = numbers.sum(1)
+    starts: IntArray = np.concatenate((numbers[:, 0], [size]))
+    fits = bool((numbers[:, 1] >= FRAME).all()) and (starts[1:] == ends).all() and starts[0] == 0
+    return starts if fits else None
+
+
+def _check_index(shard: Shard) -> Iterator[Finding]:
+    at = _index_place(shard.chunk)
+    try:
+        length = at.size()
+        data = at.read(0, length) if length <= MAX_INDEX_BYTES else b""
+    except FlareError:
+        return
+    size = int(shard.layout["starts"][-1])
+    if _parse_index(data, size) is None:
+        yield Finding(
+            str(at), "index", "does not fit its file; the records are counted instead", _INDEX_HINT
+        )
+
+
+# -- Examples
+
+
+class _Feature(NamedTuple):
+    kind: int
+    values: list[bytes]  # as an encoding stores them
+
+
+def _sampled(shard: Shard) -> dict[str, Column] | None:
+    """Return the columns of the first records by name; None if one of them is not an Example."""
+    kinds: dict[str, int] = {}
+    lists: set[str] = set()
+    starts, rows = shard.layout["starts"], min(shard.rows, SAMPLED_ROWS)
+    while rows > 1 and int(starts[rows]) > SAMPLED_BYTES:
+        rows //= 2
+    for data in _records(shard, range(rows)):
+        try:
+            features = _parse(data)
+        except ValueError:
+            return None
+        for name, feature in features.items():
+            if kinds.setdefault(name, feature.kind) != feature.kind:
+                return None
+            if len(feature.values) > 1:
+                lists.add(name)
+        check_columns(len(kinds), shard.chunk.at)
+    return {
+        name: column(name, _DEFAULTS[kind] + "[]" * (name in lists))
+        for name, kind in sorted(kinds.items())
+    }
+
+
+def _values(shard: Shard, row: int, data: memoryview, wanted: Columns) -> Row:
+    """Return the stored values of a record by column."""
+    if shard.layout["is_raw"]:
+        return {one.name: bytes(data) for one in wanted}
+    try:
+        features = _parse(data)
+    except ValueError as error:
+        raise FormatError(f"not a valid Example: {error}", where=shard.chunk.at, row=row) from None
+    known = shard.memo.get("names") or shard.memo.setdefault(
+        "names", {one.name for one in shard.columns}
+    )
+    if not features.keys() <= known:
+        name = min(features.keys() - known)
+        raise FormatError(
+            f"feature {name!r:.60} is not among the columns",
+            where=shard.chunk.at,
+            row=row,
+            hint="List its column in the playlist; -c then selects columns.",
+        )
+    return {one.name: _value(shard, row, one, features.get(one.name)) for one in wanted}
+
+
+def _value(shard: Shard, row: int, one: Column, feature: _Feature | None) -> Any:
+    if feature is None:
+        return None
+    wanted, is_list = _kind_of(one.encoding), one.encoding.endswith("[]")
+    if feature.kind != wanted:
+        if feature.values or feature.kind:
+            raise FormatError(
+                f"column {one.name!r:.60}: expected {_KINDS[wanted]}, got {_KINDS.get(feature.kind, 'nothing')}",
+                where=shard.chunk.at,
+                row=row,
+                column=one.name,
+            )
+        return None
+    if is_list:
+        return feature.values
+    if len(feature.values) > 1:
+        raise FormatError(
+            f"column {one.name!r:.60}: expected one value, got {len(feature.values)}",
+            where=shard.chunk.at,
+            row=row,
+            column=one.name,
+            hint=f"List the column as {one.encoding}[] in the playlist.",
+        )
+    return feature.values[0] if feature.values else None
+
+
+def _kind_of(encoding: str) -> int:
+    return {"int": _INTS, "float32": _FLOATS}.get(encoding.removesuffix("[]"), _BYTES)
+
+
+def _parse(data: memoryview) -> dict[str, _Feature]:
+    """Parse an Example. Raises ValueError for anything else."""
+    raw = bytes(data)
+    out: dict[str, _Feature] = {}
+    for field, start, stop in _fields(raw, 0, len(raw)):
+        if field != 1:
+            continue
+        for number, first, last in _fields(raw, start, stop):
+            if number != 1:
+                continue
+            name, feature = "", _Feature(0, [])
+            for part, low, high in _fields(raw, first, last):
+                if part == 1:
+                    name = raw[low:high].decode()
+                elif part == 2:
+                    feature = _parse_feature(raw, low, high)
+            out[name] = feature
+    return out
+
+
+def _parse_feature(raw: bytes, start: int, stop: int) -> _Feature:
+    kind, values = 0, list[bytes]()
+    for field, first, last in _fields(raw, start, stop):
+        if field not in _KINDS:
+            raise ValueError(f"unknown kind of feature {field}")
+        if kind != field:
+            kind, values = field, []  # of several kinds the last counts
+        if field == _BYTES:
+            values += [raw[low:high] for part, low, high in _fields(raw, first, last) if part == 1]
+        elif field == _FLOATS:
+            for _, low, high in _fields(raw, first, last, 5):
+                if (high - low) % 4:
+                    raise ValueError(f"{high - low} bytes of floats")
+                values += [raw[at : at + 4] for at in range(low, high, 4)]
+        else:
+            for _, low, high in _fields(raw, first, last, 0):
+                while low < high:
+                    number, low = _varint(raw, low, high)
+                    values.append(number.to_bytes(8, "little"))
+    return _Feature(kind, values)
+
+
+def _fields(raw: bytes, at: int, end: int, plain: int = 2) -> Iterator[tuple[int, int, int]]:
+    """Yield (field number, start, stop) of the fields of a message.
+
+    plain   wire type that field 1 may have beside 2, as lists of numbers that are not packed
+    raises  ValueError for a field that does not fit, or a group
+    """
+    while at < end:
+        tag, at = _varint(raw, at, end)
+        wire = tag & 7
+        start = at
+        if wire == 2:
+            length, start = _varint(raw, at, end)
+            at = start + length
+        elif wire == 0:
+            _, at = _varint(raw, at, end)
+        elif wire in (1, 5):
+            at += 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"wire type {wire}")
+        if at > end or not tag >> 3:
+            raise ValueError("a field that does not fit")
+        if wire in (2, plain):
+            yield tag >> 3, start, at
+        elif tag >> 3 == 1:
+            raise ValueError(f"wire type {wire} of field 1")
+
+
+def _varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
+    number = shift = 0
+    while at < end and shift < 70:
+        byte = raw[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+    raise ValueError("a number that does not end")
+
+
+def _chosen(shard: Shard, names: Sequence[str]) -> Columns:
+    by_name = {one.name: one for one in shard.columns}
+    return tuple(by_name[name] for name in names)
+
+
+def _check_ranges(shard: Shard, ranges: Ranges) -> None:
+    lists = {one.name for one in shard.columns if one.encoding.endswith("[]")}
+    for name, (start, stop) in ranges.items():
+        if name not in lists or not 0 <= start <= stop:
+            raise UsageError(f"expected a range of a list, got {start}:{stop} of {name!r}")
+
+
+# -- writing
+
+
+def _examples(columns: Columns, batch: pa.RecordBatch) -> Iterator[bytes]:
+    """Yield each row as an Example; a null is left out."""
+    stored = [
+        encodings.stored(batch.column(one.name), lookup(one.encoding)).to_pylist()
+        for one in columns
+    ]
+    keys = [_field(1, one.name.encode()) for one in columns]
+    kinds = [_kind_of(one.encoding) for one in columns]
+    for values in zip(*stored, strict=True):
+        entries = []
+        for key, kind, value in zip(keys, kinds, values, strict=True):
+            if value is not None:
+                items = value if isinstance(value, list) else [value]
+                feature = _field(2, _field(kind, _list(kind, items)))
+                entries.append(_field(1, key + feature))
+        yield _field(1, b"".join(entries))
+
+
+def _list(kind: int, items: Sequence[bytes]) -> bytes:
+    if kind == _BYTES:
+        return b"".join(_field(1, one) for one in items)
+    if not items:
+        return b""
+    if kind == _FLOATS:
+        return _field(1, b"".join(items))
+    return _field(1, b"".join(_number(int.from_bytes(one, "little")) for one in items))
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return b"".join((bytes([number << 3 | 2]), _number(len(data)), data))
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
