@@ -46,9 +46,7 @@ def offences(source):
             sides = [node.left, *node.comparators]
             if any(map(about_a_format, sides)) and set(formats.names()) & strings(node):
                 found.append(node.lineno)
-        elif isinstance(node, ast.Subscript) and about_a_format(node.slice):
-            found.append(node.lineno)
-        elif (
+        elif (isinstance(node, ast.Subscript) and about_a_format(node.slice)) or (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
             and node.func.id in ("getattr", "hasattr")
