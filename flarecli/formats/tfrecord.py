@@ -34,9 +34,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
 
 from flarecli import compress, encodings
-from flarecli.arrow import pa
 from flarecli.encodings import column, lookup
 from flarecli.errors import (
     FlareError,
