@@ -32,7 +32,7 @@ LAYERS = [  # packages and modules; each imports from the layers above it in thi
     {"read"},
     {"write"},
     {"verbs", "torch"},
-    {"ray", "report"},
+    {"ray", "testing", "report"},
     {"cli", "compat"},
     {"__main__"},
 ]
@@ -332,7 +332,7 @@ def test_the_package_contains_no_assert():
         (name, node.lineno)
         for name, path in modules().items()
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Assert)
+        if isinstance(node, ast.Assert) and name != "flarecli.testing"  # which is a test suite
     ]
     assert asserts == []
 

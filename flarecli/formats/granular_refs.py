@@ -30,7 +30,6 @@ class GranularRefs(Granular):
 
     name = "granular-refs"
     suffixes = ()
-    sizes_are_exact = False  # record numbers are taken at their longest
     substitutes: ClassVar[Substitutes] = {
         **Granular.substitutes,
         **{listed: name for name, listed in LISTED_PICTURES.items()},
