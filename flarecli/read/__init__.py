@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from flarecli.read.mixing import Mix, mix
     from flarecli.read.order import positions
     from flarecli.read.passing import Passed, passed, taken
-    from flarecli.read.rows import Rows, check_rows
+    from flarecli.read.rows import Closable, Rows, check_rows
     from flarecli.read.run import Run, check_place, parse_state
     from flarecli.read.selection import parse_rows
     from flarecli.read.series import Series
 
 __all__ = [
+    "Closable",
     "Dataset",
     "Loader",
     "Made",
@@ -61,6 +62,7 @@ __all__ = [
 ]
 
 _FILES = {
+    "Closable": "rows",
     "Dataset": "dataset",
     "Loader": "loader",
     "Made": "batching",

@@ -21,6 +21,7 @@ from flarecli.model import Columns, Cursor, IntArray, Playlist, Row, Sample, Str
 from flarecli.read.cuts import of_size
 from flarecli.read.decoding import Decoder, How, NotDecoded, collated, stacked
 from flarecli.read.joined import Joined, numbers_of
+from flarecli.read.rows import Closable
 from flarecli.read.run import WINDOW, Run, beginning
 from flarecli.read.series import Series
 from flarecli.read.stock import Found
@@ -31,7 +32,7 @@ __all__ = ["Dataset"]
 ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
 
-class Dataset:
+class Dataset(Closable):
     """Rows by position: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`, `data.batches(…)`.
 
     columns   name and encoding of each, in the order of the format
@@ -485,6 +486,11 @@ class Dataset:
     def order(self, seed: int, epoch: int, order: str, window: int = WINDOW) -> Epoch:
         """Give an epoch: which row each of its steps has. Raises UsageError for an order that is none."""
         return Epoch(np.asarray(self.edges), seed, epoch, order, window)
+
+    def close(self) -> None:
+        """Close the shards that are open; a row that is read afterwards opens its shard again."""
+        for one in self._table.series:
+            one.close()
 
     def load(self) -> None:
         """Load the code that reading takes, before processes are forked: each of them would do it again."""

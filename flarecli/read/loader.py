@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -18,7 +19,7 @@ from flarecli.read.batching import Made, Part, Work, parts_of
 from flarecli.read.decoding import How
 from flarecli.read.fetching import begun
 from flarecli.read.processes import Process, close_all
-from flarecli.read.rows import Order, Rows, check_rows
+from flarecli.read.rows import Closable, Order, Rows, check_rows
 from flarecli.read.run import WINDOW, check_place, parse_state
 
 __all__ = ["Loader"]
@@ -28,7 +29,7 @@ _WORKERS = 1 << 16  # no machine starts as many
 _KEYS = {"seed", "epoch", "step", "order", "window", "rows", "ranks", "skip", "checksum"}
 
 
-class Loader:
+class Loader(Closable):
     """Batches of a dataset, one epoch a loop: `for batch in loader`, column -> array [batch, …], or a list where there is none.
 
     The next loop is the next epoch. A loop that was left goes on where it was left; `save()` tells that place and `load()` goes
@@ -98,6 +99,7 @@ class Loader:
             0,
         )  # samples of the row at the place that were given already
         self._place, self._loop = Cursor(seed, epoch, 0, order), 0
+        self._running: weakref.ref[Generator[Any, None, None]] | None = None
         self._order()
 
     def _order(self) -> Order:
@@ -177,9 +179,24 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Give the batches that are left of this epoch; whichever loop was begun before ends."""
         self._loop += 1
-        return self._epoch(self._loop)
+        epoch = self._epoch(self._loop)
+        self._running = weakref.ref(epoch)
+        return epoch
 
-    def _epoch(self, loop: int) -> Iterator[Any]:
+    def close(self) -> None:
+        """End the loop that is running, with its workers, and close the shards that are open.
+
+        Another loop goes on at the same place.
+        """
+        self._loop += 1
+        if self._running is not None and (epoch := self._running()) is not None:
+            epoch.close()
+        self.data.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_running": None}
+
+    def _epoch(self, loop: int) -> Generator[Any, None, None]:
         if self._loop != loop:
             return
         order, place = self._order(), self._place

@@ -21,7 +21,7 @@ from flarecli.read.decoding import How, collated, stacked
 from flarecli.read.fingerprint import checksum_of
 from flarecli.read.joined import numbers_of
 from flarecli.read.order import positions
-from flarecli.read.rows import Order
+from flarecli.read.rows import Closable, Order
 from flarecli.read.run import WINDOW, Run, beginning
 
 __all__ = ["Mix", "mix"]
@@ -42,7 +42,7 @@ def mix(weights: Mapping[Dataset, float], rows: int | None = None) -> Mix:
     return Mix(tuple(weights), tuple(weights.values()), rows)
 
 
-class Mix:
+class Mix(Closable):
     """Several datasets by weight; a Loader takes it as it takes a Dataset. Rows are numbered one dataset behind the other."""
 
     @checked
@@ -166,6 +166,11 @@ class Mix:
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
         """Give an epoch: the number of the row that each step takes."""
         return _MixOrder(self, seed, epoch, order, window)
+
+    def close(self) -> None:
+        """See `Dataset.close`."""
+        for part in self.parts:
+            part.close()
 
     def load(self) -> None:
         """See `Dataset.load`."""

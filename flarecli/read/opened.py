@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from typing import Protocol
 
+from flarecli import lifetimes
 from flarecli.model import Shard
 from flarecli.storage import files_limit
 
@@ -51,6 +52,17 @@ def note(holder: Holder, i: int, shard: Shard) -> None:
             other_holder.let_go(at)
 
 
+def close_shards() -> None:
+    """Close the shards of all datasets."""
+    global _files
+    with _lock:
+        closed, _files = list(_order), 0
+        _order.clear()
+    for holder, at, _ in closed:
+        if (one := holder()) is not None:
+            one.let_go(at)
+
+
 def _forked() -> None:
     """In a child no other thread holds the lock."""
     global _lock
@@ -58,3 +70,4 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+lifetimes.register("open shards", close_shards)

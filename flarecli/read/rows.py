@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from flarecli.errors import UsageError
 from flarecli.given import shown
@@ -11,7 +11,21 @@ from flarecli.model import IntArray, Sample
 from flarecli.read.decoding import How
 from flarecli.read.stock import Found
 
-__all__ = ["Order", "Rows", "check_rows"]
+__all__ = ["Closable", "Order", "Rows", "check_rows"]
+
+
+class Closable:
+    """A context manager that closes itself at its end. What is used after `close()` opens again."""
+
+    def close(self) -> None:
+        """Close the files that are open."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
 
 class Order(Protocol):
@@ -58,6 +72,9 @@ class Rows(Protocol):
 
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
         """Give an epoch."""
+
+    def close(self) -> None:
+        """Close the shards that are open."""
 
     def load(self) -> None:
         """Load the code that reading takes, before processes are forked."""

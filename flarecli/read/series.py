@@ -239,6 +239,11 @@ class Series:
         for at in (chunk.at, *chunk.beside):
             at.store.passed(at.path)
 
+    def close(self) -> None:
+        """Close all shards that are open."""
+        for i in list(self._open):
+            self.let_go(i)
+
     def let_go(self, i: int) -> None:
         """Close the shard at a position, if it is open; it is opened again when it is needed."""
         with self._lock:

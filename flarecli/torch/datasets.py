@@ -19,6 +19,7 @@ from flarecli.given import checked
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
 from flarecli.read import (
+    Closable,
     Made,
     Part,
     Rows,
@@ -40,7 +41,7 @@ _KEYS = {"seed", "epoch", "order", "window", "rows", "batch", "ranks", "workers"
 _KEYS |= {"checksum"}
 
 
-class MapDataset(torch_data.Dataset):  # type: ignore[misc]
+class MapDataset(Closable, torch_data.Dataset):  # type: ignore[misc]
     """Rows by position, for DataLoader and its samplers: a batch is read at once.
 
     transform  a function of a sample; what it returns is the sample
@@ -55,6 +56,10 @@ class MapDataset(torch_data.Dataset):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self.data)
 
+    def close(self) -> None:
+        """Close the shards that this process has open."""
+        self.data.close()
+
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
 
@@ -64,7 +69,7 @@ class MapDataset(torch_data.Dataset):  # type: ignore[misc]
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
 
-class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
+class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[misc]
     """One epoch of batches, for `DataLoader(stream, batch_size=None)`; the same batches in the same order with any `num_workers`.
 
     Worker w of W makes batches w, w + W, … of its rank. `set_epoch` chooses the epoch of the next loop, in all workers.
@@ -162,6 +167,10 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]
         _check_epoch(epoch)
         check_place(self.data, self._rows, Cursor(self._seed, epoch, step, self._order))
         self._epoch[0], self._epoch[1], self._resume = epoch, step, None
+
+    def close(self) -> None:
+        """Close the shards that this process has open."""
+        self.data.close()
 
     def __len__(self) -> int:
         """Batches of an epoch on this rank; samples, where they are given one by one and each row is one."""
