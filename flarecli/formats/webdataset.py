@@ -239,10 +239,12 @@ class WebDataset(Format):
                 "a sample without members cannot be read back",
                 hint="Name the columns to pack with -c.",
             )
+        names: set[str] = set()
         seen: dict[str, str] = {}
-        for i, one in enumerate(out):
-            if any(other.name == one.name for other in out[:i]):
+        for one in out:
+            if one.name in names:
                 raise UsageError(f"two columns are named {one.name!r}")
+            names.add(one.name)
             extension = KEY if one.name == KEY else extension_of(one)
             if len(extension.encode()) > LIMIT:
                 raise UsageError(

@@ -1003,3 +1003,17 @@ def test_rows_of_many_small_members_are_joined_together():
     keys = pa.array([str(row) for row in range(8)], encodings.TEXT)
     joined, end = webdataset_write._parts(columns, [batch], [keys])
     assert len(joined) == 8 * 9000 * 2 * tar.BLOCK and end == tar.END
+
+
+def test_arranging_columns_compares_each_name_a_few_times():
+    class Name(str):
+        compared = 0
+
+        def __eq__(self, other):
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    webdataset.arrange([Column(Name(f"c{i}"), "str") for i in range(1000)])
+    assert Name.compared < 10_000
