@@ -13,7 +13,6 @@ from flarecli.errors import MissingError, UnsafeError
 
 __all__ = [
     "DEVICE",
-    "address_key",
     "bare",
     "check_name",
     "name_fault",
@@ -21,12 +20,9 @@ __all__ = [
     "escape",
     "is_url",
     "local_path",
-    "redact",
-    "redact_text",
     "scheme_of",
     "shell_quoted",
     "whole_path",
-    "without_user",
 ]
 
 NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux file systems take
@@ -38,28 +34,12 @@ _PLAIN = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*"
 )  # a name as nearly all are
 _HERE = r"(?:\./)+(?=[^/])"
-_URL = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]*[^\s\"'<>.,:;)\]]"
 _DRIVE = "[A-Za-z]:"
 _PART_DRIVE = "/[A-Za-z]:"  # a program that joins part by part begins anew there
 _NO_NAME = "(?:^|/)[. ]+(?:/|$)"  # Windows drops what a name ends in: `.. ` is the folder above
 _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]"  # and halves of characters, but for those that stand for a byte
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, lone surrogates
 _UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-_BROKEN = "(?i)https?:/?[^/]"  # a scheme without its slashes: who knows where the password is
-_SECRET = "(?i)sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog|^(?:s[aeikprv]|st)$"
-_SECRET_PART = "(?i)[a-z-]*(?:sig|token|secret|passw|jwt|hmac|hdn|auth|cred)[a-z-]*="  # a part of a path, as some CDNs sign
-_OPAQUE = (
-    "abfs",
-    "az",
-    "file",
-    "gcs",
-    "gs",
-    "hf",
-    "memory",
-    "oci",
-    "oss",
-    "s3",
-)  # schemes whose paths are taken literally
 # what Windows keeps for devices, whatever follows behind a dot or a colon; its code pages make digits of the three raised ones
 _DEVICE_END = " *[.:]"
 _RESERVED = {
@@ -211,64 +191,3 @@ def is_url(address: str) -> bool:
 def bare(address: str) -> str:
     """Give a relative address without the `./` before it, which says nothing."""
     return re.sub(_HERE, "", address, count=1) if address.startswith("./") else address
-
-
-def without_user(url: str) -> str:
-    """Give an address without user info and fragment; as it is, if it is none."""
-    from urllib.parse import urlsplit, urlunsplit
-
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, ""))
-
-
-def redact(address: str) -> str:
-    """Return an address without secrets, to print and to store: no user info, query, fragment or path parameters.
-
-    Nobody can list the names that a token may have, so nothing of a query is kept. Keys of buckets are opaque: of those only a
-    query with a secret's name goes.
-    """
-    shown = address_key(address)
-    if shown.partition(":")[0].lower() in _OPAQUE or "://" not in shown:
-        return shown
-    scheme, _, rest = shown.partition("://")
-    host, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
-    if ";" in path or "=" in path:
-        path = "/".join(
-            "…" if re.match(_SECRET_PART, part) else part.partition(";")[0]
-            for part in path.split("/")
-        )
-    return f"{scheme}://{host}{slash}{path}"
-
-
-def address_key(address: str) -> str:
-    """Return what tells one address from another, however it is signed: no user info, no fragment, no query that holds a secret.
-
-    It may hold secrets under names that are not known, so it is compared and never shown.
-    """
-    if re.match(_BROKEN, address):
-        return address.partition(":")[0] + "://…"
-    if not _SCHEME.match(address):
-        return address
-    from urllib.parse import unquote, urlsplit, urlunsplit
-
-    try:
-        parts = urlsplit(address)
-        _ = parts.port  # a password with a slash in it ends up there
-    except ValueError:
-        return address.split("://")[0] + "://…"
-    host = parts.netloc.rpartition("@")[2]
-    named = (one.partition("=") for one in parts.query.replace(";", "&").split("&"))
-    query = (
-        "redacted"
-        if any(equals and re.search(_SECRET, unquote(name)) for name, equals, _ in named)
-        else parts.query
-    )
-    return urlunsplit((parts.scheme, host, parts.path, query, ""))
-
-
-def redact_text(text: str) -> str:
-    """Redact every address inside a text, such as a library's own message."""
-    return re.sub(_URL, lambda match: redact(match[0]), text)

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "flarecli"
 LAYERS = [  # packages and modules; each imports from the layers above it in this list, and from itself
     {"errors", "lazy", "cpus", "lifetimes"},
     {"names"},
-    {"guesses", "expansion"},
+    {"guesses", "expansion", "redact"},
     {
         "units",
         "given",

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flarecli.errors import UnsafeError
-from flarecli.names import bare, check_name, collision_key, escape, redact, redact_text
+from flarecli.names import bare, check_name, collision_key, escape
+from flarecli.redact import redact, redact_text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import xxhash
 
-from flarecli.names import redact
+from flarecli.redact import redact
 
 __all__ = [
     "NAME",

@@ -17,7 +17,8 @@ from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from flarecli.errors import FlareError, ReachError, UsageError
-from flarecli.names import escape, redact_text
+from flarecli.names import escape
+from flarecli.redact import redact_text
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -30,7 +30,7 @@ from flarecli.ingest.source import Heard
 from flarecli.ingest.source_checksum import Running
 from flarecli.ingest.statistics import kept
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, standard_input
-from flarecli.names import redact
+from flarecli.redact import redact
 from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.storage.workers import Workers
 

@@ -15,7 +15,8 @@ from flarecli.braces import SIGNS, braced, divided
 from flarecli.errors import FlareError, FormatError, MissingError, UsageError
 from flarecli.ingest.decompress import Text
 from flarecli.ingest.text_records import pieces
-from flarecli.names import is_url, redact, scheme_of
+from flarecli.names import is_url, scheme_of
+from flarecli.redact import redact
 from flarecli.storage import Location
 
 __all__ = ["LIST", "Named", "listed"]

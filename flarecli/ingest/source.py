@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from flarecli import expansion
 from flarecli.errors import FlareError, FormatError, ReachError, check_exhausted
-from flarecli.names import redact_text
+from flarecli.redact import redact_text
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 

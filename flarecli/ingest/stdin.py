@@ -19,7 +19,8 @@ import pyarrow as pa
 from flarecli.errors import FormatError, ReachError
 from flarecli.ingest import decompress
 from flarecli.ingest.decompress import Blocks
-from flarecli.names import escape, redact
+from flarecli.names import escape
+from flarecli.redact import redact
 
 __all__ = ["Addresses", "DATA", "NAME", "Spool", "standard_input"]
 

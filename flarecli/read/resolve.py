@@ -20,8 +20,9 @@ from flarecli.formats import INDEX, INDEX_FILES
 from flarecli.given import Addresses, address_texts, name_list
 from flarecli.guesses import choose
 from flarecli.model import Playlist, Stream
-from flarecli.names import is_url, local_path, redact, scheme_of, shell_quoted
+from flarecli.names import is_url, local_path, scheme_of, shell_quoted
 from flarecli.read.repeats import refuse_repeats
+from flarecli.redact import redact
 from flarecli.storage import Guard, Location, globbed, locate
 from flarecli.storage.local import SCRATCH, LocalStore
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flarecli.model import Finding
-from flarecli.names import escape, redact_text
+from flarecli.names import escape
+from flarecli.redact import redact_text
 
 __all__ = ["Result", "bytes_of", "shown"]
 

@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from flarecli.braces import pattern_of
 from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
-from flarecli.names import address_key, bare, check_name, redact, scheme_of
+from flarecli.names import bare, check_name, scheme_of
+from flarecli.redact import address_key, redact
 from flarecli.storage.limits import Limits
 from flarecli.storage.ranges import cut, join_near
 from flarecli.storage.threads import in_order

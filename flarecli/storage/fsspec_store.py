@@ -28,7 +28,8 @@ from flarecli.errors import (
     UsageError,
 )
 from flarecli.hashes import Sums
-from flarecli.names import redact, redact_text, scheme_of
+from flarecli.names import scheme_of
+from flarecli.redact import redact, redact_text
 from flarecli.storage.base import Entry, Guard, Location, Part, Store, Written, short_read
 from flarecli.storage.cloud.address import check_key, resolve, user_info
 from flarecli.storage.cloud.credentials import ways

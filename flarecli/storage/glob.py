@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from flarecli.braces import SIGNS, divided, pattern_of
 from flarecli.errors import MissingError, ReachError, UsageError
-from flarecli.names import is_url, local_path, redact, scheme_of, whole_path
+from flarecli.names import is_url, local_path, scheme_of, whole_path
+from flarecli.redact import redact
 from flarecli.storage.base import MAX_LISTED, Guard
 from flarecli.storage.locator import locate
 

@@ -29,7 +29,8 @@ from flarecli.errors import (
     check_exhausted,
 )
 from flarecli.hashes import Sums
-from flarecli.names import bare, check_name, is_url, local_path, redact, scheme_of, whole_path
+from flarecli.names import bare, check_name, is_url, local_path, scheme_of, whole_path
+from flarecli.redact import redact
 from flarecli.storage.base import (
     Entry,
     Guard,

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flarecli.errors import FlareError, FormatError, UnsafeError, UsageError
-from flarecli.names import is_url, local_path, redact, scheme_of
+from flarecli.names import is_url, local_path, scheme_of
+from flarecli.redact import redact
 from flarecli.storage.base import Guard, Location
 
 __all__ = ["bucket_in", "bucket_note", "locate", "locate_named", "with_reach"]

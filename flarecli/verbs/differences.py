@@ -14,8 +14,9 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from flarecli.model import File, Playlist, Stream
-from flarecli.names import bare, local_path, redact, scheme_of, without_user
+from flarecli.names import bare, local_path, scheme_of
 from flarecli.read import resolve
+from flarecli.redact import redact, without_user
 from flarecli.storage import Guard, Location, with_reach
 from flarecli.storage.local import LocalStore
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from flarecli.errors import UnfinishedError, UsageError
 from flarecli.formats import DEFAULT, INDEX, find
 from flarecli.given import Address, address_text, address_texts, checked
-from flarecli.names import is_url, local_path, redact, shell_quoted
+from flarecli.names import is_url, local_path, shell_quoted
+from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate
 
 __all__ = ["merge_index", "reindex"]

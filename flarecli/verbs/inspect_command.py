@@ -16,9 +16,9 @@ from flarecli.errors import FlareError
 from flarecli.given import address_texts, from_options
 from flarecli.lazy import np
 from flarecli.model import Column, Columns, IntArray, Playlist, Stream, total
-from flarecli.names import redact
 from flarecli.progress import Progress
 from flarecli.read import Series, resolve, select_streams
+from flarecli.redact import redact
 from flarecli.verbs.fill import filled
 from flarecli.verbs.inspect_holes import holes, lost, writer_of
 from flarecli.verbs.options import InspectOptions

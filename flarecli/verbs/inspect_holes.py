@@ -11,7 +11,7 @@ import numpy as np
 from flarecli import formats
 from flarecli.errors import FlareError, MissingError
 from flarecli.model import IntArray, Playlist, Stream
-from flarecli.names import redact
+from flarecli.redact import redact
 
 __all__ = ["holes", "lost", "writer_of"]
 

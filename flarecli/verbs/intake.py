@@ -33,8 +33,8 @@ from flarecli.media import (
     sniff,
 )
 from flarecli.model import IntArray
-from flarecli.names import redact
 from flarecli.progress import Progress
+from flarecli.redact import redact
 from flarecli.storage.workers import Workers
 from flarecli.units import format_count
 from flarecli.write import Failure, key_text

@@ -15,9 +15,9 @@ from flarecli.formats.files import COLUMNS
 from flarecli.given import Addresses, address_texts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import Stream
-from flarecli.names import redact
 from flarecli.playlists import text
 from flarecli.progress import Progress
+from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs import streamed
 from flarecli.verbs.naming import ROW

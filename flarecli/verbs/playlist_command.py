@@ -18,17 +18,10 @@ from flarecli import hashes as sums
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.given import address_text, address_texts, from_options, name_list, shown
 from flarecli.model import Chunk, File, Finding, Playlist, Stream, finding_of
-from flarecli.names import (
-    address_key,
-    is_url,
-    local_path,
-    redact,
-    scheme_of,
-    whole_path,
-    without_user,
-)
+from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.playlists import faults, parse, places, stored, text
 from flarecli.read import refuse_repeats, resolve, select_streams
+from flarecli.redact import address_key, redact, without_user
 from flarecli.storage import Guard, Location, locate, with_reach
 from flarecli.storage.local import LocalStore
 from flarecli.verbs.beside import own_sum

@@ -17,7 +17,7 @@ from flarecli.given import Addresses, address_texts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.media import is_media, kind_of
 from flarecli.model import IntArray, Playlist, Stream
-from flarecli.names import redact
+from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate
 from flarecli.verbs.places import shard_of
 from flarecli.verbs.rows import no_index, ordered, read_rows, weight

@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flarecli.names import is_url, local_path, redact, scheme_of, whole_path
+from flarecli.names import is_url, local_path, scheme_of, whole_path
+from flarecli.redact import redact
 from flarecli.write import Failure
 
 __all__ = ["UNNAMED", "SourceName", "source_name"]

@@ -15,7 +15,8 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from flarecli.errors import FlareError, UnsafeError
-from flarecli.names import is_url, redact, redact_text
+from flarecli.names import is_url
+from flarecli.redact import redact, redact_text
 from flarecli.storage import Guard, Limits, Location, bucket_in
 from flarecli.storage.http.engine import Engine, Fault, Page, Wanted
 from flarecli.storage.http.url import Address, parse

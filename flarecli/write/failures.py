@@ -13,7 +13,8 @@ from typing import Any
 from flarecli.errors import FlareError, FormatError, ReachError, UnsafeError, ValueFitError
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import File
-from flarecli.names import is_url, redact, redact_text
+from flarecli.names import is_url
+from flarecli.redact import redact, redact_text
 from flarecli.storage import Location
 from flarecli.storage.append_log import format_line, open_log
 

@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable
 
 from flarecli.errors import BusyError, FlareError, ReachError, UsageError
-from flarecli.names import is_url, local_path, redact, whole_path
+from flarecli.names import is_url, local_path, whole_path
 from flarecli.playlists import PLAYLIST
+from flarecli.redact import redact
 from flarecli.storage import Location
 from flarecli.storage.flock import flock
 from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder

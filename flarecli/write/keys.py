@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from flarecli.model import IntArray
-from flarecli.names import is_url, redact, redact_text
+from flarecli.names import is_url
+from flarecli.redact import redact, redact_text
 
 __all__ = ["Keys", "is_unnamed", "key_text"]
 

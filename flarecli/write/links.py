@@ -22,8 +22,8 @@ import pyarrow as pa
 from flarecli import media
 from flarecli.errors import CredentialsError, FlareError
 from flarecli.model import IntArray
-from flarecli.names import redact, redact_text
 from flarecli.progress import Progress
+from flarecli.redact import redact, redact_text
 from flarecli.storage import Guard, Limits, Location, bucket_note
 from flarecli.storage.http.engine import Fault, Page
 from flarecli.storage.threads import wait_for

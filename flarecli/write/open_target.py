@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from flarecli.errors import UsageError
 from flarecli.given import Address, address_text
-from flarecli.names import is_url, redact, scheme_of
+from flarecli.names import is_url, scheme_of
+from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate
 from flarecli.write.folder_target import FolderTarget
 from flarecli.write.target import Target, check_dataset

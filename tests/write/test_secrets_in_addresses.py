@@ -9,7 +9,7 @@ import flarecli
 from flarecli.__main__ import main
 from flarecli.errors import UsageError
 from flarecli.model import Settings
-from flarecli.names import redact, redact_text
+from flarecli.redact import redact, redact_text
 
 TOKEN, ONE_ROW = "hunter2", Settings(shard_rows=1)
 UNUSUAL = [

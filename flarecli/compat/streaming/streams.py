@@ -16,7 +16,7 @@ from flarecli.compat.streaming.shard import FileInfo, Reader, Shards, read_index
 from flarecli.errors import IntegrityError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.formats import INDEX
 from flarecli.hashes import Sums, digest
-from flarecli.names import redact
+from flarecli.redact import redact
 from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.storage.flock import flock
 

@@ -10,7 +10,8 @@ import posixpath
 from typing import NamedTuple
 
 from flarecli.errors import UnsafeError, UsageError
-from flarecli.names import bare, check_name, is_url, redact, scheme_of
+from flarecli.names import bare, check_name, is_url, scheme_of
+from flarecli.redact import redact
 from flarecli.storage.base import Guard, Location, Store
 
 __all__ = ["Object", "check_key", "parse_address", "resolve", "user_info"]

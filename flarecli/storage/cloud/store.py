@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from flarecli.errors import BusyError, FormatError, MissingError, UsageError
 from flarecli.hashes import Sums
-from flarecli.names import redact
+from flarecli.redact import redact
 from flarecli.storage.base import Entry, Guard, Location, Part, Store, Written, short_read
 from flarecli.storage.cloud import errors
 from flarecli.storage.cloud.address import parse_address, resolve

@@ -16,7 +16,8 @@ from queue import SimpleQueue
 from urllib.parse import quote, urlsplit
 
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
-from flarecli.names import redact, scheme_of
+from flarecli.names import scheme_of
+from flarecli.redact import redact
 from flarecli.storage.base import (
     Entry,
     Guard,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote, urljoin
 
 from flarecli.errors import FormatError, UnsafeError
-from flarecli.names import redact
+from flarecli.redact import redact
 
 __all__ = [
     "DEFAULT_PORTS",
