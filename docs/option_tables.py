@@ -5,8 +5,8 @@ python docs/option_tables.py > docs/options.md
 
 import importlib
 
+from flarecli.arguments import declared
 from flarecli.cli.app import COMMANDS
-from flarecli.given import declared
 
 HEAD = """# Options
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingLibraryError, UsageError
 from flarecli.expansion import BOMB_HINT, decompressed_limit
-from flarecli.guesses import choose
+from flarecli.suggest import choose
 
 __all__ = ["NAMES", "SUFFIXES", "compressed", "decompress", "stream", "suffix_of"]
 

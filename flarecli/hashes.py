@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from flarecli.errors import UsageError
-from flarecli.guesses import choose
+from flarecli.suggest import choose
 
 __all__ = ["DEFAULT", "Sums", "known", "digest"]
 

@@ -14,10 +14,10 @@ PACKAGE = ROOT / "flarecli"
 LAYERS = [  # packages and modules; each imports from the layers above it in this list, and from itself
     {"errors", "lazy", "cpus", "lifetimes"},
     {"names"},
-    {"guesses", "expansion", "redact"},
+    {"suggest", "expansion", "redact"},
     {
         "units",
-        "given",
+        "arguments",
         "braces",
         "hashes",
         "compress",

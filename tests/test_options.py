@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import flarecli as flare
-from flarecli.given import declared
+from flarecli.arguments import declared
 from flarecli.storage import Limits
 from flarecli.verbs import options as commands
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import flarecli as flare
+from flarecli.arguments import checked, name_list, shown
 from flarecli.errors import UsageError
-from flarecli.given import checked, name_list, shown
 from flarecli.model import Settings
 
 RANK = "Give rank=R, ranks=N: rank R of N."

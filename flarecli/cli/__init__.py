@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flarecli.cli.running import run
+from flarecli.cli.errors import run
 
 __all__ = ["run"]

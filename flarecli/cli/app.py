@@ -11,15 +11,15 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-import flarecli.cli.show as show
+from flarecli.arguments import GROUPS
+from flarecli.cli import printer
 from flarecli.cli.options import callback
 from flarecli.errors import UsageError
-from flarecli.given import GROUPS
-from flarecli.guesses import choose, nearest
+from flarecli.suggest import choose, nearest
 
 __all__ = ["COMMANDS", "answer"]
 
-# Each command is a module of this room, loaded when it is asked for; the text is the first line of its help.
+# Each command is a module of this package, loaded when it is called; the text is the first line of its help.
 COMMANDS = {
     "pack": "Pack rows as shards, and download what they link to.",
     "unpack": "Write rows as files, or download what an index links to.",
@@ -153,7 +153,7 @@ class _Commands(_Helped, typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
-            show.finish()
+            printer.finish()
             return result
         except (_WRONG_LINE, typer.Exit, _Carried):
             raise
@@ -169,7 +169,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from flarecli import __version__
 
-        show.line(f"flare {__version__}")
+        printer.line(f"flare {__version__}")
         raise typer.Exit
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flarecli.arguments import Option, option
 from flarecli.cli import rows as output
-from flarecli.cli.bar import Bar
 from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.show import Printer
+from flarecli.cli.printer import Printer
+from flarecli.cli.progress import Bar
 from flarecli.errors import UsageError
-from flarecli.given import Option, option
 from flarecli.verbs.options import CatOptions
 
 

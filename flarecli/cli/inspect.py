@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from flarecli.arguments import Address, Option, address_text, option
 from flarecli.cli import rows as output
-from flarecli.cli.bar import Bar
 from flarecli.cli.options import SOURCES, Argument
 from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.show import Printer, binary
+from flarecli.cli.printer import Printer, binary
+from flarecli.cli.progress import Bar
 from flarecli.errors import MissingError, UsageError
-from flarecli.given import Address, Option, address_text, option
-from flarecli.guesses import choose
+from flarecli.suggest import choose
 from flarecli.units import format_count, format_size, format_time
 from flarecli.verbs.options import InspectOptions
 

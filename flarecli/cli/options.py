@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
 
+from flarecli.arguments import Declared, Option, Options, declared, option
 from flarecli.errors import UsageError
-from flarecli.given import Declared, Option, Options, declared, option
 
 __all__ = ["OUT", "SOURCES", "Argument", "Line", "callback"]
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flarecli.cli.bar import Bar
 from flarecli.cli.options import OUT, SOURCES, Argument
 from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.show import Printer
+from flarecli.cli.printer import Printer
+from flarecli.cli.progress import Bar
 from flarecli.units import format_count, format_size
 from flarecli.verbs.options import PackOptions
 

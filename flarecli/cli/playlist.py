@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flarecli.cli.bar import Bar
+from flarecli.arguments import Option, address_texts, option
 from flarecli.cli.options import Argument
 from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.show import Printer
+from flarecli.cli.printer import Printer
+from flarecli.cli.progress import Bar
 from flarecli.errors import UsageError
-from flarecli.given import Option, address_texts, option
 from flarecli.verbs.options import PlaylistOptions
 
 

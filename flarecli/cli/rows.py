@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from flarecli.cli.show import (
+from flarecli.cli.printer import (
     Printer,
     binary,
     compact,
@@ -30,9 +30,9 @@ from flarecli.cli.show import (
 )
 from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.expansion import MAX_DECODED_VALUE, MAX_PARQUET_VALUE, MAX_TEXT_VALUE
-from flarecli.guesses import choose
 from flarecli.model import ENCODING
 from flarecli.names import escape, shell_quoted
+from flarecli.suggest import choose
 from flarecli.units import format_size
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, look: Look
 
 def _pictures(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
     """Draw the pictures of a batch: (row, column) -> a drawing."""
-    from flarecli.cli.pictures import half_blocks
+    from flarecli.cli.images import half_blocks
     from flarecli.encodings import raw_values
     from flarecli.media import is_image, sniff
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flarecli.cli.bar import Bar
 from flarecli.cli.options import SOURCES, Argument
 from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.show import Printer, binary, refuse_terminal
+from flarecli.cli.printer import Printer, binary, refuse_terminal
+from flarecli.cli.progress import Bar
 from flarecli.units import format_count, format_size
 from flarecli.verbs.options import UnpackOptions
 

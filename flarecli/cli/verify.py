@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flarecli.cli.bar import Bar
+from flarecli.arguments import Option, address_texts, option
 from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.show import Printer, finish
-from flarecli.given import Option, address_texts, option
+from flarecli.cli.printer import Printer, finish
+from flarecli.cli.progress import Bar
 from flarecli.units import format_count, format_size
 from flarecli.verbs.options import VerifyOptions
 

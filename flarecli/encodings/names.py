@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
+from flarecli.arguments import checked
 from flarecli.encodings.registry import OWN, Own, remember
 from flarecli.errors import UsageError
-from flarecli.given import checked
-from flarecli.guesses import choose
 from flarecli.lazy import pa
 from flarecli.model import Column
+from flarecli.suggest import choose
 
 __all__ = [
     "BINARY",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from flarecli.errors import FlareError, MissingLibraryError, UsageError
 from flarecli.formats.base import Format
-from flarecli.guesses import choose
+from flarecli.suggest import choose
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -13,10 +13,10 @@ from typing import Any
 from flarecli.errors import FormatError, Place
 from flarecli.formats.mds_config import parse
 from flarecli.formats.webdataset_names import NAME
-from flarecli.guesses import nearest
 from flarecli.lazy import np
 from flarecli.model import Stream
 from flarecli.storage import Location
+from flarecli.suggest import nearest
 
 __all__ = ["KIND", "SHARDS", "VERSION", "read_shards"]
 

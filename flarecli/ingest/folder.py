@@ -24,11 +24,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from flarecli.errors import FormatError, UsageError
-from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.media import is_media, kind_of
 from flarecli.names import escape
 from flarecli.storage import Entry, Location
+from flarecli.suggest import choose
 from flarecli.units import format_count
 
 __all__ = ["Folder", "Group", "Rules", "data_among", "groups"]

@@ -15,7 +15,6 @@ import pyarrow as pa
 from flarecli import sql
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.expansion import FREE_BYTES, FREE_ROWS, check_decoded, check_rows
-from flarecli.guesses import choose
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.ahead import Placed, in_turn
 from flarecli.ingest.csv import Delimited
@@ -33,6 +32,7 @@ from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, standard_input
 from flarecli.redact import redact
 from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.storage.workers import Workers
+from flarecli.suggest import choose
 
 __all__ = ["Index", "open_folder", "open_index"]
 

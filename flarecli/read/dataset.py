@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings, sql
+from flarecli.arguments import checked, name_list, shown, whole
 from flarecli.encodings import BINARY
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.given import checked, name_list, shown, whole
-from flarecli.guesses import choose
 from flarecli.model import Columns, Cursor, IntArray, Playlist, Row, Sample, Stream
 from flarecli.read.cuts import of_size
 from flarecli.read.decoding import Decoder, How, NotDecoded, collated, stacked
@@ -26,6 +25,7 @@ from flarecli.read.run import WINDOW, Run, beginning
 from flarecli.read.series import Series
 from flarecli.read.stock import Found
 from flarecli.read.windows import Epoch
+from flarecli.suggest import choose
 
 __all__ = ["Dataset"]
 

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flarecli import encodings
+from flarecli.arguments import shown
 from flarecli.encodings import BINARY, Encoding
 from flarecli.errors import FlareError, UsageError, ValueFitError
-from flarecli.given import shown
 
 __all__ = ["Decoder", "How", "NotDecoded", "collated", "stacked"]
 

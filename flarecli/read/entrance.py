@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from flarecli.arguments import Address, Addresses, address_text, address_texts, checked
 from flarecli.cache import Cache
 from flarecli.errors import UsageError
-from flarecli.given import Address, Addresses, address_text, address_texts, checked
 from flarecli.read.dataset import Dataset
 from flarecli.read.decoding import How
 from flarecli.read.resolve import resolve, select_streams

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from flarecli.arguments import checked
 from flarecli.errors import UsageError
-from flarecli.given import checked
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
 from flarecli.read.batching import Made, Part, Work, parts_of

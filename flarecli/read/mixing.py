@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from flarecli.arguments import checked, number, shown
 from flarecli.errors import RowsError, UsageError
-from flarecli.given import checked, number, shown
 from flarecli.model import Cursor, IntArray, Sample
 from flarecli.read.dataset import Dataset
 from flarecli.read.decoding import How, collated, stacked

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from flarecli.arguments import checked
 from flarecli.errors import MissingLibraryError, UsageError, ValueFitError
-from flarecli.given import checked
 from flarecli.media import FORMATS
 
 __all__ = ["Audio", "Image", "Text", "Video", "audio", "image", "text", "video"]

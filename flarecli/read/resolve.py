@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flarecli import formats, playlists
+from flarecli.arguments import Addresses, address_texts, name_list
 from flarecli.braces import SIGNS, braced
 from flarecli.errors import FlareError, FormatError, MissingError, UnfinishedError, UsageError
 from flarecli.formats import INDEX, INDEX_FILES
-from flarecli.given import Addresses, address_texts, name_list
-from flarecli.guesses import choose
 from flarecli.model import Playlist, Stream
 from flarecli.names import is_url, local_path, scheme_of, shell_quoted
 from flarecli.read.repeats import refuse_repeats
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, globbed, locate
 from flarecli.storage.local import SCRATCH, LocalStore
+from flarecli.suggest import choose
 
 __all__ = ["expand", "read_list", "resolve", "select_streams"]
 

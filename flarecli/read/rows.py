@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
+from flarecli.arguments import shown
 from flarecli.errors import UsageError
-from flarecli.given import shown
 from flarecli.model import IntArray, Sample
 from flarecli.read.decoding import How
 from flarecli.read.stock import Found

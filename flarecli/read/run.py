@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from flarecli.arguments import shown, whole
 from flarecli.errors import UsageError
-from flarecli.given import shown, whole
 from flarecli.model import Cursor, Sample
 from flarecli.read.fetching import begun
 from flarecli.read.rows import Order, Rows

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from flarecli.arguments import shown
 from flarecli.errors import UsageError
-from flarecli.given import shown
 from flarecli.model import IntArray
 from flarecli.read.order import positions, positions_apart
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from flarecli.report.annotations import annotation
 from flarecli.report.facts import facts_table
-from flarecli.report.page import dataset_page
+from flarecli.report.files import KINDS, check_report, write_report
+from flarecli.report.github import annotation
+from flarecli.report.html.page import dataset_page
 from flarecli.report.result import Result, bytes_of
-from flarecli.report.written import KINDS, check_report, write_report
 
 __all__ = [
     "KINDS",

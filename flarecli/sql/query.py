@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli.errors import UsageError
-from flarecli.guesses import choose
 from flarecli.sql.connection import STATEMENT, connected
 from flarecli.sql.provenance import with_beside
+from flarecli.suggest import choose
 
 __all__ = ["is_row_by_row", "select"]
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.random  # torch uses it in each worker: one that is forked has it then, and does not load it
 from torch.utils import data as torch_data
 
+from flarecli.arguments import checked
 from flarecli.errors import FlareError, UsageError
-from flarecli.given import checked
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
 from flarecli.read import (

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from flarecli.arguments import address_texts, from_options, name_list
 from flarecli.errors import UsageError
-from flarecli.given import address_texts, from_options, name_list
 from flarecli.verbs import streamed
 from flarecli.verbs.options import CatOptions
 from flarecli.verbs.rows import (

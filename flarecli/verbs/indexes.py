@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from flarecli.arguments import Address, address_text, address_texts, checked
 from flarecli.errors import UnfinishedError, UsageError
 from flarecli.formats import DEFAULT, INDEX, find
-from flarecli.given import Address, address_text, address_texts, checked
 from flarecli.names import is_url, local_path, shell_quoted
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate

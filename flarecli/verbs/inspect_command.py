@@ -11,9 +11,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from flarecli import encodings, formats
+from flarecli.arguments import address_texts, from_options
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
-from flarecli.given import address_texts, from_options
 from flarecli.lazy import np
 from flarecli.model import Column, Columns, IntArray, Playlist, Stream, total
 from flarecli.progress import Progress

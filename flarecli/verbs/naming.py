@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from flarecli.encodings import encoding_of
 from flarecli.errors import FlareError, FormatError, UnsafeError, UsageError, ValueFitError
-from flarecli.guesses import choose
 from flarecli.media import extension_of, kind_of, sniff
 from flarecli.model import IntArray
 from flarecli.names import DEVICE, check_name, collision_key, name_fault
+from flarecli.suggest import choose
 from flarecli.write import Keys
 
 __all__ = ["ADDRESS", "ROW", "Naming", "Taken", "Where", "guessed_key", "pieces"]

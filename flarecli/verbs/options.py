@@ -9,8 +9,8 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 from flarecli import formats
+from flarecli.arguments import Address, Addresses, Option, Options, address_text, option
 from flarecli.errors import UsageError
-from flarecli.given import Address, Addresses, Option, Options, address_text, option
 from flarecli.hashes import DEFAULT
 from flarecli.progress import Progress
 from flarecli.units import parse_box, parse_size, parse_time

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings, formats, ingest, read, sql
+from flarecli.arguments import Addresses, address_texts
 from flarecli.errors import Facts, Place, UsageError
 from flarecli.formats.files import COLUMNS
-from flarecli.given import Addresses, address_texts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import Stream
 from flarecli.playlists import text

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from flarecli.arguments import address_text, address_texts, from_options, name_list
 from flarecli.errors import UsageError
 from flarecli.formats import Format, find, with_option
-from flarecli.given import address_text, address_texts, from_options, name_list
 from flarecli.media import Resize
 from flarecli.model import Settings
 from flarecli.progress import Progress

@@ -15,8 +15,8 @@ import numpy as np
 
 from flarecli import formats
 from flarecli import hashes as sums
+from flarecli.arguments import address_text, address_texts, from_options, name_list, shown
 from flarecli.errors import FlareError, FormatError, UsageError
-from flarecli.given import address_text, address_texts, from_options, name_list, shown
 from flarecli.model import Chunk, File, Finding, Playlist, Stream, finding_of
 from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.playlists import faults, parse, places, stored, text

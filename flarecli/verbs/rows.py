@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import sql
+from flarecli.arguments import Addresses
 from flarecli.errors import UsageError
-from flarecli.given import Addresses
-from flarecli.guesses import choose
 from flarecli.model import IntArray, Stream
 from flarecli.progress import Progress
 from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
 from flarecli.storage import Guard
+from flarecli.suggest import choose
 from flarecli.verbs.choice import sample_size
 from flarecli.verbs.source_notes import note_sources
 

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import ingest, playlists, read
+from flarecli.arguments import Addresses, address_texts
 from flarecli.braces import SIGNS
 from flarecli.errors import NoRowsError
 from flarecli.formats import facts
-from flarecli.given import Addresses, address_texts
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.media import is_media, kind_of
 from flarecli.model import IntArray, Playlist, Stream

@@ -9,9 +9,9 @@ from typing import IO
 import pyarrow as pa
 
 from flarecli import encodings
+from flarecli.arguments import Addresses, address_texts
 from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
 from flarecli.formats import STREAMED, facts, find
-from flarecli.given import Addresses, address_texts
 
 __all__ = ["STDIN", "is_stdin", "samples"]
 

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import __version__
+from flarecli.arguments import address_text, address_texts, from_options, name_list
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import facts
-from flarecli.given import address_text, address_texts, from_options, name_list
 from flarecli.hashes import DEFAULT
 from flarecli.model import IntArray
 from flarecli.progress import Progress

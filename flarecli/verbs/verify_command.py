@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flarecli import formats
+from flarecli.arguments import address_text, address_texts, from_options
 from flarecli.cpus import cpu_count
 from flarecli.errors import FlareError, UsageError
-from flarecli.given import address_text, address_texts, from_options
 from flarecli.model import Finding, Playlist, Stream, finding_of, total
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve

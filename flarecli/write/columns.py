@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from flarecli import encodings
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.guesses import choose
 from flarecli.model import Columns, IntArray
+from flarecli.suggest import choose
 from flarecli.write.failures import Failure
 from flarecli.write.keys import is_unnamed, key_text
 

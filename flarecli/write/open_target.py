@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flarecli.arguments import Address, address_text
 from flarecli.errors import UsageError
-from flarecli.given import Address, address_text
 from flarecli.names import is_url, scheme_of
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate

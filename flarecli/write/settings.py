@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from flarecli import compress
 from flarecli import hashes as sums
+from flarecli.arguments import checked
 from flarecli.errors import UsageError
-from flarecli.given import checked
 from flarecli.model import Column, Columns, Settings
 
 __all__ = ["SHARD_LIMIT", "column_pairs", "held_settings"]

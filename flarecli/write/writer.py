@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import __version__, encodings, formats, hashes, playlists
+from flarecli.arguments import Address, checked, shown
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
-from flarecli.given import Address, checked, shown
 from flarecli.ingest import Running
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape

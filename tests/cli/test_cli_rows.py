@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from flarecli import encodings
+from flarecli.cli.printer import json_text, plain
 from flarecli.cli.rows import cell
-from flarecli.cli.show import json_text, plain
 from flarecli.names import escape
 
 

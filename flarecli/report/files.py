@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from flarecli.errors import UsageError
-from flarecli.report.findings_page import findings_page
+from flarecli.report.html.findings import findings_page
+from flarecli.report.json import listed
 from flarecli.report.junit import junit
-from flarecli.report.listed import listed
 from flarecli.report.result import Result
 from flarecli.storage import locate
 

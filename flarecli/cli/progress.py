@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from flarecli.cli.show import Printer
+from flarecli.cli.printer import Printer
 from flarecli.progress import Progress
 from flarecli.units import format_count, format_size
 

@@ -7,9 +7,11 @@ may take is bounded, and what did not fit is said where it would stand.
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from html import escape
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from flarecli.encodings import value_sizes
@@ -17,8 +19,7 @@ from flarecli.errors import ValueFitError
 from flarecli.expansion import MAX_TEXT_VALUE
 from flarecli.media import is_image, sniff, thumbnail
 from flarecli.report.facts import facts_table
-from flarecli.report.page_look import POLICY, SCRIPT, STYLE
-from flarecli.report.page_plots import plot, plots
+from flarecli.report.html.plots import plot, plots
 from flarecli.report.result import shown
 from flarecli.units import format_count, format_size
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from flarecli.verbs import Inspection, StreamInfo
 
 __all__ = ["PAGE_BYTES", "dataset_page"]
+
+STYLE = resources.files(__package__).joinpath("page.css").read_text("utf-8")
+SCRIPT = resources.files(__package__).joinpath("page.js").read_text("utf-8")
 
 PAGE_BYTES = 4_500_000  # of a page, pictures and sounds as base64 with it
 _SIDE, _TEXT, _SHARDS, _CELLS, _HOLES = (
@@ -78,6 +82,17 @@ def dataset_page(found: Inspection, page_bytes: int = PAGE_BYTES) -> str:
         "",
     ]
     return "\n".join([*head, *_gallery(found, left), *tail])
+
+
+def _csp_hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+# The page may run its own script, use its own style and show embedded media, and nothing else.
+POLICY = (
+    f"default-src 'none'; style-src '{_csp_hash(STYLE)}'; script-src '{_csp_hash(SCRIPT)}'; "
+    "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
+)
 
 
 def _text(text: str) -> str:

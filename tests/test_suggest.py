@@ -2,7 +2,7 @@
 
 import pytest
 
-from flarecli.guesses import choose, nearest
+from flarecli.suggest import choose, nearest
 
 COLUMNS = ["data_id", "data_url", "score", "lang"]
 

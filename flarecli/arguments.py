@@ -16,7 +16,7 @@ from functools import cache, wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from flarecli.errors import UsageError
-from flarecli.guesses import nearest
+from flarecli.suggest import nearest
 
 __all__ = [
     "Address",
