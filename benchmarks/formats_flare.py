@@ -99,12 +99,12 @@ class Flare:
         return sum(batch.num_rows for batch in self.scanned.scan(views=True))
 
     def copies(self) -> int:
-        from flarecli.formats import ffrecord_table
+        from flarecli.formats.ffrecord import table as ffrecord_table
 
         return self._by_64(ffrecord_table.read_copies)
 
     def views(self) -> int:
-        from flarecli.formats import ffrecord_table
+        from flarecli.formats.ffrecord import table as ffrecord_table
 
         return self._by_64(ffrecord_table.read_views)
 

@@ -232,20 +232,22 @@ def test_imports_of_higher_and_equal_layers_and_cycles_are_found():
         "flarecli": "",
         "flarecli.read": "",
         "flarecli.formats": "",
-        "flarecli.formats.mds": "",
+        "flarecli.formats.mds.format": "",
         "flarecli.encodings": "",
         "flarecli.sql": "",
     }
-    up = imports_of("flarecli.formats.mds", "def late():\n    from flarecli import read", known)
+    up = imports_of(
+        "flarecli.formats.mds.format", "def late():\n    from flarecli import read", known
+    )
     beside = imports_of("flarecli.sql", "import flarecli.encodings.names", known)
     around = imports_of("flarecli.formats", "from flarecli.formats import mds", known) + imports_of(
-        "flarecli.formats.mds", "if True:\n    from flarecli.formats import find", known
+        "flarecli.formats.mds.format", "if True:\n    from flarecli.formats import find", known
     )
     assert misplaced(up + beside + around) == [
-        "flarecli.formats.mds: line 2: read is in layer 9, formats in layer 7",
+        "flarecli.formats.mds.format: line 2: read is in layer 9, formats in layer 7",
         "flarecli.sql: line 1: encodings is in layer 6, sql in layer 6",
     ]
-    assert cycles(around) == [["flarecli.formats", "flarecli.formats.mds"]]
+    assert cycles(around) == [["flarecli.formats", "flarecli.formats.mds.format"]]
 
 
 def test_the_command_line_loads_no_heavy_library_first():

@@ -15,7 +15,7 @@ from flarecli.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from flarecli.formats.spans import Lying
+    from flarecli.formats.byte_ranges import Lying
     from flarecli.model import (
         Chunk,
         Column,

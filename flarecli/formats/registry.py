@@ -65,15 +65,17 @@ class _Line(NamedTuple):
 _LINES = {
     line.name: line
     for line in (
-        _Line("mds", (".mds",), "flarecli.formats.mds:MDS"),
-        _Line("json", (".json",), "flarecli.formats.json_shards:JSONShards"),
-        _Line("csv", (".csv",), "flarecli.formats.xsv:CSV"),
-        _Line("tsv", (".tsv",), "flarecli.formats.xsv:TSV"),
-        _Line("xsv", (".xsv",), "flarecli.formats.xsv:XSV"),
-        _Line("ffrecord", (".ffr",), "flarecli.formats.ffrecord:FFRecord"),
-        _Line("granular", (".bag",), "flarecli.formats.granular:Granular"),
-        _Line("granular-refs", (), "flarecli.formats.granular_refs:GranularRefs"),
-        _Line("webdataset", (".tar", ".tgz", ".tbz2"), "flarecli.formats.webdataset:WebDataset"),
+        _Line("mds", (".mds",), "flarecli.formats.mds.format:MDS"),
+        _Line("json", (".json",), "flarecli.formats.lines.json:JSONShards"),
+        _Line("csv", (".csv",), "flarecli.formats.lines.xsv:CSV"),
+        _Line("tsv", (".tsv",), "flarecli.formats.lines.xsv:TSV"),
+        _Line("xsv", (".xsv",), "flarecli.formats.lines.xsv:XSV"),
+        _Line("ffrecord", (".ffr",), "flarecli.formats.ffrecord.format:FFRecord"),
+        _Line("granular", (".bag",), "flarecli.formats.granular.format:Granular"),
+        _Line("granular-refs", (), "flarecli.formats.granular.legacy_format:GranularRefs"),
+        _Line(
+            "webdataset", (".tar", ".tgz", ".tbz2"), "flarecli.formats.webdataset.format:WebDataset"
+        ),
         _Line("tfrecord", (".tfrecord",), "flarecli.formats.tfrecord:TFRecord"),
         _Line("files", (), "flarecli.formats.files:PlainFiles", writable=False),
     )

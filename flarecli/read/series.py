@@ -15,7 +15,7 @@ import numpy as np
 
 from flarecli import formats
 from flarecli.errors import FlareError, FormatError, UsageError
-from flarecli.formats import spans
+from flarecli.formats import byte_ranges as spans
 from flarecli.lazy import pa
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, total
 from flarecli.read import opened

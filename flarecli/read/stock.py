@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flarecli.formats import spans
+from flarecli.formats import byte_ranges as spans
 from flarecli.model import IntArray
 
 __all__ = ["Found", "Stock"]

@@ -16,10 +16,11 @@ from typing import Any
 
 from flarecli import formats, playlists
 from flarecli.errors import FlareError, IntegrityError, MissingError, UnsafeError
-from flarecli.formats import INDEX, webdataset_shards
-from flarecli.formats.mds_config import agreed
-from flarecli.formats.mds_index import open_dataset, read_shards
-from flarecli.formats.webdataset_shards import SHARDS
+from flarecli.formats import INDEX
+from flarecli.formats.mds.config import agreed
+from flarecli.formats.mds.index import open_dataset, read_shards
+from flarecli.formats.webdataset import shardindex as webdataset_shards
+from flarecli.formats.webdataset.shardindex import SHARDS
 from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST

@@ -21,7 +21,7 @@ from flarecli.errors import (
     ReachError,
     check_exhausted,
 )
-from flarecli.formats import spans
+from flarecli.formats import byte_ranges as spans
 from flarecli.hashes import Sums, known
 from flarecli.model import Chunk, Columns, File, Finding, Shard, finding_of
 from flarecli.storage import Location

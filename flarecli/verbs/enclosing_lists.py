@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from flarecli import formats
 from flarecli.errors import FlareError, MissingError
-from flarecli.formats import INDEX, webdataset_shards
-from flarecli.formats.webdataset_shards import SHARDS
+from flarecli.formats import INDEX
+from flarecli.formats.webdataset import shardindex as webdataset_shards
+from flarecli.formats.webdataset.shardindex import SHARDS
 from flarecli.model import Finding, Playlist, Stream, finding_of
 from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST

@@ -11,7 +11,7 @@ from flarecli import formats
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError, UsageError
 from flarecli.formats import INDEX
-from flarecli.formats.webdataset_shards import SHARDS
+from flarecli.formats.webdataset.shardindex import SHARDS
 from flarecli.hashes import digest
 from flarecli.model import Chunk, Columns, File, Finding, Playlist, Stream, finding_of
 from flarecli.names import is_url

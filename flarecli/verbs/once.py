@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from flarecli.formats import facts
-from flarecli.formats.webdataset_shards import SHARDS
+from flarecli.formats.webdataset.shardindex import SHARDS
 from flarecli.model import Playlist
 from flarecli.read import place_of, places_of
 from flarecli.storage import Guard, locate

@@ -18,7 +18,7 @@ import pytest
 
 from flarecli.compat import granular
 from flarecli.errors import FormatError, IntegrityError, RowsError, UsageError
-from flarecli.formats.granular_spec import parse
+from flarecli.formats.granular.spec import parse
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "granular"
 PEER = os.environ.get("GRANULAR_PYTHON")

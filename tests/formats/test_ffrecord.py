@@ -26,7 +26,8 @@ from flarecli.errors import (
     UsageError,
     ValueFitError,
 )
-from flarecli.formats import ffrecord_table, find
+from flarecli.formats import find
+from flarecli.formats.ffrecord import table as ffrecord_table
 from flarecli.model import Chunk, Column, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -284,7 +285,7 @@ def test_bytes_that_no_record_has_are_found():
 
 
 def test_a_record_larger_than_a_step_is_summed_in_pieces(monkeypatch):
-    monkeypatch.setattr("flarecli.formats.ffrecord._STEP_BYTES", 16)
+    monkeypatch.setattr("flarecli.formats.ffrecord.format._STEP_BYTES", 16)
     data = bytearray(made([b"x" * 100, b"", b"y" * 16, b"z" * 17]))
     assert list(ffrecord.verify_shard(ffrecord.open_shard(in_memory(bytes(data))))) == []
     for place, row in ((12 + 12 * 4 + 50, 0), (len(data) - 1, 3)):

@@ -10,7 +10,9 @@ import pytest
 
 from flarecli import encodings
 from flarecli.errors import FormatError, UnsafeError
-from flarecli.formats import ffrecord_table, find, packed_folder
+from flarecli.formats import find
+from flarecli.formats.ffrecord import packed_folder
+from flarecli.formats.ffrecord import table as ffrecord_table
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -51,7 +53,7 @@ def test_a_part_of_a_batch_is_written_and_nothing_around_it(start, rows):
 
 
 def test_records_larger_than_a_piece_are_written_whole(monkeypatch):
-    monkeypatch.setattr("flarecli.formats.ffrecord._PIECE", 4)
+    monkeypatch.setattr("flarecli.formats.ffrecord.format._PIECE", 4)
     store = MemoryStore()
     ffrecord.write_shard(
         Location(store),
@@ -81,7 +83,7 @@ def test_a_start_at_the_files_end_is_told_by_what_follows_it():
 
 
 def test_verify_reads_no_more_at_once_than_a_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("flarecli.formats.ffrecord._STEP_BYTES", 16)
+    monkeypatch.setattr("flarecli.formats.ffrecord.format._STEP_BYTES", 16)
     (tmp_path / "s.ffr").write_bytes(made([b"x" * 6] * 9 + [b"y" * 40, b"", b"z" * 16]))
     at = locate(str(tmp_path / "s.ffr")).unmapped()
     shard, reads, read_many = ffrecord.open_shard(Chunk(at)), [], at.store.read_many

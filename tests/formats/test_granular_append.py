@@ -9,7 +9,7 @@ import pytest
 from flarecli.encodings import column
 from flarecli.errors import BusyError, IntegrityError, UsageError, ValueFitError
 from flarecli.formats import find
-from flarecli.formats.granular_append import Appender
+from flarecli.formats.granular.append import Appender
 from flarecli.model import Settings
 from flarecli.storage import direct_io as sink
 from flarecli.storage import local, locate

@@ -10,16 +10,14 @@ import pytest
 
 from flarecli.encodings import column
 from flarecli.errors import FormatError, IntegrityError, ValueFitError
-from flarecli.formats import (
-    bag_refs,
-    bags,
-    find,
-    granular_columns,
-    granular_folder,
-    granular_spec,
-    granular_write,
-)
-from flarecli.formats.granular_append import Appender
+from flarecli.formats import find
+from flarecli.formats.granular import bags
+from flarecli.formats.granular import folder as granular_folder
+from flarecli.formats.granular import read as granular_columns
+from flarecli.formats.granular import refs as bag_refs
+from flarecli.formats.granular import spec as granular_spec
+from flarecli.formats.granular import write as granular_write
+from flarecli.formats.granular.append import Appender
 from flarecli.model import Chunk, Column, File, Finding, Settings
 from flarecli.storage import Guard, Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -60,16 +58,16 @@ def where(found):
 
 
 def test_a_row_that_takes_nothing_does_not_hide_what_the_rows_before_it_took(monkeypatch):
-    monkeypatch.setattr("flarecli.formats.granular._STEP", 1)
+    monkeypatch.setattr("flarecli.formats.granular.format._STEP", 1)
     rows = [b"\x91\x92\x00\x02", b"\x91\x90", b"\x91\x92\x00\x00", b"\x91\x92\x01\x01"]
     shard = opened(by_refs(rows, [b"one", b"two"]))
     assert where(granular.verify_shard(shard)) == [("spec.json[3]", f"column 'a' {TAKEN}")]
-    monkeypatch.setattr("flarecli.formats.granular._STEP", 4)
+    monkeypatch.setattr("flarecli.formats.granular.format._STEP", 4)
     assert where(granular.verify_shard(shard)) == [("spec.json[3]", f"column 'a' {TAKEN}")]
 
 
 def test_verify_goes_on_behind_rows_that_are_wrong(monkeypatch):
-    monkeypatch.setattr("flarecli.formats.granular._STEP", 2)
+    monkeypatch.setattr("flarecli.formats.granular.format._STEP", 2)
     shard = opened(
         by_refs(
             [b"\x91\x00", b"\x91\x05", b"\x91\x01", b"\x91\x07", b"\x91\x02"],
@@ -85,7 +83,7 @@ def test_verify_goes_on_behind_rows_that_are_wrong(monkeypatch):
 
 @pytest.mark.parametrize("values", [False, True])
 def test_verify_takes_no_more_at_once_than_a_step(monkeypatch, values):
-    monkeypatch.setattr("flarecli.formats.granular._STEP_BYTES", 10)
+    monkeypatch.setattr("flarecli.formats.granular.format._STEP_BYTES", 10)
     checked, batch = [], granular_columns.batch
     monkeypatch.setattr(
         granular_columns,

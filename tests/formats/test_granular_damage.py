@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 
 from flarecli.encodings import column
 from flarecli.errors import FlareError, FormatError, UnsafeError, ValueFitError
-from flarecli.formats import bag_refs, bags, find, granular_spec
+from flarecli.formats import find
+from flarecli.formats.granular import bags
+from flarecli.formats.granular import refs as bag_refs
+from flarecli.formats.granular import spec as granular_spec
 from flarecli.model import Chunk, Finding, Settings
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
@@ -190,7 +193,7 @@ def test_rows_that_take_more_than_a_bag_holds_are_refused():
 
 
 def test_records_taken_twice_are_found_across_the_steps_of_verify(monkeypatch):
-    monkeypatch.setattr("flarecli.formats.granular._STEP", 1)
+    monkeypatch.setattr("flarecli.formats.granular.format._STEP", 1)
     rows = [b"\x92\x00\x00", b"\x92\x01\x01", b"\x92\x01\x02"]
     shard = opened(old(refs_bag=b"".join(rows) + ends(3, 6, 9)))
     assert [finding.where for finding in granular.verify_shard(shard)] == ["spec.json[2]"]

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from flarecli import encodings
 from flarecli.encodings import BINARY, lookup, typed
 from flarecli.errors import FormatError, IntegrityError, UsageError, ValueFitError
-from flarecli.formats import find, json_lines, lines
+from flarecli.formats import find
+from flarecli.formats.lines import base as lines
+from flarecli.formats.lines import json_lines
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore

@@ -10,7 +10,9 @@ import pytest
 
 from flarecli import encodings
 from flarecli.errors import FlareError, FormatError, UsageError, ValueFitError
-from flarecli.formats import find, lines, spans
+from flarecli.formats import byte_ranges as spans
+from flarecli.formats import find
+from flarecli.formats.lines import base as lines
 from flarecli.model import Chunk, File, Settings, Shard
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore

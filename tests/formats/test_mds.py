@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from flarecli import encodings, read
 from flarecli.encodings import lookup, stored
 from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
-from flarecli.formats import find, mds_config
-from flarecli.formats import mds as mds_module
+from flarecli.formats import find
+from flarecli.formats.mds import config as mds_config
+from flarecli.formats.mds import format as mds_module
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -256,7 +257,7 @@ def test_another_count_than_listed_is_an_error(shard_bytes):
 
 
 def test_a_config_larger_than_any_is_not_read(shard_bytes, monkeypatch):
-    monkeypatch.setattr("flarecli.formats.mds._CONFIG_LIMIT", 10)
+    monkeypatch.setattr("flarecli.formats.mds.format._CONFIG_LIMIT", 10)
     with pytest.raises(FormatError, match=r"^s.mds: its config takes \d+ bytes$"):
         opened(shard_bytes)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flarecli.encodings import column, field
 from flarecli.errors import ValueFitError
-from flarecli.formats.mds_body import bodies
+from flarecli.formats.mds.write import bodies
 
 KINDS = {"a": "int", "b": "bytes", "c": "uint16", "d": "float32", "e": "str", "f": "int8"}
 ROWS = st.lists(

@@ -12,7 +12,8 @@ import xxhash
 
 from flarecli import encodings
 from flarecli.errors import FormatError, IntegrityError, MissingError
-from flarecli.formats import find, lines
+from flarecli.formats import find
+from flarecli.formats.lines import base as lines
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -108,9 +109,9 @@ def test_a_table_and_a_config_longer_than_the_first_look_are_read_to_their_ends(
 
 def test_a_config_of_just_the_most_bytes_is_read(monkeypatch):
     data, size = laid(config_of(N), b"1"), len(config_of(N))
-    monkeypatch.setattr("flarecli.formats.mds._CONFIG_LIMIT", size)
+    monkeypatch.setattr("flarecli.formats.mds.format._CONFIG_LIMIT", size)
     assert opened(data).rows == 1
-    monkeypatch.setattr("flarecli.formats.mds._CONFIG_LIMIT", size - 1)
+    monkeypatch.setattr("flarecli.formats.mds.format._CONFIG_LIMIT", size - 1)
     assert message(lambda: opened(data)) == f"s.mds: its config takes {size} bytes"
 
 

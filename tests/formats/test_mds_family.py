@@ -21,10 +21,11 @@ from flarecli.errors import (
     UnsafeError,
     UsageError,
 )
-from flarecli.formats import find, mds_config
-from flarecli.formats.mds_index import open_dataset
-from flarecli.formats.mds_merge import merge, parts_below
-from flarecli.formats.mds_reindex import rebuild
+from flarecli.formats import find
+from flarecli.formats.mds import config as mds_config
+from flarecli.formats.mds.index import open_dataset
+from flarecli.formats.mds.merge import merge, parts_below
+from flarecli.formats.mds.repair_index import rebuild
 from flarecli.model import Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore

@@ -9,9 +9,11 @@ import pytest
 
 from flarecli import encodings
 from flarecli.errors import FlareError, FormatError, IntegrityError, MissingError
-from flarecli.formats import find, mds_config, mds_index
-from flarecli.formats.mds_index import open_dataset
-from flarecli.formats.mds_merge import merge, parts_below
+from flarecli.formats import find
+from flarecli.formats.mds import config as mds_config
+from flarecli.formats.mds import index as mds_index
+from flarecli.formats.mds.index import open_dataset
+from flarecli.formats.mds.merge import merge, parts_below
 from flarecli.model import Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore

@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from flarecli.errors import FlareError, UsageError
-from flarecli.formats import mds_reindex
-from flarecli.formats.mds_reindex import rebuild
+from flarecli.formats.mds import repair_index as mds_reindex
+from flarecli.formats.mds.repair_index import rebuild
 from flarecli.storage import locate
 
 CONFIG = {

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FlareError, FormatError, IntegrityError, UnsafeError, UsageError
-from flarecli.formats import find, packed_folder
-from flarecli.formats.ffrecord_table import packed_table
+from flarecli.formats import find
+from flarecli.formats.ffrecord import packed_folder
+from flarecli.formats.ffrecord.table import packed_table
 from flarecli.model import Chunk
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flarecli.errors import IntegrityError
-from flarecli.formats import spans
+from flarecli.formats import byte_ranges as spans
 from flarecli.model import Chunk, File
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError, ValueFitError
-from flarecli.formats import tar
+from flarecli.formats.webdataset import tar
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 

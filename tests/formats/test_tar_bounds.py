@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from flarecli.errors import FormatError
-from flarecli.formats import tar, tar_runs
-from flarecli.formats.webdataset_table import read_table
+from flarecli.formats.webdataset import tar, tar_runs
+from flarecli.formats.webdataset.scan import read_table
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 

@@ -27,10 +27,13 @@ from flarecli.errors import (
     UsageError,
     ValueFitError,
 )
-from flarecli.formats import find, tar, tar_runs, webdataset_index, webdataset_write
-from flarecli.formats.tar_runs import SLAB
-from flarecli.formats.webdataset_names import extension_of
-from flarecli.formats.webdataset_table import read_table
+from flarecli.formats import find
+from flarecli.formats.webdataset import index as webdataset_index
+from flarecli.formats.webdataset import tar, tar_runs
+from flarecli.formats.webdataset import write as webdataset_write
+from flarecli.formats.webdataset.columns import extension_of
+from flarecli.formats.webdataset.scan import read_table
+from flarecli.formats.webdataset.tar_runs import SLAB
 from flarecli.model import Chunk, Column, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore

@@ -17,16 +17,14 @@ from hypothesis import strategies as st
 
 from flarecli import encodings
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, ValueFitError
-from flarecli.formats import (
-    find,
-    spans,
-    tar,
-    webdataset_index,
-    webdataset_shards,
-    webdataset_stream,
-    webdataset_table,
-    webdataset_verify,
-)
+from flarecli.formats import byte_ranges as spans
+from flarecli.formats import find
+from flarecli.formats.webdataset import index as webdataset_index
+from flarecli.formats.webdataset import scan as webdataset_table
+from flarecli.formats.webdataset import shardindex as webdataset_shards
+from flarecli.formats.webdataset import stream as webdataset_stream
+from flarecli.formats.webdataset import tar
+from flarecli.formats.webdataset import verify as webdataset_verify
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore

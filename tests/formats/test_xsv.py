@@ -16,7 +16,7 @@ from flarecli import encodings
 from flarecli.encodings import BINARY, lookup, stored, typed
 from flarecli.errors import FlareError, FormatError, MissingError, UsageError, ValueFitError
 from flarecli.formats import find
-from flarecli.formats import lines as line_shards
+from flarecli.formats.lines import base as line_shards
 from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore

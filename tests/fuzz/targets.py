@@ -30,15 +30,13 @@ from flarecli import compress, encodings, formats, playlists
 from flarecli.encodings import msgpack as packed
 from flarecli.encodings import values as stored_values
 from flarecli.errors import FlareError, FormatError
-from flarecli.formats import (
-    json_lines,
-    mds_index,
-    packed_folder,
-    tar,
-    webdataset_index,
-    webdataset_shards,
-)
+from flarecli.formats.ffrecord import packed_folder
+from flarecli.formats.lines import json_lines
+from flarecli.formats.mds import index as mds_index
 from flarecli.formats.tfrecord import masked_crc
+from flarecli.formats.webdataset import index as webdataset_index
+from flarecli.formats.webdataset import shardindex as webdataset_shards
+from flarecli.formats.webdataset import tar
 from flarecli.ingest import index as ingest_index
 from flarecli.ingest.registry import opened
 from flarecli.media import Resize, check_header, probe, resize_image, sniff

@@ -13,7 +13,7 @@ import pytest
 
 from flarecli.compat.granular import BagWriter
 from flarecli.formats import find
-from flarecli.formats.granular_append import Appender
+from flarecli.formats.granular.append import Appender
 from flarecli.model import Settings
 from flarecli.storage import locate
 

@@ -23,7 +23,7 @@ from flarecli.errors import (
     UsageError,
     ValueFitError,
 )
-from flarecli.formats import packed_folder
+from flarecli.formats.ffrecord import packed_folder
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 from flarecli.verbs import naming, outlets

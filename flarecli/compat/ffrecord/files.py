@@ -14,7 +14,9 @@ import numpy as np
 
 from flarecli.compat import Closeable
 from flarecli.errors import FormatError, ReachError, RowsError, UsageError
-from flarecli.formats import ffrecord_table, find, spans
+from flarecli.formats import byte_ranges as spans
+from flarecli.formats import find
+from flarecli.formats.ffrecord import table as ffrecord_table
 from flarecli.model import Chunk, IntArray, Shard
 from flarecli.storage import locate
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from flarecli.compat.ffrecord.files import FileReader
 from flarecli.errors import MissingError, UsageError
-from flarecli.formats import packed_folder, spans
-from flarecli.formats.ffrecord_table import open_shard
+from flarecli.formats import byte_ranges as spans
+from flarecli.formats.ffrecord import packed_folder
+from flarecli.formats.ffrecord.table import open_shard
 from flarecli.model import IntArray
 from flarecli.storage import Location, locate
 

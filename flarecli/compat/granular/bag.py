@@ -13,7 +13,7 @@ from flarecli import formats
 from flarecli.compat import Closeable
 from flarecli.compat.granular.paths import located, rows_of
 from flarecli.errors import FlareError, IntegrityError, UsageError, ValueFitError
-from flarecli.formats.granular_append import mend_table
+from flarecli.formats.granular.append import mend_table
 from flarecli.model import Chunk, File
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore

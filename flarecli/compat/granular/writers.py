@@ -18,7 +18,7 @@ from flarecli.compat.granular.legacy_writer import LegacyWriter
 from flarecli.compat.granular.paths import located
 from flarecli.encodings import BINARY, column
 from flarecli.errors import IntegrityError, UsageError, ValueFitError
-from flarecli.formats.granular_append import Appender
+from flarecli.formats.granular.append import Appender
 from flarecli.storage.local import LocalStore
 
 __all__ = ["DatasetWriter", "ShardedDatasetWriter"]

@@ -22,7 +22,7 @@ from flarecli.compat import register
 from flarecli.compat.epoch_counter import EpochCounter
 from flarecli.compat.sds.rows import FetchedRow, Rows
 from flarecli.errors import FlareError, RowsError, UsageError
-from flarecli.formats import mds_config
+from flarecli.formats.mds import config as mds_config
 from flarecli.model import Sample
 from flarecli.read.windows import Epoch
 from flarecli.storage.workers import Workers

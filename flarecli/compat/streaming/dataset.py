@@ -31,7 +31,7 @@ from flarecli.compat.streaming.shard_cache import ShardCache
 from flarecli.compat.streaming.spanner import Spanner
 from flarecli.compat.streaming.streams import Stream
 from flarecli.errors import MissingError, UsageError
-from flarecli.formats import mds_config
+from flarecli.formats.mds import config as mds_config
 from flarecli.model import IntArray, Sample
 from flarecli.storage.workers import Workers
 

@@ -15,8 +15,10 @@ import numpy as np
 from flarecli import encodings, formats
 from flarecli.compat.streaming.errors import CorruptIndexError, PicklesError
 from flarecli.errors import FlareError, FormatError, RowsError, UsageError
-from flarecli.formats import INDEX, mds_config, spans
-from flarecli.formats.mds_index import Listed, read_shards
+from flarecli.formats import INDEX
+from flarecli.formats import byte_ranges as spans
+from flarecli.formats.mds import config as mds_config
+from flarecli.formats.mds.index import Listed, read_shards
 from flarecli.model import File, Sample, Settings, Shard
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore

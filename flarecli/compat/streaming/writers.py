@@ -13,8 +13,9 @@ from typing import Any
 
 from flarecli.compat.streaming.errors import LacksColumnError, OccupiedError
 from flarecli.errors import UsageError
-from flarecli.formats import INDEX, mds_config
-from flarecli.formats.mds_config import size_limit as parse_size_limit
+from flarecli.formats import INDEX
+from flarecli.formats.mds import config as mds_config
+from flarecli.formats.mds.config import size_limit as parse_size_limit
 from flarecli.model import Settings
 from flarecli.names import is_url
 from flarecli.storage import Location, locate

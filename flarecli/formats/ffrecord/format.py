@@ -1,0 +1,347 @@
+"""FFRecord: byte records behind one table of CRC-32s and offsets.
+
+Little-endian, N records (source: files written by ffrecord 1.4.0):
+
+    0         uint32     CRC-32 of bytes 4 .. 12+12N; 0 in files by old writers
+    4         int64      N
+    12        uint32[N]  CRC-32 of each record
+    12+4N     int64[N]   start of each record in the file; it ends where the next starts
+    12+12N    bytes      records, back to back, to the end of the file
+
+A record is one column: what a playlist says it is, or bytes. A writer that died leaves zeros where the table should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+from isal.isal_zlib import crc32
+
+from flarecli import encodings
+from flarecli.encodings import lookup
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    UsageError,
+    ValueFitError,
+)
+from flarecli.formats import byte_ranges as spans
+from flarecli.formats.base import LISTED_PICTURES, Format, Span, Substitutes
+from flarecli.formats.ffrecord import packed_folder
+from flarecli.formats.ffrecord import table as ffrecord_table
+from flarecli.formats.ffrecord.table import (
+    CHANGED,
+    COLUMNS,
+    HEAD,
+    NAME,
+    crcs,
+    failure,
+    packed_table,
+    ready,
+    refuse,
+    table_sum,
+)
+from flarecli.hashes import DEFAULT
+from flarecli.lazy import pa, pc
+from flarecli.model import (
+    Chunk,
+    Column,
+    Columns,
+    File,
+    Finding,
+    IntArray,
+    Row,
+    Settings,
+    Shard,
+    Stream,
+    finding_of,
+)
+from flarecli.storage import Location
+
+__all__ = ["FFRecord"]
+
+_STEP = 8192  # records checked at once
+_STEP_BYTES = (
+    4 << 20
+)  # and no more bytes than that, in memory that is used again: a larger record is read in pieces
+_PIECE = 1 << 20  # bytes written, then summed, at once: they stay in the cache
+
+
+class FFRecord(Format):
+    """One column of byte records, each protected by a CRC-32."""
+
+    name = NAME
+    suffixes = (".ffr",)
+    record_checksums = "crc32"
+    is_listed = True
+    checks_forward = True
+    substitutes: ClassVar[Substitutes] = {
+        "json_str": "str",
+        "json_json": "json",
+        "json_int": "int",
+        "json_float": "float64",
+        **LISTED_PICTURES,
+        "bytes[]": "msgpack",
+        "ndarray[]": "tree",
+        "*[]": "json",
+    }
+
+    open_shard = staticmethod(ffrecord_table.open_shard)
+    read_rows = staticmethod(ffrecord_table.read_rows)
+
+    def row_reader(
+        self, shard: Shard, columns: Sequence[str] | None = None
+    ) -> Callable[[int], Row]:
+        """Return a function that reads one record and compares its CRC-32."""
+        name, layout = shard.columns[0].name, ready(shard)
+        table, source, sums = layout.table, layout.source, layout.sums
+        if source is None or columns == ():
+            return super().row_reader(shard, columns)
+
+        def read(row: int) -> Row:
+            data = source[table[row] : table[row + 1]]
+            if crc32(data) != sums[row]:
+                refuse(shard, row)
+            return {name: data}
+
+        return read
+
+    def open_dataset(self, at: Location) -> Stream:
+        """List the `.ffr` files of a folder, none of its sub-folders, hidden ones included, in the order of their names as strings.
+
+        raises  MissingError if there is none
+        """
+        sizes = {
+            entry.name: entry.size
+            for entry in at.list()
+            if entry.name.endswith(self.suffixes) and "/" not in entry.name
+        }
+        if not sizes:
+            raise MissingError("no .ffr file is in it", where=at)
+        names = sorted(sizes)
+        return Stream(
+            "data",
+            at,
+            self.name,
+            names,
+            COLUMNS,
+            sizes=np.array([sizes[name] for name in names], np.int64),
+        )
+
+    def read_batch(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+        check: bool = True,
+    ) -> pa.RecordBatch:
+        """Give rows start..stop as one typed column; with `views`, text and bytes lie in the mapped file.
+
+        check   hold each record against its CRC-32
+        raises  IntegrityError naming the row that fails; FormatError for a record of another size than its encoding has;
+                ValueFitError for text that is not UTF-8
+        """
+        (one,) = shard.columns
+        if columns is not None and one.name not in columns:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+        table = shard.layout["offsets"]
+        ready(shard)
+        first, rows = int(table[start]), stop - start
+        bounds = table[start : stop + 1] - first
+        (part,) = spans.read(shard.chunk, [(first, int(table[stop]))])
+        data = memoryview(part)
+        if (
+            check
+            and (
+                wrong := np.flatnonzero(crcs(data, bounds) != shard.layout["sums"][start:stop])
+            ).size
+        ):
+            refuse(shard, start + int(wrong[0]))
+        encoding = lookup(one.encoding)
+        is_number = one.size is not None and not encoding.arrow.equals(encodings.BINARY)
+        if one.size is not None and (wrong := np.flatnonzero(np.diff(bounds) != one.size)).size:
+            row = start + int(wrong[0])
+            raise FormatError(
+                f"{bounds[wrong[0] + 1] - bounds[wrong[0]]} bytes are no {one.encoding}, which has {one.size}",
+                where=shard.chunk.at,
+                row=row,
+            )
+        buffer = pa.py_buffer(
+            bytes(data) if is_number or not views else data
+        )  # numbers in the map would lie anyhow
+        if is_number:
+            raw = pa.Array.from_buffers(pa.binary(one.size), rows, [None, buffer])
+        else:
+            raw = pa.Array.from_buffers(
+                encodings.BINARY, rows, [None, pa.py_buffer(bounds), buffer]
+            )
+        try:
+            array = encodings.typed(raw, encoding)
+        except ValueFitError as error:
+            raise error.at(shard.chunk.at, start).of_column(one.name) from None
+        return pa.RecordBatch.from_arrays([array], schema=pa.schema([encodings.field(one)]))
+
+    def arrange(self, columns: Iterable[Column]) -> Columns:
+        """Take the one column there is, in an encoding that has bytes of its own. Raises UsageError for none or several."""
+        out = tuple(columns)
+        if len(out) != 1:
+            names = ", ".join(column.name for column in out)
+            raise UsageError(
+                f"an FFRecord file holds one column, not {len(out)}" + f" ({names})" * bool(out),
+                hint="Choose it with -c.",
+            )
+        return (self.held(out[0]),)
+
+    def row_sizes(
+        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
+    ) -> tuple[int, IntArray]:
+        """Weigh an empty file and each row of a batch: its place in the table and its bytes; int64 [rows]."""
+        (one,) = columns
+        sizes = np.full(batch.num_rows, 12, np.int64)
+        if one.size is not None:
+            return HEAD.size, sizes + one.size
+        return HEAD.size, sizes + pc.binary_length(
+            encodings.stored(batch.column(one.name), lookup(one.encoding))
+        ).to_numpy(zero_copy_only=False)
+
+    def write_shard(
+        self,
+        at: Location,
+        number: int,
+        columns: Columns,
+        batches: Sequence[pa.RecordBatch],
+        settings: Settings,
+    ) -> Chunk:
+        """Write all rows as one file: the table needs their sums, so they wait in memory (one shard's worth).
+
+        Its name is `00000.ffr`: the original reads a folder in the order of names as strings.
+
+        raises  UsageError if a compression is asked for; ValueFitError for a null
+        """
+        if settings.compression is not None:
+            raise UsageError(
+                "an FFRecord file is never compressed",
+                hint="Leave out --compress, or choose another --format.",
+            )
+        (one,) = columns
+        fields = [
+            _field(encodings.stored(batch.column(one.name), lookup(one.encoding)))
+            for batch in batches
+            if batch.num_rows
+        ]
+        # past 99,999 a letter keeps the order: '9' < 'a'
+        name = (
+            f"{number:05d}.ffr"
+            if number < 100_000
+            else f"{chr(ord('a') + len(str(number)) - 6)}{number}.ffr"
+        )
+        return write_records(at, name, fields, settings.hashes)
+
+    def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
+        """Return the bytes of a record."""
+        offsets = shard.layout["offsets"]
+        return shard.chunk.at, int(offsets[row]), int(offsets[row + 1])
+
+    def packed_files(self, chunk: Chunk) -> list[tuple[str, int]] | None:
+        """Return (path, row) of the records of a packed folder, in the order of the rows; None for any other file."""
+        shard = self.open_shard(chunk)
+        if not packed_folder.is_packed(shard):
+            return None
+        listed = packed_folder.files(packed_folder.directory(shard), shard.chunk.at)
+        return sorted(listed, key=lambda one: one[1])
+
+    def unprotected(self, shard: Shard) -> str:
+        """Say what of a file carries no sum, and what was done about it; empty when all of it does."""
+        return (
+            ""
+            if shard.layout["sum"][0]
+            else "its table carries no sum (the writer was an old one), only its structure was checked"
+        )
+
+    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
+        """Check the table, each record against its CRC-32, the list of a packed folder, and, if asked, every value."""
+        at, table, start, stop = shard.chunk.at, shard.layout["offsets"], 0, 0
+        if shard.layout["sum"][0] not in (0, table_sum(shard)):  # it was opened unchecked
+            yield Finding(str(at), IntegrityError.kind, "its table fails its CRC-32", CHANGED)
+        if gap := int(table[0]) - HEAD.size - 12 * shard.rows:
+            yield Finding(
+                str(at),
+                FormatError.kind,
+                f"{gap} bytes between its table and its first record belong to nothing",
+                CHANGED,
+            )
+        while (start := stop) < shard.rows:
+            stop = max(
+                start + 1,
+                min(
+                    start + _STEP,
+                    shard.rows,
+                    int(np.searchsorted(table, table[start] + _STEP_BYTES, "right")) - 1,
+                ),
+            )
+            wrong = np.flatnonzero(_sums(shard, start, stop) != shard.layout["sums"][start:stop])
+            yield from (finding_of(failure(shard, start + int(i))) for i in wrong)
+            if values and not wrong.size:
+                yield from _failure(lambda: self.read_batch(shard, start, stop, check=False))  # noqa: B023
+        yield from _failure(
+            lambda: packed_folder.is_packed(shard) and packed_folder.directory(shard)
+        )
+
+
+def _field(array: pa.Array) -> tuple[memoryview, IntArray]:
+    if array.null_count:
+        raise ValueFitError("a null reached the shard")
+    return memoryview(array.buffers()[2] or b"").cast("B"), np.frombuffer(
+        array.buffers()[1], np.int64, len(array) + 1, array.offset * 8
+    )
+
+
+def write_records(
+    at: Location, name: str, runs: Sequence[tuple[memoryview, IntArray]], hashes: Iterable[str] = ()
+) -> Chunk:
+    """Write runs of records as one file.
+
+    runs    bytes, and int64 [records + 1] of where each record starts in them and the last one ends
+    hashes  the sums that the Chunk carries besides the usual one
+    """
+    sums = np.concatenate([np.empty(0, np.uint32), *(crcs(data, bounds) for data, bounds in runs)])
+    sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(bounds) for _, bounds in runs)])
+    written = (at / name).write(_parts(packed_table(sums, sizes), runs), {DEFAULT, *hashes})
+    return Chunk(at / name, len(sums), (File(name, written.size, written.hashes),), NAME)
+
+
+def _parts(
+    table: bytes, runs: Sequence[tuple[memoryview, IntArray]]
+) -> Iterator[bytes | memoryview]:
+    yield table
+    for data, bounds in runs:
+        end = int(bounds[-1])
+        for start in range(int(bounds[0]), end, _PIECE):
+            yield data[start : min(start + _PIECE, end)]
+
+
+def _sums(shard: Shard, start: int, stop: int) -> IntArray:
+    """Sum rows start..stop as they lie in the file; one that is larger than a step is read in pieces."""
+    table = shard.layout["offsets"]
+    first, end = int(table[start]), int(table[stop])
+    if stop - start > 1 or end - first <= _STEP_BYTES:
+        (part,) = spans.read(shard.chunk, [(first, end)])
+        return crcs(memoryview(part), table[start : stop + 1] - first)
+    total = 0
+    for at in range(first, end, _STEP_BYTES):
+        (part,) = spans.read(shard.chunk, [(at, min(at + _STEP_BYTES, end))])
+        total = crc32(part, total)
+    return np.array([total], np.uint32)
+
+
+def _failure(check: Callable[[], object]) -> Iterator[Finding]:
+    try:
+        check()
+    except FlareError as error:
+        yield finding_of(error)

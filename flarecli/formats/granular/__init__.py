@@ -1,0 +1,1 @@
+"""Granular: bags, in three generations."""

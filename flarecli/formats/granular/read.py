@@ -1,0 +1,339 @@
+"""Columns of an opened Granular shard: which records a row takes of each bag, as rows of bytes and as Arrow columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from flarecli import encodings
+from flarecli.encodings import Encoding, lookup
+from flarecli.errors import FormatError, UsageError, ValueFitError
+from flarecli.formats import byte_ranges as spans
+from flarecli.formats.granular import bags
+from flarecli.formats.granular import refs as bag_refs
+from flarecli.formats.granular.bags import Bag
+from flarecli.formats.granular.refs import Taken
+from flarecli.lazy import pa
+from flarecli.model import Chunk, Column, IntArray, Row, Shard
+from flarecli.storage import Location
+
+__all__ = ["REFS_TABLE", "batch", "rows", "taken", "unfit", "weight"]
+
+REFS_TABLE = "refs"  # the name of its table in a layout; no column of such a shard can have it
+_STEP = 1 << 16  # records whose sizes are looked at together
+_READY = 64  # bags kept at hand: each holds a map of its file, and that a file handle
+_memos: list[dict[Any, Any]] = []  # those that hold one
+
+
+def _has_refs(shard: Shard) -> bool:
+    return len(shard.layout) > len(shard.columns)
+
+
+def _bag(shard: Shard, name: str) -> Bag:
+    """Give the bag of a column, or of the refs, ready to be read."""
+    bag: Bag | None = shard.memo.get(("bag", name))
+    if bag is None:
+        while len(_memos) >= _READY:
+            _memos.pop(0).clear()
+        bag = shard.memo["bag", name] = bags.opened(_file(shard.chunk, name), shard.layout[name])
+        _memos.append(shard.memo)
+    return bag
+
+
+def _file(chunk: Chunk, name: str) -> Chunk:
+    if chunk.files[0].name.endswith(".bag"):
+        return spans.of(chunk.at, chunk.files[0])
+    return next(
+        spans.of(at, file)
+        for at, file in zip(chunk.beside, chunk.files[1:], strict=True)
+        if at.name == f"{name}.bag"
+    )
+
+
+# -- rows
+
+
+def rows(
+    shard: Shard,
+    wanted: Sequence[int],
+    names: Sequence[str] | None,
+    ranges: Mapping[str, tuple[int, int]] | None,
+) -> list[Row]:
+    """Return the records of rows, in the order asked; see `Granular.read_rows`."""
+    key = "rows" if names is None else ("rows", *names)
+    plan = shard.memo.get(key)
+    if plan and not ranges:
+        return [
+            {name: held[table[row] : table[row + 1]] for name, held, table in plan}
+            for row in wanted
+        ]
+    names = [one.name for one in shard.columns] if names is None else names
+    if ranges:
+        _check_ranges(shard, ranges)
+    if _has_refs(shard):
+        return _rows_by_refs(shard, wanted, names, ranges or {})
+    found = [_bag(shard, name) for name in names]
+    if all(bag.held is not None for bag in found):
+        shard.memo[key] = [
+            (name, bag.held, bag.table) for name, bag in zip(names, found, strict=True)
+        ]
+    columns = [_bytes_of(bag, [(row, row + 1) for row in wanted]) for bag in found]
+    return (
+        [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        if names
+        else [{} for _ in wanted]
+    )
+
+
+def mapped_records(
+    shard: Shard, names: Sequence[str] | None
+) -> list[tuple[str, Any, memoryview]] | None:
+    """Return name, map and table of each column, whose record i is `map[table[i] : table[i + 1]]`; None unless all are mapped."""
+    if shard.rows:
+        rows(shard, [0], names, None)
+    plan: list[tuple[str, Any, memoryview]] | None
+    plan = shard.memo.get("rows" if names is None else ("rows", *names))
+    return plan
+
+
+def _bytes_of(bag: Bag, runs: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Give runs of records, each as one piece of bytes."""
+    held, table = bag.held, bag.table
+    if held is not None:
+        return [held[table[first] : table[last]] for first, last in runs]
+    return [
+        bytes(part)
+        for part in spans.read(bag.chunk, [(table[first], table[last]) for first, last in runs])
+    ]
+
+
+def _check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
+    lists = {one.name for one in shard.columns if one.encoding.endswith("[]")}
+    for name, (start, stop) in ranges.items():
+        if name not in lists:
+            raise UsageError(
+                f"column {name!r} is no list, so no range of it can be read", column=name
+            )
+        if not 0 <= start <= stop:
+            raise UsageError(
+                f"{start}:{stop} is no range of column {name!r}",
+                hint="Give a start and a stop that is not before it.",
+                column=name,
+            )
+
+
+def _rows_by_refs(
+    shard: Shard, wanted: Sequence[int], names: Sequence[str], ranges: Mapping[str, tuple[int, int]]
+) -> list[Row]:
+    lists = [one.encoding.endswith("[]") for one in shard.columns]
+    places = []
+    for data, row in zip(
+        _bytes_of(_bag(shard, REFS_TABLE), [(row, row + 1) for row in wanted]), wanted, strict=True
+    ):
+        try:
+            places.append(bag_refs.numbers_of_row(data, lists))
+        except ValueError:
+            raise FormatError(
+                "its record numbers are not what the columns need", where=shard.chunk.at, row=row
+            ) from None
+    out: list[Row] = [{} for _ in wanted]
+    for i, one in enumerate(shard.columns):
+        if one.name not in names:
+            continue
+        bag, limit, runs = _bag(shard, one.name), ranges.get(one.name), []
+        there = len(bag)
+        for place, row in zip(places, wanted, strict=True):
+            first, count = place[i]
+            if first + count > there:
+                raise FormatError(
+                    _beyond(one.name, first, count, there),
+                    where=shard.chunk.at,
+                    row=row,
+                    column=one.name,
+                )
+            runs.append(
+                (first, first + count)
+                if limit is None
+                else (first + min(limit[0], count), first + min(limit[1], count))
+            )
+        if (
+            sum(last - first for first, last in runs) > there
+            or sum(bag.table[last] - bag.table[first] for first, last in runs) > bag.table[there]
+        ):
+            _refuse_taken_twice(shard, one.name, dict(zip(wanted, runs, strict=True)), bag)
+        parts = _bytes_of(bag, runs)
+        for values, part, run in zip(out, parts, runs, strict=True):
+            values[one.name] = _cut(part, bag.table, *run) if lists[i] else part
+    return (
+        out
+        if list(names) == [one.name for one in shard.columns]
+        else [{name: row[name] for name in names} for row in out]
+    )
+
+
+def _refuse_taken_twice(
+    shard: Shard, name: str, runs: Mapping[int, tuple[int, int]], bag: Bag
+) -> None:
+    """Refuse rows that take more than a bag holds, of bytes or of records, which may have none: each record once would be no more."""
+    taken = records = 0
+    for row, (first, last) in sorted(runs.items()):
+        taken, records = taken + bag.table[last] - bag.table[first], records + last - first
+        if taken > bag.table[len(bag)] or records > len(bag):
+            raise FormatError(
+                f"column {name!r} takes records that a row before it took",
+                where=shard.chunk.at,
+                row=row,
+                column=name,
+            )
+
+
+def _cut(part: bytes, table: memoryview, first: int, last: int) -> list[bytes]:
+    low = table[first]
+    return [part[table[k] - low : table[k + 1] - low] for k in range(first, last)]
+
+
+def _beyond(name: str, first: int, count: int, there: int) -> str:
+    return f"column {name!r} takes records {first} to {first + count - 1}, its bag holds {there}"
+
+
+# -- batches
+
+
+def taken(
+    shard: Shard, start: int, stop: int, behind: Mapping[str, int] = MappingProxyType({})
+) -> list[Taken]:
+    """Say which records rows start..stop take of each column, in the order of the columns.
+
+    behind  column -> the record behind the last one that a row before took, where that is known
+    raises  FormatError naming the first row that takes records which are not there, or which a row before it took
+    """
+    if not _has_refs(shard):
+        return [(np.arange(start, stop), np.ones(stop - start, np.int64))] * len(shard.columns)
+    data, starts = _bytes(bags.array(_bag(shard, REFS_TABLE), start, stop))
+    lists = [one.encoding.endswith("[]") for one in shard.columns]
+    out = bag_refs.numbers(data, starts, lists, shard.chunk.at, start)
+    for one, (first, count) in zip(shard.columns, out, strict=True):
+        there = len(shard.layout[one.name]) - 1
+        beyond = (first > there) | (count > there) | (first + count > there)
+        if beyond.any():
+            row = int(np.argmax(beyond))
+            raise FormatError(
+                _beyond(one.name, int(first[row]), int(count[row]), there),
+                where=shard.chunk.at,
+                row=start + row,
+                column=one.name,
+            )
+        full = np.flatnonzero(count)
+        again = (
+            first[full]
+            < np.concatenate(([behind.get(one.name, 0)], (first + count)[full[:-1]]))[: len(full)]
+        )
+        if again.any():
+            row = int(full[int(np.argmax(again))])
+            raise FormatError(
+                f"column {one.name!r} takes records that a row before it took",
+                where=shard.chunk.at,
+                row=start + row,
+                column=one.name,
+            )
+    return out
+
+
+def _bytes(array: pa.Array) -> tuple[IntArray, IntArray]:
+    """Give a large_binary array as uint8 [bytes] and int64 [rows + 1]."""
+    offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
+    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)
+    return data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
+
+
+def weight(shard: Shard, places: Sequence[Taken]) -> int:
+    """Add up the bytes of the records that rows take."""
+    out = 0
+    for one, (first, count) in zip(shard.columns, places, strict=True):
+        starts = shard.layout[one.name]
+        out += int((starts[first + count] - starts[first]).sum())
+    return out
+
+
+def unfit(shard: Shard) -> Iterator[tuple[Location, str]]:
+    """Name the bags of numbers in which a record is no number, by their tables alone: the bag, and what is wrong with the first such record."""
+    for one in shard.columns:
+        inner, starts = lookup(one.encoding.removesuffix("[]")), shard.layout[one.name]
+        for low in range(0, len(starts) - 1 if inner.size is not None else 0, _STEP):
+            sizes = np.diff(starts[low : low + _STEP + 1])
+            wrong = np.flatnonzero(sizes != inner.size)
+            if len(wrong):
+                yield (
+                    _file(shard.chunk, one.name).at,
+                    f"record {low + wrong[0]} is {sizes[wrong[0]]} bytes, {inner.name} has {inner.size}",
+                )
+                break
+
+
+def batch(shard: Shard, start: int, stop: int, names: Sequence[str]) -> pa.RecordBatch:
+    """Give rows start..stop as typed columns; see `read_batch`."""
+    places = dict(
+        zip(
+            (one.name for one in shard.columns),
+            taken(shard, start, stop) if _has_refs(shard) else [None] * len(shard.columns),
+            strict=True,
+        )
+    )
+    by_name = {one.name: one for one in shard.columns}
+    arrays = [_column(shard, by_name[name], places[name], start, stop) for name in names]
+    if not arrays:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([encodings.field(by_name[name]) for name in names])
+    )
+
+
+def _column(shard: Shard, one: Column, places: Taken | None, start: int, stop: int) -> pa.Array:
+    bag, inner = _bag(shard, one.name), lookup(one.encoding.removesuffix("[]"))
+    offsets = np.arange(stop - start + 1)
+    if places is None:
+        raw = bags.array(bag, start, stop)
+    elif not one.encoding.endswith("[]"):
+        raw = bags.gathered(bag, places[0])
+    else:
+        first, count = places
+        offsets = np.zeros(stop - start + 1, np.int64)
+        np.cumsum(count, out=offsets[1:])
+        raw = bags.gathered(bag, np.repeat(first - offsets[:-1], count) + np.arange(offsets[-1]))
+    try:
+        values = _typed(raw, inner)
+    except ValueFitError as error:
+        row = start + int(np.searchsorted(offsets, error.row or 0, "right")) - 1
+        raise error.changed(address=str(shard.chunk.at), row=row).of_column(one.name) from None
+    if not one.encoding.endswith("[]"):
+        return values
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values).cast(lookup(one.encoding).arrow)
+
+
+def _typed(raw: pa.Array, encoding: Encoding) -> pa.Array:
+    """Give typed values: numbers straight over the file's bytes, where each has the size that it must."""
+    if encoding.size is None:
+        return encodings.typed(raw, encoding)
+    offsets = (
+        np.frombuffer(raw.buffers()[1], np.int64, len(raw) + 1, raw.offset * 8)
+        if len(raw)
+        else np.zeros(1, np.int64)
+    )
+    lengths = np.diff(offsets)
+    wrong = lengths != encoding.size
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueFitError(f"{lengths[row]} bytes, {encoding.name} has {encoding.size}", row=row)
+    if encoding.arrow.equals(encodings.BINARY):
+        return raw
+    data = (
+        raw.buffers()[2].slice(int(offsets[0]), len(raw) * encoding.size)
+        if len(raw)
+        else pa.py_buffer(b"")
+    )
+    return encodings.typed(
+        pa.Array.from_buffers(pa.binary(encoding.size), len(raw), [None, data]), encoding
+    )

@@ -1,0 +1,1 @@
+"""JSON, CSV, TSV and XSV shards of MosaicML Streaming."""

@@ -1,0 +1,456 @@
+"""Shards of lines of MosaicML Streaming: a data file, and a `.meta` beside it that says where each line lies.
+
+Little-endian, n samples (source: files written by mosaicml-streaming 0.13.0):
+
+    data    the header line of CSV, TSV and XSV; then lines, back to back, each with its newline
+
+    .meta   0         uint32       n
+            4         uint32[n+1]  start of each line in the data file; the last is that file's size
+            4+4(n+1)  bytes        config, JSON with sorted keys, to the end
+
+Either is compressed for itself, as one file, and then has the suffix of the compression: `x.json.gz` and `x.json.meta.gz`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from flarecli import encodings
+from flarecli.encodings import lookup
+from flarecli.errors import FormatError, UsageError, ValueFitError
+from flarecli.expansion import check_rows
+from flarecli.formats import byte_ranges as spans
+from flarecli.formats.base import Format, Span
+from flarecli.formats.mds import config as mds_config
+from flarecli.formats.mds import index as mds_index
+from flarecli.formats.mds import merge as mds_merge
+from flarecli.formats.mds import repair_index as mds_reindex
+from flarecli.formats.mds.files import name_of, present, raw_name, store
+from flarecli.formats.registry import INDEX
+from flarecli.formats.wrong import wrong_rows
+from flarecli.lazy import np, pa, pc
+from flarecli.model import Chunk, Columns, File, Finding, IntArray, Settings, Shard, UInt32Array
+from flarecli.storage import Location
+
+__all__ = [
+    "LIMIT",
+    "LineFormat",
+    "MosaicFormat",
+    "Places",
+    "arranged",
+    "assembled",
+    "bodies",
+    "bytes_of",
+    "checked",
+    "cut",
+    "ends",
+    "find_all",
+    "first_decrease",
+    "joined",
+    "lengths",
+    "lines_of",
+    "opened",
+    "pieces",
+    "read_starts",
+    "step_of",
+    "stored_columns",
+    "weights",
+    "write",
+]
+
+LIMIT = (1 << 32) - 1  # starts are uint32
+_CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
+_STEP, _STEP_BYTES = 8192, 4 << 20  # rows checked or joined at once: they stay in the cache
+_JOINED = 1 << 20  # bytes joined at once, about
+_JOINED_COLUMN = (
+    1 << 10
+)  # or so many for each column, which outweigh the calls of Arrow that it takes
+_HINT = "It was damaged or cut short; fetch or pack it again."
+
+Places = Mapping[
+    str, tuple[IntArray, IntArray]
+]  # column -> where each value starts and how long it is, int64 [rows]
+
+
+class MosaicFormat(Format):
+    """A format of MosaicML Streaming: an `index.json` lists its shards."""
+
+    index_files = (INDEX,)
+    checks_forward = True
+
+    open_dataset = staticmethod(mds_index.open_dataset)
+    merge_indexes = staticmethod(mds_merge.merge)
+    repair_index = staticmethod(mds_reindex.rebuild)
+
+    def written_by(self, listed_by: str) -> str | None:
+        """Return the version of the index that lists a dataset."""
+        return "MDS version 2" if listed_by == INDEX else None
+
+    def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
+        """Return the bytes of a row."""
+        starts = shard.layout["starts"]
+        return shard.chunk.at, int(starts[row]), int(starts[row + 1])
+
+    def write_index(
+        self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
+    ) -> dict[str, File]:
+        """Write `index.json` as the original does."""
+        return mds_index.write_index(at, chunks, columns, settings, self.name)
+
+
+class LineFormat(MosaicFormat):
+    """A format of lines of text: a `.meta` beside each data file has the place of each line."""
+
+    is_multi_file = True
+    sizes_are_exact = False  # headers and `.meta` files do not count, as in the original
+
+    def sniff(self, name: str, head: bytes) -> bool:
+        """Recognize shards by the whole name that the original gives them: other files end in `.json` or `.csv` too."""
+        return name.endswith(self.suffixes) and name.rpartition("/")[2].startswith("shard.")
+
+
+def opened(
+    chunk: Chunk,
+    columns: Columns | None,
+    form: str,
+    head: Callable[[Columns, Mapping[str, Any], object], Mapping[str, Any]],
+) -> Shard:
+    """Read the `.meta` of a shard and hold it against the size of its data, of which nothing is read unless it is compressed.
+
+    columns  what an index or a playlist says they are
+    head     columns, config -> what else the layout has to hold; `head` in it: bytes before the first line
+    raises   FormatError if the table does not fit the data; IntegrityError if the columns are others than listed
+    """
+    chunk, meta = present(chunk), present(_companion(chunk))
+    _check_listed(chunk, meta)
+    view = spans.whole(meta)
+    data = view if view is not None else memoryview(meta.at.read(0, spans.stored_size(meta)))
+    if len(data) < 8:
+        raise FormatError(f"{len(data)} bytes is less than the 8 of an empty table", where=meta.at)
+    rows = int.from_bytes(data[:4], "little")
+    end = 8 + 4 * rows
+    if end > len(data):
+        raise FormatError(f"{len(data)} bytes cannot hold a table of {rows} samples", where=meta.at)
+    if chunk.rows is not None and rows != chunk.rows:
+        raise FormatError(f"holds {rows} samples, {chunk.rows} are listed", where=meta.at)
+    if len(data) - end > _CONFIG_LIMIT:
+        raise FormatError(f"its config takes {len(data) - end} bytes", where=meta.at)
+    stored = spans.stored_size(chunk) + spans.stored_size(meta)
+    check_rows(rows, 1, stored, meta.at)
+    config, own = mds_config.parse_config(bytes(data[end:]), form, meta.at)
+    check_rows(rows, len(own), stored, meta.at)
+    own = mds_config.agreed(own, columns, form, meta.at)
+    layout = dict(head(own, config, meta.at))
+    starts = read_starts(data, rows, copy=bool(spans.suffix(meta)))
+    _check(starts, len(layout["header"]), _data_size(chunk), chunk, meta)
+    files = (*(chunk.files[:1] or (File(chunk.at.name),)), *meta.files)
+    return Shard(
+        replace(chunk, files=files, beside=(meta.at,)), own, rows, {"starts": starts, **layout}
+    )
+
+
+def read_starts(data: memoryview, rows: int, *, copy: bool) -> UInt32Array:
+    """Return the table of a shard, uint32 [rows + 1]: behind the row count, where each row starts.
+
+    copy  False: the array is a view of `data` if that is aligned, and keeps it in memory
+    """
+    starts = np.frombuffer(data, "<u4", rows + 1, 4)
+    return np.require(starts, np.uint32, ["ALIGNED", "OWNDATA"] if copy else ["ALIGNED"])
+
+
+def first_decrease(starts: UInt32Array) -> int | None:
+    """Return the first row that ends before it starts, or None."""
+    decreases = starts[1:] < starts[:-1]
+    return int(np.argmax(decreases)) if decreases.any() else None
+
+
+def _check_listed(chunk: Chunk, meta: Chunk) -> None:
+    """Refuse a `.meta` that is listed as larger than the listed rows can make it, before it is read or decompressed."""
+    listed = meta.files[0].size if meta.files[0].raw_size is None else meta.files[0].raw_size
+    if (
+        chunk.rows is not None
+        and listed is not None
+        and listed > 8 + 4 * chunk.rows + _CONFIG_LIMIT
+    ):
+        raise FormatError(
+            f"{listed} bytes are listed, too many for a table of {chunk.rows} samples",
+            where=meta.at,
+        )
+
+
+def _companion(chunk: Chunk) -> Chunk:
+    """Find the `.meta`: as listed, or by the name that it must have."""
+    if chunk.beside:
+        return spans.of(chunk.beside[0], chunk.files[1])
+    at, name = chunk.at, chunk.files[0].name if chunk.files else chunk.at.name
+    return spans.of(at.folder / _meta_name(at.name), File(_meta_name(name)))
+
+
+def _meta_name(name: str) -> str:
+    raw = raw_name(name)
+    return f"{raw}.meta{name[len(raw) :]}"
+
+
+def _data_size(chunk: Chunk) -> int:
+    if not spans.suffix(chunk):
+        return spans.stored_size(chunk)
+    listed = chunk.files[0].raw_size if chunk.files else None
+    if listed is not None:
+        return listed  # decompressing holds the data against it
+    view = spans.whole(chunk)
+    return 0 if view is None else len(view)
+
+
+def _check(starts: UInt32Array, header: int, size: int, chunk: Chunk, meta: Chunk) -> None:
+    if int(starts[0]) != header:
+        raise FormatError(
+            f"its first line starts at byte {starts[0]} of the data, {header} is wanted",
+            where=meta.at,
+            hint=_HINT,
+        )
+    row = first_decrease(starts)
+    if row is not None:
+        raise FormatError(
+            f"line {row} starts at byte {starts[row]} and ends at byte {starts[row + 1]}",
+            where=meta.at,
+            hint=_HINT,
+        )
+    if int(starts[-1]) != size:
+        raise FormatError(
+            f"is {size} bytes, {starts[-1]} are needed by its table", where=chunk.at, hint=_HINT
+        )
+
+
+def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
+    """Give lines with their newline, in the order asked; near ones share a read."""
+    table = memoryview(shard.layout["starts"])  # its items are Python integers
+    view: memoryview | None = shard.memo.get("view")
+    if view is None and not spans.suffix(
+        shard.chunk
+    ):  # a decompressed shard is held elsewhere, and not for ever
+        view = spans.whole(shard.chunk)
+        if view is not None:
+            shard.memo["view"] = view
+    if view is not None and len(rows) == 1:
+        return [view[table[rows[0]] : table[rows[0] + 1]]]
+    return spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
+
+
+def bytes_of(shard: Shard, start: int, stop: int) -> tuple[IntArray, IntArray]:
+    """Give the bytes of lines start..stop, uint8, and where each starts in them, int64 [rows + 1]."""
+    starts = np.array(shard.layout["starts"][start : stop + 1], np.int64)
+    (part,) = spans.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
+    return np.frombuffer(part, np.uint8), starts - starts[0]
+
+
+def find_all(data: IntArray, text: bytes) -> IntArray:
+    """Give every place at which a text begins, also those that overlap: int64, rising."""
+    at = np.flatnonzero(data == text[0])
+    if len(text) > 1:
+        at = at[at <= len(data) - len(text)]
+        for i in range(1, len(text)):
+            at = at[data[at + i] == text[i]]
+    return at
+
+
+def cut(data: IntArray, places: Places, views: bool) -> Callable[[str], pa.Array]:
+    """Give what gives a column's stored bytes, of values that lie in one run of bytes; as views over it where that is wanted."""
+    make = spans.views if views and len(data) < spans.VIEW_LIMIT else spans.ragged
+    return lambda name: make(data, *places[name])
+
+
+def assembled(
+    shard: Shard, start: int, stop: int, names: Sequence[str] | None, raw: Callable[[str], pa.Array]
+) -> pa.RecordBatch:
+    """Make typed columns of stored bytes.
+
+    raw     name -> large_binary, binary_view, or fixed-size binary [rows]
+    raises  ValueFitError for text that is not UTF-8, naming the row
+    """
+    by_name = {one.name: one for one in shard.columns}
+    arrays, fields = [], []
+    for name in by_name if names is None else names:
+        encoding, array = lookup(by_name[name].encoding), raw(name)
+        try:
+            arrays.append(
+                spans.viewed(array, encoding)
+                if pa.types.is_binary_view(array.type)
+                else encodings.typed(array, encoding)
+            )
+        except ValueFitError as error:
+            raise error.at(shard.chunk.at, start).changed(
+                message=f"column {name!r:.60}: {error.message}", column=name
+            ) from None
+        fields.append(encodings.field(by_name[name]).with_type(arrays[-1].type))
+    if not arrays:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def steps(shard: Shard) -> Iterator[tuple[int, int]]:
+    """Cut the rows of a shard into runs of bounded bytes: (start, stop)."""
+    starts, start = memoryview(shard.layout["starts"]), 0
+    while start < shard.rows:
+        stop = max(
+            start + 1,
+            min(start + _STEP, shard.rows, bisect_right(starts, starts[start] + _STEP_BYTES) - 1),
+        )
+        yield start, stop
+        start = stop
+
+
+def checked(shard: Shard, check: Callable[[int, int], Any]) -> Iterator[Finding]:
+    """Check a shard run by run; each row that is wrong is a finding, and the next is checked all the same."""
+    return wrong_rows(steps(shard), check)
+
+
+# -- writing
+
+
+def arranged(columns: Columns) -> Columns:
+    """Sort columns by name, by code point. Raises UsageError for two of one name, or none at all."""
+    out = tuple(sorted(columns, key=lambda one: one.name))
+    if not out:
+        raise UsageError(
+            "a shard without columns cannot be read back", hint="Name the columns to pack with -c."
+        )
+    for one, two in pairwise(out):
+        if one.name == two.name:
+            raise UsageError(f"two columns are named {one.name!r}")
+    return out
+
+
+def weights(columns: Columns, batch: pa.RecordBatch, fixed: int, base: int, form: str) -> IntArray:
+    """Weigh each row: `fixed` bytes and those of its columns of variable size; an empty shard weighs `base`; int64 [rows].
+
+    raises  ValueFitError naming the row and its largest column if no shard can hold it: all starts are uint32
+    """
+    weighed = [one.name for one in columns if one.size is None]
+    sizes = (
+        np.full(batch.num_rows, fixed, np.int64)
+        if not weighed
+        else lengths(batch.column(weighed[0])) + fixed
+    )
+    for name in weighed[1:]:
+        sizes += lengths(batch.column(name))
+    if len(sizes) and base + int(sizes.max()) > LIMIT:
+        row = int(np.argmax(sizes > LIMIT - base))
+        name = max(weighed, key=lambda one: int(lengths(batch.column(one).slice(row, 1))[0]))
+        message = f"column {name!r}: a row of {sizes[row]} bytes does not fit one {form} shard, which ends at 4 GiB"
+        raise ValueFitError(message, row=row, column=name)
+    return sizes
+
+
+def lengths(array: pa.Array) -> IntArray:
+    """Give how many bytes each value of a column of bytes or text has, 0 of a null: int64 [rows]."""
+    if not array.null_count and array.type in (encodings.BINARY, encodings.TEXT):
+        bounds = ends(array)
+        return bounds[1:] - bounds[:-1]  # a fifth of the time
+    lengths = pc.binary_length(array)
+    return (
+        (pc.fill_null(lengths, 0) if lengths.null_count else lengths)
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64, copy=False)
+    )
+
+
+def ends(array: pa.Array) -> IntArray:
+    """Give where each value of a large_binary or large_string starts, and where the last one ends: int64 [rows + 1]."""
+    return np.frombuffer(array.buffers()[1] or bytes(8), np.int64, len(array) + 1, array.offset * 8)
+
+
+def step_of(rows: int, size: int, columns: int) -> int:
+    """Give how many of some rows, `size` bytes in all, Arrow joins at once."""
+    most = max(_JOINED, columns * _JOINED_COLUMN)
+    return int(max(1, min(_STEP, most * max(1, rows) // max(1, size))))
+
+
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into runs of so many rows."""
+    step = step_of(batch.num_rows, batch.nbytes, batch.num_columns)
+    return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
+
+
+def bodies(
+    batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], memoryview]
+) -> Iterator[memoryview]:
+    """Give the lines of batches, joined by `body` piece by piece. The row of its ValueFitError, one of the piece, becomes that of the batches."""
+    first = 0
+    for batch in batches:
+        for piece in pieces(batch):
+            try:
+                yield body(piece)
+            except ValueFitError as error:
+                raise error.at("", first) from None
+            first += piece.num_rows
+
+
+def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """Give the stored bytes of the columns: large_binary [rows] each. Raises ValueFitError for a null."""
+    out = {
+        one.name: encodings.stored(batch.column(one.name), lookup(one.encoding)) for one in columns
+    }
+    for name, array in out.items():
+        if array.null_count:  # Arrow would drop the whole line without a word
+            row = pc.index(array.is_null(), True).as_py()
+            raise ValueFitError(f"column {name!r}: a null reached the shard", row=row, column=name)
+    return out
+
+
+def joined(parts: Sequence[Any]) -> tuple[memoryview, IntArray]:
+    """Join columns of bytes, and texts that stand in every row, row by row: all bytes, and where each row starts, int64 [rows + 1]."""
+    body = pc.binary_join_element_wise(
+        *(pa.scalar(part, encodings.BINARY) if isinstance(part, bytes) else part for part in parts),
+        pa.scalar(b"", encodings.BINARY),
+    )
+    offsets = np.frombuffer(body.buffers()[1], np.int64, len(body) + 1, body.offset * 8)
+    return memoryview(body.buffers()[2] or b"")[
+        int(offsets[0]) : int(offsets[-1])
+    ], offsets - offsets[0]
+
+
+def write(
+    at: Location,
+    number: int,
+    form: str,
+    columns: Columns,
+    settings: Settings,
+    header: bytes,
+    sizes: Sequence[IntArray],
+    bodies: Iterator[Any],
+) -> Chunk:
+    """Write the data file and its `.meta`.
+
+    sizes   of the lines, batch by batch: int64 [rows]; `bodies` gives those lines, joined, in the same order
+    raises  ValueFitError if the data would pass 4 GiB
+    """
+    lengths = np.concatenate([*sizes, np.zeros(0, np.int64)])
+    starts = np.full(len(lengths) + 1, len(header), np.int64)
+    starts[1:] += np.cumsum(lengths)
+    size, name = int(starts[-1]), name_of(number, form)
+    if size > LIMIT:
+        raise ValueFitError(
+            f"{size} bytes do not fit one {form} shard",
+            where=at / name,
+            hint="Give a smaller --shard-size.",
+        )
+    table = b"".join(
+        (
+            len(lengths).to_bytes(4, "little"),
+            starts.astype("<u4").tobytes(),
+            mds_config.dumped(mds_config.config(form, columns, settings)),
+        )
+    )
+    to, file = store(at, name, _joined(header, bodies), size, settings)
+    beside, meta = store(at, f"{name}.meta", [table], len(table), settings)
+    return Chunk(to, len(lengths), (file, meta), form, (beside,))
+
+
+def _joined(header: bytes, bodies: Iterator[Any]) -> Iterator[Any]:
+    if header:
+        yield header
+    yield from bodies

@@ -1,0 +1,304 @@
+"""Writing samples as tar: Arrow joins headers, members and padding of a few thousand rows at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from flarecli import compress, encodings
+from flarecli.encodings import lookup
+from flarecli.errors import Place, ValueFitError
+from flarecli.formats.webdataset import index as webdataset_index
+from flarecli.formats.webdataset import tar
+from flarecli.formats.webdataset.columns import KEY, NAME, extensions_of
+from flarecli.formats.webdataset.scan import Table
+from flarecli.formats.webdataset.shardindex import KIND, SHARDS, VERSION
+from flarecli.hashes import DEFAULT, Sums
+from flarecli.lazy import pa, pc
+from flarecli.model import Chunk, Columns, File, IntArray, Settings
+from flarecli.names import check_name, escape
+from flarecli.storage import Location
+
+__all__ = ["row_sizes", "write_index", "write_shard"]
+
+_JOINED, _STEP = (
+    1 << 20,
+    8192,
+)  # bytes and rows joined at once, about: small enough to stay in the cache
+_ALONE = 1 << 16  # bytes of a row from which on its members are written as they are, not joined
+_WIDE = 8  # rows joined at once, at least, of members smaller than a block: each column costs several calls of Arrow
+_FULL = 100
+# an absolute path, a drive, an address, an empty part or one of dots and spaces, a control character, a dot in the last part, `__this__/` at the top
+_UNFIT = r"^/|^~|(^|/)[A-Za-z]:|//|^\.[. ]+(/|$)|^ [. ]*(/|$)|/[. ]+(/|$)|/$|[\x00-\x1f\x7f\\]|\.[^/]*$|^__[^/]*__/|^$"
+
+
+def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
+    """Weigh an empty tar and each row of a batch: headers, and members filled up to whole blocks; int64 [rows].
+
+    raises  ValueFitError, UnsafeError naming the first row, `[row]` of the batch, with a key that would not read back or a member of 8 GiB
+    """
+    if KEY in batch.schema.names:
+        _check_each(batch.column(KEY), "")
+    heads, sizes = _weights(columns, batch, _keys(batch, 0, 0))
+    _check_sizes(sizes, "")
+    return len(tar.END), (heads + np.where(sizes < 0, 0, tar.padded(sizes))).sum(0)
+
+
+def write_shard(
+    at: Location,
+    number: int,
+    columns: Columns,
+    batches: Sequence[pa.RecordBatch],
+    settings: Settings,
+) -> Chunk:
+    """Write all rows as one tar, and its index beside it.
+
+    Its name is `00000.tar`, five digits, more past 99,999. Without a column of keys the key is `SHARD-ROW`. A null leaves its member out.
+
+    A key that is there twice is for whoever fills the shard to refuse, who can name the row: see `KEY_COLUMN`.
+
+    raises  ValueFitError, before anything is written, for a key that would not read back, a row without members, a member of 8 GiB
+    """
+    name, rows = f"{number:05d}.tar", 0
+    to, keys = at / name, []
+    for batch in batches:
+        keys.append(_keys(batch, number, rows))
+        rows += batch.num_rows
+    if any(KEY in batch.schema.names for batch in batches):
+        _check_each(pa.chunked_array(keys, encodings.TEXT), to)
+    table, raw_size = _table(columns, batches, keys, to)
+    parts: Iterable[Any] = _parts(columns, batches, keys)
+    wanted = {DEFAULT, *settings.hashes}
+    if settings.compression is None:
+        written = to.write(parts, wanted)
+        file = File(name, written.size, written.hashes)
+    else:
+        raw = Sums(wanted)
+        to = at / f"{name}.{compress.suffix_of(settings.compression)}"
+        written = to.write(
+            compress.compressed(settings.compression, _summed(parts, raw), raw_size), wanted
+        )
+        file = File(to.name, written.size, written.hashes, raw.size, raw.hex())
+    beside = at / webdataset_index.name_of(name)
+    index = beside.write([webdataset_index.text(table.as_found(), raw_size)], wanted)
+    return Chunk(to, rows, (file, File(beside.name, index.size, index.hashes)), NAME, (beside,))
+
+
+def write_index(
+    at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
+) -> dict[str, File]:
+    """Write `shardindex.json` as `widsindex create` does, so that wids opens the folder; its MD5 sums only if they were taken."""
+    shards = []
+    for chunk in chunks:
+        file = chunk.files[0]
+        one = {
+            "url": file.name,
+            "md5sum": file.hashes.get("md5"),
+            "nsamples": chunk.rows,
+            "filesize": file.size,
+        }
+        shards.append({key: value for key, value in one.items() if value is not None})
+    data = json.dumps(
+        {"__kind__": KIND, "wids_version": VERSION, "shardlist": shards}, indent=2
+    ).encode()
+    written = (at / SHARDS).write([data], [DEFAULT])
+    return {SHARDS: File(SHARDS, written.size, written.hashes)}
+
+
+def _summed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
+    for part in parts:
+        sums.update(part)
+        yield part
+
+
+def _keys(batch: pa.RecordBatch, number: int, first: int) -> pa.Array:
+    """Give the key of each row: the column's, or the shard's number and the row's, which no other row of the dataset has."""
+    if KEY in batch.schema.names:
+        return batch.column(KEY)
+    rows = pa.array(np.arange(first, first + batch.num_rows)).cast(encodings.TEXT)
+    return pc.binary_join_element_wise(
+        pa.scalar(f"{number:05d}", encodings.TEXT),
+        pc.ascii_lpad(rows, 7, "0"),
+        pa.scalar("-", encodings.TEXT),
+    )
+
+
+def _check_each(keys: pa.Array | pa.ChunkedArray, to: object) -> None:
+    wrong = pc.or_kleene(
+        pc.match_substring_regex(keys, _UNFIT), pc.greater(pc.binary_length(keys), 255)
+    ).fill_null(True)
+    for row in pc.indices_nonzero(wrong).to_pylist():
+        _check_key(keys[row].as_py(), Place(to, row))
+
+
+def _check_key(key: str | None, where: Place) -> None:
+    """Refuse a key that would not come back as it is, or that is no plain relative path; `./` may stand before it."""
+    hint = "Change the keys, or leave the column out: then each row gets a key of its own."
+    if key is None:
+        raise ValueFitError("the key is null", where=where, hint=hint)
+    check_name(key.removeprefix("./"), where=where)
+    if "." in key.rpartition("/")[2]:
+        raise ValueFitError(
+            f"the key {escape(key)!r:.80} has a dot in its last part, where its extension would begin",
+            where=where,
+            hint=hint,
+        )
+    if re.match("__[^/]*__/", key):
+        raise ValueFitError(
+            f"the key {escape(key)!r:.80} lies in a folder that webdataset passes over",
+            where=where,
+            hint=hint,
+        )
+
+
+def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[IntArray, IntArray]:
+    """Give the bytes before each member, and its size: int64 [members, rows] each; 0 and -1 where it is null."""
+    named = [one for one in columns if one.name != KEY]
+    heads = np.empty((len(named), batch.num_rows), np.int64)
+    sizes = np.empty_like(heads)
+    for i, (one, extension) in enumerate(zip(named, extensions_of(columns), strict=True)):
+        array = encodings.stored(batch.column(one.name), lookup(one.encoding))
+        sizes[i] = pc.binary_length(array).fill_null(-1).to_numpy(zero_copy_only=False)
+        names = _names(keys, extension)
+        heads[i] = tar.BLOCK
+        if not _is_plain(names):
+            heads[i] = [
+                len(tar.header(name, 0)) for name in names.view(encodings.BINARY).to_pylist()
+            ]
+        heads[i, sizes[i] < 0] = 0
+    return heads, sizes
+
+
+def _check_sizes(sizes: IntArray, to: object, first: int = 0) -> None:
+    """Refuse a member that no header can say the size of: written as it is, the others would be lost behind it."""
+    for row in np.flatnonzero((sizes > tar.LARGEST).any(0))[:1].tolist():
+        tar.check_size(int(sizes[:, row].max()), Place(to, first + row))
+
+
+def _names(keys: pa.Array, extension: str) -> pa.Array:
+    return pc.binary_join_element_wise(
+        keys, pa.scalar(extension, encodings.TEXT), pa.scalar(".", encodings.TEXT)
+    )
+
+
+def _is_plain(names: pa.Array) -> bool:
+    """Tell whether ustar holds every name in the field of names."""
+    return (
+        bool(pc.all(pc.string_is_ascii(names), min_count=0).as_py())
+        and (pc.max(pc.binary_length(names)).as_py() or 0) <= _FULL
+    )
+
+
+def _table(
+    columns: Columns, batches: Sequence[pa.RecordBatch], keys: Sequence[pa.Array], to: Location
+) -> tuple[Table, int]:
+    """Reckon where each member will lie, and the size of the tar."""
+    starts: list[IntArray] = []
+    all_sizes: list[IntArray] = []
+    end = 0
+    for batch, own in zip(batches, keys, strict=True):
+        heads, sizes = _weights(columns, batch, own)
+        _check_sizes(sizes, to, sum(part.shape[1] for part in all_sizes))
+        if (lone := (sizes < 0).all(0)).any():
+            row = sum(part.shape[1] for part in all_sizes) + int(np.flatnonzero(lone)[0])
+            raise ValueFitError(
+                "every column is null, and a sample without members is none", where=to, row=row
+            )
+        steps = (heads + np.where(sizes < 0, 0, tar.padded(sizes))).T.reshape(
+            -1
+        )  # member by member
+        ends = (end + np.cumsum(steps)).reshape(-1, len(heads)).T
+        starts.append(np.where(sizes < 0, -1, ends - tar.padded(sizes)))
+        all_sizes.append(sizes)
+        end += int(steps.sum())
+    none = np.empty((len(extensions_of(columns)), 0), np.int64)
+    text = (
+        pa.chunked_array(keys, encodings.TEXT).combine_chunks()
+        if keys
+        else pa.array([], encodings.TEXT)
+    )
+    text = pa.concat_arrays(text.chunks) if isinstance(text, pa.ChunkedArray) else text
+    bounds = np.frombuffer(text.buffers()[1] or bytes(8), np.int64)[
+        text.offset : text.offset + len(text) + 1
+    ]
+    data = np.frombuffer(text.buffers()[2] or b"", np.uint8)[int(bounds[0]) : int(bounds[-1])]
+    table = Table(
+        tuple(extensions_of(columns)),
+        data,
+        bounds[1:] - bounds[0],
+        np.hstack([none, *starts]),
+        np.hstack([none, *all_sizes]),
+    )
+    return table, end + len(tar.END)
+
+
+def _parts(
+    columns: Columns, batches: Sequence[pa.RecordBatch], keys: Sequence[pa.Array]
+) -> Iterator[bytes | memoryview]:
+    """Give the tar's bytes."""
+    for batch, own in zip(batches, keys, strict=True):
+        weight = max(1, batch.nbytes) // max(1, batch.num_rows)
+        is_small = weight <= tar.BLOCK * len(extensions_of(columns))
+        step = max(_WIDE if is_small else 1, min(_STEP, _JOINED // weight))
+        for start in range(0, batch.num_rows, step):
+            pieces = _pieces(columns, batch.slice(start, step), own.slice(start, step))
+            is_joined = is_small or weight <= _ALONE
+            yield from [_joined(pieces)] if is_joined else _one_by_one(pieces)
+    yield tar.END
+
+
+def _pieces(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> list[pa.Array]:
+    """Give header, data and padding of each column's members, large_binary [rows] each; all empty where a member is null."""
+    out = []
+    for one, extension in zip(
+        [one for one in columns if one.name != KEY], extensions_of(columns), strict=True
+    ):
+        data = encodings.stored(batch.column(one.name), lookup(one.encoding))
+        sizes = pc.binary_length(data).fill_null(-1).to_numpy(zero_copy_only=False)
+        padding = np.where(sizes < 0, 0, -sizes % tar.BLOCK)
+        out += [
+            _heads(_names(keys, extension), sizes),
+            data,
+            _run(np.zeros(int(padding.sum()), np.uint8), padding),
+        ]
+    return out
+
+
+def _heads(names: pa.Array, sizes: IntArray) -> pa.Array:
+    if not _is_plain(names):
+        pairs = zip(names.view(encodings.BINARY).to_pylist(), sizes.tolist(), strict=True)
+        return pa.array(
+            [tar.header(name, size) if size >= 0 else b"" for name, size in pairs], encodings.BINARY
+        )
+    text = pc.ascii_rpad(names, _FULL, "\0")
+    field = np.frombuffer(text.buffers()[2] or b"", np.uint8)[: len(names) * _FULL].reshape(
+        -1, _FULL
+    )
+    there = sizes >= 0
+    return _run(tar.headers(field[there], sizes[there]).reshape(-1), there * tar.BLOCK)
+
+
+def _run(data: IntArray, lengths: IntArray) -> pa.Array:
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    return pa.Array.from_buffers(
+        encodings.BINARY, len(lengths), [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    )
+
+
+def _joined(pieces: list[pa.Array]) -> memoryview:
+    body = pc.binary_join_element_wise(
+        *pieces, pa.scalar(b"", encodings.BINARY), null_handling="replace", null_replacement=""
+    )
+    bounds = np.frombuffer(body.buffers()[1], np.int64, len(body) + 1, body.offset * 8)
+    return memoryview(body.buffers()[2] or b"")[int(bounds[0]) : int(bounds[-1])]
+
+
+def _one_by_one(pieces: list[pa.Array]) -> Iterator[memoryview]:
+    """Give large members as they lie in memory: joining them would cost more than a loop over few rows."""
+    for values in zip(*map(encodings.raw_values, pieces), strict=True):
+        yield from (value for value in values if value is not None)
