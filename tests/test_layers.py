@@ -65,22 +65,7 @@ INNER = {  # modules that other packages import directly; everything else is imp
         "versions",
         "workers",
     },
-    "formats": {
-        "ffrecord",
-        "ffrecord_table",
-        "files",
-        "granular_append",
-        "granular_columns",
-        "granular_folder",
-        "mds_config",
-        "mds_index",
-        "mds_merge",
-        "mds_reindex",
-        "packed_folder",
-        "spans",
-        "webdataset_shards",
-        "webdataset_stream",
-    },
+    "formats": {"byte_ranges", "ffrecord", "files", "granular", "mds", "webdataset"},
     "media": {"ffprobe", "probe", "resize", "sniff", "thumbnail"},  # functions of the same name
     "read": {"resolve", "windows"},
     "verbs": {"options", "source"},
@@ -232,22 +217,22 @@ def test_imports_of_higher_and_equal_layers_and_cycles_are_found():
         "flarecli": "",
         "flarecli.read": "",
         "flarecli.formats": "",
-        "flarecli.formats.mds.format": "",
+        "flarecli.formats.files": "",
         "flarecli.encodings": "",
         "flarecli.sql": "",
     }
-    up = imports_of(
-        "flarecli.formats.mds.format", "def late():\n    from flarecli import read", known
-    )
+    up = imports_of("flarecli.formats.files", "def late():\n    from flarecli import read", known)
     beside = imports_of("flarecli.sql", "import flarecli.encodings.names", known)
-    around = imports_of("flarecli.formats", "from flarecli.formats import mds", known) + imports_of(
-        "flarecli.formats.mds.format", "if True:\n    from flarecli.formats import find", known
+    around = imports_of(
+        "flarecli.formats", "from flarecli.formats import files", known
+    ) + imports_of(
+        "flarecli.formats.files", "if True:\n    from flarecli.formats import find", known
     )
     assert misplaced(up + beside + around) == [
-        "flarecli.formats.mds.format: line 2: read is in layer 9, formats in layer 7",
+        "flarecli.formats.files: line 2: read is in layer 9, formats in layer 7",
         "flarecli.sql: line 1: encodings is in layer 6, sql in layer 6",
     ]
-    assert cycles(around) == [["flarecli.formats", "flarecli.formats.mds.format"]]
+    assert cycles(around) == [["flarecli.formats", "flarecli.formats.files"]]
 
 
 def test_the_command_line_loads_no_heavy_library_first():

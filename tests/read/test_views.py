@@ -13,7 +13,7 @@ import pytest
 
 import flarecli as flare
 from flarecli import encodings
-from flarecli.encodings import own
+from flarecli.encodings import registry
 from flarecli.errors import RowsError, UsageError, ValueFitError
 from flarecli.model import Settings
 
@@ -186,7 +186,7 @@ def to_json(value):
 def point():
     flare.encoding("point", to_json, json.loads)
     yield "point"
-    own.OWN.pop("point")
+    registry.OWN.pop("point")
 
 
 @pytest.mark.parametrize("format", ["mds", "granular", "granular-refs", "webdataset"])

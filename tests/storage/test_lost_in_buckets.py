@@ -5,7 +5,7 @@ import pytest
 from flarecli.errors import BusyError, FlareError, MissingError
 from flarecli.model import Settings
 from flarecli.storage import locate
-from flarecli.write import Writer, bucket
+from flarecli.write import Writer, bucket_target
 
 
 def objects(address):
@@ -126,16 +126,16 @@ def _killed(self):
 
 def test_a_pack_that_begins_while_another_looks_at_the_bucket_is_named(s3, monkeypatch):
     """The other has shards there by then, and no playlist."""
-    out, looked, others = f"{s3}/out", bucket._has, []
+    out, looked, others = f"{s3}/out", bucket_target._has, []
 
     def looking(at):
         found = looked(at)
-        monkeypatch.setattr(bucket, "_has", looked)
+        monkeypatch.setattr(bucket_target, "_has", looked)
         others.append(opened(out, resume=True))
         write(others[0], 5)
         return found
 
-    monkeypatch.setattr(bucket, "_has", looking)
+    monkeypatch.setattr(bucket_target, "_has", looking)
     with pytest.raises(BusyError) as caught:
         opened(out, resume=True)
     assert str(caught.value).startswith(f"{out}: another pack is at work there (process ")
