@@ -126,16 +126,16 @@ def _killed(self):
 
 def test_a_pack_that_begins_while_another_looks_at_the_bucket_is_named(s3, monkeypatch):
     """The other has shards there by then, and no playlist."""
-    out, looked, others = f"{s3}/out", bucket_target._has, []
+    out, looked, others = f"{s3}/out", bucket_target._has_objects, []
 
     def looking(at):
         found = looked(at)
-        monkeypatch.setattr(bucket_target, "_has", looked)
+        monkeypatch.setattr(bucket_target, "_has_objects", looked)
         others.append(opened(out, resume=True))
         write(others[0], 5)
         return found
 
-    monkeypatch.setattr(bucket_target, "_has", looking)
+    monkeypatch.setattr(bucket_target, "_has_objects", looking)
     with pytest.raises(BusyError) as caught:
         opened(out, resume=True)
     assert str(caught.value).startswith(f"{out}: another pack is at work there (process ")
