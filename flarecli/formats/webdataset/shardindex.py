@@ -13,7 +13,6 @@ from typing import Any
 from flarecli.errors import FormatError, Place
 from flarecli.formats.mds.config import parse
 from flarecli.formats.webdataset.columns import NAME
-from flarecli.suggest import nearest
 from flarecli.lazy import np
 from flarecli.model import Stream
 from flarecli.storage import Location
