@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from flarecli.read import Dataset as Dataset
     from flarecli.read import Loader as Loader
     from flarecli.read import Mix as Mix
+    from flarecli.read import decoders as presets
     from flarecli.read import mix as mix
     from flarecli.read import open as open
-    from flarecli.read import presets as presets
     from flarecli.verbs import cat as cat
     from flarecli.verbs import inspect as inspect
     from flarecli.verbs import merge_index as merge_index
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ROOMS = {
+_MODULES = {"errors": "flarecli.errors", "presets": "flarecli.read.decoders"}
+_PACKAGES = {
     "Column": "flarecli.model",
     "Cursor": "flarecli.model",
     "Dataset": "flarecli.read",
@@ -52,7 +53,6 @@ _ROOMS = {
     "open": "flarecli.read",
     "pack": "flarecli.verbs",
     "playlist": "flarecli.verbs",
-    "presets": "flarecli.read",
     "reindex": "flarecli.verbs",
     "unpack": "flarecli.verbs",
     "verify": "flarecli.verbs",
@@ -97,11 +97,12 @@ def close() -> None:
 def __getattr__(name: str) -> object:
     import importlib
 
-    if name == "errors":
-        return importlib.import_module("flarecli.errors")
-    if name not in _ROOMS:
+    if name in _MODULES:
+        found = importlib.import_module(_MODULES[name])
+    elif name in _PACKAGES:
+        found = getattr(importlib.import_module(_PACKAGES[name]), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(_ROOMS[name]), name)
     globals()[name] = found
     return found
 

@@ -67,7 +67,7 @@ INNER = {  # modules that other packages import directly; everything else is imp
     },
     "formats": {"byte_ranges", "ffrecord", "files", "granular", "mds", "webdataset"},
     "media": {"ffprobe", "probe", "resize", "sniff", "thumbnail"},  # functions of the same name
-    "read": {"resolve", "windows"},
+    "read": {"epoch_order", "resolve"},
     "verbs": {"options", "source"},
     "write": {"columns", "engines", "failures", "journal", "links", "parts"},
 }

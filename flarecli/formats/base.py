@@ -211,12 +211,6 @@ class Format:
         """Locate the stored bytes of rows in memory, column by column; None if `read_rows` must read them."""
         return None
 
-    def is_resident(
-        self, shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None
-    ) -> bool:
-        """Return whether rows are in memory, so that `read_columns` does not wait for a disk."""
-        return False
-
     def scan_stream(
         self, blocks: Iterable[bytes], columns: Columns | None = None, where: object = "-"
     ) -> Iterator[pa.RecordBatch]:

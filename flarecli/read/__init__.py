@@ -8,24 +8,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flarecli.lazy import named
-from flarecli.read.repeats import place_of, places_of, refuse_repeats
-from flarecli.read.resolve import expand, read_list, resolve, select_streams
+from flarecli.read.resolve import (
+    expand,
+    place_of,
+    places_of,
+    read_list,
+    refuse_repeats,
+    resolve,
+    select_streams,
+)
 
 if TYPE_CHECKING:
-    from flarecli.read import presets
-    from flarecli.read.batching import Made, Part, Work, parts_of
+    from flarecli.read import decoders
+    from flarecli.read.batch import Made, Part, Work, parts_of
     from flarecli.read.dataset import Dataset
-    from flarecli.read.entrance import open
-    from flarecli.read.fetching import begun
+    from flarecli.read.epoch import Run, check_place, parse_state
     from flarecli.read.fingerprint import listing_checksum
     from flarecli.read.loader import Loader
-    from flarecli.read.mixing import Mix, mix
-    from flarecli.read.order import positions
-    from flarecli.read.passing import Passed, passed, taken
-    from flarecli.read.rows import Closable, Rows, check_rows
-    from flarecli.read.run import Run, check_place, parse_state
+    from flarecli.read.mixture import Mix, mix
+    from flarecli.read.open_dataset import open
+    from flarecli.read.permutation import positions
+    from flarecli.read.protocols import Closable, Rows, check_rows
     from flarecli.read.selection import parse_rows
-    from flarecli.read.series import Series
+    from flarecli.read.shard_ahead import begun
+    from flarecli.read.shards import Series
+    from flarecli.read.shared_ring import Passed, passed, taken
 
 __all__ = [
     "Closable",
@@ -53,7 +60,7 @@ __all__ = [
     "place_of",
     "places_of",
     "positions",
-    "presets",
+    "decoders",
     "refuse_repeats",
     "read_list",
     "resolve",
@@ -62,30 +69,30 @@ __all__ = [
 ]
 
 _FILES = {
-    "Closable": "rows",
+    "Closable": "protocols",
     "Dataset": "dataset",
     "Loader": "loader",
-    "Made": "batching",
-    "Mix": "mixing",
-    "Part": "batching",
-    "Passed": "passing",
-    "Rows": "rows",
-    "Run": "run",
-    "Series": "series",
-    "Work": "batching",
-    "begun": "fetching",
-    "check_place": "run",
-    "check_rows": "rows",
+    "Made": "batch",
+    "Mix": "mixture",
+    "Part": "batch",
+    "Passed": "shared_ring",
+    "Rows": "protocols",
+    "Run": "epoch",
+    "Series": "shards",
+    "Work": "batch",
+    "begun": "shard_ahead",
+    "check_place": "epoch",
+    "check_rows": "protocols",
     "listing_checksum": "fingerprint",
-    "mix": "mixing",
-    "open": "entrance",
+    "mix": "mixture",
+    "open": "open_dataset",
     "parse_rows": "selection",
-    "parse_state": "run",
-    "parts_of": "batching",
-    "passed": "passing",
-    "positions": "order",
-    "presets": "presets",
-    "taken": "passing",
+    "parse_state": "epoch",
+    "parts_of": "batch",
+    "passed": "shared_ring",
+    "positions": "permutation",
+    "decoders": "decoders",
+    "taken": "shared_ring",
 }
 
 

@@ -17,14 +17,13 @@ from flarecli.arguments import checked, name_list, shown, whole
 from flarecli.encodings import BINARY
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.model import Columns, Cursor, IntArray, Playlist, Row, Sample, Stream
-from flarecli.read.cuts import of_size
-from flarecli.read.decoding import Decoder, How, NotDecoded, collated, stacked
-from flarecli.read.joined import Joined, numbers_of
-from flarecli.read.rows import Closable
-from flarecli.read.run import WINDOW, Run, beginning
-from flarecli.read.series import Series
-from flarecli.read.stock import Found
-from flarecli.read.windows import Epoch
+from flarecli.read.decode import Decoder, How, NotDecoded, collated, stacked
+from flarecli.read.epoch import WINDOW, Run, beginning
+from flarecli.read.epoch_order import Epoch
+from flarecli.read.gather import Found
+from flarecli.read.protocols import Closable
+from flarecli.read.shards import Series
+from flarecli.read.table import Joined, numbers_of
 from flarecli.suggest import choose
 
 __all__ = ["Dataset"]
@@ -551,7 +550,7 @@ class Dataset(Closable):
         views: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """Give rows start..stop in order as typed batches of exactly `size` rows, the last one smaller; `views` as in `scan`."""
-        return of_size(self.scan(columns, start, stop, size, views=views), size)
+        return _of_size(self.scan(columns, start, stop, size, views=views), size)
 
 
 def _plain(
@@ -563,3 +562,19 @@ def _plain(
         if own is encoding
         else (natural, encodings.field(encodings.column(field.name, own.name)))
     )
+
+
+def _of_size(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+    """Give the same rows in batches of exactly `size` rows, the last one smaller."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        while count + batch.num_rows >= size:
+            cut = size - count
+            yield pa.concat_batches([*held, batch.slice(0, cut)]) if held else batch.slice(0, cut)
+            batch, held, count = batch.slice(cut), [], 0
+        if batch.num_rows:
+            held.append(batch)
+            count += batch.num_rows
+    if held:
+        yield pa.concat_batches(held)

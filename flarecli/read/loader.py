@@ -15,12 +15,12 @@ from flarecli.arguments import checked
 from flarecli.errors import UsageError
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
-from flarecli.read.batching import Made, Part, Work, parts_of
-from flarecli.read.decoding import How
-from flarecli.read.fetching import begun
-from flarecli.read.processes import Process, close_all
-from flarecli.read.rows import Closable, Order, Rows, check_rows
-from flarecli.read.run import WINDOW, check_place, parse_state
+from flarecli.read.batch import Made, Part, Work, parts_of
+from flarecli.read.decode import How
+from flarecli.read.epoch import WINDOW, check_place, parse_state
+from flarecli.read.process_pool import Process, close_all
+from flarecli.read.protocols import Closable, Order, Rows, check_rows
+from flarecli.read.shard_ahead import begun
 
 __all__ = ["Loader"]
 

@@ -18,6 +18,6 @@ except ImportError:
     ) from None
 
 from flarecli.torch.datasets import IterableDataset, MapDataset
-from flarecli.torch.sending import tensors
+from flarecli.torch.tensors import tensors
 
 __all__ = ["IterableDataset", "MapDataset", "tensors"]

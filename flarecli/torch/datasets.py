@@ -31,7 +31,7 @@ from flarecli.read import (
     parts_of,
 )
 from flarecli.torch.ranks import Inherited, Share, inherited_share, share_of
-from flarecli.torch.sending import tensors
+from flarecli.torch.tensors import tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
 

@@ -17,8 +17,8 @@ from flarecli.cache import BLOCK, Cache, CachedStore, directory, kept, open_entr
 from flarecli.cache import store as cached
 from flarecli.errors import FormatError, MissingError
 from flarecli.model import Settings
-from flarecli.read import fetching
-from flarecli.read.batching import Part, Work
+from flarecli.read import shard_ahead
+from flarecli.read.batch import Part, Work
 from flarecli.storage import Store
 from flarecli.storage.versions import ObjectPin
 
@@ -415,7 +415,7 @@ def streamed(data, **options):
 
 @pytest.mark.parametrize("begin", [partial(flare.Loader, batch=16), flare.Dataset.run, streamed])
 def test_what_was_fetched_ahead_of_a_run_that_ends_leaves_memory(shards, monkeypatch, begin):
-    monkeypatch.setattr(fetching, "_NEAR", 0)  # so that it has not fetched all of them by then
+    monkeypatch.setattr(shard_ahead, "_NEAR", 0)  # so that it has not fetched all of them by then
     _, data = shards
     loop = iter(begin(data, order="windows", window=1))
     next(loop)

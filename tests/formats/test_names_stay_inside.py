@@ -68,7 +68,7 @@ def test_no_code_outside_formats_compares_or_looks_up_the_name_of_a_format(path)
         'if format in ("csv", "tsv"):\n    pass',
         'find("ffrecord")',
         "TABLE[stream.format]",
-        'getattr(form, "at_hand", None)',
+        'getattr(form, "read_columns", None)',
         'hasattr(formats.find("x"), "y")',
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import flarecli as flare
 from flarecli.formats import find
 from flarecli.model import Settings
-from flarecli.read import fetching
+from flarecli.read import shard_ahead
 from flarecli.storage import mmap as ahead
 
 mds = find("mds")
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> str:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the files that were asked for in large pages, however small."""
     out: list[int] = []
-    monkeypatch.setattr(fetching, "_LITTLE", 0)
+    monkeypatch.setattr(shard_ahead, "_LITTLE", 0)
     monkeypatch.setattr(ahead, "use_large_pages", lambda view: out.append(len(view)))
     return out
 

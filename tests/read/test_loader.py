@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import flarecli as flare
 from flarecli.errors import FlareError, TransformError, UsageError
 from flarecli.model import Settings
-from flarecli.read.batching import Work
+from flarecli.read.batch import Work
 from tests.pool import is_idle
 
 ROWS = 103

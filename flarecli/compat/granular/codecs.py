@@ -86,7 +86,7 @@ def _encode_video(name: str, codec: str, value: Any) -> bytes:
 
 def _decode_video(name: str, data: bytes) -> Any:
     """Return the frames: uint8 [frames, height, width, 3]."""
-    return read.presets.video(sys.maxsize)(data)
+    return read.decoders.video(sys.maxsize)(data)
 
 
 encoders: dict[str, Callable[[Any], bytes]] = {

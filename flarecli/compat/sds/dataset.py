@@ -24,7 +24,7 @@ from flarecli.compat.sds.rows import FetchedRow, Rows
 from flarecli.errors import FlareError, RowsError, UsageError
 from flarecli.formats.mds import config as mds_config
 from flarecli.model import Sample
-from flarecli.read.windows import Epoch
+from flarecli.read.epoch_order import Epoch
 from flarecli.storage.workers import Workers
 
 __all__ = ["IndexMetaData", "StreamingDataset", "ranks"]

@@ -11,7 +11,7 @@ from flarecli.compat.streaming.streams import Stream
 from flarecli.errors import UsageError
 from flarecli.model import IntArray
 from flarecli.read import positions
-from flarecli.read.windows import Epoch
+from flarecli.read.epoch_order import Epoch
 
 __all__ = ["BATCHING_METHODS", "Batching", "Sampler", "parse_count", "samples_per_stream"]
 

@@ -5,7 +5,6 @@ Lengths and columns of one size are gathered by numpy, all rows at once; only wh
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from flarecli.formats.mds.rows import Ready, prepared
 from flarecli.model import IntArray, Shard
 from flarecli.storage import needs_read_ahead, read_ahead
 
-__all__ = ["at_hand", "find_columns"]
+__all__ = ["find_columns"]
 
 _MANY = (
     1 << 12
@@ -122,10 +121,3 @@ def _laid(shard: Shard, columns: Sequence[str] | None) -> _Laid | None:
 def _every(view: memoryview, size: int) -> IntArray:
     """Give `size` bytes from each byte on, as voids; numpy copies those that it is asked for."""
     return np.ndarray((len(view) - size + 1,), f"V{size}", view, 0, (1,))
-
-
-def at_hand(shard: Shard, rows: Sequence[int], columns: Sequence[str] | None = None) -> bool:
-    """Return whether the shard is a mapped file, out of which `read_columns` copies rows."""
-    ready = prepared(shard, columns)
-    view = ready.view
-    return view is not None and isinstance(view.obj, mmap.mmap)

@@ -78,7 +78,6 @@ class MDS(lines.MosaicFormat):
 
     read_rows = staticmethod(mds_rows.read_rows)
     read_columns = staticmethod(mds_columns.find_columns)
-    is_resident = staticmethod(mds_columns.at_hand)
 
     def row_reader(
         self, shard: Shard, columns: Sequence[str] | None = None

@@ -28,7 +28,7 @@ class DecodeImageTransform:
 
         height, width = self.resolution
         with open(sample[self.input_field], "rb") as file:
-            pixels = read.presets.image((width, height))(file.read())
+            pixels = read.decoders.image((width, height))(file.read())
         tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous()
         return {**sample, self.output_field: tensor}
 

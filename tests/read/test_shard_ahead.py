@@ -12,7 +12,7 @@ import pytest
 import flarecli as flare
 from flarecli.errors import FlareError
 from flarecli.model import Settings
-from flarecli.read import fetching
+from flarecli.read import shard_ahead
 from tests.pool import is_idle
 
 ROWS = 1500
@@ -154,7 +154,7 @@ def test_the_windows_of_a_mix_come_as_its_steps_do(packed, tmp_path):
     ids=["the next two windows", "small windows further"],
 )
 def test_so_much_is_fetched_ahead(served, packed, tmp_path, monkeypatch, near, window, least, most):
-    monkeypatch.setattr(fetching, "_NEAR", near)
+    monkeypatch.setattr(shard_ahead, "_NEAR", near)
     data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"))
     served.requests.clear()
     loop = iter(flare.Loader(data, 32, order="windows", window=window))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flarecli.read import passing
-from flarecli.read.passing import passed, taken
+from flarecli.read import shared_ring
+from flarecli.read.shared_ring import passed, taken
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="this system has no memory without a name"
@@ -60,13 +60,13 @@ def test_a_process_gets_what_another_passed(start, ahead, monkeypatch):
 
 @pytest.fixture
 def own(monkeypatch):
-    monkeypatch.setattr(passing, "_own", None)
-    monkeypatch.setattr(passing, "_maps", {})
+    monkeypatch.setattr(shared_ring, "_own", None)
+    monkeypatch.setattr(shared_ring, "_maps", {})
 
 
 def told(place):
     """What a pipe would make of the handle."""
-    return place._replace(handle=None if place.handle is None else Handle(passing._own.fd))
+    return place._replace(handle=None if place.handle is None else Handle(shared_ring._own.fd))
 
 
 class Handle:
@@ -83,7 +83,7 @@ def test_nothing_is_written_over_before_it_was_taken(own):
     while (place := passed(data)) is not None:
         places.append(told(place))
         data = {"x": [bytes([len(places)]) * 30_000 for _ in range(10)]}
-    assert len(places) == passing._BATCHES
+    assert len(places) == shared_ring._BATCHES
     assert taken(places[0]) == {"x": [bytes([n]) * 30_000 for n in range(10)]}
     again = passed(data)
     assert again is not None and passed(data) is None
@@ -94,10 +94,10 @@ def test_nothing_is_written_over_before_it_was_taken(own):
 @pytest.mark.parametrize(
     ("size", "does"),
     [
-        (passing._LEAST - 1, False),
-        (passing._LEAST, True),
-        (passing._MOST, True),
-        (passing._MOST + 1, False),
+        (shared_ring._LEAST - 1, False),
+        (shared_ring._LEAST, True),
+        (shared_ring._MOST, True),
+        (shared_ring._MOST + 1, False),
     ],
 )
 def test_little_and_very_much_go_through_the_pipe(own, size, does):
@@ -107,8 +107,8 @@ def test_little_and_very_much_go_through_the_pipe(own, size, does):
 def test_a_larger_batch_gets_a_larger_ring_and_the_old_one_goes(own):
     for size in (100_000, 150_000, 900_000, 12_000_000, 100_000):
         assert taken(told(passed({"x": [bytes(size)]}))) == {"x": [bytes(size)]}
-        assert len(passing._maps) == 1
-    assert passing._own.size == passing._MOST
+        assert len(shared_ring._maps) == 1
+    assert shared_ring._own.size == shared_ring._MOST
 
 
 def test_batches_of_more_than_half_a_ring_go_on_fitting(own):
@@ -122,9 +122,9 @@ def test_the_memory_of_processes_that_have_ended_is_let_go(own):
     gone = multiprocessing.Process(target=int)
     gone.start()
     gone.join()
-    passing._maps[gone.pid.to_bytes(8, "little") + bytes(8)] = None
+    shared_ring._maps[gone.pid.to_bytes(8, "little") + bytes(8)] = None
     taken(told(passed({"x": [bytes(100_000)]})))
-    assert list(passing._maps) == [passing._own.name]
+    assert list(shared_ring._maps) == [shared_ring._own.name]
 
 
 def memories():
@@ -145,5 +145,5 @@ def test_what_the_system_does_not_give_goes_through_the_pipe(own, monkeypatch):
         assert passed({"x": [bytes(100_000)]}) is None
     before = memories()
     for _ in range(3):
-        assert passing._Ring(1 << 20).write([bytes(100)], 100) == 0
+        assert shared_ring._Ring(1 << 20).write([bytes(100)], 100) == 0
     assert memories() == before

@@ -17,12 +17,12 @@ from flarecli.arguments import checked, number, shown
 from flarecli.errors import RowsError, UsageError
 from flarecli.model import Cursor, IntArray, Sample
 from flarecli.read.dataset import Dataset
-from flarecli.read.decoding import How, collated, stacked
+from flarecli.read.decode import How, collated, stacked
+from flarecli.read.epoch import WINDOW, Run, beginning
 from flarecli.read.fingerprint import checksum_of
-from flarecli.read.joined import numbers_of
-from flarecli.read.order import positions
-from flarecli.read.rows import Closable, Order
-from flarecli.read.run import WINDOW, Run, beginning
+from flarecli.read.permutation import positions
+from flarecli.read.protocols import Closable, Order
+from flarecli.read.table import numbers_of
 
 __all__ = ["Mix", "mix"]
 

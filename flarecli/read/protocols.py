@@ -8,8 +8,8 @@ from typing import Any, Protocol, Self
 from flarecli.arguments import shown
 from flarecli.errors import UsageError
 from flarecli.model import IntArray, Sample
-from flarecli.read.decoding import How
-from flarecli.read.stock import Found
+from flarecli.read.decode import How
+from flarecli.read.gather import Found
 
 __all__ = ["Closable", "Order", "Rows", "check_rows"]
 

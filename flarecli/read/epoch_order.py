@@ -15,7 +15,7 @@ import numpy as np
 from flarecli.arguments import shown
 from flarecli.errors import UsageError
 from flarecli.model import IntArray
-from flarecli.read.order import positions, positions_apart
+from flarecli.read.permutation import positions, positions_apart
 
 __all__ = ["ORDERS", "Epoch"]
 

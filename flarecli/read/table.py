@@ -11,8 +11,8 @@ import pyarrow as pa
 from flarecli.errors import RowsError, UsageError
 from flarecli.model import Columns, IntArray, Row
 from flarecli.read.fingerprint import checksum_of
-from flarecli.read.series import Series
-from flarecli.read.stock import Stock
+from flarecli.read.gather import Stock
+from flarecli.read.shards import Series
 
 __all__ = ["Joined", "numbers_of"]
 

@@ -13,7 +13,7 @@ from itertools import chain
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
-from flarecli.read.heap import keep_freed
+from flarecli.read.shards import keep_freed
 
 __all__ = ["Passed", "passed", "taken"]
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from flarecli.errors import FlareError, TransformError
 from flarecli.model import IntArray
-from flarecli.read.rows import Rows
-from flarecli.read.stock import Found
+from flarecli.read.gather import Found
+from flarecli.read.protocols import Rows
 
 __all__ = ["Made", "Part", "Work", "parts_of"]
 

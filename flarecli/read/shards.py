@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import TypeAlias
 
 import numpy as np
 
-from flarecli import formats
+from flarecli import formats, lifetimes
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import byte_ranges as spans
 from flarecli.lazy import pa
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, total
-from flarecli.read import opened
 from flarecli.read.fingerprint import listing_checksum
-from flarecli.read.heap import keep_freed
-from flarecli.read.stock import Stock
+from flarecli.read.gather import Stock
 from flarecli.storage import expect, files_limit
 
-__all__ = ["Series"]
+__all__ = ["Series", "keep_freed"]
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
@@ -33,6 +33,16 @@ _BATCH_BYTES = 16 << 20  # what a scan holds at once, roughly
 _TOGETHER = 8  # rows of a shard that are worth finding by columns
 _AT_ONCE = 8 << 20  # bytes of rows that are found at once, reckoned, but for the least
 _HELD = 256  # twice the shards that are held besides those that are open, where the system gives handles for so many
+
+
+SHARDS = 512  # whose tables are kept
+_FILES = 1024  # of them mapped, where the system gives handles for so many
+_BLOCK = 1 << 24  # bytes
+_lock = threading.Lock()
+_order: deque[tuple[weakref.ref[Series], int, int]] = (
+    deque()
+)  # who holds it, its position, its files; the first opened first
+_files = 0
 
 
 class Series:
@@ -156,7 +166,7 @@ class Series:
         shard = formats.find(chunk.format or "").open_shard(chunk, columns)
         with self._lock:
             self._open[i] = shard
-        opened.note(self, i, shard)
+        _note(self, i, shard)
         return shard
 
     @property
@@ -389,11 +399,54 @@ def _expect(chunk: Chunk, together: int) -> None:
             expect(view, together)
 
 
+def _note(holder: Series, i: int, shard: Shard) -> None:
+    """Note that a shard was opened, and close others until there is room."""
+    global _files
+    files = 1 + len(shard.chunk.beside) if shard.chunk.at.may_map else 0
+    limit, over = files_limit(_FILES), []
+    with _lock:
+        _order.append((weakref.ref(holder), i, files))
+        _files += files
+        while len(_order) > 1 and (len(_order) > SHARDS or _files > limit):
+            other, at, taken = _order.popleft()
+            _files -= taken
+            over.append((other(), at))
+    for other_holder, at in over:
+        if other_holder is not None:
+            other_holder.let_go(at)
+
+
+def close_shards() -> None:
+    """Close the shards of all datasets."""
+    global _files
+    with _lock:
+        closed, _files = list(_order), 0
+        _order.clear()
+    for holder, at, _ in closed:
+        if (one := holder()) is not None:
+            one.let_go(at)
+
+
+@functools.cache
+def keep_freed() -> None:
+    """Let the allocator keep what is given back, for the next batch. Once a process is enough.
+
+    glibc gives the end of its heap back to the system as soon as 128 KB of it are free, and a batch of small rows is ten times that: most
+    would come in fresh pages, which is a third of what reading rows of 20 KB costs, and five sixths in a virtual machine (measured). A large
+    block that is freed tells it what sizes come and go: from then on it keeps twice as much. No page of this one is touched. Other
+    allocators do as they did.
+    """
+    bytes(_BLOCK)
+
+
 def _forked() -> None:
     """In a child no other thread holds a lock."""
+    global _lock
+    _lock = threading.Lock()
     for one in _all:
         one._lock = threading.Lock()
         one._turns = {}
 
 
 os.register_at_fork(after_in_child=_forked)
+lifetimes.register("open shards", close_shards)

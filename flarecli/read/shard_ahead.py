@@ -15,8 +15,8 @@ from concurrent.futures import Future, wait
 from flarecli.errors import FlareError, ReachError
 from flarecli.model import Cursor
 from flarecli.prefetch import submit
-from flarecli.read.heap import keep_freed
-from flarecli.read.rows import Order, Rows
+from flarecli.read.protocols import Order, Rows
+from flarecli.read.shards import keep_freed
 
 __all__ = ["Fetching", "begun", "expected"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from flarecli.arguments import shown, whole
 from flarecli.errors import UsageError
 from flarecli.model import Cursor, Sample
-from flarecli.read.fetching import begun
-from flarecli.read.rows import Order, Rows
+from flarecli.read.protocols import Order, Rows
+from flarecli.read.shard_ahead import begun
 
 __all__ = ["WINDOW", "Run", "beginning", "check_place", "parse_state"]
 

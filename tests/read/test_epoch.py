@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import flarecli
 from flarecli.errors import UsageError
 from flarecli.model import Cursor, Settings
-from flarecli.read.windows import ORDERS, Epoch
+from flarecli.read.epoch_order import ORDERS, Epoch
 
 ROWS = 103
 
@@ -45,7 +45,7 @@ def test_ranks_share_an_epoch(data, order):
 @pytest.mark.parametrize("block", [1, 4, 50])
 def test_steps_that_are_mapped_in_blocks_are_the_same(data, monkeypatch, order, block):
     whole = numbers(data.run(3, 2, order))
-    monkeypatch.setattr("flarecli.read.run._BLOCK", block)
+    monkeypatch.setattr("flarecli.read.epoch._BLOCK", block)
     for ranks in (1, 3):
         parts = [numbers(data.run(3, 2, order, rank, ranks)) for rank in range(ranks)]
         assert [parts[step % ranks][step // ranks] for step in range(ROWS)] == whole

@@ -9,7 +9,7 @@ from flarecli.arguments import Address, Addresses, address_text, address_texts, 
 from flarecli.cache import Cache
 from flarecli.errors import UsageError
 from flarecli.read.dataset import Dataset
-from flarecli.read.decoding import How
+from flarecli.read.decode import How
 from flarecli.read.resolve import resolve, select_streams
 from flarecli.storage import Guard, with_reach
 from flarecli.units import parse_size
