@@ -24,7 +24,7 @@ TARGETS = {
 
 _OPEN = """
 import gc, sys, time
-import flarecli.read, flarecli.verbs.inspect_command, flarecli.playlists, flarecli.formats.mds.format, yaml, json
+import flarecli.read, flarecli.commands.inspect_command, flarecli.playlists, flarecli.formats.mds.format, yaml, json
 def memory(what):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(what))
 gc.collect()

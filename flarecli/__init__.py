@@ -14,6 +14,14 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flarecli import errors as errors
+    from flarecli.commands import cat as cat
+    from flarecli.commands import inspect as inspect
+    from flarecli.commands import merge_index as merge_index
+    from flarecli.commands import pack as pack
+    from flarecli.commands import playlist as playlist
+    from flarecli.commands import reindex as reindex
+    from flarecli.commands import unpack as unpack
+    from flarecli.commands import verify as verify
     from flarecli.encodings import encoding as encoding
     from flarecli.model import Column as Column
     from flarecli.model import Cursor as Cursor
@@ -24,14 +32,6 @@ if TYPE_CHECKING:
     from flarecli.read import decoders as presets
     from flarecli.read import mix as mix
     from flarecli.read import open as open
-    from flarecli.verbs import cat as cat
-    from flarecli.verbs import inspect as inspect
-    from flarecli.verbs import merge_index as merge_index
-    from flarecli.verbs import pack as pack
-    from flarecli.verbs import playlist as playlist
-    from flarecli.verbs import reindex as reindex
-    from flarecli.verbs import unpack as unpack
-    from flarecli.verbs import verify as verify
     from flarecli.write import Writer as Writer
 
 __version__ = "0.1.0"
@@ -45,17 +45,17 @@ _PACKAGES = {
     "Loader": "flarecli.read",
     "Mix": "flarecli.read",
     "Writer": "flarecli.write",
-    "cat": "flarecli.verbs",
+    "cat": "flarecli.commands",
     "encoding": "flarecli.encodings",
-    "inspect": "flarecli.verbs",
-    "merge_index": "flarecli.verbs",
+    "inspect": "flarecli.commands",
+    "merge_index": "flarecli.commands",
     "mix": "flarecli.read",
     "open": "flarecli.read",
-    "pack": "flarecli.verbs",
-    "playlist": "flarecli.verbs",
-    "reindex": "flarecli.verbs",
-    "unpack": "flarecli.verbs",
-    "verify": "flarecli.verbs",
+    "pack": "flarecli.commands",
+    "playlist": "flarecli.commands",
+    "reindex": "flarecli.commands",
+    "unpack": "flarecli.commands",
+    "verify": "flarecli.commands",
 }
 
 __all__ = [

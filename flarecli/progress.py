@@ -1,6 +1,6 @@
 """What a long walk tells whoever watches: a command line draws it, a notebook may ignore it.
 
-The verbs print nothing; they call these methods, which do nothing here.
+The commands print nothing; they call these methods, which do nothing here.
 """
 
 from __future__ import annotations

@@ -262,15 +262,15 @@ class FormatSuite:
             assert found is None, f"byte {place}"
 
     def test_rows_are_converted_to_the_default_format_and_back(self) -> None:
-        from flarecli import verbs
+        from flarecli import commands
 
         with tempfile.TemporaryDirectory() as folder:
             source, there, back = (f"{folder}/{name}" for name in ("source", "there", "back"))
             names = [one.name for one in self.columns()]
             self._pack(source, formats.DEFAULT, names)
-            verbs.pack([source], there, format=self.name, **self._options())
-            assert list(verbs.verify([there])) == []
-            verbs.pack([there], back)
+            commands.pack([source], there, format=self.name, **self._options())
+            assert list(commands.verify([there])) == []
+            commands.pack([there], back)
             assert _table(back, names).equals(_table(source, names))
 
     def _pack(self, out: str, format: str, names: Sequence[str]) -> None:
@@ -292,8 +292,8 @@ def _files(chunk: Chunk) -> dict[str, bytes]:
 
 
 def _table(address: str, names: Sequence[str]) -> pa.Table:
-    from flarecli import verbs
+    from flarecli import commands
 
     return pa.Table.from_batches(
-        [batch.select(list(names)) for batch in verbs.cat([address])]
+        [batch.select(list(names)) for batch in commands.cat([address])]
     ).replace_schema_metadata()

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from flarecli import encodings, verbs
+from flarecli import commands, encodings
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.ingest import open_index
 from flarecli.media import Sandbox, sandbox
@@ -120,7 +120,7 @@ def test_a_shard_and_a_spec_of_more_than_10000_columns_are_refused(tmp_path):
     (tmp_path / "g" / "spec.json").write_text(json.dumps(dict.fromkeys(names, "bytes")))
     for source in (tmp_path, tmp_path / "g"):
         with pytest.raises(FormatError, match="10001 columns; at most 10000 are read"):
-            verbs.inspect(str(source))
+            commands.inspect(str(source))
 
 
 def test_columns_cost_time_in_proportion_to_their_number(tmp_path):
@@ -331,16 +331,16 @@ def test_max_object_holds_for_values_of_every_source(tmp_path, source):
         path = mds(tmp_path / "m", "bytes", [value(row, 1) for row in rows], packed=False)
     else:
         mds(tmp_path / "m", "bytes", [value(row, 1) for row in rows], packed=False)
-        verbs.pack(str(tmp_path / "m"), str(tmp_path / "t"), format="webdataset")
+        commands.pack(str(tmp_path / "m"), str(tmp_path / "t"), format="webdataset")
         path = tmp_path / "t"
-    packed = verbs.pack(str(path), str(tmp_path / "o"), max_object=1000, on_error="skip")
+    packed = commands.pack(str(path), str(tmp_path / "o"), max_object=1000, on_error="skip")
     assert (packed.rows, packed.failed, packed.reasons) == (2, 1, {"large": 1})
     (failed,) = (tmp_path / "o" / "failed.jsonl").read_text().splitlines()
     assert json.loads(failed)["reason"] == (
         "a value of 1001 bytes, larger than the limit of 1000 bytes"
     )
     if source == "mds":
-        found = verbs.unpack(str(path), str(tmp_path / "u"), max_object=1000, on_error="skip")
+        found = commands.unpack(str(path), str(tmp_path / "u"), max_object=1000, on_error="skip")
         assert (found.rows, found.failed, found.reasons) == (2, 1, {"large": 1})
 
 
@@ -483,7 +483,7 @@ def test_too_few_handles_are_named(tmp_path, command, handles):
     folder = tmp_path / "d"
     table = tmp_path / "x.csv"
     table.write_text("a\n" + "".join(f"{i}\n" for i in range(60)))
-    verbs.pack(str(table), str(folder), shard_rows=5)
+    commands.pack(str(table), str(folder), shard_rows=5)
     out = [str(tmp_path / "out")] if command == "pack" else []
     code, said, _ = flare(
         command, "-q", table if command == "pack" else folder, *out, handles=handles

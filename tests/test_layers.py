@@ -31,7 +31,7 @@ LAYERS = [  # packages and modules; each imports from the layers above it in thi
     {"playlists", "ingest"},
     {"read"},
     {"write"},
-    {"verbs", "torch"},
+    {"commands", "torch"},
     {"ray", "testing", "report"},
     {"cli", "compat"},
     {"__main__"},
@@ -67,8 +67,9 @@ INNER = {  # modules that other packages import directly; everything else is imp
     },
     "formats": {"byte_ranges", "ffrecord", "files", "granular", "mds", "webdataset"},
     "media": {"ffprobe", "probe", "resize", "sniff", "thumbnail"},  # functions of the same name
+    "playlists": {"fill"},
     "read": {"epoch_order", "resolve"},
-    "verbs": {"options", "source"},
+    "commands": {"options", "packing"},
     "write": {"columns", "engines", "failures", "journal", "links", "parts"},
 }
 

@@ -8,8 +8,8 @@ import pytest
 
 import flarecli as flare
 from flarecli.arguments import declared
+from flarecli.commands import options as commands
 from flarecli.storage import Limits
-from flarecli.verbs import options as commands
 
 DOCS = Path(__file__).parents[1] / "docs"
 OPTIONS = {

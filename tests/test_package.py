@@ -44,12 +44,12 @@ def test_importing_the_package_imports_none_of_its_modules():
         "flarecli",
         "flarecli.playlists",
         "flarecli.read",
-        "flarecli.verbs",
-        "flarecli.verbs.playlist_command",
+        "flarecli.commands",
+        "flarecli.commands.playlist_command",
     ],
 )
 def test_playlist_is_the_command_whatever_was_imported_first(first):
-    code = f"import {first}, flarecli, flarecli.verbs; print(flarecli.playlist is flarecli.verbs.playlist)\n"
+    code = f"import {first}, flarecli, flarecli.commands; print(flarecli.playlist is flarecli.commands.playlist)\n"
     code += "try: flarecli.playlist('/nowhere/x')\nexcept flarecli.errors.MissingError as error: print(error.kind)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ran.stdout, ran.stderr) == ("True\nmissing\n", "")

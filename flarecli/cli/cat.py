@@ -10,8 +10,8 @@ from flarecli.cli import rows as output
 from flarecli.cli.options import Line as BaseLine
 from flarecli.cli.printer import Printer
 from flarecli.cli.progress import Bar
+from flarecli.commands.options import CatOptions
 from flarecli.errors import UsageError
-from flarecli.verbs.options import CatOptions
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def command(line: Line) -> int:
 
     Example: flare cat out/ --where "score > 0.5" -c id,score --head 10
     """
-    from flarecli import verbs
+    from flarecli import commands
 
     printer = Printer(line.as_json, line.quiet, line.verbose)
     output.check(line.to, line.raw, line.bytes_as, line.csv_safe)
@@ -71,7 +71,7 @@ def command(line: Line) -> int:
     if line.raw is not None:
         options["columns"] = [line.raw]
     exact = line.raw is not None or line.to not in ("arrow", "parquet")
-    batches = verbs.cat(line.sources, exact=exact, progress=Bar(printer), **options)
+    batches = commands.cat(line.sources, exact=exact, progress=Bar(printer), **options)
     look = output.Look(line.bytes_as == "base64", line.allow_pickle, line.csv_safe)
     output.write(batches, printer, line.to, line.raw, look)
     return 0

@@ -13,13 +13,13 @@ from flarecli.cli.options import SOURCES, Argument
 from flarecli.cli.options import Line as BaseLine
 from flarecli.cli.printer import Printer, binary
 from flarecli.cli.progress import Bar
+from flarecli.commands.options import InspectOptions
 from flarecli.errors import MissingError, UsageError
 from flarecli.suggest import choose
 from flarecli.units import format_count, format_size, format_time
-from flarecli.verbs.options import InspectOptions
 
 if TYPE_CHECKING:
-    from flarecli.verbs import Inspection, StreamInfo
+    from flarecli.commands import Inspection, StreamInfo
 
 _GALLERY = 60  # rows on a page, where nobody says how many
 _HOLES = 8  # lines of what is missing
@@ -63,7 +63,7 @@ def command(line: Line) -> int:
 
     Example: flare inspect https://host/train/playlist.yaml --field rows
     """
-    from flarecli import verbs
+    from flarecli import commands
 
     if line.html is not None and line.field is not None:
         raise UsageError(
@@ -77,7 +77,7 @@ def command(line: Line) -> int:
     if line.html is not None:
         options["shards"] = True
         options["sample"] = _GALLERY if line.sample is None else line.sample
-    found = verbs.inspect(line.sources, progress=Bar(printer), **options)
+    found = commands.inspect(line.sources, progress=Bar(printer), **options)
     shown = sum(batch.num_rows for batch in found.sample)
     if found.asked > shown:
         printer.note(

@@ -11,8 +11,8 @@ from flarecli.cli.options import OUT, SOURCES, Argument
 from flarecli.cli.options import Line as BaseLine
 from flarecli.cli.printer import Printer
 from flarecli.cli.progress import Bar
+from flarecli.commands.options import PackOptions
 from flarecli.units import format_count, format_size
-from flarecli.verbs.options import PackOptions
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ def command(line: Line) -> int:
 
     Example: flare pack photos.parquet out/ --fetch data_url:image --key data_id
     """
-    from flarecli import verbs
+    from flarecli import commands
 
     _release_freed_memory()
     printer = Printer(line.as_json, line.quiet, line.verbose)
     bar = Bar(printer)
     try:
-        packed = verbs.pack(line.sources, line.out, progress=bar, **line.keywords(PackOptions))
+        packed = commands.pack(line.sources, line.out, progress=bar, **line.keywords(PackOptions))
     finally:
         bar.close()
     bar.counts(packed.reasons)

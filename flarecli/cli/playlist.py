@@ -11,8 +11,8 @@ from flarecli.cli.options import Argument
 from flarecli.cli.options import Line as BaseLine
 from flarecli.cli.printer import Printer
 from flarecli.cli.progress import Bar
+from flarecli.commands.options import PlaylistOptions
 from flarecli.errors import UsageError
-from flarecli.verbs.options import PlaylistOptions
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def command(line: Line) -> int:
 
     Example: flare playlist images=imgs/ labels=lab/ --base https://cdn.host/set > set.yaml
     """
-    from flarecli import verbs
+    from flarecli import commands
 
     printer = Printer(line.as_json, line.quiet, line.verbose)
     sources = address_texts(line.sources)
@@ -69,7 +69,7 @@ def command(line: Line) -> int:
         raise UsageError("no source is named", hint="Run `flare playlist --help`.")
     if line.reindex:
         for source in sources:
-            index = verbs.reindex(source, allow_local=line.allow_local)
+            index = commands.reindex(source, allow_local=line.allow_local)
             if line.as_json:
                 printer.json({"index": index})
             else:
@@ -82,7 +82,7 @@ def command(line: Line) -> int:
         return 0
     out = None if line.out == "-" else line.out
     options = {**line.keywords(PlaylistOptions), "out": out}
-    text = verbs.playlist(sources, progress=Bar(printer), **options)
+    text = commands.playlist(sources, progress=Bar(printer), **options)
     if line.as_json:
         printer.json({"playlist": out, "text": text} if out is None else {"playlist": out})
     elif out is not None:
@@ -93,9 +93,9 @@ def command(line: Line) -> int:
 
 
 def _check(printer: Printer, line: Line, path: str) -> int:
-    from flarecli import verbs
+    from flarecli import commands
 
-    findings = verbs.check_playlist(path, line.guard(()))
+    findings = commands.check_playlist(path, line.guard(()))
     for finding in findings:
         if line.as_json:
             printer.json(
@@ -112,9 +112,9 @@ def _check(printer: Printer, line: Line, path: str) -> int:
 
 
 def _diff(printer: Printer, line: Line, one: str, other: str) -> None:
-    from flarecli import verbs
+    from flarecli import commands
 
-    changes = verbs.diff_playlists(one, other, line.guard(()))
+    changes = commands.diff_playlists(one, other, line.guard(()))
     if line.as_json:
         printer.json(
             {

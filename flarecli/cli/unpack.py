@@ -10,8 +10,8 @@ from flarecli.cli.options import SOURCES, Argument
 from flarecli.cli.options import Line as BaseLine
 from flarecli.cli.printer import Printer, binary, refuse_terminal
 from flarecli.cli.progress import Bar
+from flarecli.commands.options import UnpackOptions
 from flarecli.units import format_count, format_size
-from flarecli.verbs.options import UnpackOptions
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def command(line: Line) -> int:
 
     Example: flare unpack out/playlist.yaml files/
     """
-    from flarecli import verbs
+    from flarecli import commands
 
     to_stdout = line.out == "-"
     if to_stdout:
@@ -39,7 +39,7 @@ def command(line: Line) -> int:
     printer = Printer(line.as_json, line.quiet, line.verbose)
     bar = Bar(printer)
     try:
-        unpacked = verbs.unpack(
+        unpacked = commands.unpack(
             line.sources,
             line.out,
             progress=bar,

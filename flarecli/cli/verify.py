@@ -9,8 +9,8 @@ from flarecli.arguments import Option, address_texts, option
 from flarecli.cli.options import Line as BaseLine
 from flarecli.cli.printer import Printer, finish
 from flarecli.cli.progress import Bar
+from flarecli.commands.options import VerifyOptions
 from flarecli.units import format_count, format_size
-from flarecli.verbs.options import VerifyOptions
 
 NOTES_SHOWN, HINTS_SHOWN = 20, 10
 
@@ -40,7 +40,7 @@ def command(line: Line) -> int:
 
     Example: flare verify out/ && echo whole
     """
-    from flarecli import verbs
+    from flarecli import commands
 
     for path in line.report:
         from flarecli.report import check_report
@@ -49,7 +49,7 @@ def command(line: Line) -> int:
     printer = Printer(line.as_json, line.quiet, line.verbose)
     bar = Bar(printer)
     try:
-        found = verbs.verify(line.sources, progress=bar, **line.keywords(VerifyOptions))
+        found = commands.verify(line.sources, progress=bar, **line.keywords(VerifyOptions))
         kept, hints = [], {""}
         for finding in found:
             from flarecli.report import annotation, bytes_of

@@ -13,8 +13,8 @@ import pytest
 
 _START = """
 import sys
-import flarecli.verbs
-exec({source!a}, vars(flarecli.verbs))
+import flarecli.commands
+exec({source!a}, vars(flarecli.commands))
 sys.argv = ["flare", *{args!a}]
 from flarecli.__main__ import entry
 entry()
@@ -132,7 +132,7 @@ def flare(monkeypatch):
     """Call the command line in this process over made-up verbs: `flare("cat", "x", verbs={"cat": f})`."""
 
     def call(*args, terminal=False, environment=None, **verbs):
-        import flarecli.verbs
+        import flarecli.commands
         from flarecli.__main__ import main
 
         for name in list(os.environ):
@@ -141,7 +141,7 @@ def flare(monkeypatch):
         for name, value in {"COLUMNS": "200", "TERM": "xterm", **(environment or {})}.items():
             monkeypatch.setenv(name, value)
         for name, function in {**dict.fromkeys(_VERBS, _not_reached), **verbs}.items():
-            monkeypatch.setitem(vars(flarecli.verbs), name, function)
+            monkeypatch.setitem(vars(flarecli.commands), name, function)
         out, err = _Stream(terminal), _Stream(terminal)
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)

@@ -1,4 +1,4 @@
-"""The six commands: which options reach the verbs, and what is printed of what comes back."""
+"""The six commands: which options reach the functions, and what is printed of their results."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli import verbs
+from flarecli import commands
 from flarecli.__main__ import main
 from flarecli.ingest import decompress
 from flarecli.names import escape, shell_quoted
@@ -48,7 +48,7 @@ def hints(text):
     return [line.removeprefix("hint: ") for line in text.splitlines() if line.startswith("hint: ")]
 
 
-def commands(text):
+def quoted_commands(text):
     r"""Take the `flare …` out of a hint; a name may hold backticks of its own."""
     return re.findall(r"`(flare .*)`", text)
 
@@ -79,22 +79,22 @@ def test_folders_in_suggested_commands_are_one_word(name, tmp_path, monkeypatch,
     (tmp_path / name / "index.json").write_bytes(data[:-9])
     assert main(["inspect", name]) == 4
     (hint,) = hints(capsys.readouterr().err)
-    assert [words(one) for one in commands(hint)] == [wanted]
+    assert [words(one) for one in quoted_commands(hint)] == [wanted]
 
     assert main(["verify", name, "-v"]) == 1
-    found = commands(capsys.readouterr().out)
+    found = quoted_commands(capsys.readouterr().out)
     assert [words(one) for one in found] == [wanted]
 
     (tmp_path / name / "index.json").unlink()
     assert main(["inspect", name]) == 4
     (hint,) = hints(capsys.readouterr().err)
-    assert [words(one) for one in commands(hint)] == [wanted]
+    assert [words(one) for one in quoted_commands(hint)] == [wanted]
 
     os.rename(name, "moved")
     (tmp_path / name).write_text("id\n1\n")
     assert main(["pack", "out", name, "-f", "csv"]) in (2, 3)
     for hint in hints(capsys.readouterr().err):
-        assert [words(one) for one in commands(hint)] == [["pack", name, "out"]]
+        assert [words(one) for one in quoted_commands(hint)] == [["pack", name, "out"]]
     assert not list(tmp_path.rglob("PWNED"))
 
 
@@ -148,6 +148,6 @@ def test_findings_of_a_playlist_name_the_command_that_writes_it_again(tmp_path):
     with Writer(str(out), columns={"id": "int"}) as writer:
         writer.write({"id": 1})
     (out / "playlist.yaml").write_text("{")
-    (found,) = verbs.verify(str(out))
-    (command,) = commands(found.hint)
+    (found,) = commands.verify(str(out))
+    (command,) = quoted_commands(found.hint)
     assert words(command) == ["playlist", str(out), "-o", f"{out}/playlist.yaml"]

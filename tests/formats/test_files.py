@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from flarecli import formats, read, verbs
+from flarecli import commands, formats, read
 from flarecli.errors import IntegrityError, UnsafeError, UsageError, ValueFitError
 from flarecli.formats import find
 from flarecli.model import Chunk
@@ -83,7 +83,7 @@ def test_a_file_that_changed_its_size_since_it_was_listed_is_refused(folder):
 
 
 def test_a_folder_of_files_has_nothing_to_verify_but_that_it_can_be_read(folder):
-    done = verbs.verify(str(folder))
+    done = commands.verify(str(folder))
     assert (list(done), done.files, done.rows, done.bytes) == ([], 4, 4, 19)
     assert done.unprotected == [
         "4 of 4 files of stream 'data': carry no sums, only sizes and structure were checked"

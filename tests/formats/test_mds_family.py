@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from flarecli import encodings, read
+from flarecli.commands import verify
 from flarecli.compress import decompress
 from flarecli.encodings import lookup, stored
 from flarecli.errors import (
@@ -29,7 +30,6 @@ from flarecli.formats.mds.repair_index import rebuild
 from flarecli.model import Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
-from flarecli.verbs import verify
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "mds"
 ROOTS = sorted(str(path.parent.relative_to(GOLDEN)) for path in GOLDEN.glob("*/data/**/index.json"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli import encodings, verbs
+from flarecli import commands, encodings
 from flarecli.encodings import column
 from flarecli.errors import FlareError, FormatError, IntegrityError, UsageError
 from flarecli.formats import find, sniff
@@ -232,13 +232,13 @@ def test_values_and_nulls_are_read_back(data, compression):
 def test_a_dataset_is_packed_verified_and_converted(tmp_path):
     source = tmp_path / "a.csv"
     source.write_text("n,t,x\n1,one,1.5\n-2,two,1e300\n")
-    verbs.pack([str(source)], str(tmp_path / "out"), format="tfrecord")
+    commands.pack([str(source)], str(tmp_path / "out"), format="tfrecord")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "00000.tfrecord",
         "00000.tfrecord.idx",
         "playlist.yaml",
     ]
-    assert list(verbs.verify([str(tmp_path / "out")])) == []
-    verbs.pack([str(tmp_path / "out")], str(tmp_path / "mds"), format="mds")
-    rows = [row for batch in verbs.cat([str(tmp_path / "mds")]) for row in batch.to_pylist()]
+    assert list(commands.verify([str(tmp_path / "out")])) == []
+    commands.pack([str(tmp_path / "out")], str(tmp_path / "mds"), format="mds")
+    rows = [row for batch in commands.cat([str(tmp_path / "mds")]) for row in batch.to_pylist()]
     assert rows == [{"n": 1, "t": "one", "x": 1.5}, {"n": -2, "t": "two", "x": 1e300}]

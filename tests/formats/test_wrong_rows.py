@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flarecli import verbs
+from flarecli import commands
 from flarecli.errors import FormatError, ReachError
 from flarecli.formats.wrong import NAMED, wrong_rows
 from flarecli.model import Finding
@@ -95,7 +95,7 @@ def change(path, rows, old, new):
 
 
 def findings(folder, **options):
-    return [one.where for one in verbs.verify(str(folder), **options) if one.kind != "size"]
+    return [one.where for one in commands.verify(str(folder), **options) if one.kind != "size"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_verify_names_each_bad_line(tmp_path, format, old, new):
     (tmp_path / "x.jsonl").write_text(
         "".join(json.dumps({"n": i, "t": f"v{i}"}) + "\n" for i in range(ROWS))
     )
-    verbs.pack(str(tmp_path / "x.jsonl"), str(tmp_path / "out"), format=format)
+    commands.pack(str(tmp_path / "x.jsonl"), str(tmp_path / "out"), format=format)
     shard = tmp_path / "out" / f"shard.00000.{format}"
     change(shard, BAD, old, new)
     (
@@ -122,7 +122,7 @@ def test_verify_names_each_value_that_is_none_in_mds_and_webdataset(tmp_path):
     rows = pa.table({"t": [f"value {i:05d}" for i in range(ROWS)]})
     pa.parquet.write_table(rows, tmp_path / "x.parquet")
     for format, name in (("mds", "shard.00000.mds"), ("webdataset", "00000.tar")):
-        verbs.pack(str(tmp_path / "x.parquet"), str(tmp_path / format), format=format)
+        commands.pack(str(tmp_path / "x.parquet"), str(tmp_path / format), format=format)
         shard = tmp_path / format / name
         data = shard.read_bytes()
         for row in BAD:

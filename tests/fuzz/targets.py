@@ -27,6 +27,7 @@ import pyarrow as pa
 
 import flarecli
 from flarecli import compress, encodings, formats, playlists
+from flarecli.commands.verifying.state import VerifyState
 from flarecli.encodings import msgpack as packed
 from flarecli.encodings import values as stored_values
 from flarecli.errors import FlareError, FormatError
@@ -45,7 +46,6 @@ from flarecli.playlists.validate import faults
 from flarecli.storage import Location, locate
 from flarecli.storage.http import response as answers
 from flarecli.storage.memory import MemoryStore
-from flarecli.verbs.remembered import VerifyState
 from flarecli.write.journal import Journal
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

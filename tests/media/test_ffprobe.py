@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli import read, verbs
+from flarecli import commands, read
+from flarecli.commands.packing.media import Intake
 from flarecli.errors import MissingLibraryError
 from flarecli.media import MediaInfo, Resize, ffprobe, probe
-from flarecli.verbs.intake import Intake
 
 FILES = {
     path.name: path.read_bytes()
@@ -106,7 +106,7 @@ def test_small_files_that_claim_billions_of_samples_are_not_opened(av, monkeypat
 def packed(tmp_path, **options):
     table = pa.table({"name": list(FILES), "file": pa.array(list(FILES.values()), pa.binary())})
     pq.write_table(table, tmp_path / "i.parquet")
-    verbs.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), media_info=True, **options)
+    commands.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), media_info=True, **options)
     data = read.Dataset(read.select_streams(found := read.resolve(str(tmp_path / "out"))), found)
     return {
         row["name"]: (row["width"], row["height"], row["frames"], round(row["duration"], 3))

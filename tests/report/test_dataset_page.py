@@ -7,7 +7,7 @@ import re
 import pytest
 from PIL import Image
 
-from flarecli import report, verbs
+from flarecli import commands, report
 from flarecli.__main__ import main
 from flarecli.write import Writer
 
@@ -25,7 +25,7 @@ def pictures(tmp_path_factory):
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setitem(verbs.inspect.__wrapped__.__globals__, "_ROWS", 5)
+    monkeypatch.setitem(commands.inspect.__wrapped__.__globals__, "_ROWS", 5)
 
 
 def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tmp_path, capsys):
@@ -41,7 +41,7 @@ def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tm
     assert capsys.readouterr() == (page, "")
     assert page.count("<article") == 5
     assert "5 rows at random; 35 more did not fit on the page" in page
-    found = verbs.inspect(pictures, sample=1.0)
+    found = commands.inspect(pictures, sample=1.0)
     assert (found.asked, found.as_json()["sample_asked"], len(found.as_json()["sample"])) == (
         40,
         40,
@@ -52,15 +52,15 @@ def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tm
 
 
 def test_a_sample_takes_no_more_bytes_than_are_held(pictures, monkeypatch):
-    monkeypatch.setitem(verbs.inspect.__wrapped__.__globals__, "_BYTES", 300_000)
-    found = verbs.inspect(pictures, sample=40)
+    monkeypatch.setitem(commands.inspect.__wrapped__.__globals__, "_BYTES", 300_000)
+    found = commands.inspect(pictures, sample=40)
     assert 0 < sum(batch.num_rows for batch in found.sample) < 10
-    assert "sample_asked" not in verbs.inspect(pictures, sample=1).as_json()
+    assert "sample_asked" not in commands.inspect(pictures, sample=1).as_json()
 
 
 @pytest.mark.parametrize("most", [30_000, 100_000, 400_000])
 def test_the_page_stays_below_its_size_and_what_is_left_out_is_said(pictures, most):
-    page = report.dataset_page(verbs.inspect(pictures, sample=40), most)
+    page = report.dataset_page(commands.inspect(pictures, sample=40), most)
     assert len(page.encode()) < most
     assert page.count("<img") < 40
     assert "left out, it does not fit on the page" in page or "more did not fit on the page" in page
@@ -70,13 +70,13 @@ def test_what_is_missing_is_on_the_page(tmp_path):
     with Writer(f"{tmp_path}/set", columns={"id": "int"}) as writer:
         writer.write({"id": 1})
     (tmp_path / "set" / "shard.00000.mds").unlink()
-    page = report.dataset_page(verbs.inspect(f"{tmp_path}/set"))
+    page = report.dataset_page(commands.inspect(f"{tmp_path}/set"))
     assert '<ul class="holes"><li>shard.00000.mds: not there, row 0</li></ul>' in page
     assert "<dt>writer</dt><dd>flare</dd>" in page
 
 
 def test_each_row_of_the_page_says_its_number(pictures):
-    found = verbs.inspect(pictures, sample=4)
+    found = commands.inspect(pictures, sample=4)
     page = report.dataset_page(found)
     assert [int(number) for number in re.findall(r"<p class=\"soft\">row (\d+)</p>", page)] == list(
         found.sample_rows

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flarecli import __version__, verbs
+from flarecli import __version__, commands
 from flarecli.errors import BusyError, FormatError, UnsafeError, UsageError
 from flarecli.model import Settings
 from flarecli.progress import Progress
@@ -224,7 +224,7 @@ def half(tmp_path):
 
 
 def unpack(folder, out, **options):
-    return verbs.unpack(str(folder / "src"), str(out), name="{row:02d}.bin", **options)
+    return commands.unpack(str(folder / "src"), str(out), name="{row:02d}.bin", **options)
 
 
 def test_an_unfinished_unpack_of_version_0_1_is_resumed(tmp_path, half):

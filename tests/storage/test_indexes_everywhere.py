@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from flarecli import read, verbs
+from flarecli import commands, read
+from flarecli.commands.options import NetworkOptions
 from flarecli.errors import FormatError, MissingError
 from flarecli.ingest import open_folder, open_index
 from flarecli.storage import Guard, Limits, locate
-from flarecli.verbs.options import NetworkOptions
 
 WORDS = [
     "plain",
@@ -172,7 +172,7 @@ def test_wildcards_and_braces_are_rows_in_the_order_of_names(places):
 
 
 def packed_rows(address, places):
-    from flarecli.verbs.source import open_source
+    from flarecli.commands.packing.source import open_source
 
     source = open_source(address, text=(), guard=Guard())
     return [row["n"] for batch in source.batches() for row in batch.to_pylist()]
@@ -267,7 +267,7 @@ def test_links_of_an_index_in_a_bucket_start_beside_it(places, tmp_path, s3, mon
     put, at = places["s3"]
     put("files/1.txt", b"one")
     put("i.csv", f"id,link\n1,files/1.txt\n2,{at}/files/1.txt\n3,files/2.txt\n".encode())
-    done = verbs.pack(
+    done = commands.pack(
         f"{at}/i.csv", str(tmp_path / "out"), fetch=["link:text"], key="id", on_error="skip"
     )
     assert (done.rows, done.failed, done.reasons) == (2, 1, {"missing": 1})
@@ -278,7 +278,7 @@ def test_links_of_an_index_in_a_bucket_start_beside_it(places, tmp_path, s3, mon
     here("i.csv", "\n".join(["id,link", *(f"{i},{name}" for i, name in enumerate(names))]).encode())
     limits = Limits(ahead_bytes=16 * 100)  # a ninth of the objects is too large to be read ahead
     monkeypatch.setattr(NetworkOptions, "limits", lambda options: limits)
-    verbs.pack(f"{home}/i.csv", str(tmp_path / "two"), fetch=["link:data"], key="id")
+    commands.pack(f"{home}/i.csv", str(tmp_path / "two"), fetch=["link:data"], key="id")
     data = read.Dataset(read.select_streams(found := read.resolve(str(tmp_path / "two"))), found)
     packed = [value for batch in data.scan() for value in batch.column("data").to_pylist()]
     assert packed == [locate(name).read() for name in names]

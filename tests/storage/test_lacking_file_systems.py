@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from flarecli import verbs
+from flarecli import commands
 from flarecli.__main__ import main
 from flarecli.compat.streaming import StreamingDataset
 from flarecli.errors import ReachError, UsageError
@@ -85,15 +85,15 @@ def test_an_error_of_a_link_that_is_none_of_the_file_systems_is_raised(tmp_path,
 
 def test_unpack_and_reindex_work_where_there_are_no_hard_links(packed, tmp_path, monkeypatch):
     columns = ("text",)
-    verbs.unpack(str(packed), str(tmp_path / "linked"), columns=columns)
+    commands.unpack(str(packed), str(tmp_path / "linked"), columns=columns)
     index = (packed / "index.json").read_bytes()
     lacking(monkeypatch, os, "link", errno.EPERM)
-    verbs.unpack(str(packed), str(tmp_path / "files"), columns=columns)
+    commands.unpack(str(packed), str(tmp_path / "files"), columns=columns)
     assert below(tmp_path / "files") == below(tmp_path / "linked")
     for path in (tmp_path / "linked").iterdir():
         assert (tmp_path / "files" / path.name).read_bytes() == path.read_bytes()
     (packed / "index.json").unlink()
-    verbs.reindex(str(packed))
+    commands.reindex(str(packed))
     assert (packed / "index.json").read_bytes() == index
 
 
@@ -117,7 +117,7 @@ def test_an_unpack_where_there_are_no_locks_leaves_nothing(packed, tmp_path, mon
     lacking(monkeypatch, fcntl, "flock", errno.ENOLCK)
     before = below(tmp_path)
     with pytest.raises(ReachError) as caught:
-        verbs.unpack(str(packed), str(tmp_path / "files"))
+        commands.unpack(str(packed), str(tmp_path / "files"))
     assert (caught.value.exit_code, caught.value.hint) == (3, HINT)
     assert below(tmp_path) == before
 
@@ -161,5 +161,5 @@ def test_folders_that_cannot_be_synced_hold_whole_datasets(code, source, tmp_pat
 
     monkeypatch.setattr(os, "fsync", fsync)
     assert main(["pack", str(source), str(tmp_path / "out"), "-q"]) == 0
-    assert list(verbs.verify(str(tmp_path / "out"))) == []
+    assert list(commands.verify(str(tmp_path / "out"))) == []
     assert json.loads((tmp_path / "out" / "index.json").read_text())["shards"][0]["samples"] == 5

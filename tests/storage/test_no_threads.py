@@ -6,7 +6,7 @@ import threading
 import pytest
 
 import flarecli as flare
-from flarecli import prefetch, read, verbs
+from flarecli import commands, prefetch, read
 from flarecli.errors import ReachError
 from flarecli.model import Settings
 from flarecli.storage import locate, threads
@@ -104,9 +104,9 @@ def packed(folder):
 def test_a_check_needs_no_thread_of_its_own(tmp_path, allowed):
     out = packed(tmp_path / "out")
     allowed(0)
-    assert list(verbs.verify(out)) == []
+    assert list(commands.verify(out)) == []
     (tmp_path / "out" / "shard.00001.mds").write_bytes(b"cut")
-    assert [one.kind for one in verbs.verify(out)] == ["size"]
+    assert [one.kind for one in commands.verify(out)] == ["size"]
 
 
 def test_a_pack_needs_no_thread_of_its_own(tmp_path, allowed):

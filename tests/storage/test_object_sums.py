@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from flarecli import hashes, verbs
+from flarecli import commands, hashes
 from flarecli.model import Finding
 from flarecli.storage import locate
 from flarecli.storage.cloud import checksums as object_sums
@@ -123,7 +123,7 @@ def test_verify_holds_an_object_against_the_sum_that_the_store_keeps(
     data = uploaded(moto, s3, tmp_path)
     sha = hashlib.sha256(data).hexdigest()
     assert kept_sums(locate(f"{s3}/a.mds")) == Kept({"sha256": sha})
-    done = verbs.verify(f"{s3}/a.mds")
+    done = commands.verify(f"{s3}/a.mds")
     assert (list(done), done.unprotected) == ([], [])
     monkeypatch.setattr(
         object_sums,
@@ -134,10 +134,10 @@ def test_verify_holds_an_object_against_the_sum_that_the_store_keeps(
         f"{len(data)} bytes fail sha256 of the object store: sha256 is {sha}, {'0' * 64} is listed"
     )
     hint = "It was changed after it was packed; fetch it again, or pack it again with `flare pack … --overwrite`."
-    assert list(verbs.verify(f"{s3}/a.mds")) == [
+    assert list(commands.verify(f"{s3}/a.mds")) == [
         Finding(f"{s3}/a.mds", "checksum", message, hint, start=0, stop=len(data))
     ]
-    assert list(verbs.verify(f"{s3}/a.mds", quick=True)) == []
+    assert list(commands.verify(f"{s3}/a.mds", quick=True)) == []
 
 
 def bare(done):
@@ -157,7 +157,7 @@ def test_what_could_not_be_looked_at_is_said(moto, s3, tmp_path, monkeypatch):
     ):
         with monkeypatch.context() as patched:
             patched.setattr(object_sums, name, lambda *_, instead=instead: instead)
-            assert bare(verbs.verify(address)) == [*said, unsummed]
+            assert bare(commands.verify(address)) == [*said, unsummed]
 
 
 def test_a_sum_that_takes_a_library_which_is_not_there_is_said(moto, s3, tmp_path, monkeypatch):
@@ -165,7 +165,7 @@ def test_a_sum_that_takes_a_library_which_is_not_there_is_said(moto, s3, tmp_pat
     monkeypatch.setattr(object_sums, "_read", lambda _: Kept({"crc64nvme": "0" * 16}))
     monkeypatch.setitem(sys.modules, "awscrt", None)
     monkeypatch.setattr(hashes, "_has_awscrt", lambda: False)
-    said = bare(verbs.verify(f"{s3}/a.mds"))
+    said = bare(commands.verify(f"{s3}/a.mds"))
     assert (
         said[0]
         == "sums kept by the object store were not looked at: crc64nvme takes awscrt (pip install 'flarecli[s3sums]')"

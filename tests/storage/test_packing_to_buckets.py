@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flarecli import verbs
+from flarecli import commands
 from flarecli.errors import BusyError, UnfinishedError, UsageError
 from flarecli.formats import names
 from flarecli.storage import locate
@@ -78,8 +78,8 @@ def test_each_format_is_the_same_in_a_bucket_as_on_a_disk(s3, index, tmp_path, f
         table = pq.read_table(index).append_column("key", pa.array([f"k{i}" for i in range(ROWS)]))
         index = str(tmp_path / "keyed.parquet")
         pq.write_table(table.select(HOLDS[format]), index)
-    local = verbs.pack(index, str(tmp_path / "out"), format=format, shard_bytes=20_000, **more)
-    packed = verbs.pack(index, f"{s3}/deep/out", format=format, shard_bytes=20_000, **more)
+    local = commands.pack(index, str(tmp_path / "out"), format=format, shard_bytes=20_000, **more)
+    packed = commands.pack(index, f"{s3}/deep/out", format=format, shard_bytes=20_000, **more)
     assert (packed.rows, packed.shards, packed.playlist) == (
         local.rows,
         local.shards,
@@ -91,75 +91,75 @@ def test_each_format_is_the_same_in_a_bucket_as_on_a_disk(s3, index, tmp_path, f
         if path.is_file()
     }
     assert objects(f"{s3}/deep/out") == on_disk
-    assert [*verbs.verify(f"{s3}/deep/out")] == []
+    assert [*commands.verify(f"{s3}/deep/out")] == []
 
 
 def test_failed_rows_are_one_object_in_the_end(s3, index, tmp_path):
-    verbs.pack(index, str(tmp_path / "out"), **options())
-    packed = verbs.pack(index, f"{s3}/out", **options())
+    commands.pack(index, str(tmp_path / "out"), **options())
+    packed = commands.pack(index, f"{s3}/out", **options())
     assert packed.failed == 2
     assert objects(f"{s3}/out")["failed.jsonl"] == (tmp_path / "out" / "failed.jsonl").read_bytes()
 
 
 def test_what_is_there_is_refused_resumed_or_replaced(s3, index):
     out = f"{s3}/out"
-    verbs.pack(index, out, **options())
+    commands.pack(index, out, **options())
     first = objects(out)
     with pytest.raises(UsageError) as caught:
-        verbs.pack(index, out, **options())
+        commands.pack(index, out, **options())
     assert (
         str(caught.value) == f"{out}: the folder is not empty"
         and "--resume" in caught.value.hint
         and "--overwrite" in caught.value.hint
     )
-    assert verbs.pack(index, out, **options(resume=True)).resumed_rows == ROWS - 2
+    assert commands.pack(index, out, **options(resume=True)).resumed_rows == ROWS - 2
     assert objects(out) == first
     with pytest.raises(UsageError, match="a dataset of another source or other options is there"):
-        verbs.pack(index, out, **options(resume=True, shard_rows=10))
-    verbs.pack(index, out, **options(overwrite=True, shard_rows=100))
+        commands.pack(index, out, **options(resume=True, shard_rows=10))
+    commands.pack(index, out, **options(overwrite=True, shard_rows=100))
     second = objects(out)
     assert second != first and not any(name.startswith(".flare/") for name in second)
-    assert [*verbs.verify(out)] == []
+    assert [*commands.verify(out)] == []
     put(out, "thesis.doc", b"mine")
     with pytest.raises(UsageError, match=r"it holds 'thesis.doc', which is no part of a dataset"):
-        verbs.pack(index, out, **options(overwrite=True))
+        commands.pack(index, out, **options(overwrite=True))
     assert objects(out) == {**second, "thesis.doc": b"mine"}
 
 
 def test_an_overwrite_that_fails_leaves_the_old_dataset(s3, index):
     out = f"{s3}/out"
-    verbs.pack(index, out, **options())
+    commands.pack(index, out, **options())
     first = objects(out)
     with pytest.raises(ValueError):
-        verbs.pack(index, out, shard_bytes=20_000, overwrite=True)  # row 7 has no `bad`
+        commands.pack(index, out, shard_bytes=20_000, overwrite=True)  # row 7 has no `bad`
     assert {
         name: data for name, data in objects(out).items() if not name.startswith(".flare/")
     } == first
-    assert verbs.inspect(out).rows == ROWS - 2
-    verbs.pack(index, out, **options(overwrite=True))
+    assert commands.inspect(out).rows == ROWS - 2
+    commands.pack(index, out, **options(overwrite=True))
     assert objects(out) == first
 
 
 def test_a_failure_before_the_first_shard_leaves_nothing(s3, index):
     with pytest.raises(ValueError):
-        verbs.pack(index, f"{s3}/out", shard_bytes=20_000)
+        commands.pack(index, f"{s3}/out", shard_bytes=20_000)
     assert objects(f"{s3}/out") == {}
 
 
 def test_an_unfinished_pack_is_named_and_begun_anew_only_when_asked(s3, index, tmp_path):
     out = f"{s3}/out"
     with pytest.raises(ValueError):
-        verbs.pack(index, out, shard_bytes=6_000)
+        commands.pack(index, out, shard_bytes=6_000)
     assert ".flare/lock" not in objects(out) and ".flare/journal/00000.json" in objects(out)
     with pytest.raises(UnfinishedError) as caught:
-        verbs.pack(index, out, shard_bytes=6_000)
+        commands.pack(index, out, shard_bytes=6_000)
     assert str(caught.value) == f"{out}: an unfinished pack"
     with pytest.raises(UnfinishedError):
-        verbs.inspect(out)
+        commands.inspect(out)
     with pytest.raises(UsageError, match="the unfinished pack there was begun with on_error"):
-        verbs.pack(index, out, shard_bytes=6_000, resume=True, on_error="skip")
-    verbs.pack(index, out, **options(overwrite=True))
-    verbs.pack(index, str(tmp_path / "out"), **options())
+        commands.pack(index, out, shard_bytes=6_000, resume=True, on_error="skip")
+    commands.pack(index, out, **options(overwrite=True))
+    commands.pack(index, str(tmp_path / "out"), **options())
     assert objects(out) == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
 
@@ -251,7 +251,7 @@ def test_a_store_without_conditions_is_looked_at_before_and_after(s3, index, mon
     with pytest.raises(BusyError, match="another pack is at work there"):
         Writer(f"{s3}/out", columns={"id": "int"}, resume=True)
     first.abandon()
-    assert verbs.pack(index, f"{s3}/out", **options()).failed == 2
+    assert commands.pack(index, f"{s3}/out", **options()).failed == 2
 
 
 def test_a_pack_whose_lock_was_taken_over_stops(s3, monkeypatch):
@@ -273,31 +273,31 @@ def test_other_stores_take_a_pack_too(index, tmp_path, request, kind):
         if kind == "memory"
         else f"{request.getfixturevalue(kind)}/out"
     )
-    verbs.pack(index, out, **options())
-    verbs.pack(index, str(tmp_path / "out"), **options())
+    commands.pack(index, out, **options())
+    commands.pack(index, str(tmp_path / "out"), **options())
     assert objects(out) == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     with pytest.raises(UsageError, match="the folder is not empty"):
-        verbs.pack(index, out, **options())
-    assert verbs.pack(index, out, **options(resume=True)).resumed_rows == ROWS - 2
+        commands.pack(index, out, **options())
+    assert commands.pack(index, out, **options(resume=True)).resumed_rows == ROWS - 2
 
 
 def test_a_web_server_is_not_written_to(index):
     with pytest.raises(
         UsageError, match="http://127.0.0.1/out: a web server is read, not written to"
     ):
-        verbs.pack(index, "http://127.0.0.1/out")
+        commands.pack(index, "http://127.0.0.1/out")
 
 
 def test_unpack_writes_no_bucket(s3, index):
-    verbs.pack(index, f"{s3}/out", **options())
+    commands.pack(index, f"{s3}/out", **options())
     with pytest.raises(UsageError) as caught:
-        verbs.unpack(f"{s3}/out", f"{s3}/files")
+        commands.unpack(f"{s3}/out", f"{s3}/files")
     assert str(caught.value) == f"{s3}/files: this is written to local folders only"
 
 
 def test_a_bucket_that_is_not_there_is_named(s3, index):
     with pytest.raises(FileNotFoundError, match="no such bucket"):
-        verbs.pack(index, "s3://no-such-bucket-here/out", retries=0)
+        commands.pack(index, "s3://no-such-bucket-here/out", retries=0)
 
 
 class Watcher(threading.Thread):
@@ -325,11 +325,11 @@ def objects_named(address):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_killed_anywhere_and_resumed_it_is_the_same_objects(s3, index, tmp_path, overwrite):
-    verbs.pack(index, f"{s3}/whole", **options(shard_bytes=16_000))
+    commands.pack(index, f"{s3}/whole", **options(shard_bytes=16_000))
     wanted = objects(f"{s3}/whole")
     out, rng = f"{s3}/out", random.Random(overwrite)
     if overwrite:
-        verbs.pack(index, out, **options(shard_bytes=30_000))
+        commands.pack(index, out, **options(shard_bytes=30_000))
     watcher = Watcher(out)
     watcher.all = set() if overwrite else set(wanted)
     watcher.start()
@@ -384,14 +384,14 @@ def test_stopped_at_any_step_and_resumed_it_is_the_same(index, monkeypatch):
         pass
 
     with_failures = options(shard_bytes=150_000)
-    verbs.pack(index, f"{bucket}/whole", **with_failures)
+    commands.pack(index, f"{bucket}/whole", **with_failures)
     wanted = objects(f"{bucket}/whole")
     real = {name: getattr(AnyStore, name) for name in ("write", "delete")}
     for overwrite in (False, True):
         for step in range(200):
             out, count = f"{bucket}/out{overwrite}{step}", [0]
             if overwrite:
-                verbs.pack(index, out, **options(shard_bytes=300_000))
+                commands.pack(index, out, **options(shard_bytes=300_000))
 
             def dying(name, out=out, count=count, step=step):
                 def call(self, path, *more, **named):
@@ -406,7 +406,7 @@ def test_stopped_at_any_step_and_resumed_it_is_the_same(index, monkeypatch):
             for name in real:
                 monkeypatch.setattr(AnyStore, name, dying(name))
             try:
-                verbs.pack(index, out, **with_failures, overwrite=overwrite)
+                commands.pack(index, out, **with_failures, overwrite=overwrite)
                 ended = True
             except Killed:
                 ended = False
@@ -419,7 +419,7 @@ def test_stopped_at_any_step_and_resumed_it_is_the_same(index, monkeypatch):
                 assert ".flare/new/playlist.yaml" in found
             if not overwrite and "playlist.yaml" in found:
                 assert wanted.items() <= found.items()
-            verbs.pack(
+            commands.pack(
                 index,
                 out,
                 **with_failures,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flarecli import verbs
+from flarecli import commands
 from flarecli.__main__ import main
 from flarecli.errors import FormatError, MissingError, UsageError
 from flarecli.read import expand, resolve
@@ -75,12 +75,12 @@ def test_a_look_and_a_row_of_200_shards_are_a_few_small_requests(counted, tmp_pa
         tmp_path / "index.parquet",
         compression="zstd",
     )
-    packed = verbs.pack(
+    packed = commands.pack(
         str(tmp_path / "index.parquet"), f"{s3}/train", shard_rows=10, encode={"image": "bytes"}
     )
     assert packed.shards == 200
     count()
-    assert verbs.inspect(f"{s3}/train").rows == 2000
+    assert commands.inspect(f"{s3}/train").rows == 2000
     assert len(asked) < 8 and sum(one.size for one in asked) < 2_000_000, asked
     asked.clear()
     assert main(["cat", f"{s3}/train", "-r", "1237", "--raw", "image"]) == 0
@@ -115,42 +115,44 @@ def test_globs_are_expanded_by_listing(s3):
 def test_shards_by_glob_are_one_dataset_and_are_not_asked_for_twice(counted, tmp_path):
     s3, asked, count = counted
     pq.write_table(pa.table({"id": list(range(40))}), tmp_path / "index.parquet")
-    verbs.pack(str(tmp_path / "index.parquet"), f"{s3}/train", shard_rows=10)
+    commands.pack(str(tmp_path / "index.parquet"), f"{s3}/train", shard_rows=10)
     count()
     (found,) = resolve(f"{s3}/train/*.mds")
     assert (len(found.streams[0]), [one.method for one in asked]) == (4, ["GET"])
-    assert verbs.inspect(f"{s3}/train/*.mds").rows == 40
-    verbs.playlist(f"{s3}/train/*.mds", out=str(tmp_path / "train.yaml"))
+    assert commands.inspect(f"{s3}/train/*.mds").rows == 40
+    commands.playlist(f"{s3}/train/*.mds", out=str(tmp_path / "train.yaml"))
     assert resolve(str(tmp_path / "train.yaml"))[0].streams[0].urls == [
         f"{s3}/train/shard.{i:05d}.mds" for i in range(4)
     ]
     assert [
-        row["id"] for batch in verbs.cat(str(tmp_path / "train.yaml")) for row in batch.to_pylist()
+        row["id"]
+        for batch in commands.cat(str(tmp_path / "train.yaml"))
+        for row in batch.to_pylist()
     ] == list(range(40))
 
 
 def test_a_playlist_in_a_bucket_names_what_lies_below_it(s3, tmp_path):
     pq.write_table(pa.table({"id": list(range(40))}), tmp_path / "index.parquet")
-    verbs.pack(str(tmp_path / "index.parquet"), f"{s3}/a/train", shard_rows=10)
-    verbs.playlist(f"{s3}/a/train/*.mds", out=f"{s3}/a/all.yaml")
+    commands.pack(str(tmp_path / "index.parquet"), f"{s3}/a/train", shard_rows=10)
+    commands.playlist(f"{s3}/a/train/*.mds", out=f"{s3}/a/all.yaml")
     assert resolve(f"{s3}/a/all.yaml")[0].streams[0].urls == [
         f"train/shard.{i:05d}.mds" for i in range(4)
     ]
     assert [
-        row["id"] for batch in verbs.cat(f"{s3}/a/all.yaml") for row in batch.to_pylist()
+        row["id"] for batch in commands.cat(f"{s3}/a/all.yaml") for row in batch.to_pylist()
     ] == list(range(40))
-    verbs.pack(str(tmp_path / "index.parquet"), str(tmp_path / "local"))
+    commands.pack(str(tmp_path / "index.parquet"), str(tmp_path / "local"))
     with pytest.raises(
         UsageError, match=f"it lies on this machine, so a playlist in {s3}/a cannot name it"
     ):
-        verbs.playlist(str(tmp_path / "local"), out=f"{s3}/a/all.yaml")
+        commands.playlist(str(tmp_path / "local"), out=f"{s3}/a/all.yaml")
     with pytest.raises(UsageError, match="a web server is read, not written to"):
-        verbs.playlist(f"{s3}/a/train", out="http://127.0.0.1/all.yaml")
+        commands.playlist(f"{s3}/a/train", out="http://127.0.0.1/all.yaml")
 
 
 def test_folders_without_an_index_are_what_their_files_say(s3, tmp_path):
     pq.write_table(pa.table({"key": ["a", "b"], "txt": ["x", "y"]}), tmp_path / "index.parquet")
-    verbs.pack(
+    commands.pack(
         str(tmp_path / "index.parquet"),
         f"{s3}/tars",
         format="webdataset",
@@ -159,7 +161,7 @@ def test_folders_without_an_index_are_what_their_files_say(s3, tmp_path):
     )
     for name in ("playlist.yaml", "shards.json", "index.json"):
         (locate(f"{s3}/tars") / name).delete()
-    assert verbs.inspect(f"{s3}/tars").rows == 2
+    assert commands.inspect(f"{s3}/tars").rows == 2
     put(s3, "loose/shard.00000.mds")
     with pytest.raises(FormatError, match="1 shard, and no index.json beside it"):
         resolve(f"{s3}/loose")
@@ -169,6 +171,8 @@ def test_folders_without_an_index_are_what_their_files_say(s3, tmp_path):
 
 def test_other_stores_are_listed_too(tmp_path):
     pq.write_table(pa.table({"id": list(range(40))}), tmp_path / "index.parquet")
-    verbs.pack(str(tmp_path / "index.parquet"), f"memory://listed{id(tmp_path)}/d", shard_rows=10)
-    assert verbs.inspect(f"memory://listed{id(tmp_path)}/d").rows == 40
-    assert verbs.inspect(f"memory://listed{id(tmp_path)}/d/*.mds").rows == 40
+    commands.pack(
+        str(tmp_path / "index.parquet"), f"memory://listed{id(tmp_path)}/d", shard_rows=10
+    )
+    assert commands.inspect(f"memory://listed{id(tmp_path)}/d").rows == 40
+    assert commands.inspect(f"memory://listed{id(tmp_path)}/d/*.mds").rows == 40

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from flarecli import playlists, verbs
+from flarecli import commands, playlists
 from flarecli.errors import FormatError, ReachError, UnsafeError, UsageError
 from flarecli.formats import find
 from flarecli.hashes import digest
@@ -91,9 +91,9 @@ def test_the_playlist_of_parts_comes_when_all_else_is_there_and_lists_theirs(tmp
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(find("mds"), "merge_indexes", interrupted)
-        verbs.pack(str(index), str(tmp_path / "out"), part_rows=4)
+        commands.pack(str(index), str(tmp_path / "out"), part_rows=4)
     assert seen == [[".flare", "00000", "00001", "00002"]]
-    packed = verbs.pack(str(index), str(tmp_path / "out"), part_rows=4, resume=True)
+    packed = commands.pack(str(index), str(tmp_path / "out"), part_rows=4, resume=True)
     assert (packed.rows, packed.resumed_rows) == (9, 9)
     (stream,) = playlists.read(locate(str(tmp_path / "out" / "playlist.yaml"))).streams
     for part in ("00000", "00001", "00002"):
@@ -148,7 +148,7 @@ def test_failed_rows_are_counted_and_listed_once_however_the_pack_ends(tmp_path,
         again = failing(tmp_path / f"out{rounds}", resume=True)
         assert again.failed.counts == whole.failed.counts
         assert files(tmp_path / f"out{rounds}") == files(tmp_path / "whole")
-    assert list(verbs.verify(str(tmp_path / "out0"))) == []
+    assert list(commands.verify(str(tmp_path / "out0"))) == []
 
 
 def test_rows_that_fail_behind_the_last_shard_are_listed(tmp_path):
@@ -170,16 +170,16 @@ def test_a_half_pack_of_another_version_is_not_gone_on_with(tmp_path, monkeypatc
     half(tmp_path / "out", 5)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(find("mds"), "merge_indexes", _interrupted)
-        verbs.pack(str(index), str(tmp_path / "parts"), part_rows=2)
+        commands.pack(str(index), str(tmp_path / "parts"), part_rows=2)
     monkeypatch.setattr("flarecli.write.writer.__version__", "99.1")
-    monkeypatch.setattr("flarecli.verbs.parts.__version__", "99.1")
+    monkeypatch.setattr("flarecli.commands.packing.parts.__version__", "99.1")
     from flarecli import __version__
 
     for out, go_on in (
         ("out", lambda: pack(tmp_path / "out", 5, resume=True)),
         (
             "parts",
-            lambda: verbs.pack(str(index), str(tmp_path / "parts"), part_rows=2, resume=True),
+            lambda: commands.pack(str(index), str(tmp_path / "parts"), part_rows=2, resume=True),
         ),
     ):
         with pytest.raises(UsageError) as caught:

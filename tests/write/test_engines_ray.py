@@ -12,8 +12,8 @@ import pytest
 
 import flarecli
 from flarecli.__main__ import main
+from flarecli.commands.packing.parts import _outcome
 from flarecli.errors import FormatError, UsageError
-from flarecli.verbs.parts import _outcome
 from flarecli.write import engines
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flarecli import verbs
+from flarecli import commands
 from flarecli.errors import FlareError, IntegrityError, MissingError, ReachError
 from flarecli.model import Settings
 from flarecli.storage import locate
@@ -185,27 +185,27 @@ def source(path, rows):
 
 def test_packing_a_finished_dataset_again_tells_that_a_shard_was_lost(tmp_path):
     rows, out = source(tmp_path / "rows.csv", 9), str(tmp_path / "out")
-    verbs.pack(rows, out, shard_rows=2)
-    assert verbs.pack(rows, out, shard_rows=2, resume=True).rows == 9
+    commands.pack(rows, out, shard_rows=2)
+    assert commands.pack(rows, out, shard_rows=2, resume=True).rows == 9
     (tmp_path / "out" / "shard.00003.mds").unlink()
     with pytest.raises(MissingError):
-        verbs.pack(rows, out, shard_rows=2, resume=True)
-    verbs.pack(rows, out, shard_rows=2, overwrite=True)
+        commands.pack(rows, out, shard_rows=2, resume=True)
+    commands.pack(rows, out, shard_rows=2, overwrite=True)
     assert files(out).keys() >= {"shard.00003.mds"}
 
 
 def test_a_finished_pack_in_parts_that_lost_a_shard_is_not_resumed(tmp_path):
     rows, out = source(tmp_path / "rows.csv", 9), tmp_path / "out"
-    verbs.pack(rows, str(out), part_rows=3)
+    commands.pack(rows, str(out), part_rows=3)
     (out / "00001" / "shard.00000.mds").unlink()
     with pytest.raises(MissingError) as caught:
-        verbs.pack(rows, str(out), part_rows=3, resume=True)
+        commands.pack(rows, str(out), part_rows=3, resume=True)
     assert caught.value.where == f"{out}/00001/shard.00000.mds"
 
 
 def test_parts_are_not_joined_over_a_shard_that_was_lost(tmp_path):
     rows, out = source(tmp_path / "rows.csv", 9), tmp_path / "out"
-    verbs.pack(rows, str(out), part_rows=3)
+    commands.pack(rows, str(out), part_rows=3)
     (out / "00001" / "shard.00000.mds").unlink()
     (out / "playlist.yaml").unlink()
     with pytest.raises(MissingError) as caught:

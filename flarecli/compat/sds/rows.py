@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from flarecli.commands.packing.source import Source, open_source
 from flarecli.compat.sds.index_file import IndexFile
 from flarecli.errors import FlareError, Place, ReachError, UnsafeError, UsageError, ValueFitError
 from flarecli.names import check_name, scheme_of
@@ -17,7 +18,6 @@ from flarecli.read import expand
 from flarecli.sql import select
 from flarecli.storage import Guard, Limits, Location, with_reach
 from flarecli.storage.local import LocalStore
-from flarecli.verbs.source import Source, open_source
 from flarecli.write.failures import Failure
 from flarecli.write.links import Link, fetch
 

@@ -26,7 +26,7 @@ from flarecli.units import format_count, format_size
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from flarecli.verbs import Inspection, StreamInfo
+    from flarecli.commands import Inspection, StreamInfo
 
 __all__ = ["PAGE_BYTES", "dataset_page"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from flarecli import verbs
+from flarecli import commands
 from flarecli.errors import UsageError
 
 __all__ = ["clean_stale_shared_memory", "merge_index"]
@@ -41,4 +41,4 @@ def merge_index(
             "Invalid arguments to merge_index",
             hint="Give a local folder, or a list of index files and the folder.",
         )
-    verbs.merge_index(out, index_file_urls)
+    commands.merge_index(out, index_file_urls)

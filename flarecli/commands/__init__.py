@@ -1,0 +1,66 @@
+"""The six commands as plain functions: they return results and print nothing.
+
+A command's module, and the heavy libraries below it, are loaded when the command is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flarecli.commands.cat_command import cat
+    from flarecli.commands.indexes import merge_index, reindex
+    from flarecli.commands.inspect_command import Inspection, StreamInfo, inspect
+    from flarecli.commands.packing.command import Packed, pack
+    from flarecli.commands.playlist_command import check_playlist, playlist
+    from flarecli.commands.playlist_diff import PlaylistDiff, diff_playlists
+    from flarecli.commands.unpacking.command import Unpacked, unpack
+    from flarecli.commands.verifying.command import Verification, verify
+
+__all__ = [
+    "Inspection",
+    "Packed",
+    "PlaylistDiff",
+    "StreamInfo",
+    "Unpacked",
+    "Verification",
+    "cat",
+    "check_playlist",
+    "diff_playlists",
+    "inspect",
+    "merge_index",
+    "pack",
+    "playlist",
+    "reindex",
+    "unpack",
+    "verify",
+]
+
+# No module has the name of a function: importing it would replace the function.
+_MODULES = {
+    "Inspection": "inspect_command",
+    "Packed": "packing.command",
+    "PlaylistDiff": "playlist_diff",
+    "StreamInfo": "inspect_command",
+    "Unpacked": "unpacking.command",
+    "Verification": "verifying.command",
+    "cat": "cat_command",
+    "check_playlist": "playlist_command",
+    "diff_playlists": "playlist_diff",
+    "inspect": "inspect_command",
+    "merge_index": "indexes",
+    "pack": "packing.command",
+    "playlist": "playlist_command",
+    "reindex": "indexes",
+    "unpack": "unpacking.command",
+    "verify": "verifying.command",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,150 @@
+"""Statistics of columns: of numbers and text over all rows, of bytes and pictures over some.
+
+Numbers and text are small and are read through. Bytes may be a whole disk: of them rows by chance are read, and how many
+is said; a picture is measured by its header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flarecli import encodings
+from flarecli.commands.row_order import named, ordered, read_rows
+from flarecli.media import is_image, probe
+from flarecli.read import Dataset
+
+__all__ = ["statistics"]
+
+_DISTINCT, _DISTINCT_BYTES = (
+    10_000,
+    64 << 20,
+)  # values of a column that are told apart, and what they take
+_ROWS, _BYTES = 10_000, 256 << 20  # of columns of bytes that are read
+
+
+def statistics(
+    data: Dataset, row_bytes: int, seed: int = 0, there: Sequence[range] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Say what is in each column: column -> name of a fact -> value.
+
+    row_bytes  reckoned for one row
+    seed       says which rows of columns of bytes are read
+    there      runs of rows that can be read; None: all
+    return     rows looked at, nulls; least and most of numbers, of the bytes and characters of texts, of the bytes of bytes,
+               of the items of lists; how many values differ, and how many are not the number that their text should be, or
+               too large for one (`unfit`); of pictures how many, and width and height of the one with
+               the fewest, the median and the most pixels
+    raises     whatever reading raises
+    """
+    small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]
+    large = [name for name in data.schema.names if name not in small]
+    runs = [range(len(data))] if there is None else there
+    found = {**_of_small(data, small, runs), **_of_large(data, large, row_bytes, seed, runs)}
+    return {name: found[name] for name in data.schema.names}
+
+
+def _of_small(data: Dataset, small: list[str], runs: Sequence[range]) -> dict[str, dict[str, Any]]:
+    out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in small}
+    distinct: dict[str, pa.Array] = {}
+    encoded = {column.name: column.encoding for column in data.columns}
+    for batch in (
+        (batch for run in runs for batch in data.scan(small, run.start, run.stop, exact=True))
+        if small
+        else ()
+    ):
+        for name in small:
+            array, seen = batch.column(name), out[name]
+            seen["rows"] += len(array)
+            seen["nulls"] += array.null_count
+            if not pa.types.is_large_list(array.type):
+                array, _, failed = encodings.natural_of(array, encodings.lookup(encoded[name]))
+                if failed:
+                    seen["unfit"] = seen.get("unfit", 0) + len(failed)
+            is_text = pa.types.is_large_string(array.type)
+            if pa.types.is_float16(array.type):  # Arrow compares none of them
+                array = array.cast(pa.float32())
+            least, most = ("min_bytes", "max_bytes") if is_text else ("min", "max")
+            if pa.types.is_large_list(array.type):
+                array, least, most = pc.list_value_length(array), "min_items", "max_items"
+            _spread(seen, pc.binary_length(array) if is_text else array, least, most)
+            if not pa.types.is_nested(batch.schema.field(name).type):
+                _count(seen, distinct, name, array)
+            if is_text:
+                _spread(seen, pc.utf8_length(array), "min_chars", "max_chars")
+                seen["bytes"] = seen.get("bytes", 0) + int(
+                    pc.sum(pc.binary_length(array)).as_py() or 0
+                )
+    return out
+
+
+def _spread(seen: dict[str, Any], array: pa.Array, least: str, most: str) -> None:
+    """Widen the least and the most that were seen so far."""
+    found = pc.min_max(array).as_py()
+    if found["min"] is not None:
+        seen[least] = min(seen.get(least, found["min"]), found["min"])
+        seen[most] = max(seen.get(most, found["max"]), found["max"])
+
+
+def _count(seen: dict[str, Any], distinct: dict[str, pa.Array], name: str, array: pa.Array) -> None:
+    """Count different values, and hold no more than a few of them: beyond that, say that there are more."""
+    if "distinct_over" in seen:
+        return
+    sizes = encodings.value_sizes(array)
+    if sizes is not None and sizes.max(initial=0) > _DISTINCT_BYTES:  # to hash it would copy it
+        seen.pop("distinct", None)
+        seen["distinct_over"] = max(0, len(distinct.pop(name, ())) - 1)
+        return
+    found = pc.unique(array.drop_null())
+    if name in distinct:
+        found = pc.unique(pa.concat_arrays([distinct[name], found]))
+    if len(found) > _DISTINCT or found.nbytes > _DISTINCT_BYTES:
+        seen.pop("distinct", None)
+        distinct.pop(name, None)
+        seen["distinct_over"] = min(len(found) - 1, _DISTINCT)
+        return
+    distinct[name], seen["distinct"] = found, len(found)
+
+
+def _of_large(
+    data: Dataset, large: list[str], row_bytes: int, seed: int, runs: Sequence[range]
+) -> dict[str, dict[str, Any]]:
+    out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in large}
+    sizes: dict[str, list[tuple[int, int]]] = {name: [] for name in large}
+    order = ordered(len(data), named(runs), max(1, min(_ROWS, _BYTES // row_bytes)), seed)
+    for _, batch in read_rows(data, order, 0, len(order), large, row_bytes) if large else ():
+        for name in large:
+            array, seen = batch.column(name), out[name]
+            seen["rows"] += len(array)
+            seen["nulls"] += array.null_count
+            _spread(seen, pc.binary_length(array), "min_bytes", "max_bytes")
+            seen["bytes"] = seen.get("bytes", 0) + int(pc.sum(pc.binary_length(array)).as_py() or 0)
+            sizes[name] += _measured(array)
+    for name in large:
+        out[name] |= _pictures(sizes[name])
+    return out
+
+
+def _measured(array: pa.Array) -> list[tuple[int, int]]:
+    """Give width and height of each picture in a column, by its header."""
+    found = (probe(bytes(value)) for value in encodings.raw_values(array) if value is not None)
+    return [
+        (one.width, one.height) for one in found if is_image(one.kind) and one.width and one.height
+    ]
+
+
+def _pictures(sizes: list[tuple[int, int]]) -> Mapping[str, Any]:
+    if not sizes:
+        return {}
+    by_pixels = sorted(sizes, key=lambda size: (size[0] * size[1], size))
+    shown = [
+        f"{width}x{height}"
+        for width, height in (by_pixels[0], by_pixels[(len(sizes) - 1) // 2], by_pixels[-1])
+    ]
+    return {
+        "pictures": len(sizes),
+        **dict(zip(("smallest", "median", "largest"), shown, strict=True)),
+    }

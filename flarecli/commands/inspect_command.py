@@ -1,0 +1,298 @@
+"""inspect: what is this?
+
+sources -> what is listed -> headers of the shards that no list tells about; rows only for a sample or statistics
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from flarecli import encodings, formats
+from flarecli.arguments import address_texts, from_options
+from flarecli.commands.missing_shards import holes, lost, writer_of
+from flarecli.commands.options import InspectOptions
+from flarecli.commands.source_notes import note_sources
+from flarecli.compress import SUFFIXES
+from flarecli.errors import FlareError
+from flarecli.lazy import np
+from flarecli.model import Column, Columns, IntArray, Playlist, Stream, total
+from flarecli.playlists.fill import filled
+from flarecli.progress import Progress
+from flarecli.read import Series, resolve, select_streams
+from flarecli.redact import redact
+
+if TYPE_CHECKING:
+    from flarecli.lazy import pa
+
+__all__ = ["Inspection", "StreamInfo", "inspect"]
+
+_ROWS, _BYTES = (
+    10_000,
+    256 << 20,
+)  # of a sample, which is held: more than one looks at, or a page has room for
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """One stream. Sizes in bytes; `raw_bytes` when decompressed, None where nobody says.
+
+    smallest, median, largest  of the stored files; None without any
+    hashes      names of the sums that are listed
+    writer      what wrote it, None where nothing says
+    holes       a sentence for each run of shards that are not there, and of numbers that none has
+    shard_list  (address, rows, bytes) of each shard, if asked for
+    stats       column -> what was found in it, if asked for
+    """
+
+    name: str
+    format: str
+    rows: int
+    shards: int
+    bytes: int
+    raw_bytes: int | None
+    columns: Columns
+    compression: str | None
+    hashes: tuple[str, ...]
+    smallest: int | None
+    median: int | None
+    largest: int | None
+    writer: str | None = None
+    holes: tuple[str, ...] = ()
+    shard_list: tuple[tuple[str, int, int], ...] | None = None
+    stats: dict[str, dict[str, Any]] | None = None
+
+    def types(self) -> dict[str, str]:
+        """Name the Arrow type of each column; empty for an encoding that is not known here."""
+        return {column.name: _type(column) for column in self.columns or ()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as plain values, for --json."""
+        out = {name: getattr(self, name) for name in self.__slots__}
+        out["columns"] = {column.name: column.encoding for column in self.columns}
+        out["types"] = self.types()
+        out["hashes"], out["holes"] = list(self.hashes), list(self.holes)
+        del out["shard_list"], out["stats"]
+        if self.shard_list is not None:
+            firsts = accumulate((rows for _, rows, _ in self.shard_list), initial=0)
+            listed = zip(self.shard_list, firsts, strict=False)
+            out["shard_list"] = [
+                {"url": url, "rows": rows, "bytes": size, "first": first}
+                for (url, rows, size), first in listed
+            ]
+        if self.stats is not None:
+            out["stats"] = self.stats
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What lies at some addresses. `rows` are those of a dataset whose streams join by column, else of all streams in sum.
+
+    asked    rows that a sample was to have; it has fewer where so many are too many to look at
+    missing  addresses of shards that are not there, where rows were asked for: sample and statistics are of the others
+    sample_rows  the number of each row of the sample
+    """
+
+    address: str
+    format: str
+    streams: tuple[StreamInfo, ...]
+    rows: int
+    shards: int
+    bytes: int
+    sample: tuple[pa.RecordBatch, ...] = field(default=())
+    asked: int = 0
+    missing: tuple[str, ...] = ()
+    sample_rows: tuple[int, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as plain values, for --json: bytes in a sample become their length."""
+        raw = [stream.raw_bytes for stream in self.streams]
+        out: dict[str, Any] = {
+            "address": self.address,
+            "format": self.format,
+            "rows": self.rows,
+            "shards": self.shards,
+            "bytes": self.bytes,
+            "raw_bytes": None if None in raw else sum(size or 0 for size in raw),
+            "columns": {
+                column.name: column.encoding for stream in self.streams for column in stream.columns
+            },
+            "writer": ", ".join(
+                dict.fromkeys(stream.writer for stream in self.streams if stream.writer)
+            )
+            or None,
+            "holes": [hole for stream in self.streams for hole in stream.holes],
+            "streams": [stream.as_json() for stream in self.streams],
+        }
+        if self.missing:
+            out["missing"] = list(self.missing)
+        if self.sample:
+            if self.asked > sum(batch.num_rows for batch in self.sample):
+                out["sample_asked"] = self.asked
+            out["sample"] = [
+                {name: _plain(value) for name, value in row.items()}
+                for batch in self.sample
+                for row in batch.to_pylist()
+            ]
+            out["sample_rows"] = list(self.sample_rows)
+        return out
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return {"bytes": len(value)} if isinstance(value, bytes) else value
+
+
+@from_options(InspectOptions)
+def inspect(options: InspectOptions) -> Inspection:
+    """Describe datasets: format, rows, shards, bytes, columns, compression, checksums, gaps.
+
+    Only lists and headers are read, and of a remote dataset with a list only the list. A
+    compressed shard that is not listed is read whole, since its header is compressed too. A
+    sample has at most 10,000 rows and about 256 MiB; `Inspection.asked` is the size requested. If
+    local shards are missing, sample and statistics describe the others, and `missing` names them.
+    Raises MissingError, FormatError, UnsafeError and UnfinishedError as `resolve` does, and
+    UsageError for an unknown stream or for a format that differs from the list.
+    """
+    typed = address_texts(options.sources)
+    guard = options.guard(typed)
+    format, streams, shards = options.format, options.streams, options.shards
+    sample, stats, seed, progress = options.sample, options.stats, options.seed, options.progress
+    found = resolve(typed, format=format, guard=guard)
+    note_sources(found, progress or Progress())
+    chosen = select_streams(found, streams)
+    parts = [[filled(stream) for stream in one] for one in chosen]
+    by = {id(stream): writer_of(stream, one) for one in found for stream in one.streams}
+    infos = tuple(
+        replace(
+            _info(one, shards),
+            writer=", ".join(dict.fromkeys(name for stream in listed if (name := by[id(stream)])))
+            or None,
+        )
+        for listed, one in zip(chosen, parts, strict=True)
+    )
+    batches: tuple[pa.RecordBatch, ...] = ()
+    numbers, asked, missing = tuple[int, ...](), 0, list[str]()
+    if stats or sample is not None:
+        from flarecli.commands.column_stats import statistics
+        from flarecli.commands.row_order import named, ordered, read_rows, weight
+        from flarecli.read import Dataset  # who only asks what it is needs none of this, nor Arrow
+
+        data = Dataset(parts, found)
+        missing, there = lost(parts)
+        row_bytes = weight(parts, len(data))
+        if stats:
+            seen = statistics(data, row_bytes, seed, there)
+            infos = tuple(
+                replace(
+                    info,
+                    stats={
+                        column.name: seen[column.name]
+                        for column in info.columns
+                        if column.name in seen
+                    },
+                )
+                for info in infos
+            )
+        if sample is not None:
+            asked = len(ordered(len(data), named(there), sample, seed))
+            order = ordered(
+                len(data), named(there), min(asked, _ROWS, max(1, _BYTES // row_bytes)), seed
+            )
+            batches = tuple(
+                batch
+                for _, batch in read_rows(data, order, 0, len(order), data.schema.names, row_bytes)
+            )
+            numbers = tuple(order.rows(0, len(order)).tolist())
+    counts = [info.rows for info in infos]
+    return Inspection(
+        ", ".join(dict.fromkeys(_address(one) for one in found)),
+        ", ".join(dict.fromkeys(info.format for info in infos)),
+        infos,
+        counts[0] if len(set(counts)) == 1 else sum(counts),
+        sum(info.shards for info in infos),
+        sum(info.bytes for info in infos),
+        batches,
+        asked,
+        tuple(missing),
+        numbers,
+    )
+
+
+def _address(found: Playlist) -> str:
+    """Give where a list was found; else the folder, or the one file that was named itself: nothing says what its columns are."""
+    first = found.streams[0]
+    is_named = first.columns is None and len(first.urls) == 1
+    return str(found.at or (first.at.join(first.urls[0]) if is_named else first.at))
+
+
+def _type(column: Column) -> str:
+    try:
+        return encodings.lookup(column.encoding).arrow_name
+    except FlareError:
+        return ""
+
+
+def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
+    """Sum up the parts of one stream, of which everything is known by now."""
+    series = Series(parts)
+    rows = np.concatenate([stream.rows for stream in parts])
+    size = np.concatenate([stream.stored for stream in parts])
+    urls = [redact(url) for stream in parts for url in stream.urls] if shards else []
+    raw = [_raw_bytes(stream) for stream in parts]
+    sums = {
+        name
+        for stream in parts
+        for table in (stream.hashes, stream.raw_hashes)
+        for name, values in table.items()
+        if any(values)
+    }
+    sums |= {formats.facts(stream.format).record_checksums for stream in parts} - {""}
+    least, middle, most = (
+        np.percentile(size, (0, 50, 100), method="lower").tolist()
+        if len(size)
+        else (None, None, None)
+    )
+    return StreamInfo(
+        parts[0].name,
+        ", ".join(dict.fromkeys(stream.format or "" for stream in parts)),
+        series.rows,
+        series.chunks,
+        total(size),
+        None if None in raw else sum(one or 0 for one in raw),
+        series.columns,
+        ", ".join(dict.fromkeys(name for stream in parts for name in _compressions(stream)))
+        or None,
+        tuple(sorted(sums)),
+        least,
+        middle,
+        most,
+        None,
+        holes(parts),
+        tuple(zip(urls, rows.tolist(), size.tolist(), strict=True)) if shards else None,
+    )
+
+
+def _raw_bytes(stream: Stream) -> int | None:
+    if stream.raw_sizes is not None:
+        raw: IntArray = np.where(stream.raw_sizes < 0, stream.sizes, stream.raw_sizes)
+        return total(raw) + sum(
+            (file.size if file.raw_size is None else file.raw_size) or 0
+            for one in stream.parts
+            for file in one
+        )
+    return None if _compressions(stream) or stream.sizes is None else total(stream.stored)
+
+
+def _compressions(stream: Stream) -> list[str]:
+    """Name how the shards are compressed, as the list says or as their names end."""
+    listed = stream.headers.get("compression")
+    if isinstance(listed, str):
+        return [listed]
+    if formats.facts(stream.format).is_plain:
+        return []
+    return sorted({url.rpartition(".")[2] for url in stream.urls} & set(SUFFIXES))

@@ -1,0 +1,1 @@
+"""pack: rows of a source become shards."""

@@ -1,0 +1,313 @@
+"""playlist: addresses to YAML.
+
+sources -> resolve -> rows, sizes and columns from headers, sums from bytes -> addresses as the playlist's place sees them
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from flarecli import formats
+from flarecli import hashes as sums
+from flarecli.arguments import address_text, address_texts, from_options, name_list, shown
+from flarecli.commands.options import Pairs, PlaylistOptions
+from flarecli.commands.verifying.other_listings import own_sum
+from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.model import Chunk, File, Finding, Playlist, Stream, finding_of
+from flarecli.names import is_url, local_path, scheme_of, whole_path
+from flarecli.playlists import faults, parse, places, stored, text
+from flarecli.playlists.fill import filled, summed
+from flarecli.read import refuse_repeats, resolve, select_streams
+from flarecli.redact import address_key, redact, without_user
+from flarecli.storage import Guard, Location, locate, with_reach
+from flarecli.storage.local import LocalStore
+
+__all__ = ["check_playlist", "playlist"]
+
+_NAMED = re.compile(r"([^/:?=]+)=(.+)", re.DOTALL)
+_PAIRS = 'Give a dict, such as {"OLD": "NEW"}.'
+_RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "content")
+
+
+@from_options(PlaylistOptions)
+def playlist(options: PlaylistOptions) -> str:
+    """Return the playlist of datasets as YAML, and write it to `out` if that is given.
+
+    `NAME=ADDRESS` names a stream; sources with the same name are concatenated. Addresses beside
+    or below the playlist (the working folder without `out`) are relative. `rebase` and `header`
+    are dicts or lists of pairs; the first prefix of `rebase` that matches is replaced. Bytes are
+    read only for checksums that are not listed yet. Raises UsageError for sources that cannot be
+    listed, and the errors of resolving and reading.
+    """
+    named = address_texts(options.sources)
+    guard, out, base = options.guard(named), options.out, options.base
+    rebase, headers = _pairs("rebase", options.rebase), _pairs("header", options.header)
+    for name, _ in headers:
+        if name in (*_RESERVED, *sums.known()):
+            raise UsageError(f"the header {name!r} is flare's own", hint="Choose another name.")
+    hashes = name_list(options.hash)
+    sums.Sums(hashes)
+    if not named:
+        raise UsageError("no source is named")
+    place = _Place(None if out is None else address_text(out), base, rebase, guard)
+    streams = []
+    for name, parts in _grouped(named, options.format, guard).items():
+        if options.open:
+            parts = [summed(filled(part), hashes) for part in parts]
+        streams.append(_joined(name, parts, place, dict(headers)))
+    data = text(Playlist(tuple(streams)))
+    if place.at is not None:
+        place.at.write([data])
+    return data.decode()
+
+
+def _pairs(name: str, given: Pairs) -> list[tuple[str, str]]:
+    """Give pairs of texts as a list. Raises UsageError for anything else."""
+    try:
+        found = [
+            (one, other) for one, other in (given.items() if isinstance(given, Mapping) else given)
+        ]
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"{name} is {shown(given)}: pairs of texts are wanted", hint=_PAIRS
+        ) from None
+    if not all(isinstance(text, str) for pair in found for text in pair):
+        raise UsageError(f"{name} is {shown(given)}: pairs of texts are wanted", hint=_PAIRS)
+    return found
+
+
+def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[str, list[Stream]]:
+    """Resolve the sources: stream name -> its parts, in order."""
+    out: dict[str, list[Stream]] = {}
+    unnamed: dict[str, list[tuple[Playlist, list[Stream]]]] = {}
+    for source in sources:
+        match = None if os.path.lexists(source) else _NAMED.fullmatch(source)
+        found = resolve(match[2] if match else source, format=format, guard=guard)
+        parts = select_streams(found)
+        if match and len(parts) > 1:
+            names = ", ".join(one[0].name for one in parts)
+            raise UsageError(
+                f"{match[1]!r} is one name for the streams {names}",
+                where=redact(match[2]),
+                hint="Leave the name out.",
+            )
+        for one in parts:
+            out.setdefault(match[1] if match else one[0].name, []).extend(one)
+            if not match:  # who names a stream may put some of its shards into it twice
+                unnamed.setdefault(one[0].name, []).append((found[0], one))
+    for pairs in unnamed.values():
+        refuse_repeats([listed for listed, _ in pairs], [one for _, one in pairs])
+    return out
+
+
+class _Place:
+    """Where the playlist will be, and how it calls what it lists."""
+
+    def __init__(
+        self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard
+    ) -> None:
+        self._is_far = out is not None and is_url(out) and scheme_of(out) != "file"
+        if out is not None and scheme_of(out) in ("http", "https"):
+            raise UsageError("a web server is read, not written to", where=redact(out))
+        if out is not None and not self._is_far and os.path.isdir(local_path(out)):
+            raise UsageError("a folder is there, a file is wanted", where=out)
+        self.at = locate(out, replace(guard, keeper=None)) if out is not None else None
+        self._path = (
+            str(self.at)
+            if self._is_far
+            else os.path.realpath(whole_path(local_path(out)))
+            if out is not None
+            else ""
+        )
+        self._folder = (
+            os.path.dirname(self._path) if out is not None else os.path.realpath(whole_path("."))
+        )
+        if base is None and self._is_far:
+            base = self._folder
+        self._base = None if base is None else base.rstrip("/") + "/"
+        self._rebase, self._guard = rebase, guard
+
+    def address(self, at: Location) -> str | None:
+        """Give the address of a file as the playlist says it; None for the playlist itself.
+
+        raises  UsageError for one that readers would refuse, or that carries a secret
+        """
+        if isinstance(at.store, LocalStore):
+            real = os.path.join(at.store.root, at.path)
+            if real == self._path:
+                return None
+            if self._is_far:
+                raise UsageError(
+                    f"it lies on this machine, so a playlist in {self._folder} cannot name it",
+                    where=at,
+                )
+            here = os.path.relpath(real, self._folder).replace(os.sep, "/")
+            names = [str(at), here, real]
+        else:
+            here = (
+                without_user(at.path) if is_url(at.path) else str(at)
+            )  # the path in a web server's store is the whole address
+            if self._is_far and here == self._path:
+                return None
+            names = [here]
+        is_typed = False
+        for old, new in self._rebase:
+            if fit := next((name for name in names if name.startswith(old)), None):
+                here = new + fit[len(old) :]
+                is_typed = not {"?", ";"} & {*fit[len(old) :]}
+                break
+        if self._base is not None and here.startswith(self._base):
+            here = here[len(self._base) :]
+        is_clean = (address_key if is_typed else redact)(here) == here
+        if scheme_of(here) in ("http", "https") and not is_clean:
+            raise UsageError(
+                "its address has a query or path parameters, which may be secret; a playlist would keep them",
+                where=at,
+                hint="Give --rebase OLD=NEW, or an address without.",
+            )
+        if (
+            not is_url(here)
+            and (here.startswith("/") or ".." in here.split("/"))
+            and not self._guard.allow_local
+        ):
+            hint = "Write the playlist above what it lists, or give --rebase OLD=NEW; readers would need --allow-local."
+            raise UsageError(
+                f"it does not lie below {self._folder}, so a playlist there cannot name it",
+                where=at,
+                hint=hint,
+            )
+        return here
+
+
+def _joined(
+    name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]
+) -> Stream:
+    """Put the parts of a stream behind one another, with the addresses that the playlist gives them."""
+    first, hint = parts[0], "Give each a NAME= of its own."
+    for part in parts:
+        if part.format != first.format:
+            raise UsageError(
+                f"stream {name!r} would mix {first.format} and {part.format}",
+                where=part.at,
+                hint=hint,
+            )
+        if part.columns != first.columns and first.columns is not None and part.columns is not None:
+            raise UsageError(
+                f"it has other columns than what comes before it in stream {name!r}",
+                where=part.at,
+                hint="Give each a NAME= of its own.",
+            )
+    listed = [
+        (part, i, url)
+        for part in parts
+        for i in range(len(part))
+        if (url := place.address(part.chunk(i).at)) is not None
+    ]
+    files = {}
+    for part in parts:
+        for own, file in part.files.items():
+            if (url := place.address(part.at.join(own))) is not None:
+                files[url] = replace(file, name=url)
+    common = {
+        key: value
+        for key, value in first.headers.items()
+        if all(part.headers.get(key) == value for part in parts)
+    }
+    known = {key for part in parts for key, values in part.hashes.items() if any(values)}
+    return Stream(
+        name,
+        first.at,
+        first.format,
+        [url for *_, url in listed],
+        first.columns if all(part.columns == first.columns for part in parts) else None,
+        _counts(listed, lambda part: part.rows),
+        _counts(listed, lambda part: part.sizes),
+        {
+            key: [(part.hashes.get(key) or [""] * len(part))[i] for part, i, _ in listed]
+            for key in sorted(known)
+        },
+        _counts(listed, lambda part: part.raw_sizes),
+        {},
+        {**common, **headers},
+        files,
+        [_beside(part.chunk(i), place) for part, i, _ in listed]
+        if any(any(part.parts) for part in parts)
+        else (),
+    )
+
+
+def _beside(chunk: Chunk, place: _Place) -> tuple[File, ...]:
+    """Give the companions of a chunk with the addresses that the playlist gives them."""
+    return tuple(
+        replace(file, name=place.address(at) or "")
+        for file, at in zip(chunk.files[1:], chunk.beside, strict=True)
+    )
+
+
+def _counts(listed: Sequence[tuple[Stream, int, str]], of: Callable[[Stream], Any]) -> Any:
+    """Give one count a chunk, -1 where it is not known; None if none is."""
+    counts = [-1 if of(part) is None else int(of(part)[i]) for part, i, _ in listed]
+    return np.array(counts, np.int64) if any(count >= 0 for count in counts) else None
+
+
+def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
+    """Return every fault of a playlist, with its line and column.
+
+    raises  MissingError, ReachError if it cannot be read
+    """
+    at = locate(path, with_reach(guard or Guard(), sources=[path]))
+    data = stored(at)
+    out = [finding_of(error) for error in faults(data, at)]
+    if out:
+        return out
+    found = parse(data, at)
+    wrong = [(path, error) for stream in found.streams for path, error in _not_read(stream)]
+    for mark, (_, error) in zip(places(data, [path for path, _ in wrong]), wrong, strict=True):
+        out.append(
+            replace(
+                finding_of(error), address=str(at), line=mark >> 32, character=mark & 0xFFFFFFFF
+            )
+        )
+    _, own, _ = own_sum(found)
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    return out + [
+        replace(
+            one,
+            address=str(at),
+            row=None,
+            line=lines,
+            character=1,
+            hint="Write it again with `flare playlist`.",
+        )
+        for one in own
+    ]
+
+
+def _not_read(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareError]]:
+    """Say what readers would refuse in a stream: where it stands in the YAML, and why."""
+    if stream.format is not None and not formats.is_known(stream.format):
+        hint = f"Choose one of {', '.join(formats.all_names())}."
+        yield (
+            (stream.name, "headers", "format"),
+            FormatError(f"format {stream.format!r:.60} is not read yet", hint=hint),
+        )
+    named: list[tuple[tuple[str | int, ...], str]] = [
+        (("content", i), url) for i, url in enumerate(stream.urls)
+    ]
+    named += [(("headers", "files", name), name) for name in stream.files]
+    named += [
+        (("headers", "parts", i, file.name), file.name)
+        for i, one in enumerate(stream.parts)
+        for file in one
+    ]
+    for steps, name in named:
+        try:
+            stream.at.join(name)
+        except FlareError as error:
+            yield (stream.name, *steps), error

@@ -1,0 +1,243 @@
+"""Which rows of a dataset, in which order, and how they are read: runs of neighbours in scans, the rest a few at a time.
+
+rows named -> sample -> shuffle -> rank -> first or last of them: steps mapped to rows by arithmetic, in blocks
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import sql
+from flarecli.arguments import Addresses
+from flarecli.commands.shard_choice import sample_size
+from flarecli.commands.source_notes import note_sources
+from flarecli.errors import UsageError
+from flarecli.model import IntArray, Stream
+from flarecli.progress import Progress
+from flarecli.read import Dataset, parse_rows, positions, resolve, select_streams
+from flarecli.storage import Guard
+from flarecli.suggest import choose
+
+__all__ = ["Order", "first_rows", "kept", "named", "no_index", "opened", "ordered", "read_rows"]
+
+_BLOCK = 1 << 13  # steps mapped at once
+_TAKEN, _TAKEN_BYTES = 64, 16 << 20  # rows read one by one that are held at once
+_RUN = 16  # rows in a row, on average, that are worth a scan
+
+
+@dataclass(frozen=True)
+class Order:
+    """Rows in an order: step -> row.
+
+    starts, steps, firsts  of each range of rows: its first row, its stride, the step at which it begins
+    picks                  of a sample: which of those steps, rising; None: all
+    """
+
+    starts: IntArray
+    strides: IntArray
+    firsts: IntArray
+    count: int
+    picks: IntArray | None = None
+    shuffle: tuple[int, int] | None = None
+    rank: tuple[int, int] = (0, 1)
+
+    def __len__(self) -> int:
+        rank, ranks = self.rank
+        return max(0, -(-(self.count - rank) // ranks))
+
+    def rows(self, start: int, stop: int) -> IntArray:
+        """Map steps start..stop to rows, int64."""
+        rank, ranks = self.rank
+        steps = rank + ranks * np.arange(start, stop, dtype=np.int64)
+        if self.shuffle is not None:
+            steps = positions(steps, self.count, *self.shuffle)
+        if self.picks is not None:
+            steps = self.picks[steps]
+        at = np.searchsorted(self.firsts, steps, "right") - 1
+        out: IntArray = self.starts[at] + self.strides[at] * (steps - self.firsts[at])
+        return out
+
+
+def ordered(
+    total: int,
+    spec: str | None = None,
+    sample: int | float | None = None,
+    seed: int = 0,
+    shuffle: int | None = None,
+    epoch: int = 0,
+    rank: tuple[int, int] | None = None,
+) -> Order:
+    """Choose rows of `total`: those that `spec` names, a sample of them, shuffled, and one rank's share.
+
+    sample  so many rows, or such a share of them as a float, in the order of the rows; `seed` says which
+    raises  UsageError if something of it makes no sense, such as a share above 1.0; RowsError for a row outside the data
+    """
+    its, ranks = rank or (0, 1)
+    if not 0 <= its < ranks:
+        raise UsageError(f"rank {its} of {ranks} is no rank")
+    if min(seed, epoch, shuffle or 0) < 0 or (sample is not None and not sample >= 0):
+        raise UsageError(
+            f"sample is {sample}, seed {seed}, shuffle {shuffle}, epoch {epoch}: none may be below 0"
+        )
+    if epoch and shuffle is None:
+        raise UsageError(
+            "an epoch without a shuffle changes nothing", hint="Give --shuffle SEED too."
+        )
+    ranges = [
+        one for one in ([range(total)] if spec is None else parse_rows(spec, total)) if len(one)
+    ]
+    firsts = np.cumsum([0, *(len(one) for one in ranges)], dtype=np.int64)
+    count = int(firsts[-1])
+    picks = None
+    if sample is not None:
+        wanted = min(count, sample_size(sample, count))
+        picks = np.sort(positions(np.arange(wanted), count, int(seed)))
+        count = wanted
+    return Order(
+        np.array([one.start for one in ranges], np.int64),
+        np.array([one.step for one in ranges], np.int64),
+        firsts[:-1],
+        count,
+        picks,
+        None if shuffle is None else (shuffle, epoch),
+        (its, ranks),
+    )
+
+
+def named(runs: Sequence[range]) -> str:
+    """Name runs of rows as `ordered` takes them."""
+    return ",".join(f"{run.start}:{run.stop}" for run in runs) or "0:0"
+
+
+def opened(
+    sources: Addresses,
+    format: str | None,
+    streams: Sequence[str],
+    guard: Guard | None,
+    maps: bool = True,
+    progress: Progress | None = None,
+) -> tuple[Dataset, list[list[Stream]]]:
+    """Open the dataset at some addresses, and give the streams it is made of."""
+    found = resolve(sources, format=format, guard=guard, maps=maps)
+    note_sources(found, progress or Progress())
+    parts = select_streams(found, streams)
+    return Dataset(parts, found), parts
+
+
+def weight(parts: Sequence[Sequence[Stream]], rows: int) -> int:
+    """Reckon the bytes of a row, from what is listed; at least 1."""
+    size = sum(
+        int(np.maximum(stream.raw_sizes if stream.raw_sizes is not None else stream.sizes, 0).sum())
+        for one in parts
+        for stream in one
+        if stream.sizes is not None
+    )
+    return max(1, size // max(1, rows))
+
+
+def read_rows(
+    data: Dataset,
+    order: Order,
+    start: int,
+    stop: int,
+    columns: Sequence[str],
+    row_bytes: int = 1,
+    exact: bool = False,
+) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
+    """Read steps start..stop of an order, in that order; give the rows and their typed columns, a bounded batch at a time."""
+    near = max(1, min(_TAKEN, _TAKEN_BYTES // row_bytes))
+    for begin in range(start, stop, _BLOCK):
+        rows = order.rows(begin, min(begin + _BLOCK, stop))
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+        if len(rows) < _RUN * len(breaks):
+            for k in range(0, len(rows), near):
+                part = rows[k : k + near]
+                yield part, data.take(part, columns, exact)
+            continue
+        for run in np.split(rows, breaks):
+            first = int(run[0])
+            for batch in data.scan(columns, first, int(run[-1]) + 1, exact=exact):
+                yield np.arange(first, first + batch.num_rows, dtype=np.int64), batch
+                first += batch.num_rows
+
+
+def needed(names: Sequence[str], columns: Sequence[str] | None, where: str | None) -> list[str]:
+    """Name the columns to read: those asked for, and those whose names the condition holds."""
+    if columns is None:
+        return list(names)
+    text = (where or "").lower()
+    if re.match(r"\s*(?:select|with|from)\b", text) or any('"' in name for name in names):
+        return list(names)
+    return [name for name in names if name in columns or name.lower() in text]
+
+
+def kept(
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    where: str | None,
+    columns: Sequence[str] | None,
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Keep the rows that a condition is true for, and the columns asked for, in their order.
+
+    raises  UsageError for a column that is not there
+    """
+    if where is not None:
+        schema, batches = sql.select(schema, batches, where)
+    if columns is None:
+        return schema, batches
+    check_names(schema.names, columns)
+    wanted = pa.schema([schema.field(name) for name in dict.fromkeys(columns)])
+    return wanted, (
+        pa.RecordBatch.from_arrays([batch.column(name) for name in wanted.names], schema=wanted)
+        for batch in batches
+    )
+
+
+def check_names(names: Sequence[str], columns: Sequence[str]) -> None:
+    """Refuse a column that is not there. Raises UsageError."""
+    for name in columns:
+        if name not in names:
+            raise UsageError(
+                f"no column {name!r}", hint=choose(name, names, "Choose from"), column=name
+            )
+
+
+def no_index(address: str, streams: Sequence[str], rows: str | None) -> None:
+    """Refuse what chooses within a dataset, of an index or a folder. Raises UsageError."""
+    if rows is not None:
+        raise UsageError(
+            "rows of an index cannot be named by number",
+            where=address,
+            hint="Give --where or --limit.",
+        )
+    if streams:
+        raise UsageError("an index has no streams", where=address, hint="Leave --stream out.")
+
+
+def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Give the first rows, and pull no batch more than that takes."""
+    while rows > 0 and (batch := next(batches, None)) is not None:
+        yield batch.slice(0, min(rows, batch.num_rows))
+        rows -= batch.num_rows
+
+
+def last_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Give the last rows; they are held until the end is known."""
+    held: deque[pa.RecordBatch] = deque()
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        while held and count - held[0].num_rows >= rows:
+            count -= held.popleft().num_rows
+    while held:
+        batch = held.popleft()
+        cut = max(0, count - rows)
+        count -= batch.num_rows
+        yield batch.slice(cut)

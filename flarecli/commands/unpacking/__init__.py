@@ -1,0 +1,1 @@
+"""unpack: rows of a dataset become files."""

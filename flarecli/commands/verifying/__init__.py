@@ -1,0 +1,1 @@
+"""verify: check that a dataset is complete and undamaged."""

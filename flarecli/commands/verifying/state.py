@@ -1,0 +1,141 @@
+"""The state file of an interrupted `verify`: one JSON line for the whole check, then one for each file that was checked.
+
+    {"flare": "verify", "format": 2, "options": {…}}
+    {"key": "9f…", "rows": 10, "size": 6041, "findings": [{"address": "a.mds", "kind": "value", "row": 3, …}], "unprotected": []}
+
+A key is the checksum of the file's address and of all that lists say of it: where a list changed, the file is checked again. A check
+that came to its end removes the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from flarecli.commands.verifying.shard import Checked
+from flarecli.errors import FlareError, ReachError, UnsafeError, UsageError
+from flarecli.model import Finding
+from flarecli.storage import Location
+from flarecli.storage.append_log import FileLog, format_line
+from flarecli.storage.local import LocalStore
+
+__all__ = ["VerifyState"]
+
+_MARK = b'{"flare": "verify", "format": 2, '  # the first bytes of every state file
+_EARLIER = b'{"flare": "verify", "options": '  # format 1, whose findings have no fields
+_TEXTS = ("address", "kind", "message", "hint", "item")
+_NUMBERS = ("row", "start", "stop", "line", "character")
+
+
+class VerifyState:
+    """Results of checked files by key, written as they come.
+
+    Only an empty file, or one with the header of a state file, is ever written to or removed.
+
+    options  what was asked for: another check has other results
+    raises   UsageError if the file is something else, or belongs to another check; ReachError if it cannot be read or written
+    """
+
+    def __init__(self, path: str, options: Mapping[str, Any]) -> None:
+        self._path, self._known = path, dict[str, Checked]()
+        folder, name = os.path.split(os.path.realpath(path))
+        store = LocalStore(folder, maps=False, durable=False)
+        self._log = FileLog(Location(store, name), store)
+        head = {"flare": "verify", "format": 2, "options": options}
+        try:
+            self._log.create()
+            self._load(json.dumps(head, sort_keys=True).encode() + b"\n")
+        except UsageError:
+            self._log.close()
+            raise
+        except UnsafeError:
+            self._log.close()
+            raise UsageError(
+                "not a regular file", where=path, hint="Name a file for --state."
+            ) from None
+        except FlareError as error:
+            self._log.close()
+            raise ReachError(error.message, where=path) from error
+
+    def _load(self, head: bytes) -> None:
+        """Read the results of an earlier run, and cut off an incomplete last line."""
+        first = next(self._log.blocks(), b"")[: len(head)]
+        if not first or (head.startswith(first) and first.startswith(_MARK) and first != head):
+            self._log.truncate()  # empty, or the header itself is incomplete
+            self._log.append(head)
+            return
+        if first != head:
+            raise self._foreign(first)
+        lines = self._log.entries()
+        good = next(lines).stop
+        for stop, entry in lines:
+            try:
+                key, done = _result(entry)
+            except (KeyError, TypeError, ValueError):
+                break
+            self._known[key], good = done, stop
+        self._log.cut(good)
+
+    def _foreign(self, first: bytes) -> UsageError:
+        """Return the error for a file that is not the state of this check."""
+        if first.startswith(_EARLIER):
+            return UsageError(
+                "state of a check by an earlier version of flare",
+                where=self._path,
+                hint="Remove the file, or name another.",
+            )
+        if not first.startswith(_MARK):
+            return UsageError(
+                "not a state file of `flare verify`; nothing was written to it",
+                where=self._path,
+                hint="Name a file that does not exist yet.",
+            )
+        return UsageError(
+            "state of a check with other sources or options",
+            where=self._path,
+            hint="Give the same sources and options, or remove the file.",
+        )
+
+    def find(self, key: str) -> Checked | None:
+        """Return the result of a file, or None if it was not checked yet."""
+        return self._known.get(key)
+
+    def add(self, key: str, done: Checked) -> None:
+        """Write the result of a file."""
+        names = (*_TEXTS, *_NUMBERS, "column")
+        findings = [{name: getattr(one, name) for name in names} for one in done.findings]
+        self._log.append(
+            format_line(
+                {
+                    "key": key,
+                    "rows": done.rows,
+                    "size": done.size,
+                    "findings": findings,
+                    "unprotected": done.unprotected,
+                }
+            )
+        )
+
+    def close(self, is_done: bool) -> None:
+        """Close the file; a check that came to its end removes it, unless another file took its name meanwhile."""
+        if is_done:
+            self._log.remove()
+        self._log.close()
+
+
+def _result(entry: dict[str, Any] | None) -> tuple[str, Checked]:
+    """Return the key and the result in a line. Raises KeyError, TypeError or ValueError if it has none."""
+    if entry is None:
+        raise ValueError("not an object")
+    findings = [_finding(one) for one in entry["findings"]]
+    unprotected = [str(one) for one in entry["unprotected"]]
+    return str(entry["key"]), Checked(findings, int(entry["rows"]), int(entry["size"]), unprotected)
+
+
+def _finding(entry: Any) -> Finding:
+    facts: dict[str, Any] = {name: str(entry[name]) for name in _TEXTS}
+    for name in _NUMBERS:
+        facts[name] = None if entry[name] is None else int(entry[name])
+    return Finding(**facts, column=None if entry["column"] is None else str(entry["column"]))

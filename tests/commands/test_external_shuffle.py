@@ -1,0 +1,142 @@
+"""pack --shuffle: one order of all rows, whatever waits in memory, and the seed alone decides."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flarecli import read
+from flarecli.commands import external_shuffle as room
+from flarecli.commands import pack
+from flarecli.commands.external_shuffle import shuffled
+from flarecli.commands.provenance import PLACE
+from flarecli.errors import ReachError, UsageError
+
+
+def batches(rows, size=1000):
+    table = pa.table(
+        {
+            "id": np.arange(rows),
+            "text": [f"é {i}" * (i % 5) if i % 7 else None for i in range(rows)],
+        }
+    )
+    return table, table.to_batches(max_chunksize=size)
+
+
+def ids(rows, seed, **options):
+    return [
+        one
+        for batch in shuffled(batches(rows, options.pop("size", 1000))[1], seed, **options)
+        for one in batch.column("id").to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("held", [1, 20_000, 10**9])
+@pytest.mark.parametrize("rows", [0, 1, 2, 30_000])
+def test_every_row_comes_once_whole_and_the_order_does_not_depend_on_memory(rows, held):
+    table, parts = batches(rows)
+    found = list(shuffled(parts, 7, held))
+    assert all(batch.schema == table.schema and 0 < batch.num_rows <= 8192 for batch in found)
+    whole = pa.Table.from_batches(found, table.schema)
+    assert whole.sort_by("id") == table
+    assert whole.column("id").to_pylist() == ids(rows, 7)
+
+
+@pytest.mark.parametrize("held", [1, 10**9])
+def test_a_column_may_have_the_name_of_the_places(held):
+    table = pa.table({room._PLACE: np.full(100, 7), "id": np.arange(100)})
+    whole = pa.Table.from_batches(list(shuffled(table.to_batches(max_chunksize=30), 7, held)))
+    assert whole.sort_by("id") == table
+    assert whole.column("id").to_pylist() == ids(100, 7)
+
+
+def test_a_source_with_a_column_of_the_numbers_beside_rows_is_refused_where_they_are_needed(
+    tmp_path,
+):
+    pq.write_table(pa.table({PLACE: [7, 7, 7], "id": [1, 2, 3]}), tmp_path / "t.parquet")
+    with pytest.raises(UsageError) as caught:
+        pack(str(tmp_path / "t.parquet"), str(tmp_path / "out"), where="id > 1")
+    assert (
+        str(caught.value)
+        == "a column is named 'place in the source', as the numbers that travel beside the rows are"
+    )
+    pack(str(tmp_path / "t.parquet"), str(tmp_path / "out"), shuffle=None)
+    assert [row["id"] for row in read.open(str(tmp_path / "out"))] == [1, 2, 3]
+
+
+def test_the_seed_decides_and_the_size_of_batches_does_not():
+    assert ids(5000, 3) == ids(5000, 3, size=17) != ids(5000, 4)
+
+
+def test_the_first_rows_come_from_everywhere():
+    """A tenth of the rows, five ranges of the source: each has its share, within five standard deviations."""
+    first = np.array(ids(50_000, 11)[:5000])
+    counts = np.bincount(first // 10_000, minlength=5)
+    assert np.all(np.abs(counts - 1000) < 5 * np.sqrt(1000))
+
+
+def test_files_are_gone_when_it_ends_or_is_left_early(monkeypatch, tmp_path):
+    def handles():
+        return len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
+
+    before = handles()
+    rows = shuffled(batches(20_000)[1], 5, 1)
+    next(rows)
+    assert handles() > before
+    rows.close()
+    assert handles() == before
+
+
+def test_a_full_disk_is_said(monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(room.tempfile, "TemporaryFile", full)
+    with pytest.raises(ReachError) as caught:
+        list(shuffled(batches(20_000)[1], 5, 1))
+    assert (
+        str(caught.value)
+        == f"{room.tempfile.gettempdir()}: rows to shuffle cannot wait there: no space left on device"
+    )
+    assert caught.value.hint == "Set TMPDIR to a larger disk."
+
+
+LIMITED = """
+import resource, sys
+import pyarrow as pa
+from flarecli.errors import FlareError
+from flarecli.commands.external_shuffle import shuffled
+
+batches = pa.table({"id": range(30_000)}).to_batches(max_chunksize=1000)
+order = lambda: [one for batch in shuffled(batches, 7, int(sys.argv[2])) for one in batch.column("id").to_pylist()]
+before = order() if sys.argv[2] == "1" else []
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
+try:
+    print(order() == before)
+except FlareError as error:
+    print(error, error.hint, sep="; ")
+"""
+
+
+@pytest.mark.parametrize("files", [1024, 256, 64, 24])
+def test_fewer_files_that_may_be_open_are_used_and_the_order_is_the_same(files):
+    ran = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(files), "1"], capture_output=True, text=True
+    )
+    assert (ran.stdout, ran.stderr) == ("True\n", "")
+
+
+def test_too_few_files_are_told_as_such():
+    code = LIMITED.replace('== "1"', '== "never"')
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "6", "1"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": "/tmp"},
+    )
+    told = "/tmp: rows to shuffle cannot wait there: too many open files; Let the process have more files open (`ulimit -n`).\n"
+    assert (ran.stdout, ran.stderr) == (told, "")

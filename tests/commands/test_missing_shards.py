@@ -1,0 +1,238 @@
+"""inspect: who wrote a dataset, what is missing from it, and how large its pictures are."""
+
+import io
+import shutil
+import statistics
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from flarecli import commands
+from flarecli.__main__ import main
+from flarecli.commands.column_stats import statistics as told
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+def only(address, **options):
+    (stream,) = commands.inspect(str(address), **options).streams
+    return stream
+
+
+def picture(width: int, height: int, kind: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (width, height), (width, height, 9)).save(out, kind)
+    return out.getvalue()
+
+
+def dataset(folder: Path, rows: int = 12, **columns) -> Path:
+    pq.write_table(pa.table({"id": list(range(rows)), **columns}), folder / "i.parquet")
+    commands.pack(str(folder / "i.parquet"), str(folder / "out"), format="mds", shard_rows=2)
+    return folder / "out"
+
+
+def test_the_playlist_the_index_or_the_layout_tell_who_wrote_it(tmp_path):
+    out = dataset(tmp_path)
+    assert only(out).writer == "flare"
+    (out / "playlist.yaml").unlink()
+    assert only(out).writer == "MDS version 2"
+    assert only(out / "shard.00000.mds").writer is None
+    listed = tmp_path / "by_hand.yaml"
+    listed.write_text(
+        "a:\n  headers: {format: mds, writer: my own program 3.1}\n  content: [out/shard.00000.mds]\n"
+    )
+    assert only(listed).writer == "my own program 3.1"
+    layouts = [
+        only(FIXTURES / "granular" / part / "alltypes" / "data" / "ds").writer
+        for part in ("new", "old", "v1")
+    ]
+    assert (
+        layouts
+        == ["granular 0.22 or later, by its layout"]
+        + ["granular 0.21 or before, by its layout"] * 2
+    )
+
+
+def test_shards_that_are_not_there_are_named_with_their_rows(tmp_path):
+    out = dataset(tmp_path)
+    for number in (1, 2, 5):
+        (out / f"shard.0000{number}.mds").unlink()
+    wanted = (
+        "shard.00001.mds to shard.00002.mds: not there, rows 2 to 5",
+        "shard.00005.mds: not there, rows 10 to 11",
+    )
+    assert only(out).holes == wanted
+    assert only(out).as_json()["holes"] == list(wanted)
+    (out / "playlist.yaml").unlink()
+    assert only(out).holes == wanted
+
+
+def test_statistics_and_samples_are_of_the_shards_that_are_there(tmp_path):
+    out = dataset(tmp_path, data=[bytes(i) for i in range(12)])
+    for number in (1, 2, 5):
+        (out / f"shard.0000{number}.mds").unlink()
+    found = commands.inspect(str(out), stats=True, sample=100)
+    there = [0, 1, 6, 7, 8, 9]
+    assert pa.Table.from_batches(found.sample).column("id").to_pylist() == there
+    facts = found.streams[0].stats
+    assert facts["id"] == {"rows": 6, "nulls": 0, "min": 0, "max": 9, "distinct": 6}
+    assert facts["data"] == {
+        "rows": 6,
+        "nulls": 0,
+        "min_bytes": 0,
+        "max_bytes": 9,
+        "bytes": sum(there),
+    }
+    assert (found.rows, found.asked) == (12, 6)
+    assert (
+        found.missing
+        == tuple(f"{out}/shard.0000{number}.mds" for number in (1, 2, 5))
+        == tuple(found.as_json()["missing"])
+    )
+    assert commands.inspect(str(out)).missing == ()  # no row was asked for: `holes` has them
+
+
+def test_of_streams_side_by_side_the_rows_that_all_have_are_looked_at(tmp_path):
+    for name, values in (
+        ("left", {"id": list(range(12))}),
+        ("right", {"word": [str(i) for i in range(12)]}),
+    ):
+        pq.write_table(pa.table(values), tmp_path / f"{name}.parquet")
+        commands.pack(
+            str(tmp_path / f"{name}.parquet"),
+            str(tmp_path / name),
+            format="mds",
+            shard_rows=3 if name == "left" else 4,
+        )
+    told = []
+    for name, column, rows in (("left", "id: int", 3), ("right", "word: str", 4)):
+        shards = sorted((tmp_path / name).glob("*.mds"))
+        sizes = [path.stat().st_size for path in shards]
+        told += [
+            f"{name}:",
+            f"  headers: {{format: mds, columns: {{{column}}}, rows: {[rows] * len(shards)}, bytes: {sizes}}}",
+            "  content:",
+        ]
+        told += [f"    - {name}/{path.name}" for path in shards]
+    (tmp_path / "both.yaml").write_text("\n".join([*told, ""]))
+    (tmp_path / "left" / "shard.00001.mds").unlink()
+    (tmp_path / "right" / "shard.00002.mds").unlink()
+    found = commands.inspect(str(tmp_path / "both.yaml"), sample=100, stats=True)
+    assert pa.Table.from_batches(found.sample).to_pylist() == [
+        {"id": i, "word": str(i)} for i in (0, 1, 2, 6, 7)
+    ]
+    assert [
+        one.stats[name]["rows"] for one, name in zip(found.streams, ("id", "word"), strict=True)
+    ] == [5, 5]
+    assert found.missing == (
+        f"{tmp_path}/left/shard.00001.mds",
+        f"{tmp_path}/right/shard.00002.mds",
+    )
+
+
+def test_a_screen_and_a_page_of_what_is_there_name_what_is_not_and_fail(tmp_path, capsys):
+    out = dataset(tmp_path)
+    for number in (1, 4):
+        (out / f"shard.0000{number}.mds").unlink()
+    assert main(["inspect", str(out), "--stats", "--sample", "99"]) == 3
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-9:] == ["id", *(str(i) for i in (0, 1, 4, 5, 6, 7, 10, 11))]
+    assert told.err == (
+        f"error: {out}/shard.00001.mds: not there, nor is 1 other: rows were read from the other shards\n"
+        "hint: Fetch it again, or pack again with `flare pack … --overwrite`; `flare verify --quick` names each.\n"
+    )
+    assert main(["inspect", str(out), "--html", str(tmp_path / "page.html")]) == 3
+    assert "shard.00001.mds" in (tmp_path / "page.html").read_text()
+
+
+def test_rows_count_on_from_one_source_to_the_next(tmp_path):
+    whole = dataset(tmp_path)
+    torn = Path(shutil.copytree(whole, tmp_path / "torn"))
+    (torn / "shard.00000.mds").unlink()
+    (one,) = commands.inspect([str(whole), str(torn)]).streams
+    assert one.holes == ("shard.00000.mds: not there, rows 12 to 13",)
+
+
+def test_a_name_that_leaves_the_folder_is_a_hole_and_is_not_looked_for(tmp_path):
+    out = dataset(tmp_path)
+    listed = out / "by_hand.yaml"
+    listed.write_text(
+        "a:\n  headers: {format: mds, columns: {id: int}, rows: [2, 1], bytes: [90, 90]}\n  content: [shard.00000.mds, ../x.mds]\n"
+    )
+    assert only(listed).holes == ("../x.mds: the address '../x.mds' leaves the folder, row 2",)
+
+
+def test_numbers_that_no_shard_has_are_named(tmp_path):
+    out = dataset(tmp_path)
+    assert only(f"{out}/shard.0000[01235].mds").holes == ("shard.00004.mds: not listed",)
+    assert only(f"{out}/shard.0000[05].mds").holes == (
+        "shard.00001.mds to shard.00004.mds: not listed",
+    )
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["a1.mds", "a9.mds"], ["20260101.mds", "20270101.mds"], ["shard.00000.mds", "shard.1000.mds"]],
+)
+def test_names_that_count_nothing_have_no_gaps(tmp_path, names):
+    out = dataset(tmp_path)
+    for i, name in enumerate(names):
+        shutil.copy(out / f"shard.0000{i}.mds", tmp_path / name)
+    (one,) = commands.inspect([f"{tmp_path}/{name}" for name in names]).streams
+    assert one.holes == ()
+
+
+def test_pictures_are_measured_by_their_headers(tmp_path):
+    sizes = [(10 + 3 * i, 40 - i) for i in range(11)]
+    values = [
+        picture(*size, kind) for size, kind in zip(sizes, ["PNG", "JPEG"] * 6, strict=False)
+    ] + [None]
+    out = dataset(
+        tmp_path,
+        image=pa.array([*values[:11], picture(500, 400)[:60]], pa.binary()),
+        text=["x"] * 12,
+    )
+    facts = only(out, stats=True).stats["image"]
+    pixels = sorted([*(w * h for w, h in sizes), 500 * 400])
+    shown = {w * h: f"{w}x{h}" for w, h in [*sizes, (500, 400)]}
+    lengths = [len(value) for value in values[:11]] + [60]
+    assert facts == {
+        "rows": 12,
+        "nulls": 0,
+        "min_bytes": min(lengths),
+        "max_bytes": max(lengths),
+        "bytes": sum(lengths),
+        "pictures": 12,
+        "smallest": shown[pixels[0]],
+        "median": shown[statistics.median_low(pixels)],
+        "largest": "500x400",
+    }
+
+
+def test_of_many_rows_of_bytes_some_are_read_and_how_many_is_said(tmp_path, monkeypatch):
+    out = dataset(tmp_path, blob=pa.array([bytes([i]) * (i + 1) for i in range(12)], pa.binary()))
+    monkeypatch.setitem(told.__globals__, "_ROWS", 5)
+    facts = only(out, stats=True).stats
+    assert (facts["id"]["rows"], facts["blob"]["rows"]) == (12, 5)
+    assert 5 <= facts["blob"]["bytes"] <= sum(range(8, 13))
+
+
+def test_numbers_that_do_not_fit_are_counted_and_the_others_told(tmp_path):
+    (tmp_path / "i.csv").write_text("id,score\n" + "".join(f"{i},{0.5 * i}\n" for i in range(9)))
+    commands.pack(str(tmp_path / "i.csv"), str(tmp_path / "out"), format="csv")
+    shard = tmp_path / "out" / "shard.00000.csv"
+    shard.write_bytes(
+        shard.read_bytes().replace(b"4.0", b"4,0").replace(b"3.5", b"ab5").replace(b"4,0", b"4.0")
+    )
+    facts = only(tmp_path / "out", stats=True).stats["score"]
+    assert {name: facts[name] for name in ("rows", "nulls", "unfit", "min", "max", "distinct")} == {
+        "rows": 9,
+        "nulls": 0,
+        "unfit": 1,
+        "min": 0.0,
+        "max": 4.0,
+        "distinct": 8,
+    }

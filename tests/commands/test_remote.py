@@ -1,0 +1,184 @@
+"""Over HTTP: lists and headers are asked for, rows come as ranges, and whole shards only to those who check or unpack them."""
+
+import functools
+import http.server
+import json
+import threading
+
+import pytest
+
+from flarecli import commands
+from flarecli.errors import MissingError, UsageError
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves a folder with ranges, and notes what was asked for: (path, first byte, bytes)."""
+
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, folder, asked, *args):
+        self.folder, self.asked = folder, asked
+        super().__init__(*args)
+
+    def do_GET(self):
+        path = self.folder / self.path.partition("?")[0].lstrip("/")
+        if not path.is_file():
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        data, wanted = path.read_bytes(), self.headers.get("Range")
+        start, stop = 0, len(data)
+        if wanted:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, stop = int(first), min(int(last) + 1 if last else len(data), len(data))
+        self.asked.append((path.name, start, stop - start))
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Length", str(stop - start))
+        if wanted:
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        self.end_headers()
+        self.wfile.write(data[start:stop])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def served(out):
+    """The dataset at an address, and the list of what was asked for."""
+    asked: list[tuple[str, int, int]] = []
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, out, asked)
+    )
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", out, asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_inspect_asks_for_the_list_alone(served):
+    url, _, asked = served
+    found = commands.inspect(f"{url}/playlist.yaml")
+    assert (found.rows, found.shards, found.address) == (35, 4, f"{url}/playlist.yaml")
+    assert {name for name, *_ in asked} == {"playlist.yaml"}
+
+
+def test_inspect_of_a_bare_shard_asks_for_its_header(served):
+    url, _, asked = served
+    assert commands.inspect(f"{url}/shard.00001.mds").rows == 10
+    assert {name for name, *_ in asked} == {"shard.00001.mds"}
+
+
+def test_one_row_is_a_header_and_a_range(served, samples):
+    url, _, asked = served
+    (batch,) = commands.cat(f"{url}/playlist.yaml", rows="23")
+    assert batch.to_pylist() == [samples[23]]
+    shards = [one for one in asked if one[0].endswith(".mds")]
+    assert {name for name, *_ in shards} == {"shard.00002.mds"} and len(shards) <= 2
+
+
+def test_rows_of_any_order_and_all_of_them_are_right(served, samples):
+    url, _, _ = served
+    rows = [row for batch in commands.cat(url, rows="33,1,12,-1") for row in batch.to_pylist()]
+    assert rows == [samples[33], samples[1], samples[12], samples[34]]
+    assert [row for batch in commands.cat(url) for row in batch.to_pylist()] == samples
+
+
+def test_verify_reads_every_byte_and_names_the_damage(served):
+    url, out, _ = served
+    done = commands.verify(url)
+    assert (list(done), done.rows, done.files, done.bytes) == (
+        [],
+        35,
+        7,
+        sum(path.stat().st_size for path in out.iterdir()),
+    )
+    path = out / "shard.00003.mds"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    (out / "shard.00001.mds").unlink()
+    found = [(one.where, one.kind) for one in commands.verify(url)]
+    assert found == [(f"{url}/shard.00001.mds", "missing"), (f"{url}/shard.00003.mds", "checksum")]
+
+
+def test_quick_verify_reads_no_payload(served):
+    url, out, asked = served
+    done = commands.verify(f"{url}/index.json", quick=True)
+    assert (list(done), done.rows) == ([], 35)
+    assert sum(size for name, _, size in asked if name.endswith(".mds")) < sum(
+        path.stat().st_size for path in out.glob("*.mds")
+    )
+
+
+def test_nothing_there_is_an_error(served):
+    url, _, _ = served
+    with pytest.raises(MissingError):
+        commands.verify(f"{url}/none/")
+
+
+def test_unpack_writes_what_lies_there(served, tmp_path, samples):
+    url, _, _ = served
+    done = commands.unpack(url, str(tmp_path / "f"))
+    assert done.files == 35
+    assert all(
+        (tmp_path / "f" / f"{row['id']}.jpg").read_bytes() == row["image"] for row in samples
+    )
+
+
+def test_unpack_of_remote_rows_refuses_a_name_that_is_taken_before_its_batch(tmp_path, served):
+    from flarecli.errors import FormatError
+    from flarecli.write import Writer
+
+    url, out, _ = served
+    with Writer(str(out / "d"), columns={"key": "str", "x": "bytes"}) as writer:
+        for key in ("a", "A"):
+            writer.write({"key": key, "x": b"1"})
+    with pytest.raises(FormatError, match=r"the name 'A.\*' is the same as that of row 0"):
+        commands.unpack(f"{url}/d/", str(tmp_path / "f"))
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_playlist_of_addresses_keeps_no_secret(served, tmp_path):
+    url, _, _ = served
+    text = commands.playlist(f"{url}/shard.0000{{0..3}}.mds", out=str(tmp_path / "set.yaml"))
+    assert f'- "{url}/shard.00003.mds"' in text
+    host = url.partition("://")[2].partition("/")[0]
+    assert list(commands.verify(str(tmp_path / "set.yaml"), allow_host=host)) == []
+    assert "user" not in commands.playlist(
+        f"{url.replace('//', '//user:word@')}/shard.00000.mds", open=False
+    )
+    with pytest.raises(UsageError) as caught:
+        commands.playlist(f"{url}/shard.00000.mds?X-Amz-Signature=abc", format="mds", open=False)
+    assert (
+        str(caught.value)
+        == f"{url}/shard.00000.mds: its address has a query or path parameters, which may be secret; a playlist would keep them"
+    )
+    relative = commands.playlist(f"{url}/shard.00000.mds", open=False, base=url)
+    assert "    - shard.00000.mds\n" in relative
+
+
+def test_links_are_downloaded_and_failures_listed(served, tmp_path):
+    url, out, _ = served
+    (out / "pictures").mkdir()
+    for i in range(20):
+        (out / "pictures" / str(i)).write_bytes(b"\x89PNG\r\n\x1a\n" + bytes([i]) * 50)
+    (out / "pictures" / "7").unlink()
+    (tmp_path / "i.csv").write_text(
+        "id,url\n" + "".join(f"k{i},{url}/pictures/{i}\n" for i in range(20))
+    )
+    done = commands.unpack(
+        str(tmp_path / "i.csv"),
+        str(tmp_path / "f"),
+        fetch=["url:picture"],
+        key="id",
+        on_error="skip",
+        allow_host="127.0.0.0/8",
+    )
+    assert (done.files, done.failed) == (19, 1)
+    assert (tmp_path / "f" / "k12.png").read_bytes().endswith(bytes([12]) * 50)
+    (line,) = (tmp_path / "f" / "failed.jsonl").read_text().splitlines()
+    assert json.loads(line)["key"] == "k7"

@@ -1,0 +1,229 @@
+"""A resumed unpack: only of the same rows and with the same options, and each failed row is listed once, the last ones too."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from flarecli import commands
+from flarecli.commands.unpacking import target as outlets
+from flarecli.errors import ReachError, UnsafeError, UsageError
+from flarecli.model import Settings
+from flarecli.write import Writer
+
+OTHERS = "the unfinished unpack there was begun from another source or with other options"
+LIMITS = {"jobs": 2, "retries": 0, "timeout": 5, "deadline": 10}
+
+
+def tree(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def dataset(path, values):
+    with Writer(
+        str(path),
+        columns={"id": "int", "data": "bytes"},
+        settings=Settings(shard_rows=4),
+        overwrite=path.exists(),
+    ) as writer:
+        for i, value in enumerate(values):
+            writer.write({"id": i, "data": value})
+    return str(path)
+
+
+def links(folder, names):
+    """An index of links to files beside it; a name in brackets is of no file."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        if not name.startswith("("):
+            (folder / name).write_text(name)
+    (folder / "i.csv").write_text(
+        "id,url\n" + "".join(f"k{i},{name}\n" for i, name in enumerate(names))
+    )
+    return str(folder / "i.csv")
+
+
+def stop_at(monkeypatch, name):
+    """Let the disk fail at a file."""
+    put = outlets.Folder.put
+
+    def failing(self, at, data):
+        if at.startswith(name):
+            raise ReachError("the disk is gone", where=at)
+        put(self, at, data)
+
+    monkeypatch.setattr(outlets.Folder, "put", failing)
+
+
+def few(monkeypatch):
+    """Have rows come a few at a time."""
+    monkeypatch.setattr("flarecli.write.links._STEP", 3)
+    monkeypatch.setattr("flarecli.write.links._AHEAD_ROWS", 3)
+
+
+def test_a_dataset_that_was_changed_is_not_gone_on_with(tmp_path, monkeypatch):
+    source, values = tmp_path / "d", [b"%d" % i for i in range(20)]
+    dataset(source, values)
+    with monkeypatch.context() as patch, pytest.raises(ReachError):
+        stop_at(patch, "9.")
+        commands.unpack(str(source), str(tmp_path / "f"))
+    dataset(source, [b"%d" % (99 - i) for i in range(20)])
+    before = {name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"}
+    assert len(before) > 3
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(str(source), str(tmp_path / "f"), resume=True)
+    assert str(caught.value) == f"{tmp_path}/f: {OTHERS}"
+    assert {
+        name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"
+    } == before
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"on_error": "fail"},
+        {"index": "csv"},
+        {"limit": 8},
+        {"where": "id <> 'k1'"},
+        {"key": None},
+        {"fetch": ["url:file"]},
+        {"columns": ["url"]},
+    ],
+    ids=str,
+)
+def test_another_option_is_refused_and_changes_nothing(tmp_path, monkeypatch, other):
+    few(monkeypatch)
+    index, options = (
+        links(tmp_path / "in", list("abcdefgh")),
+        {"fetch": ["url"], "key": "id", "on_error": "skip", **LIMITS},
+    )
+    with monkeypatch.context() as patch, pytest.raises(ReachError):
+        stop_at(patch, "k7")
+        commands.unpack(index, str(tmp_path / "f"), **options)
+    before = {name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"}
+    assert len(before) > 3
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(index, str(tmp_path / "f"), resume=True, **{**options, **other})
+    assert str(caught.value) == f"{tmp_path}/f: {OTHERS}"
+    assert {
+        name: data for name, data in tree(tmp_path / "f").items() if name != ".flare/lock"
+    } == before
+
+
+@pytest.mark.parametrize("names", ["ab(c)de(f)gh(i)", "(a)bcde(f)(g)(h)i", "abc(d)(e)(f)ghi"])
+def test_failed_rows_are_listed_once_however_it_was_cut_short(tmp_path, monkeypatch, names):
+    few(monkeypatch)
+    given = re.findall(r"\(.\)|.", names)
+    index, options = (
+        links(tmp_path / "in", given),
+        {"fetch": ["url"], "key": "id", "on_error": "skip", **LIMITS},
+    )
+    lacking = [row for row, name in enumerate(given) if name.startswith("(")]
+    whole = commands.unpack(index, str(tmp_path / "whole"), **options)
+    assert (whole.rows, whole.failed) == (len(given) - len(lacking), len(lacking))
+    assert [
+        json.loads(line)["row"]
+        for line in (tmp_path / "whole" / "failed.jsonl").read_text().splitlines()
+    ] == lacking
+    for stop in range(1, len(given)):
+        if stop in lacking:
+            continue
+        with monkeypatch.context() as patch, pytest.raises(ReachError):
+            stop_at(patch, f"k{stop}.")
+            commands.unpack(index, str(tmp_path / f"f{stop}"), **options)
+        done = commands.unpack(index, str(tmp_path / f"f{stop}"), resume=True, **options)
+        assert (done.rows, done.failed, done.reasons) == (whole.rows, whole.failed, whole.reasons)
+        assert tree(tmp_path / f"f{stop}") == tree(tmp_path / "whole")
+
+
+def test_what_is_noted_is_in_the_journal_before_the_next_batch(tmp_path):
+    """Python's own memory goes with the process."""
+    folder = outlets.Folder(str(tmp_path / "f"), {"verb": "unpack"}, resume=False, overwrite=False)
+    folder.put("a", memoryview(b"1"))
+    folder.note([{"values": {}, "files": {"data": ("a", 1)}}], 1)
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "f" / ".flare" / "journal").read_text().splitlines()
+    ]
+    assert lines[1:] == [
+        {"values": {}, "files": {"data": ["a", 1]}},
+        {"next": 1, "failed": {"bytes": 0, "kinds": {}}},
+    ]
+    folder.abandon()
+
+
+def test_an_unpacked_folder_with_failed_rows_may_be_replaced(tmp_path):
+    index, options = (
+        links(tmp_path / "in", ["a", "(b)", "c"]),
+        {"fetch": ["url"], "key": "id", "on_error": "skip", **LIMITS},
+    )
+    commands.unpack(index, str(tmp_path / "f"), **options)
+    assert "failed.jsonl" in tree(tmp_path / "f")
+    commands.unpack(
+        links(tmp_path / "other", ["x"]), str(tmp_path / "f"), overwrite=True, **options
+    )
+    assert sorted(tree(tmp_path / "f")) == ["index.jsonl", "k0.bin"]
+
+
+def test_a_file_that_came_to_lie_there_meanwhile_is_not_replaced(tmp_path, monkeypatch):
+    index, note = links(tmp_path / "in", list("abcdef")), outlets.Folder.note
+    few(monkeypatch)
+
+    def noting(self, rows, next):
+        note(self, rows, next)
+        (tmp_path / "f" / "k5.bin").write_text("mine")
+
+    monkeypatch.setattr(outlets.Folder, "note", noting)
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(index, str(tmp_path / "f"), fetch=["url"], key="id", **LIMITS)
+    assert str(caught.value) == f"{tmp_path}/f/k5.bin: something is there already"
+    assert (tmp_path / "f" / "k5.bin").read_text() == "mine"
+
+
+def test_a_link_in_the_place_of_the_journal_is_not_written_through(tmp_path):
+    """A folder that came from elsewhere may hold it."""
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "f" / ".flare").mkdir(parents=True)
+    (tmp_path / "f" / ".flare" / "journal").symlink_to(tmp_path / "mine")
+    for options in ({"resume": True}, {"resume": True, "overwrite": True}):
+        with pytest.raises(UnsafeError) as caught:
+            commands.unpack(
+                links(tmp_path / "in", ["a"]),
+                str(tmp_path / "f"),
+                fetch=["url"],
+                **LIMITS,
+                **options,
+            )
+        assert (
+            str(caught.value)
+            == f"{tmp_path}/f/.flare/journal: a symbolic link, which may lead out of the folder"
+        )
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_finished_unpack_of_fewer_rows_is_not_taken_for_what_is_asked(tmp_path):
+    with Writer(str(tmp_path / "d"), columns={"key": "str", "b": "bytes"}) as writer:
+        for n in range(5):
+            writer.write({"key": f"k{n}", "b": b"x"})
+    out = str(tmp_path / "out")
+    assert commands.unpack(str(tmp_path / "d"), out, limit=2).rows == 2
+    assert commands.unpack(str(tmp_path / "d"), out, limit=2, resume=True).resumed_rows == 2
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(str(tmp_path / "d"), out, limit=3, resume=True)
+    assert str(caught.value) == f"{out}: a finished unpack of 2 rows is there, 3 are asked for"
+    assert caught.value.hint == "Give --overwrite to replace it, or name another folder."
+
+
+def test_pairs_are_no_list_of_names(tmp_path):
+    for do in (commands.pack, commands.unpack):
+        with pytest.raises(UsageError) as caught:
+            do(str(tmp_path / "d.csv"), str(tmp_path / "out"), fetch={"url": "image"})
+        assert (str(caught.value), caught.value.hint) == (
+            "a list of names is wanted, not dict",
+            'Write a pair as "COLUMN:NAME".',
+        )

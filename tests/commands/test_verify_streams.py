@@ -1,0 +1,141 @@
+"""verify of streams that are read side by side: as many rows, and the same keys."""
+
+import json
+
+import pytest
+
+from flarecli import commands
+from flarecli.model import Finding, Settings
+from flarecli.write import Writer
+
+HINT = "Pack the two again from the same rows, or read them one by one."
+
+
+def packed(folder, keys, column, format="webdataset", key="__key__", encoding="str"):
+    with Writer(
+        str(folder),
+        columns={key: encoding, column: "str"},
+        format=format,
+        settings=Settings(shard_rows=4),
+    ) as writer:
+        for one in keys:
+            writer.write({key: one, column: f"{column} {one}"})
+
+
+def listed(top, *streams, format="webdataset", key=None):
+    """Write a playlist of several folders; a stream is its name and its columns."""
+    ends = {"webdataset": "tar", "mds": "mds"}[format]
+    told = {
+        name: {
+            "headers": {"format": format, "columns": columns, **({"key": key} if key else {})},
+            "content": sorted(
+                str(path.relative_to(top)) for path in (top / name).glob(f"*.{ends}")
+            ),
+        }
+        for name, columns in streams
+    }
+    path = top / "both.yaml"
+    path.write_text(json.dumps(told))
+    return path
+
+
+def said(path, **options):
+    return [one for one in commands.verify(str(path), **options) if one.kind == "streams"]
+
+
+IMAGES, LABELS = (
+    ("images", {"__key__": "str", "txt": "str"}),
+    ("labels", {"__key__": "str", "cls": "str"}),
+)
+KEYS = [f"k{i}" for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("other", "place", "message"),
+    [
+        (KEYS, None, None),
+        (
+            [*KEYS[:6], "other", *KEYS[7:]],
+            ("00001.tar", 2),
+            "its key is 'other', row 6 of stream 'images' has 'k6': they differ",
+        ),
+        (
+            [*KEYS[:3], *KEYS[4:], "k3"],
+            ("00000.tar", 3),
+            "its key is 'k4', row 3 of stream 'images' has 'k3': they differ, and so do 6 rows behind it",
+        ),
+        (
+            KEYS[:9],
+            None,
+            "stream 'labels' has 9 rows, 'images' has 10: they cannot be read side by side",
+        ),
+    ],
+)
+def test_tars_side_by_side_have_the_same_keys_in_the_same_order(tmp_path, other, place, message):
+    packed(tmp_path / "images", KEYS, "txt")
+    packed(tmp_path / "labels", other, "cls")
+    path = listed(tmp_path, IMAGES, LABELS)
+    name, row = place or (None, None)
+    at = str(path) if name is None else f"{tmp_path}/labels/{name}"
+    findings = [] if message is None else [Finding(at, "streams", message, HINT, row=row)]
+    assert said(path) == findings
+
+
+@pytest.mark.parametrize(
+    ("encoding", "second"), [("int", "int64"), ("int", "str"), ("str", "str_int")]
+)
+def test_the_header_key_names_the_column_in_other_formats_whatever_its_encodings(
+    tmp_path, encoding, second
+):
+    def value(i, kind):
+        return i if "int" in kind else str(i)
+
+    packed(tmp_path / "a", [value(i, encoding) for i in range(9)], "x", "mds", "id", encoding)
+    packed(tmp_path / "b", [value(i, second) for i in range(9)], "y", "mds", "id", second)
+    streams = ("a", {"id": encoding, "x": "str"}), ("b", {"id": second, "y": "str"})
+    assert said(listed(tmp_path, *streams, format="mds", key="id")) == []
+    packed(tmp_path / "b2", [value(i + 5, second) for i in range(9)], "y", "mds", "id", second)
+    path = listed(tmp_path, streams[0], ("b2", streams[1][1]), format="mds", key="id")
+    message = "its key is '5', row 0 of stream 'a' has '0': they differ, and so do 8 rows behind it"
+    assert said(path) == [
+        Finding(f"{tmp_path}/b2/shard.00000.mds", "streams", message, HINT, row=0)
+    ]
+
+
+def test_streams_of_the_same_columns_are_apart_and_parts_of_a_check_compare_nothing(tmp_path):
+    packed(tmp_path / "train", KEYS, "txt")
+    packed(tmp_path / "test", ["z"], "txt")
+    columns = {"__key__": "str", "txt": "str"}
+    assert said(listed(tmp_path, ("train", columns), ("test", columns))) == []
+    packed(tmp_path / "images", KEYS, "txt")
+    packed(tmp_path / "labels", ["z", *KEYS[1:]], "cls")
+    path = listed(tmp_path, IMAGES, LABELS)
+    assert len(said(path)) == 1
+    assert said(path, sample=0.5) == said(path, quick=True) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"quick": True}, "--quick reads no rows"),
+        ({"sample": 1}, "not all shards were read"),
+        ({"part": (0, 2)}, "not all shards were read"),
+        ({"state": "checked"}, "--state keeps none"),
+        ({}, None),
+    ],
+)
+def test_keys_that_were_not_compared_are_said(tmp_path, monkeypatch, options, why):
+    monkeypatch.chdir(tmp_path)
+    packed(tmp_path / "images", KEYS, "txt")
+    packed(tmp_path / "labels", KEYS, "cls")
+    packed(tmp_path / "apart", KEYS, "cls")
+    done = commands.verify(str(listed(tmp_path, IMAGES, LABELS)), **options)
+    assert list(done) == []
+    assert [text for text in done.unprotected if text.startswith("keys of")] == (
+        [] if why is None else [f"keys of streams 'images', 'labels': not compared, {why}"]
+    )
+    alone = commands.verify(str(listed(tmp_path, LABELS, ("apart", LABELS[1]))), **options)
+    assert (list(alone), [text for text in alone.unprotected if text.startswith("keys of")]) == (
+        [],
+        [],
+    )
