@@ -50,8 +50,8 @@ from flarecli.errors import (
 from flarecli.expansion import check_columns
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats.base import EACH, LISTED_PICTURES, Format, Ranges, Span, Substitutes
+from flarecli.formats.bisect import wrong_rows
 from flarecli.formats.webdataset import tar
-from flarecli.formats.wrong import wrong_rows
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import (
     Chunk,

@@ -15,7 +15,7 @@ from flarecli.encodings import BINARY, lookup, typed
 from flarecli.errors import FormatError, IntegrityError, UsageError, ValueFitError
 from flarecli.formats import find
 from flarecli.formats.lines import base as lines
-from flarecli.formats.lines import json_lines
+from flarecli.formats.lines import json as json_module
 from flarecli.model import Chunk, Settings
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
@@ -179,19 +179,19 @@ PIECES = [
 )
 def test_whatever_a_line_holds_the_fast_cut_is_right_or_left_to_the_parser(parts):
     lines = ['{"a": 1, "s": "' + parts[0] + '"}\n', *(part + "\n" for part in parts[1:])]
-    plan = json_lines.planned(
+    plan = json_module.planned(
         json_shards.arrange([encodings.column("a", "json_int"), encodings.column("s", "json_str")]),
         b"\n",
     )
     data = "".join(lines).encode()
     starts = np.cumsum([0, *(len(line.encode()) for line in lines)])
-    found = json_lines.places(np.frombuffer(data, np.uint8), starts, plan)
+    found = json_module.places(np.frombuffer(data, np.uint8), starts, plan)
     if found is None:
         return
     for row, line in enumerate(lines):
         cut = {name: data[at[row] : at[row] + size[row]] for name, (at, size) in found.items()}
-        assert cut == json_lines.parsed(line.encode())
-        assert json_lines.split(line.encode(), plan) == [cut["a"], cut["s"]]
+        assert cut == json_module.parsed(line.encode())
+        assert json_module.split(line.encode(), plan) == [cut["a"], cut["s"]]
         assert {
             name: json.loads(value, strict=True) for name, value in cut.items()
         }.keys() == json.loads(line).keys()

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from flarecli.encodings import column, field
 from flarecli.errors import FormatError
 from flarecli.formats import find
-from flarecli.formats.mds.columns import find_columns
-from flarecli.formats.mds.rows import read_rows
+from flarecli.formats.mds.read import find_columns, read_rows
 from flarecli.model import Chunk, Settings
 from flarecli.storage import locate
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flarecli import commands
 from flarecli.errors import FormatError, ReachError
-from flarecli.formats.wrong import NAMED, wrong_rows
+from flarecli.formats.bisect import NAMED, wrong_rows
 from flarecli.model import Finding
 
 ROWS = 20_000

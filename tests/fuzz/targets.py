@@ -32,7 +32,7 @@ from flarecli.encodings import msgpack as packed
 from flarecli.encodings import values as stored_values
 from flarecli.errors import FlareError, FormatError
 from flarecli.formats.ffrecord import packed_folder
-from flarecli.formats.lines import json_lines
+from flarecli.formats.lines import json as json_module
 from flarecli.formats.mds import index as mds_index
 from flarecli.formats.tfrecord import masked_crc
 from flarecli.formats.webdataset import index as webdataset_index
@@ -161,7 +161,7 @@ def lines(format: str) -> Target:
 def json_line(data: bytes) -> None:
     """Read one line of a JSON shard; the json module must accept what the parser accepts."""
     try:
-        found = json_lines.parsed(data)
+        found = json_module.parsed(data)
     except ValueError:  # its callers add the place
         return
     expected = json.loads(data.decode(), object_pairs_hook=dict)

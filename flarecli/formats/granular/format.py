@@ -25,6 +25,7 @@ from flarecli.formats.base import (
     Span,
     Substitutes,
 )
+from flarecli.formats.bisect import wrong_rows
 from flarecli.formats.granular import bags
 from flarecli.formats.granular import read as granular_columns
 from flarecli.formats.granular import spec as granular_spec
@@ -41,7 +42,6 @@ from flarecli.formats.granular.folder import (
     open_dataset as _open_dataset,
 )
 from flarecli.formats.granular.read import REFS_TABLE
-from flarecli.formats.wrong import wrong_rows
 from flarecli.lazy import pa
 from flarecli.model import (
     Chunk,

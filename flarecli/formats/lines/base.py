@@ -25,13 +25,13 @@ from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.expansion import check_rows
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats.base import Format, Span
+from flarecli.formats.bisect import wrong_rows
 from flarecli.formats.mds import config as mds_config
 from flarecli.formats.mds import index as mds_index
 from flarecli.formats.mds import merge as mds_merge
 from flarecli.formats.mds import repair_index as mds_reindex
-from flarecli.formats.mds.files import name_of, present, raw_name, store
+from flarecli.formats.mds.index import name_of, present, raw_name, store
 from flarecli.formats.registry import INDEX
-from flarecli.formats.wrong import wrong_rows
 from flarecli.lazy import np, pa, pc
 from flarecli.model import Chunk, Columns, File, Finding, IntArray, Settings, Shard, UInt32Array
 from flarecli.storage import Location

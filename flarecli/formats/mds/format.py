@@ -27,10 +27,9 @@ from flarecli.expansion import check_rows
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats.base import LISTED_PICTURES, Substitutes
 from flarecli.formats.lines import base as lines
-from flarecli.formats.mds import columns as mds_columns
 from flarecli.formats.mds import config as mds_config
-from flarecli.formats.mds import rows as mds_rows
-from flarecli.formats.mds.files import name_of, present, store
+from flarecli.formats.mds import read as mds_read
+from flarecli.formats.mds.index import name_of, present, store
 from flarecli.formats.mds.write import bodies
 from flarecli.lazy import np, pa
 from flarecli.model import (
@@ -76,14 +75,14 @@ class MDS(lines.MosaicFormat):
         "*[]": "json",
     }
 
-    read_rows = staticmethod(mds_rows.read_rows)
-    read_columns = staticmethod(mds_columns.find_columns)
+    read_rows = staticmethod(mds_read.read_rows)
+    read_columns = staticmethod(mds_read.find_columns)
 
     def row_reader(
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
         """Return a function that reads one sample."""
-        return mds_rows.row_reader(shard, columns) or super().row_reader(shard, columns)
+        return mds_read.row_reader(shard, columns) or super().row_reader(shard, columns)
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Read the table and the config, and touch none of the samples.

@@ -8,16 +8,17 @@ where a shard has a `.meta`, `zip_data` and `zip_meta` are null where shards are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flarecli import compress
 from flarecli.compress import suffix_of
-from flarecli.errors import FlareError, FormatError, Place, UsageError
+from flarecli.errors import FlareError, FormatError, MissingError, Place, UsageError
+from flarecli.formats import byte_ranges as spans
 from flarecli.formats.mds import config as mds_config
-from flarecli.formats.mds.files import raw_name
 from flarecli.formats.registry import INDEX
-from flarecli.hashes import DEFAULT
+from flarecli.hashes import DEFAULT, Sums
 from flarecli.lazy import np
 from flarecli.model import Chunk, Columns, File, Settings, Stream
 from flarecli.names import check_name, shell_quoted
@@ -27,8 +28,12 @@ __all__ = [
     "FAMILY",
     "Listed",
     "entry",
+    "name_of",
     "open_dataset",
+    "present",
+    "raw_name",
     "read_shards",
+    "store",
     "write_entries",
     "write_index",
 ]
@@ -324,3 +329,60 @@ def write_entries(
     """Write `index.json`, whole or not at all; give name -> File of what was written. Raises UsageError if one is there that is not replaced."""
     written = (at / INDEX).write([mds_config.dumped(index, is_sorted)], [DEFAULT], replace)
     return {INDEX: File(INDEX, written.size, written.hashes)}
+
+
+# -- the files of a shard
+
+
+def name_of(number: int, ending: str) -> str:
+    """Name the shard at a position as the original does, `shard.00000.mds`: five digits, more past 99,999."""
+    return f"shard.{number:05d}.{ending}"
+
+
+def raw_name(name: str) -> str:
+    """Give the name that a file has when it is not compressed."""
+    head, _, last = name.rpartition(".")
+    return head if last in compress.SUFFIXES else name
+
+
+def store(
+    at: Location, name: str, parts: Iterable[Any], size: int, settings: Settings
+) -> tuple[Location, File]:
+    """Write a file of `size` bytes below a folder, compressed as the settings say: then its name has the suffix."""
+    wanted = {DEFAULT, *settings.hashes}
+    if settings.compression is None:
+        written = (at / name).write(parts, wanted)
+        return at / name, File(name, written.size, written.hashes)
+    raw, name = Sums(wanted), f"{name}.{compress.suffix_of(settings.compression)}"
+    written = (at / name).write(
+        compress.compressed(settings.compression, _summed(parts, raw), size), wanted
+    )
+    return at / name, File(name, written.size, written.hashes, raw.size, raw.hex())
+
+
+def _summed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
+    for part in parts:
+        sums.update(part)
+        yield part
+
+
+def present(chunk: Chunk) -> Chunk:
+    """Give a chunk as it lies there: where a local compressed file is gone and the decompressed one is there, that one.
+
+    The original leaves its caches so. What is listed of the decompressed bytes then holds for the file.
+    """
+    if not chunk.at.is_local or not spans.suffix(chunk) or chunk.at.exists():
+        return chunk
+    plain = chunk.at.folder / raw_name(chunk.at.name)
+    try:
+        plain.size()
+    except MissingError:
+        return chunk
+    if not chunk.files:
+        return replace(chunk, at=plain)
+    listed = chunk.files[0]
+    return replace(
+        chunk,
+        at=plain,
+        files=(File(raw_name(listed.name), listed.raw_size, listed.raw_hashes), *chunk.files[1:]),
+    )

@@ -14,8 +14,15 @@ from flarecli.compress import SUFFIXES
 from flarecli.errors import FormatError, MissingError, UsageError
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats.mds import config as mds_config
-from flarecli.formats.mds.files import name_of, raw_name
-from flarecli.formats.mds.index import FAMILY, Listed, entry, open_dataset, write_entries
+from flarecli.formats.mds.index import (
+    FAMILY,
+    Listed,
+    entry,
+    name_of,
+    open_dataset,
+    raw_name,
+    write_entries,
+)
 from flarecli.formats.registry import INDEX, find
 from flarecli.hashes import Sums
 from flarecli.model import Chunk, File, Settings, Shard, Stream

@@ -9,10 +9,10 @@ import numpy as np
 from flarecli.errors import FlareError, MissingError, Place, UnsafeError
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats.base import Format
+from flarecli.formats.bisect import wrong_rows
 from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.scan import Table, key_text, read_table
-from flarecli.formats.wrong import wrong_rows
 from flarecli.lazy import pc
 from flarecli.model import Finding, IntArray, Shard, finding_of
 from flarecli.names import check_name
