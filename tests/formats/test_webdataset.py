@@ -29,11 +29,10 @@ from flarecli.errors import (
 )
 from flarecli.formats import find
 from flarecli.formats.webdataset import index as webdataset_index
-from flarecli.formats.webdataset import tar, tar_runs
+from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset import write as webdataset_write
 from flarecli.formats.webdataset.columns import extension_of
 from flarecli.formats.webdataset.scan import read_table
-from flarecli.formats.webdataset.tar_runs import SLAB
 from flarecli.model import Chunk, Column, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
@@ -379,25 +378,32 @@ def test_columns_that_no_tar_holds_are_refused(columns, said):
     assert str(caught.value) == said
 
 
-# -- many headers at once
+# -- the same tar as a mapped file, in ranges and as a stream
 
 
-def tables(data):
-    """What a pass that takes runs of headers at once finds, and one that takes them one by one: a table, or what was said."""
-    out = []
-    for seen in (None, tar.Seen()):
-        try:
-            table = read_table(tar.Mapped(memoryview(data)), "t.tar", seen)
-            out.append(
-                [
-                    table.extensions,
-                    table.keys.tobytes(),
-                    *(getattr(table, name).tolist() for name in ("ends", "starts", "sizes")),
-                ]
-            )
-        except FlareError as error:
-            out.append((type(error), str(error)))
-    return out
+def table_or_error(source):
+    try:
+        table = read_table(source, "t.tar")
+    except FlareError as error:
+        return error
+    return [
+        table.extensions,
+        table.keys.tobytes(),
+        *(getattr(table, name).tolist() for name in ("ends", "starts", "sizes")),
+    ]
+
+
+def table_of_every_source(data):
+    """Return the samples of a tar, or None if it is invalid; each kind of source must agree."""
+    mapped = table_or_error(tar.Mapped(memoryview(data)))
+    ranged = table_or_error(tar.Ranges(Location(MemoryStore({"t.tar": data}), "t.tar"), len(data)))
+    streamed = table_or_error(tar.Blocks(data[i : i + 700] for i in range(0, len(data), 700)))
+    if isinstance(mapped, FlareError):
+        assert (type(ranged), str(ranged)) == (type(mapped), str(mapped))
+        assert isinstance(streamed, FlareError)
+        return None
+    assert mapped == ranged == streamed
+    return mapped
 
 
 parts = st.text("ab./_é", min_size=1, max_size=6)
@@ -416,7 +422,7 @@ members = st.lists(
     st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]),
     st.data(),
 )
-def test_runs_of_headers_are_taken_as_they_are_one_by_one(files, ordered, format, data):
+def test_a_damaged_tar_is_read_or_refused_the_same_from_every_source(files, ordered, format, data):
     files = [
         (f"{'k' * data.draw(st.sampled_from([1, 3, 110]))}{key}.{extension}", body)
         for key, extension, body in files
@@ -429,42 +435,36 @@ def test_runs_of_headers_are_taken_as_they_are_one_by_one(files, ordered, format
     raw = bytearray(made(sorted(dict(files).items()) if ordered else files, format))
     for _ in range(data.draw(st.integers(0, 2))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    fast, slow = tables(bytes(raw))
-    assert fast == slow
+    table_of_every_source(bytes(raw))
 
 
 def test_headers_inside_of_members_are_data():
     inner = made([(f"{i}.txt", b"x" * i) for i in range(40)])
     outer = made([("a.txt", b"1"), ("a.tar", inner), ("b.tar", inner), ("c.txt", b"2")])
-    fast, slow = tables(outer)
-    assert fast == slow
-    assert fast[0] == ("txt", "tar")
+    assert table_of_every_source(outer)[0] == ("txt", "tar")
     assert [row["__key__"] for row in rows_of(outer)] == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("length", [1, 99, 100])
 def test_names_that_just_fit_their_field_are_read(length):
-    fast, slow = tables(
+    table = table_of_every_source(
         made(
             [("k" * (length - 4) + f"{i}.b" if length > 1 else str(i), b"") for i in range(9)],
             tarfile.USTAR_FORMAT,
         )
     )
-    assert fast == slow
-    assert len(fast[2]) == 9 * (length > 1)
+    assert len(table[2]) == 9 * (length > 1)
 
 
-def test_many_small_members_over_many_slabs_are_found():
+def test_many_small_members_over_several_reads_are_found():
     data = made([(f"{i // 2:06}.{('cls', 'txt')[i % 2]}", b"x" * (i % 1500)) for i in range(3000)])
-    fast, slow = tables(data)
-    assert fast == slow
-    assert len(data) > 2 * SLAB
-    assert len(fast[2]) == 1500
+    assert len(data) > 2 << 20  # more than one read of Ranges
+    assert len(table_of_every_source(data)[2]) == 1500
 
 
 @st.composite
 def odd_headers(draw):
-    """A header that is nearly plain: what a run must not take for one, or must take as it is."""
+    """A valid header with one unusual field, and its member."""
     name = draw(
         st.sampled_from(
             [
@@ -501,21 +501,15 @@ def odd_headers(draw):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(odd_headers(), min_size=1, max_size=12), st.integers(2, 9), st.integers(0, 1))
-def test_runs_of_odd_headers_say_what_one_by_one_says(blocks, slab, cut):
-    data = b"".join(blocks) + (tar.END if not cut else b"")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tar_runs, "SLAB", slab * tar.BLOCK)
-        patch.setattr(tar, "_WORTH", 1)
-        patch.setattr(tar, "_PAUSE", 0)
-        fast, slow = tables(data)
-    assert fast == slow
+@given(st.lists(odd_headers(), min_size=1, max_size=12), st.booleans())
+def test_unusual_headers_are_read_or_refused_the_same_from_every_source(blocks, is_cut):
+    table_of_every_source(b"".join(blocks) + (b"" if is_cut else tar.END))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_runs_in_files_by_the_original_are_taken(name):
-    fast, slow = tables((GOLDEN / name / "data" / "00000.tar").read_bytes())
-    assert fast == slow
+def test_every_source_finds_the_samples_of_the_original(name):
+    data = (GOLDEN / name / "data" / "00000.tar").read_bytes()
+    assert table_of_every_source(data) is not None
 
 
 # -- itself
@@ -838,11 +832,7 @@ def test_an_index_with_a_right_sum_is_held_against_the_tars_size():
     assert (finding.kind, finding.message) == ("index", "says other members than the tar has")
 
 
-def test_a_member_twice_in_a_sample_is_refused_where_one_run_of_headers_ends_and_the_next_begins(
-    monkeypatch,
-):
-    monkeypatch.setattr(tar_runs, "SLAB", 4 * tar.BLOCK)
-    monkeypatch.setattr(tar, "_WORTH", 1)
+def test_a_member_twice_in_a_sample_is_refused_with_its_byte():
     for names in (
         ["a.t", "b.t", "c.t", "d.t", "d.t", "e.t"],
         ["a.t", "b.t", "b.u", "b.v", "b.T", "e.t"],
@@ -933,7 +923,7 @@ def test_damage_is_an_error_or_a_value(data):
 
 HOSTILE = """
 import resource, sys
-from flarecli.formats import find, tar
+from flarecli.formats import find
 webdataset = find("webdataset")
 from flarecli.errors import FlareError
 from flarecli.model import Chunk

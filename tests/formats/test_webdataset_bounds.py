@@ -86,9 +86,9 @@ def test_names_are_split_by_the_rule_of_webdataset(name):
 _LONG = """
 import sys
 sys.path[:0] = {path!r}
-from flarecli.formats import webdataset_table
+from flarecli.formats.webdataset import scan
 for name in (b"/" * 1_000_000, b"/" * 1_000_000 + b"a.b/.c", b"a/" * 500_000 + b".b", b"__" + b"_" * 1_000_000 + b"x", b"x" * 1_000_000):
-    print(webdataset_table.split(name) is not None)
+    print(scan.split(name) is not None)
 """
 
 

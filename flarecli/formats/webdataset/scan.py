@@ -19,7 +19,6 @@ from flarecli import encodings
 from flarecli.errors import FlareError, FormatError, UnsafeError
 from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.columns import KEY
-from flarecli.formats.webdataset.tar_runs import plain_run
 from flarecli.lazy import pa, pc
 from flarecli.model import IntArray
 from flarecli.names import escape
@@ -28,10 +27,6 @@ __all__ = ["EXTENSIONS", "Table", "key_text", "read_table", "split"]
 
 _META = re.compile(rb"__[^/]*__(?:/|$)")
 EXTENSIONS = 1024  # in one shard; a sample has a handful
-_SHORT, _DIFFERENT = (
-    16,
-    32,
-)  # bytes of an extension, with a NUL, and how many of them a run may have to be taken at once
 _CELLS = 64  # of the table for each member: what few samples have must not cost every sample
 
 
@@ -156,79 +151,6 @@ class _Pass:
         found = self.of[extension] = self.columns.setdefault(name, _Column())
         return found
 
-    def take(self, view: memoryview, pos: int) -> tuple[int, int]:
-        """Take in a run of members at once, if one begins at byte `pos`; give the byte after it and their number, or `pos` and 0.
-
-        What is not plain (an odd name, a member that a sample has twice) is left to be added one by one, and refused there.
-        """
-        run = plain_run(view, pos)
-        if (
-            run is None or run.names[:, 99].any()
-        ):  # a name that fills its field is none to hurry with
-            return pos, 0
-        width = int((run.names == 0).argmax(1).max())
-        names = np.zeros((len(run.starts), width + _SHORT), np.uint8)
-        names[:, :width] = run.names[:, :width]
-        dots, plain = _dots(names, width)
-        rest = names[np.arange(len(names))[:, None], dots[:, None] + 1 + np.arange(_SHORT)]
-        lengths = (rest == 0).argmax(1)  # of the extension; 0 as well where it is longer than that
-        if not (plain & (lengths > 0)).all():
-            return pos, 0
-        rest *= np.arange(_SHORT) < lengths[:, None]  # what stands behind the NUL is no name
-        begins = np.ones(len(names), bool)  # whether a member has another key than the one before
-        heads = names[:, :width] * (np.arange(width) < dots[:, None])
-        begins[1:] = (heads[1:] != heads[:-1]).any(1)
-        begins[0] = names[0, : dots[0]].tobytes() != self.key
-        rows = self.row + np.cumsum(begins)
-        try:
-            codes, found = self._codes(rest.view("<u8"), lengths)
-        except FlareError:
-            return pos, 0
-        places = [np.flatnonzero(codes == code) for code in range(len(found))]
-        if (codes < 0).any() or any(
-            rows[at[0]] == one.last or (rows[at[1:]] == rows[at[:-1]]).any()
-            for one, at in zip(found, places, strict=True)
-        ):
-            return pos, 0
-        for one, at in zip(found, places, strict=True):
-            for values, known in (
-                (rows, one.rows),
-                (run.starts, one.starts),
-                (run.sizes, one.sizes),
-            ):
-                known.frombytes(values[at].tobytes())
-            one.last = int(rows[at[-1]])
-        self.ends.frombytes((len(self.keys) + np.cumsum(dots[begins])).tobytes())
-        self.keys += names[begins, :width][np.arange(width) < dots[begins][:, None]].tobytes()
-        self.key, self.row = names[-1, : dots[-1]].tobytes(), int(rows[-1])
-        self.count += len(rows)
-        return run.end, len(rows)
-
-    def _codes(self, words: IntArray, lengths: IntArray) -> tuple[IntArray, list[_Column]]:
-        """Number the extensions of a run: the number of each member's, and the column of each number. Few differ, so each costs a pass."""
-        codes = np.full(len(words), -1)
-        found: list[_Column] = []
-        while len(left := np.flatnonzero(codes < 0)) and len(found) < _DIFFERENT:
-            first = left[0]
-            extension = words[first].tobytes()[: lengths[first]]
-            column = self.of.get(extension) or self.column(extension)
-            if column not in found:
-                found.append(column)
-            codes[(words == words[first]).all(1)] = found.index(column)
-        return codes, found
-
-
-def _dots(names: IntArray, width: int) -> tuple[IntArray, IntArray]:
-    """Find the dot that ends each key, and tell which names are plain: it stands neither first nor right after a slash."""
-    text, places = names[:, :width], np.arange(1, width + 1, dtype=np.uint8)
-    slashes = ((text == ord("/")) * places).max(1, initial=0)  # bytes up to the last slash
-    found = (text == ord(".")) & (places > slashes[:, None])
-    dots = found.argmax(1)
-    ends = (names == 0).argmax(1)
-    return dots, found.any(1) & (dots > slashes) & (dots < ends) & (slashes <= ends) & (
-        (names[:, 0] != ord("_")) | (names[:, 1] != ord("_"))
-    )
-
 
 def read_table(source: tar.Source, where: object, seen: tar.Seen | None = None) -> Table:
     """Go through the headers once: about 2 µs a member on a map, a quarter of that where many stand close together.
@@ -238,7 +160,7 @@ def read_table(source: tar.Source, where: object, seen: tar.Seen | None = None) 
     """
     found = _Pass()
     try:
-        found.add(tar.members(source, where, seen, found.take if seen is None else None))
+        found.add(tar.members(source, where, seen))
     except FlareError as error:
         row = found.row if found.row >= 0 else None
         raise error.changed(address=str(where), row=row) from None

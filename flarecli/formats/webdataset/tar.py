@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -64,10 +64,6 @@ _STEPS = (
     1 << 12,
     1 << 20,
 )  # bytes that a pass over headers reads at once: between large members, and where they are small
-_WORTH, _PAUSE = (
-    64,
-    1 << 20,
-)  # members worth an offer to take many at once; where fewer are taken, bytes up to the next one, then twice as many
 _HINT = "It was damaged or cut short; fetch or pack it again."
 
 
@@ -156,16 +152,11 @@ def padded(size: int) -> int:
 
 
 def members(
-    source: Source,
-    where: object,
-    seen: Seen | None = None,
-    take: Callable[[memoryview, int], tuple[int, int]] | None = None,
+    source: Source, where: object, seen: Seen | None = None
 ) -> Iterator[tuple[bytes, int, int]]:
     """Go through a tar once; give name, first byte and size of each file in it, in order: 1.4 µs each on a map.
 
     Each header's sum is checked, and each size held against the file, before anything is given or read.
-
-    take    is offered a map and the byte of a header now and then, and gives the byte after the members that it took, and their number
 
     raises  FormatError naming the byte of a header that is none, a member cut short, a missing end, bytes behind it, a sparse file
     """
@@ -173,19 +164,7 @@ def members(
     view, base, begin, pos, limit = memoryview(b""), 0, 0, 0, source.size
     own: dict[str, bytes] = {}  # what PAX and GNU say of the next member
     shared: dict[str, bytes] = {}  # what PAX says of all that follow
-    offer, pause = 0, _PAUSE
     while True:
-        if (
-            take is not None
-            and pos >= offer
-            and not own
-            and not shared
-            and isinstance(source, Mapped)
-        ):
-            begin, taken = take(source.view, pos)
-            pos = begin
-            pause = _PAUSE if taken >= _WORTH else 2 * pause
-            offer = pos if taken >= _WORTH else pos + pause
         at = pos - base
         if at + BLOCK > len(view):
             view, base = source.window(begin, pos + BLOCK - begin), begin
