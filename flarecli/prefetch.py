@@ -25,6 +25,7 @@ __all__ = [
     "close_idle_threads",
     "get_interruptibly",
     "ordered_map",
+    "result_interruptibly",
     "run_interruptibly",
     "start_thread",
     "submit",
@@ -108,6 +109,14 @@ def run_interruptibly(call: Callable[[], T]) -> T:
         future = submit(call)
     except ReachError:
         return call()
+    try:
+        return result_interruptibly(future)
+    finally:
+        del future  # as in `submit`
+
+
+def result_interruptibly(future: Future[T]) -> T:
+    """Wait for a future and return its result; an interrupt ends the wait."""
     try:
         while not future.done():
             with contextlib.suppress(TimeoutError):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from flarecli import prefetch
 from flarecli.errors import ReachError
 from flarecli.prefetch import OrderedQueue, ordered_map, run_interruptibly, submit
+from flarecli.write.shard_queue import ShardQueue
 from tests.pool import is_idle
 
 
@@ -386,7 +387,14 @@ class Held:
     """A local object of a caller."""
 
 
+def write_shards(call):
+    queue = ShardQueue(2)
+    queue.add(lambda: call(1), 1, 1, lambda chunk, next: None)
+    queue.close(lambda chunk, next: None)
+
+
 CALLS = {
+    "ShardQueue": write_shards,
     "run_interruptibly": lambda call: run_interruptibly(lambda: call(1)),
     "submit": lambda call: submit(lambda: call(1)).result(),
     "ordered_map": lambda call: list(ordered_map(call, [1, 2, 3], workers=2)),

@@ -18,8 +18,9 @@ from typing import TypeAlias, TypeVar
 from flarecli.cache import directory
 from flarecli.cache.entry import Entry, Summing, entry, place_of
 from flarecli.errors import FormatError, IntegrityError
+from flarecli.prefetch import ordered_map
 from flarecli.storage import Entry as Listed
-from flarecli.storage import Location, Part, Store, Written, side_by_side
+from flarecli.storage import Location, Part, Store, Written
 from flarecli.storage.versions import ObjectPin, Pins
 
 __all__ = ["BLOCK", "Cache", "CachedStore"]
@@ -261,7 +262,7 @@ class CachedStore(Store):
         parts = {k: self._folder.part(names[k]) for k in missing}
         try:
             spans = [(run[0] * BLOCK, min(size, (run[-1] + 1) * BLOCK)) for run in runs]
-            data = side_by_side(lambda span: self.store.read(path, *span), spans, _JOBS)
+            data = [*ordered_map(lambda span: self.store.read(path, *span), spans, workers=_JOBS)]
             self._hold(path, known)
             out: dict[int, bytes | memoryview] = {}
             for run, read in zip(runs, data, strict=True):

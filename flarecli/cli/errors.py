@@ -101,11 +101,6 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
         return ReachError(
             "not enough memory", hint="Give it more memory, fewer --jobs or smaller shards."
         )
-    if isinstance(error, RuntimeError):
-        from flarecli.storage.threads import none_left
-
-        if no_thread := none_left(error):
-            return no_thread
     if isinstance(error, RuntimeError) and "curl" in str(error) and _are_handles_few():
         return _too_few_handles()
     if isinstance(error, RecursionError):

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from flarecli.storage.threads import begin, wait_for
+from flarecli.prefetch import get_interruptibly, submit
 
 __all__ = ["Placed", "in_turn"]
 
@@ -41,7 +41,7 @@ class _Reader:
             if self._is_reading or self._is_over or (self._held and self._held >= self._most):
                 return
             self._is_reading = True
-        begin(self._read)
+        submit(self._read)
 
     def _read(self) -> None:
         try:
@@ -63,7 +63,7 @@ class _Reader:
     def __iter__(self) -> Iterator[Placed]:
         while True:
             self.begin()
-            found = wait_for(self._arrived)
+            found = get_interruptibly(self._arrived)
             if found is None:
                 return
             if isinstance(found, BaseException):

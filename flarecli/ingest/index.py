@@ -29,9 +29,9 @@ from flarecli.ingest.source import Heard
 from flarecli.ingest.source_checksum import Running
 from flarecli.ingest.statistics import kept
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, standard_input
+from flarecli.prefetch import ordered_map
 from flarecli.redact import redact
 from flarecli.storage import Guard, Limits, Location, locate
-from flarecli.storage.workers import Workers
 from flarecli.suggest import choose
 
 __all__ = ["Index", "open_folder", "open_index"]
@@ -339,8 +339,7 @@ def _of_tables(
     if len(found) == 1 or all(named.at.is_local for named in found):
         parts = [begun(named) for named in found]
     else:
-        with Workers(_OPENERS) as pool:
-            parts = list(pool.map(begun, found))
+        parts = list(ordered_map(begun, found, workers=_OPENERS))
     schema, all_parts = joined(parts, allow_missing)
     rows = [part.rows for part in parts]
     total = None if None in rows else sum(count or 0 for count in rows)

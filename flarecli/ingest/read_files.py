@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,8 +16,8 @@ import pyarrow as pa
 from flarecli.errors import FlareError, ReachError
 from flarecli.media import kind_of
 from flarecli.model import ENCODING
+from flarecli.prefetch import OrderedQueue
 from flarecli.storage import Limits, Location
-from flarecli.storage.workers import Workers
 from flarecli.units import format_size
 
 __all__ = ["Flaw", "contents", "filled"]
@@ -88,6 +87,7 @@ def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 _Value = bytes | FlareError | None
 _Names = Sequence[str | None]
+_Queue = OrderedQueue[tuple[int, Sequence[_Names]], list[list[_Value]] | None]
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,16 @@ class _Reader:
     room: _Room
     most: int  # bytes of a file
     together: int  # bytes of files that one go takes; more is read when its row is given out
+    caller: int  # identifier of the thread that takes the rows
 
     def rows(self, number: int, names: Sequence[_Names]) -> list[list[_Value]] | None:
-        """Read the files of some rows; None if they are large. `number` says whose turn it is."""
+        """Read the files of some rows; None if they are large. `number` says whose turn it is.
+
+        Without a thread to read ahead, None too: waiting for room would block the caller's thread.
+        """
+        if threading.get_ident() == self.caller:
+            self.room.take(number, 0)
+            return None
         size = -1
         try:
             size = sum(self._size(name) for row in names for name in row if name is not None)
@@ -142,7 +149,7 @@ class _Reader:
 class _Slice(NamedTuple):
     batch: pa.RecordBatch
     names: list[_Names]
-    reads: deque[tuple[int, Future[list[list[_Value]] | None]]]  # the first row of each go
+    starts: deque[int]  # the first row of each read
 
 
 def contents(
@@ -167,8 +174,11 @@ def contents(
         room,
         limits.max_bytes,
         min(_TOGETHER, limits.ahead_bytes) if together > 1 else limits.max_bytes,
+        threading.get_ident(),
     )
-    pool = Workers(min(_READERS, limits.jobs))
+    queue: _Queue = OrderedQueue(
+        lambda read: reader.rows(*read), workers=min(_READERS, limits.jobs)
+    )
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, _STEP):
@@ -176,31 +186,29 @@ def contents(
                 names: list[_Names] = list(
                     zip(*(part.column(column).to_pylist() for column in columns), strict=True)
                 )
-                reads = deque[tuple[int, Future[list[list[_Value]] | None]]]()
-                for row in range(0, part.num_rows, together):
-                    reads.append(
-                        (row, pool.submit(reader.rows, number, names[row : row + together]))
-                    )
+                starts = deque(range(0, part.num_rows, together))
+                for row in starts:
+                    queue.put((number, names[row : row + together]))
                     number += 1
-                ahead.append(_Slice(part, names, reads))
+                ahead.append(_Slice(part, names, starts))
                 rows += part.num_rows
                 while rows > _AHEAD:
                     rows -= ahead[0].batch.num_rows
-                    yield from _filled(ahead.popleft(), columns, reader)
+                    yield from _filled(ahead.popleft(), columns, reader, queue)
         while ahead:
-            yield from _filled(ahead.popleft(), columns, reader)
+            yield from _filled(ahead.popleft(), columns, reader, queue)
     finally:
         room.close()
-        pool.shutdown(wait=True, cancel_futures=True)
+        queue.close(wait=True)
 
 
 def _filled(
-    part: _Slice, columns: Sequence[str], reader: _Reader
+    part: _Slice, columns: Sequence[str], reader: _Reader, queue: _Queue
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
     """Give the rows of a slice in batches of some megabytes."""
     first, size, flaws = 0, 0, list[Flaw]()
     values: list[list[bytes | None]] = [[] for _ in columns]
-    for row, found in _rows(part, reader):
+    for row, found in _rows(part, reader, queue):
         for column, value, held in zip(columns, found, values, strict=True):
             if isinstance(value, FlareError):
                 flaws.append(Flaw(row - first, column, value))
@@ -212,12 +220,12 @@ def _filled(
             first, size, flaws, values = row + 1, 0, [], [[] for _ in columns]
 
 
-def _rows(part: _Slice, reader: _Reader) -> Iterator[tuple[int, list[_Value]]]:
+def _rows(part: _Slice, reader: _Reader, queue: _Queue) -> Iterator[tuple[int, list[_Value]]]:
     """Give the values of one row after another; what was too large to be read ahead is read now."""
-    while part.reads:
-        first, future = part.reads.popleft()
-        last = part.reads[0][0] if part.reads else len(part.names)
-        found = future.result()
+    while part.starts:
+        first = part.starts.popleft()
+        last = part.starts[0] if part.starts else len(part.names)
+        found = next(queue.drain())
         for row in range(first, last):
             if found is None:
                 yield row, [reader.value(name) for name in part.names[row]]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from flarecli.cpus import cpu_count
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.media.probe import MediaInfo, probe
+from flarecli.prefetch import ordered_map
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,8 +121,7 @@ def resize(
             return error.message
 
     values = (scalar.as_py() for scalar in images)
-    with ThreadPoolExecutor(jobs or cpu_count()) as pool:
-        results = list(pool.map(one, values))
+    results = list(ordered_map(one, values, workers=jobs or cpu_count()))
     failures = [(row, value) for row, value in enumerate(results) if isinstance(value, str)]
     kept = [None if isinstance(value, str) else value for value in results]
     return pa.array(kept, pa.large_binary()), failures

@@ -26,7 +26,6 @@ from flarecli.storage.mmap import (
     needs_read_ahead,
     read_ahead,
 )
-from flarecli.storage.threads import side_by_side
 
 __all__ = [
     "Entry",
@@ -47,6 +46,5 @@ __all__ = [
     "needs_read_ahead",
     "read_ahead",
     "read_each",
-    "side_by_side",
     "with_reach",
 ]

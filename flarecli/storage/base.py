@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from flarecli.braces import pattern_of
 from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
 from flarecli.names import bare, check_name, scheme_of
+from flarecli.prefetch import ordered_map
 from flarecli.redact import address_key, redact
 from flarecli.storage.limits import Limits
 from flarecli.storage.ranges import cut, join_near
-from flarecli.storage.threads import in_order
 
 __all__ = [
     "Entry",
@@ -35,6 +35,7 @@ __all__ = [
 Part: TypeAlias = "bytes | bytearray | memoryview"
 S = TypeVar("S", bound="Store")
 MAX_LISTED = 1 << 20  # files that a pattern is compared with
+MAX_READ_AHEAD = 4096  # files that `read_each` reads ahead of the one that it yields
 _BLOCK_BYTES = (
     1 << 20
 )  # bytes per read of a whole file: large enough to stream, small enough for the CPU cache
@@ -146,7 +147,14 @@ class Store(ABC):
     def read_each(self, paths: Sequence[str]) -> Iterator[Part]:
         """Read many whole files, in the order asked, some ahead of what is used. The first error is raised."""
         limits = self.guard.limits
-        return in_order(self.read, paths, limits.jobs, limits.ahead_bytes)
+        return ordered_map(
+            self.read,
+            paths,
+            workers=limits.jobs,
+            max_items=MAX_READ_AHEAD,
+            max_bytes=limits.ahead_bytes,
+            weigh_result=len,
+        )
 
     def views(self, path: str, start: int, stop: int) -> Sequence[Part]:
         """Read a range; return its bytes in parts, in order, without copying them where possible."""
@@ -417,7 +425,14 @@ def read_each(places: Sequence[Location]) -> Iterator[Part]:
     if all(place.store is store or place.store == store for place in places):
         return store.read_each([place.path for place in places])
     limits = store.guard.limits
-    return in_order(Location.read, places, limits.jobs, limits.ahead_bytes)
+    return ordered_map(
+        Location.read,
+        places,
+        workers=limits.jobs,
+        max_items=MAX_READ_AHEAD,
+        max_bytes=limits.ahead_bytes,
+        weigh_result=len,
+    )
 
 
 def short_read(where: object, start: int, stop: int, got: int) -> FormatError:

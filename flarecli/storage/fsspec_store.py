@@ -29,12 +29,12 @@ from flarecli.errors import (
 )
 from flarecli.hashes import Sums
 from flarecli.names import scheme_of
+from flarecli.prefetch import ordered_map, run_interruptibly
 from flarecli.redact import redact, redact_text
 from flarecli.storage.base import Entry, Guard, Location, Part, Store, Written, short_read
 from flarecli.storage.cloud.address import check_key, resolve, user_info
 from flarecli.storage.cloud.credentials import ways
 from flarecli.storage.cloud.errors import denied, is_refusal
-from flarecli.storage.threads import alone, side_by_side
 from flarecli.storage.versions import SETTLED_S, ObjectPin, Pins
 
 __all__ = ["AnyStore"]
@@ -256,7 +256,9 @@ class AnyStore(Store):
         return self.version(path)[1]
 
     def version(self, path: str) -> tuple[str, int]:
-        pin = self._pins.get(path) or self._pins.pin(path, alone(lambda: self._look(path)))
+        pin = self._pins.get(path) or self._pins.pin(
+            path, run_interruptibly(lambda: self._look(path))
+        )
         return pin.version, pin.size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -274,7 +276,7 @@ class AnyStore(Store):
     def _ranges(
         self, path: str, ranges: Sequence[tuple[int, int | None]], pin: ObjectPin | None
     ) -> tuple[list[bytes], ObjectPin]:
-        pin = pin or alone(lambda: self._look(path))
+        pin = pin or run_interruptibly(lambda: self._look(path))
         size = pin.size
         wanted = [(start, size if stop is None else stop) for start, stop in ranges]
         past = max(max(pair) for pair in wanted)
@@ -292,11 +294,11 @@ class AnyStore(Store):
                 )
             )
 
-        data = side_by_side(read, wanted, self.guard.limits.jobs)
+        data = [*ordered_map(read, wanted, workers=self.guard.limits.jobs)]
         for one, (start, stop) in zip(data, wanted, strict=True):
             if len(one) != stop - start:
                 raise short_read(self.show(path), start, stop, len(one))
-        alone(lambda: self._look(path, pin))
+        run_interruptibly(lambda: self._look(path, pin))
         return data, pin
 
     def list(self, path: str) -> Iterator[Entry]:
@@ -312,7 +314,9 @@ class AnyStore(Store):
             raise MissingError("nothing is there", where=self.show(path))
 
     def _listed(self, path: str) -> Iterator[Entry]:
-        found = alone(lambda: self._do(path, lambda files, name: files.find(name, detail=True)))
+        found = run_interruptibly(
+            lambda: self._do(path, lambda files, name: files.find(name, detail=True))
+        )
         top, entries = self._path(path).strip("/"), list[Entry]()
         while found:  # what a library tells of a file takes several times what is kept of it
             name, info = found.popitem()
@@ -332,7 +336,9 @@ class AnyStore(Store):
                 hint="Name a folder further down.",
             )
         try:
-            found = alone(lambda: self._do(path, lambda files, name: files.ls(name, detail=True)))
+            found = run_interruptibly(
+                lambda: self._do(path, lambda files, name: files.ls(name, detail=True))
+            )
         except MissingError:
             if not depth:
                 raise
@@ -389,7 +395,7 @@ class AnyStore(Store):
                     where=where,
                     hint=hint,
                 ) from None
-            alone(
+            run_interruptibly(
                 lambda: self._do(
                     path, lambda files, name: self._put(files, name, file.name, path, replace)
                 )
@@ -416,7 +422,7 @@ class AnyStore(Store):
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(MissingError):
-            alone(lambda: self._do(path, lambda files, name: files.rm_file(name)))
+            run_interruptibly(lambda: self._do(path, lambda files, name: files.rm_file(name)))
         self._pins.drop(path)
 
 

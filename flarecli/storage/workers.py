@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from flarecli.storage.threads import none_left
+from flarecli.errors import ReachError
 
 __all__ = ["Workers"]
 
@@ -21,4 +21,7 @@ class Workers(ThreadPoolExecutor):
         try:
             return super().submit(call, *given, **named)
         except RuntimeError as error:
-            raise none_left(error) or error from None
+            if not str(error).startswith("can't start new thread"):
+                raise
+            hint = "Lower --jobs, or raise the limit on processes (`ulimit -u`)."
+            raise ReachError("cannot start another thread", hint=hint) from error

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from flarecli.errors import FlareError, MissingError, UsageError
 from flarecli.playlists import PLAYLIST
-from flarecli.storage import Entry, Location, side_by_side
+from flarecli.prefetch import ordered_map, start_thread
+from flarecli.storage import Entry, Location
 from flarecli.storage.local import SCRATCH
-from flarecli.storage.threads import start
 from flarecli.write.lease import Lease
 from flarecli.write.target import DatasetContents, Target, check_dataset
 
@@ -176,7 +176,7 @@ class BucketTarget(Target):
         If no thread can be started, the lease expires.
         """
         try:
-            start(threading.Thread(target=call, name="flare-dropped", daemon=True))
+            start_thread(threading.Thread(target=call, name="flare-dropped", daemon=True))
         except FlareError:
             self._lease.expire()
 
@@ -195,6 +195,6 @@ def _remove(at: Location, entries: Iterable[Entry]) -> None:
     """Delete objects in parallel, last first: a kill leaves the start of numbered ones."""
     names = [entry.name for entry in entries][::-1]
     for i in range(0, len(names), _PARALLEL_REQUESTS):
-        side_by_side(
-            lambda name: (at / name).delete(), names[i : i + _PARALLEL_REQUESTS], _PARALLEL_REQUESTS
-        )
+        some = names[i : i + _PARALLEL_REQUESTS]
+        for _ in ordered_map(lambda name: (at / name).delete(), some, workers=_PARALLEL_REQUESTS):
+            pass

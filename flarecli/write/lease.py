@@ -18,9 +18,9 @@ import uuid
 from typing import Any
 
 from flarecli.errors import BusyError, FlareError
+from flarecli.prefetch import start_thread
 from flarecli.storage import Location
 from flarecli.storage.cloud.conditional_put import Held, held, swap
-from flarecli.storage.threads import start
 
 __all__ = ["DEAD_S", "Lease"]
 
@@ -53,7 +53,7 @@ class Lease:
         self._last = _now()
         self._thread = threading.Thread(target=self._beat_on, name="flare-lease", daemon=True)
         try:
-            start(self._thread)
+            start_thread(self._thread)
         except BaseException:
             self.release()
             raise

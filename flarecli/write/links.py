@@ -22,11 +22,11 @@ import pyarrow as pa
 from flarecli import media
 from flarecli.errors import CredentialsError, FlareError
 from flarecli.model import IntArray
+from flarecli.prefetch import get_interruptibly
 from flarecli.progress import Progress
 from flarecli.redact import redact, redact_text
 from flarecli.storage import Guard, Limits, Location, bucket_note
 from flarecli.storage.http.engine import Fault, Page
-from flarecli.storage.threads import wait_for
 from flarecli.units import format_count, format_size
 from flarecli.write.asking import Asker, Flaw, Found, Link, Slice
 from flarecli.write.bodies import Bodies
@@ -365,7 +365,7 @@ class _Fetcher:
             wanted.awaited = place  # set before what is found is looked at: the engine does it the other way round
             while (found := part.found[place]) is None:
                 if self._spool is None:
-                    wait_for(self._arrived)
+                    get_interruptibly(self._arrived)
                 else:
                     with contextlib.suppress(Empty):
                         self._arrived.get(timeout=_LOOK_S)

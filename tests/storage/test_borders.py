@@ -5,14 +5,12 @@ from __future__ import annotations
 import gzip
 import ipaddress
 import os
-import threading
-import time
 from queue import SimpleQueue
 
 import pytest
 
 from flarecli.errors import IntegrityError, ReachError
-from flarecli.storage import locate, side_by_side
+from flarecli.storage import locate
 from flarecli.storage.http import transfer as slots
 from flarecli.storage.http.engine import Window
 from flarecli.storage.http.ip_guard import reserved
@@ -145,20 +143,3 @@ def test_the_time_that_a_transfer_was_paused_is_added_to_its_deadline():
         False,
         [],
     )
-
-
-def test_no_more_calls_are_made_at_a_time_than_asked():
-    active, most, lock = 0, 0, threading.Lock()
-
-    def call(item):
-        nonlocal active, most
-        with lock:
-            active += 1
-            most = max(most, active)
-        time.sleep(0.01)
-        with lock:
-            active -= 1
-        return item
-
-    assert side_by_side(call, range(12), 3) == list(range(12))
-    assert most <= 3

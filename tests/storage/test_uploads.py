@@ -1,19 +1,22 @@
-"""Uploads in pieces: they end when they fail, when their caller does, and never wait for each other."""
+"""Multipart uploads: they end when a request fails and when their caller fails, without deadlocks."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from queue import Empty, Full, Queue
 
 import pytest
 
 from flarecli.hashes import Sums
-from flarecli.storage.cloud import multipart as uploads
+from flarecli.storage.cloud import multipart
 from flarecli.storage.cloud.multipart import upload
 from flarecli.storage.ranges import REQUEST_BYTES
 
 
-def test_an_upload_that_has_failed_takes_no_more_of_what_is_to_be_written():
+def test_a_failed_upload_reads_no_further_parts():
     taken = []
 
     def parts():
@@ -30,8 +33,8 @@ def test_an_upload_that_has_failed_takes_no_more_of_what_is_to_be_written():
     assert len(taken) < 8
 
 
-def test_to_give_up_waits_for_nobody():
-    class Taken(Queue):  # the upload takes what there is between two looks
+def test_aborting_an_upload_does_not_block():
+    class Taken(Queue):  # the upload empties the queue after each failed put
         def put_nowait(self, item):
             try:
                 super().put_nowait(item)
@@ -43,38 +46,30 @@ def test_to_give_up_waits_for_nobody():
     queue = Taken(2)
     queue.put(b"1")
     queue.put(b"2")
-    thread = threading.Thread(target=uploads._give_up, args=(queue,), daemon=True)
+    thread = threading.Thread(target=multipart._abort, args=(queue,), daemon=True)
     thread.start()
     thread.join(5)
     assert not thread.is_alive()
-    assert isinstance(queue.get_nowait(), uploads._Dropped)
+    assert isinstance(queue.get_nowait(), multipart._AbortedError)
     with pytest.raises(Empty):
         queue.get_nowait()
 
 
-def test_an_interrupt_at_the_end_waits_a_moment_for_the_upload_to_end(monkeypatch):
-    """Else its parts would stay with the store, out of sight."""
-    done, waits = threading.Event(), []
-    real = uploads.wait_for
-
-    def interrupted(arrived):
-        waits.append(arrived)
-        if len(waits) == 1:
-            raise KeyboardInterrupt
-        return real(arrived)
+def test_an_interrupt_waits_a_moment_for_the_upload_to_delete_its_pieces():
+    ended = threading.Event()
 
     def put_pieces(pieces):
         assert sum(map(len, pieces)) == 2 * REQUEST_BYTES
-        threading.Event().wait(0.3)
-        done.set()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.9)
+        ended.set()
 
-    monkeypatch.setattr(uploads, "wait_for", interrupted)
     with pytest.raises(KeyboardInterrupt):
         upload([bytes(2 * REQUEST_BYTES)], Sums(()), None, put_pieces)
-    assert done.is_set()
+    assert ended.is_set()
 
 
-def test_only_so_much_is_taken_as_the_upload_has_room_for():
+def test_parts_are_read_only_as_fast_as_the_upload_sends_them():
     taken, go = [], threading.Event()
 
     def parts():

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from functools import cached_property
+from concurrent.futures import ProcessPoolExecutor
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from flarecli.errors import FormatError, UsageError
-from flarecli.storage.workers import Workers
+from flarecli.prefetch import OrderedQueue
 
 __all__ = ["Loader"]
 
@@ -48,8 +47,8 @@ class Loader:
         self.shard_id, self.num_shards = shard_id, num_shards
         self.consumed = self._submitted = 0
         self._workers, self._mp = max(1, min(workers, prefetch + 1)), mp
-        self._pool: Executor | None = None
-        self._pending: deque[Future[Batch]] = deque()
+        self._queue: OrderedQueue[Callable[[], Batch], Batch] | None = None
+        self._processes: ProcessPoolExecutor | None = None
 
     @cached_property
     def spec(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -60,25 +59,28 @@ class Loader:
         }
 
     def __iter__(self) -> Loader:
-        if self._pool is None:
-            if self._mp is None:
-                self._pool = Workers(self._workers, "flare-load")
-            else:
-                self._pool = ProcessPoolExecutor(self._workers, self._mp)
+        if self._queue is None:
+            self._queue = OrderedQueue(lambda make: make(), workers=self._workers)
+            if self._mp is not None:
+                self._processes = ProcessPoolExecutor(self._workers, self._mp)
         return self
 
+    def _start(self, steps: range) -> Callable[[], Batch]:
+        make = partial(_make_batch, self.source, steps, self.spec)
+        return make if self._processes is None else self._processes.submit(make).result
+
     def __next__(self) -> Batch:
-        if self._pool is None:
+        if self._queue is None:
             raise UsageError("the loader is not started", hint="Call iter() on it first.")
-        while len(self._pending) <= self.prefetch:
+        while len(self._queue) <= self.prefetch:
             steps = range(
                 self._submitted + self.shard_id * self.batch,
                 self._submitted + (self.shard_id + 1) * self.batch,
             )
-            self._pending.append(self._pool.submit(_make_batch, self.source, steps, self.spec))
+            self._queue.put(self._start(steps))
             self._submitted += self.batch * self.num_shards
         try:
-            batch = self._pending.popleft().result()
+            batch = next(self._queue.drain())
         except BaseException:
             self.close()
             raise
@@ -91,17 +93,19 @@ class Loader:
 
     def load(self, d: dict[str, int]) -> None:
         """Resume at a position that `save` returned."""
-        for future in self._pending:
-            future.cancel()
-        self._pending.clear()
+        is_started = self._queue is not None
+        self.close()
         self.consumed = self._submitted = int(d["step"])
+        if is_started:
+            iter(self)
 
     def close(self) -> None:
         """Stop the workers and discard prefetched batches."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        self._pool = None
-        self._pending.clear()
+        if self._queue is not None:
+            self._queue.close(wait=True)
+        if self._processes is not None:
+            self._processes.shutdown(wait=True, cancel_futures=True)
+        self._queue = self._processes = None
 
 
 def _make_batch(

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ from flarecli.compat.sds.rows import FetchedRow, Rows
 from flarecli.errors import FlareError, RowsError, UsageError
 from flarecli.formats.mds import config as mds_config
 from flarecli.model import Sample
+from flarecli.prefetch import submit
 from flarecli.read.epoch_order import Epoch
-from flarecli.storage.workers import Workers
 
 __all__ = ["IndexMetaData", "StreamingDataset", "ranks"]
 
@@ -274,29 +274,29 @@ class StreamingDataset:
     def _epoch(self, blocks: Iterator[list[int]], sharers: int) -> Iterator[Any]:
         """Yield samples in order while the files of the next block are fetched."""
         in_flight: deque[int] = deque()
+        future = None
         try:
-            with Workers(1, "flare-sds") as pool:
-                future = self._submit(pool, blocks, in_flight)
-                while future is not None:
-                    fetched, future = future.result(), self._submit(pool, blocks, in_flight)
-                    for one in fetched:
-                        self._yielded += 1
-                        if one.error is not None:
-                            self.failed += 1
-                            self._first_error = self._first_error or one.error
-                            _log.warning(
-                                "row %d of %s is skipped: %s", one.row, self.name, one.error
-                            )
-                        else:
-                            yield from self._samples(one)
-                            self._store(one, sharers)
-                        self._release(in_flight.popleft())
+            future = self._submit(blocks, in_flight)
+            while future is not None:
+                fetched, future = future.result(), self._submit(blocks, in_flight)
+                for one in fetched:
+                    self._yielded += 1
+                    if one.error is not None:
+                        self.failed += 1
+                        self._first_error = self._first_error or one.error
+                        _log.warning("row %d of %s is skipped: %s", one.row, self.name, one.error)
+                    else:
+                        yield from self._samples(one)
+                        self._store(one, sharers)
+                    self._release(in_flight.popleft())
         finally:
+            if future is not None:
+                wait([future])
             for row in in_flight:
                 self._release(row)
 
     def _submit(
-        self, pool: Workers, blocks: Iterator[list[int]], in_flight: deque[int]
+        self, blocks: Iterator[list[int]], in_flight: deque[int]
     ) -> Future[list[FetchedRow]] | None:
         """Start fetching the next rows; count their uses first, so that present files stay."""
         rows = next(blocks, None)
@@ -304,7 +304,7 @@ class StreamingDataset:
             return None
         in_flight.extend(rows)
         self._refs.update(rows)
-        return pool.submit(self._rows.fetch, rows)
+        return submit(lambda: self._rows.fetch(rows))
 
     def state_dict(self) -> dict[str, int]:
         """Return the position by the samples that this process has yielded.

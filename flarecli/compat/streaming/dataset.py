@@ -10,7 +10,6 @@ import warnings
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from itertools import accumulate
 from typing import Any
 
@@ -33,7 +32,7 @@ from flarecli.compat.streaming.streams import Stream
 from flarecli.errors import MissingError, UsageError
 from flarecli.formats.mds import config as mds_config
 from flarecli.model import IntArray, Sample
-from flarecli.storage.workers import Workers
+from flarecli.prefetch import OrderedQueue
 
 __all__ = ["StreamingDataset"]
 
@@ -344,18 +343,19 @@ class StreamingDataset:
         """Yield samples through `self[i]`, which a subclass may override; prefetch their shards."""
         ends = np.cumsum(self.samples_per_shard)
         pending: deque[tuple[int, int]] = deque()  # samples and their shards
-        fetches: dict[int, Future[None] | None] = {}  # None: done
-        pool = (
-            Workers(MAX_FETCHES, "flare-fetch")
-            if any(one.is_copied for one in self.streams)
-            else None
-        )
+        is_copied = any(one.is_copied for one in self.streams)
+        queued, fetched = set[int](), set[int]()
+
+        def fetch(shard: int) -> int:
+            self.prepare_shard(shard)
+            return shard
+
+        queue = OrderedQueue(fetch, workers=MAX_FETCHES)
 
         def next_sample() -> Any:
             sample, shard = pending.popleft()
-            if (future := fetches.get(shard)) is not None:
-                future.result()
-                fetches[shard] = None
+            while shard in queued and shard not in fetched:
+                fetched.add(next(queue.drain()))
             return self[sample]
 
         try:
@@ -363,15 +363,15 @@ class StreamingDataset:
                 shards: IntArray = np.searchsorted(ends, ids, "right")
                 for sample, shard in zip(ids.tolist(), shards.tolist(), strict=True):
                     pending.append((sample, shard))
-                    if pool is not None and shard not in fetches:
-                        fetches[shard] = pool.submit(self.prepare_shard, shard)
+                    if is_copied and shard not in queued:
+                        queued.add(shard)
+                        queue.put(shard)
                     if len(pending) > max(0, self.predownload):
                         yield next_sample()
             while pending:
                 yield next_sample()
         finally:
-            if pool is not None:
-                pool.shutdown(wait=True, cancel_futures=True)
+            queue.close(wait=True)
 
     # -- resuming
 

@@ -1,29 +1,30 @@
-"""Writing to a store on the network: one request for what is small, pieces for what is not, whole or not at all.
+"""Uploads to object stores: one request for small objects, multipart uploads for large ones.
 
-The caller's parts are taken where the caller is; the upload runs on another thread, so that an interrupt ends it, and with it
-the half upload.
+An object appears only when its upload is complete. The caller's thread iterates over the parts; the
+upload runs on another thread, so that an interrupt aborts it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from itertools import chain
-from queue import Empty, Full, Queue, SimpleQueue
+from queue import Empty, Full, Queue
 
 from flarecli.hashes import Sums
+from flarecli.prefetch import result_interruptibly, run_interruptibly, submit
 from flarecli.storage.base import Part
 from flarecli.storage.ranges import REQUEST_BYTES
-from flarecli.storage.threads import Outcome, begin, wait_for
 
 __all__ = ["AHEAD", "upload"]
 
-AHEAD = 4  # pieces under way at a time
-_GRACE_S = 2.0  # how long dropping an upload is waited for
+AHEAD = 4  # pieces in flight
+_GRACE_S = 2.0  # time limit for aborting an upload
 
 
-class _Dropped(Exception):
-    """The caller's parts ended in an error: the upload must not appear."""
+class _AbortedError(Exception):
+    """Raised inside the upload when the caller's parts raise: it must not complete."""
 
 
 def upload(
@@ -32,34 +33,35 @@ def upload(
     put_whole: Callable[[bytes], None],
     put_pieces: Callable[[Iterator[bytes]], None],
 ) -> None:
-    """Write all parts, and sum them on the way.
+    """Write all parts and compute their checksums in the same pass.
 
-    put_whole   writes what is at most REQUEST_BYTES bytes; both are called on another thread, one of them, once
-    put_pieces  writes what it iterates over, pieces of REQUEST_BYTES bytes but the last, and nothing if that raises
+    One of the two functions is called, once, usually on another thread.
+
+    put_whole   writes at most REQUEST_BYTES bytes in one request
+    put_pieces  writes pieces of REQUEST_BYTES bytes, the last one shorter; writes nothing if their
+                iterator raises
     """
     pieces = _pieces(parts, sums)
     first = next(pieces, b"")
     second = next(pieces, None)
     if second is None:
-        wait_for(begin(lambda: put_whole(first))).get()
+        run_interruptibly(lambda: put_whole(first))
         return
-    queue: Queue[bytes | _Dropped | None] = Queue(2)
-    ended = begin(lambda: put_pieces(_taken(queue)))
+    queue: Queue[bytes | _AbortedError | None] = Queue(2)
+    upload = submit(lambda: put_pieces(_pieces_of(queue)))
     try:
         for piece in chain((first, second), pieces, (None,)):
-            if not _hand_over(queue, piece, ended):
+            if not _put(queue, piece, upload):
                 break
-        outcome = wait_for(ended)
+        result_interruptibly(upload)
     except BaseException:
-        _give_up(queue)
-        with contextlib.suppress(Empty):  # so that the half of it there is dropped, not left behind
-            ended.get(timeout=_GRACE_S)
+        _abort(queue)
+        wait([upload], _GRACE_S)  # the upload deletes the pieces that it has written
         raise
-    outcome.get()
 
 
 def _pieces(parts: Iterable[Part], sums: Sums) -> Iterator[bytes]:
-    """Cut what comes in parts of any size into pieces of REQUEST_BYTES bytes."""
+    """Split parts of any size into pieces of REQUEST_BYTES bytes."""
     held = bytearray()
     for part in parts:
         view = memoryview(part).cast("B")
@@ -75,29 +77,29 @@ def _pieces(parts: Iterable[Part], sums: Sums) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def _hand_over(
-    queue: Queue[bytes | _Dropped | None], piece: bytes | None, ended: SimpleQueue[Outcome[None]]
+def _put(
+    queue: Queue[bytes | _AbortedError | None], piece: bytes | None, upload: Future[None]
 ) -> bool:
-    """Give a piece to the upload; False if that has failed: its outcome says why."""
-    while ended.empty():
+    """Put a piece on the queue of the upload; return False if the upload has ended."""
+    while not upload.done():
         with contextlib.suppress(Full):
             queue.put(piece, timeout=0.2)
             return True
     return False
 
 
-def _give_up(queue: Queue[bytes | _Dropped | None]) -> None:
+def _abort(queue: Queue[bytes | _AbortedError | None]) -> None:
     while True:
         try:
-            queue.put_nowait(_Dropped())
+            queue.put_nowait(_AbortedError())
             return
         except Full:
-            with contextlib.suppress(Empty):  # the upload took them just now
+            with contextlib.suppress(Empty):  # the upload has just taken a piece
                 queue.get_nowait()
 
 
-def _taken(queue: Queue[bytes | _Dropped | None]) -> Iterator[bytes]:
+def _pieces_of(queue: Queue[bytes | _AbortedError | None]) -> Iterator[bytes]:
     while (piece := queue.get()) is not None:
-        if isinstance(piece, _Dropped):
+        if isinstance(piece, _AbortedError):
             raise piece
         yield piece

@@ -15,15 +15,24 @@ from typing import Any, TypeVar
 
 from flarecli.errors import BusyError, FormatError, MissingError, UsageError
 from flarecli.hashes import Sums
+from flarecli.prefetch import ordered_map, run_interruptibly
 from flarecli.redact import redact
-from flarecli.storage.base import Entry, Guard, Location, Part, Store, Written, short_read
+from flarecli.storage.base import (
+    MAX_READ_AHEAD,
+    Entry,
+    Guard,
+    Location,
+    Part,
+    Store,
+    Written,
+    short_read,
+)
 from flarecli.storage.cloud import errors
 from flarecli.storage.cloud.address import parse_address, resolve
 from flarecli.storage.cloud.client_pool import Clients
 from flarecli.storage.cloud.multipart import AHEAD, upload
 from flarecli.storage.cloud.outage import Outage, outage_of
 from flarecli.storage.ranges import REQUEST_BYTES, split
-from flarecli.storage.threads import ahead, alone, in_order, side_by_side
 from flarecli.storage.versions import ObjectPin, Pins
 
 __all__ = ["ObjectStore", "Unconditional"]
@@ -235,7 +244,9 @@ class ObjectStore(Store):
         return self.version(path)[1]
 
     def version(self, path: str) -> tuple[str, int]:
-        pin = self._pins.get(path) or self._pins.pin(path, alone(partial(self._head, path)))
+        pin = self._pins.get(path) or self._pins.pin(
+            path, run_interruptibly(partial(self._head, path))
+        )
         return pin.version, pin.size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -247,17 +258,21 @@ class ObjectStore(Store):
         if len(pieces) > 1:
             return self._pins.read(path, lambda pin: self._many(path, pieces, pin))
         return [
-            self._pins.read(path, lambda pin: alone(partial(self._got, path, pin, (start, stop))))
+            self._pins.read(
+                path, lambda pin: run_interruptibly(partial(self._got, path, pin, (start, stop)))
+            )
         ]
 
     def read_each(self, paths: Sequence[str]) -> Iterator[memoryview]:
         """Read many whole objects; a copy of each would cost as much as a fetch."""
         limits, whole = self.guard.limits, (0, None)
-        return in_order(
+        return ordered_map(
             lambda path: self._pins.read(path, lambda pin: self._got(path, pin, whole)),
             paths,
-            limits.jobs,
-            limits.ahead_bytes,
+            workers=limits.jobs,
+            max_items=MAX_READ_AHEAD,
+            max_bytes=limits.ahead_bytes,
+            weigh_result=len,
         )
 
     def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Part]:
@@ -274,19 +289,18 @@ class ObjectStore(Store):
             if (
                 pin is None
             ):  # the first few say which version the others must be, and must all be of one
-                first = side_by_side(partial(self._got, path, None), pieces[:AHEAD], jobs)
+                first = [*ordered_map(partial(self._got, path, None), pieces[:AHEAD], workers=jobs)]
                 pin = first[0][1]
                 for data, seen in first:
                     pin = self._pins.check(path, pin, seen)
                     done.append(data)
-            rest = side_by_side(partial(self._got, path, pin), pieces[len(done) :], jobs)
+            rest = ordered_map(partial(self._got, path, pin), pieces[len(done) :], workers=jobs)
             return done + [data for data, _ in rest], pin
-        pin = pin or alone(partial(self._head, path))
+        pin = pin or run_interruptibly(partial(self._head, path))
         groups = [pieces[i : i + _GROUP] for i in range(0, len(pieces), _GROUP)]
-        found = side_by_side(
-            partial(self._group, path, pin), groups, max(1, jobs // 10)
-        )  # the library has 10 requests under way for each
-        alone(
+        # The library runs up to 10 requests at a time for each group.
+        found = [*ordered_map(partial(self._group, path, pin), groups, workers=max(1, jobs // 10))]
+        run_interruptibly(
             partial(self._head, path, pin)
         )  # its calls for many ranges take no condition: if this is the version, so was every one of them
         return [data for group in found for data in group], pin
@@ -317,16 +331,17 @@ class ObjectStore(Store):
             return
 
         def begun(pin: ObjectPin | None) -> tuple[tuple[memoryview, ObjectPin], ObjectPin]:
-            first = alone(partial(self._got, path, pin, (0, _READ)))
+            first = run_interruptibly(partial(self._got, path, pin, (0, _READ)))
             return first, first[1]
 
         first, pin = self._pins.read(path, begun)
         yield bytes(first)
         pieces = ((at, min(at + _READ, size)) for at in range(_READ, size, _READ))
+        jobs = min(AHEAD, self.guard.limits.jobs)
         yield from (
             bytes(data)
-            for data, _ in ahead(
-                partial(self._got, path, pin), pieces, min(AHEAD, self.guard.limits.jobs)
+            for data, _ in ordered_map(
+                partial(self._got, path, pin), pieces, workers=jobs, max_items=jobs
             )
         )
 
@@ -362,10 +377,12 @@ class ObjectStore(Store):
             stream = library.list(client, path or None, chunk_size=_PAGE)
             return stream, next(stream, None)
 
-        stream, page = alone(lambda: self._do(path, first, once=True))
+        stream, page = run_interruptibly(lambda: self._do(path, first, once=True))
         while page is not None:
             yield from page
-            page = alone(lambda: self._do(path, lambda *_: next(stream, None), once=True))
+            page = run_interruptibly(
+                lambda: self._do(path, lambda *_: next(stream, None), once=True)
+            )
 
     # -- writing
 
@@ -441,7 +458,7 @@ class ObjectStore(Store):
                 name: result.meta[name] for name in ("e_tag", "version") if result.meta.get(name)
             }
 
-        return alone(lambda: self._do(path, get))
+        return run_interruptibly(lambda: self._do(path, get))
 
     def exchange(self, path: str, data: bytes, version: dict[str, str] | None) -> dict[str, str]:
         """Write a small object if that version, or None, is there; give its new version. Raises BusyError, or Unconditional."""
@@ -471,7 +488,7 @@ class ObjectStore(Store):
 
         if version == {}:
             raise Unconditional("its versions have no names", where=self.show(path))
-        return alone(lambda: self._do(path, put))
+        return run_interruptibly(lambda: self._do(path, put))
 
     def delete(self, path: str) -> None:
         def gone(library: Any, client: Any) -> None:
@@ -480,5 +497,5 @@ class ObjectStore(Store):
             except FileNotFoundError:
                 return
 
-        alone(lambda: self._do(path, gone))
+        run_interruptibly(lambda: self._do(path, gone))
         self._pins.drop(path)

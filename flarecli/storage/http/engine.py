@@ -30,6 +30,7 @@ import pycurl
 
 from flarecli import lifetimes
 from flarecli.errors import FlareError
+from flarecli.prefetch import start_thread
 from flarecli.storage.http.ip_guard import Permit
 from flarecli.storage.http.request import Page, Request, Wanted
 from flarecli.storage.http.response import REDIRECTS, UNREACHABLE, Fault, broken
@@ -38,7 +39,6 @@ from flarecli.storage.http.scheduler import Hosts
 from flarecli.storage.http.transfer import Slot
 from flarecli.storage.http.url import redirected
 from flarecli.storage.limits import Limits
-from flarecli.storage.threads import start
 
 __all__ = ["Engine", "Fault", "Page", "Request", "Wanted", "shared", "transfer_here"]
 
@@ -254,7 +254,7 @@ class Engine:
         self._pools = dict[Permit, Pool]()
         self._tick_s = min(_TICK_S, limits.timeout_s / 4)
         self._thread = threading.Thread(target=self._run, name="flare-transfers", daemon=True)
-        start(self._thread)
+        start_thread(self._thread)
         _engines.add(self)
 
     @property

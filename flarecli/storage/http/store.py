@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.names import scheme_of
+from flarecli.prefetch import get_interruptibly
 from flarecli.redact import redact
 from flarecli.storage.base import (
     Entry,
@@ -30,7 +31,6 @@ from flarecli.storage.http.engine import Request, shared, transfer_here
 from flarecli.storage.http.transfer import short
 from flarecli.storage.http.url import Address, folder_of, join, parse
 from flarecli.storage.ranges import split
-from flarecli.storage.threads import wait_for
 from flarecli.storage.versions import NO_PIN, ObjectPin, Pins
 
 __all__ = ["HttpStore"]
@@ -173,7 +173,7 @@ class HttpStore(Store):
         )
         engine.submit([request])
         try:
-            while not isinstance(data := wait_for(arrived), Request):
+            while not isinstance(data := get_interruptibly(arrived), Request):
                 unused += len(data)
                 if unused >= _WINDOW // 8:  # telling it each time would cost more than it holds
                     engine.used(request, unused)
@@ -223,7 +223,7 @@ class HttpStore(Store):
                     refill = begun - room // 2
                     engine.submit(request for _, request, _ in fresh)
                 while not asked[0][1].done:
-                    failed = wait_for(arrived)
+                    failed = get_interruptibly(arrived)
                     if failed is not None and failed.fault is not None:
                         raise failed.fault.raised(
                             next(self.show(path) for path, one, _ in asked if one is failed)
@@ -287,7 +287,7 @@ class HttpStore(Store):
             engine.submit(requests)
         try:
             for _ in requests:
-                wait_for(arrived)
+                get_interruptibly(arrived)
         except BaseException:  # an interrupt
             engine.cancel(requests)
             raise
