@@ -12,7 +12,6 @@ from flarecli.encodings import column
 from flarecli.errors import FormatError, IntegrityError, ValueFitError
 from flarecli.formats import find
 from flarecli.formats.granular import bags
-from flarecli.formats.granular import folder as granular_folder
 from flarecli.formats.granular import read as granular_columns
 from flarecli.formats.granular import refs as bag_refs
 from flarecli.formats.granular import spec as granular_spec
@@ -349,7 +348,7 @@ def test_a_server_with_a_page_for_every_name_is_told_by_the_first_shard():
 
 
 def test_shards_without_end_are_not_counted_for_ever(monkeypatch):
-    monkeypatch.setattr(granular_folder, "_PROBED", 3)
+    monkeypatch.setattr(granular_spec, "_PROBED", 3)
     with pytest.raises(FormatError) as caught:
         granular.open_dataset(Location(Web({}, b'{"a": "bytes"}')))
     assert (str(caught.value), caught.value.hint) == (
@@ -359,7 +358,7 @@ def test_shards_without_end_are_not_counted_for_ever(monkeypatch):
 
 
 def test_as_many_shards_as_are_looked_for_are_found(web, monkeypatch):
-    monkeypatch.setattr(granular_folder, "_PROBED", 3)
+    monkeypatch.setattr(granular_spec, "_PROBED", 3)
     for number in range(3):
         web.file(f"/ds/{number:06d}/spec.json", b'{"a": "bytes"}')
     stream = granular.open_dataset(locate(web.url("/ds/"), Guard(allow_private=True)))

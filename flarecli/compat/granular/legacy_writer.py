@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from flarecli import formats
 from flarecli.errors import UsageError
-from flarecli.formats.granular.folder import shard_folder
+from flarecli.formats.granular.spec import shard_folder
 from flarecli.model import Columns, Settings
 from flarecli.storage import Location
 

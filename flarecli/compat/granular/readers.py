@@ -12,7 +12,7 @@ from flarecli import encodings, formats
 from flarecli.compat import Closeable
 from flarecli.compat.granular.paths import located, rows_of
 from flarecli.errors import UsageError
-from flarecli.formats.granular.folder import REFS, columns_of
+from flarecli.formats.granular.spec import REFS, columns_of
 from flarecli.model import Shard
 
 __all__ = ["DatasetReader", "ShardedDatasetReader"]

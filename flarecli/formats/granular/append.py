@@ -17,8 +17,7 @@ from flarecli.errors import IntegrityError, UsageError
 from flarecli.formats.granular import bags
 from flarecli.formats.granular import spec as granular_spec
 from flarecli.formats.granular import write as granular_write
-from flarecli.formats.granular.folder import REFS, columns_of, companions, shard_folder
-from flarecli.formats.granular.spec import SPEC
+from flarecli.formats.granular.spec import REFS, SPEC, columns_of, companions, shard_folder
 from flarecli.formats.registry import find
 from flarecli.lazy import pa
 from flarecli.model import Column, Columns, IntArray

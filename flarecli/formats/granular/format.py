@@ -30,7 +30,8 @@ from flarecli.formats.granular import bags
 from flarecli.formats.granular import read as granular_columns
 from flarecli.formats.granular import spec as granular_spec
 from flarecli.formats.granular import write as granular_write
-from flarecli.formats.granular.folder import (
+from flarecli.formats.granular.read import REFS_TABLE
+from flarecli.formats.granular.spec import (
     REFS,
     beside,
     columns_of,
@@ -38,10 +39,9 @@ from flarecli.formats.granular.folder import (
     has_refs,
     index_of,
 )
-from flarecli.formats.granular.folder import (
+from flarecli.formats.granular.spec import (
     open_dataset as _open_dataset,
 )
-from flarecli.formats.granular.read import REFS_TABLE
 from flarecli.lazy import pa
 from flarecli.model import (
     Chunk,

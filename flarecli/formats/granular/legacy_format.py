@@ -16,9 +16,9 @@ from flarecli.formats.granular import bags
 from flarecli.formats.granular import refs as bag_refs
 from flarecli.formats.granular import spec as granular_spec
 from flarecli.formats.granular import write as granular_write
-from flarecli.formats.granular.folder import REFS
 from flarecli.formats.granular.format import Granular
 from flarecli.formats.granular.read import REFS_TABLE
+from flarecli.formats.granular.spec import REFS
 from flarecli.lazy import pa
 from flarecli.model import Chunk, Column, Columns, IntArray, Settings
 from flarecli.storage import Location

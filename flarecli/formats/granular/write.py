@@ -11,8 +11,7 @@ from flarecli import encodings
 from flarecli.encodings import lookup
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.formats.granular import spec as granular_spec
-from flarecli.formats.granular.folder import shard_folder
-from flarecli.formats.granular.spec import SPEC
+from flarecli.formats.granular.spec import SPEC, shard_folder
 from flarecli.hashes import DEFAULT
 from flarecli.lazy import pa, pc
 from flarecli.model import Chunk, Column, Columns, File, IntArray, Settings
