@@ -102,7 +102,7 @@ def flare_http_links(task: str, url: str) -> int:
 
     from flarecli.progress import Progress
     from flarecli.storage import Guard, Limits, locate
-    from flarecli.write.links import Link, fetch
+    from flarecli.write.fetch_links import Link, fetch
 
     links = pa.record_batch({"url": [f"{url}/files/{name}" for name in names(task)]})
     got = 0

@@ -70,7 +70,7 @@ INNER = {  # modules that other packages import directly; everything else is imp
     "playlists": {"fill"},
     "read": {"epoch_order", "resolve"},
     "commands": {"options", "packing"},
-    "write": {"columns", "engines", "failures", "journal", "links", "parts"},
+    "write": {"columns", "engines", "failures", "journal", "fetch_links", "parts"},
 }
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from flarecli.encodings import value_sizes
 from flarecli.model import IntArray
 from flarecli.write.failures import Failure
+from flarecli.write.fetch_links import Fetched
 from flarecli.write.keys import key_text
-from flarecli.write.links import Fetched
 
 __all__ = ["limited", "within_limit"]
 

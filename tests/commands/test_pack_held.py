@@ -9,7 +9,7 @@ from flarecli.errors import CredentialsError, FormatError, UsageError
 from flarecli.model import Settings
 from flarecli.write import Writer
 from flarecli.write.journal import Journal
-from flarecli.write.link_files import LinkedFiles
+from flarecli.write.link_targets import ObjectReader
 
 CHANGED = "the unfinished pack there was begun with another source, or with this one before it was changed"
 
@@ -101,7 +101,7 @@ def test_credentials_that_let_nobody_in_end_a_run_that_skips_rows(tmp_path, monk
         )
 
     (tmp_path / "i.csv").write_text("url\na\nb\n")
-    monkeypatch.setattr(LinkedFiles, "_whole", refused)
+    monkeypatch.setattr(ObjectReader, "_read_whole", refused)
     with pytest.raises(CredentialsError) as caught:
         commands.pack(f"{tmp_path}/i.csv", f"{tmp_path}/out", fetch=["url"], on_error="skip")
     assert str(caught.value) == f"{tmp_path}/a: 403 Forbidden (ExpiredToken)"

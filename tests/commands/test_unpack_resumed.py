@@ -62,8 +62,8 @@ def stop_at(monkeypatch, name):
 
 def few(monkeypatch):
     """Have rows come a few at a time."""
-    monkeypatch.setattr("flarecli.write.links._STEP", 3)
-    monkeypatch.setattr("flarecli.write.links._AHEAD_ROWS", 3)
+    monkeypatch.setattr("flarecli.write.fetch_links.MAX_SLICE_ROWS", 3)
+    monkeypatch.setattr("flarecli.write.fetch_links.MAX_ROWS_AHEAD", 3)
 
 
 def test_a_dataset_that_was_changed_is_not_gone_on_with(tmp_path, monkeypatch):

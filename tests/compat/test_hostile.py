@@ -428,10 +428,10 @@ def test_an_empty_index_and_an_empty_file(tmp_path):
     src = index(tmp_path, ["fine.bin"])
     (tmp_path / "src" / "fine.bin").write_bytes(b"")
     data = Streamed(src, str(tmp_path / "dst"), columns_to_load=["url"], index_col_name="id")
-    with pytest.raises(FlareError, match="all rows of epoch 0 failed; .* no bytes at all"):
+    with pytest.raises(FlareError, match="all rows of epoch 0 failed; .* no data \\(0 bytes\\)"):
         list(data)
     assert data.failed == 1
-    with pytest.raises(FlareError, match="no bytes at all"):
+    with pytest.raises(FlareError, match="no data \\(0 bytes\\)"):
         data[0]
     none = Streamed(
         src,

@@ -13,7 +13,7 @@ import pytest
 from flarecli.errors import UsageError
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits, locate
-from flarecli.write.links import Link, fetch
+from flarecli.write.fetch_links import Link, fetch
 
 QUICK = Limits(timeout_s=1.0, deadline_s=3.0, retries=1)
 LINKS = [Link("url", "data")]
@@ -144,7 +144,7 @@ def test_files_beside_a_local_index_are_read_and_others_are_not(at, tmp_path):
         ("unsafe", "link: a symbolic link, which may lead out of the folder"),
         ("format", "sub: a folder where a file is needed"),
         ("missing", "missing.jpg: no such file or folder"),
-        ("unsafe", "pipe: is not an address that flare reads"),
+        ("unsafe", "'pipe' is not a supported address scheme"),
     ]
     guard = Guard(allow_local=True)
     assert outcome("../secret", locate(str(tmp_path), guard), guard=guard) == b"secret"
@@ -161,7 +161,7 @@ def test_what_came_of_all_links_is_told_to_those_who_ask(web, at, tmp_path):
 
     batch = index(["a.bin", web.url("/b"), web.url("/none")])
     list(start([batch], at, progress=Told()))
-    assert told == [("fetched 2 links, 2.0 kB, 2 of them asked for over HTTP", True)]
+    assert told == [("fetched 2 links, 2.0 kB, 2 of them over HTTP", True)]
     told.clear()
     list(start([index(["a.bin"])], at, progress=Told()))
     assert told == [("fetched 1 link, 1.5 kB", True)]
@@ -237,7 +237,7 @@ def test_rows_are_the_same_however_many_are_taken_at_a_time(web, at, tmp_path, m
 
     batch = pa.record_batch({"key": [f"k{i}" for i in range(400)], "one": one, "two": two})
     whole = outcomes(batch, 400)
-    monkeypatch.setattr("flarecli.write.links._SPAN", 1)
+    monkeypatch.setattr("flarecli.write.fetch_links.MAX_RUN_ROWS", 1)
     assert outcomes(batch, 30) == whole
     bodies = {kinds[0]: JPEG, "file.jpg": b"file", web.url("/text"): b"\n<- text"}
     assert whole[0] == {

@@ -1,6 +1,7 @@
 """What was fetched before a pack was stopped is not fetched again, and the bytes are those of an unbroken run."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -8,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 ROWS, STUCK = 60, 40  # the object of row STUCK does not come until it is allowed to
+FETCHED = {row for row in range(ROWS) if row % 9 != 8 and row != STUCK}
 OPTIONS = ["--fetch", "url:data", "--key", "id", "--on-error", "skip", "-q", "--retries", "0"]
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
@@ -97,34 +100,77 @@ def run(arguments):
 
 SOON = """
 import sys
-from flarecli.write import links, spool
-links._LOOK_S = 0.05
+from flarecli.write import fetch_links, spool
+fetch_links.SPOOL_CHECK_S = 0.05
 spool.SAVE_S = 0.0
 from flarecli.__main__ import entry
 entry()
 """
 
 
+def thread_states(pid):
+    """The state letter of each thread of a process; S is waiting."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return set(states)
+
+
+def wait_until(is_reached, packing):
+    """Wait until a condition is true ten times in a row, or the process has ended."""
+    end, times = time.monotonic() + 120, 0
+    while times < 10 and packing.poll() is None:
+        assert time.monotonic() < end
+        times = times + 1 if is_reached() else 0
+        time.sleep(0.02)
+
+
+def rows_on_disk(out):
+    """The rows that a resumed pack need not fetch: those in shards, and those in the spool."""
+    rows = set()
+    for line in (out / ".flare" / "journal").read_bytes().splitlines():
+        rows.update(range(json.loads(line).get("next", 0)))
+    for path in (out / ".flare").glob("fetched.*"):
+        head = path.read_bytes().partition(b"\n")[0]
+        with contextlib.suppress(ValueError):  # it is being written
+            entry = json.loads(head)
+            if entry["kind"] == "rows":
+                rows.update(range(entry["first"], entry["next"]))
+            else:
+                rows.update(link[0] for link in entry["links"])
+    return rows
+
+
 def stopped(arguments, server, number, saves_soon=False):
-    """Start a pack, wait until all has come but the object that is stuck, and send it a signal."""
+    """Start a pack, wait until it has all objects but the stuck one, and send it a signal.
+
+    With `saves_soon`, it also has saved them; without, all its threads wait for the stuck one.
+    """
     program = ["-c", SOON] if saves_soon else ["-m", "flarecli"]
+    out = Path(arguments[2])
     with subprocess.Popen(
         [sys.executable, *program, *arguments], stderr=subprocess.PIPE, text=True
     ) as packing:
-        for _ in range(2000):
-            if len(server.sent) >= ROWS - 1 or packing.poll() is not None:
-                break
-            time.sleep(0.01)
-        time.sleep(0.5)  # it takes in what was sent
+
+        def is_fetched():
+            if len(server.sent) < ROWS - 1:
+                return False
+            if saves_soon:
+                return rows_on_disk(out) >= FETCHED
+            return thread_states(packing.pid) == {"S"}
+
+        wait_until(is_fetched, packing)
         packing.send_signal(number)
-        _, told = packing.communicate()
-    return packing.returncode, told
+        _, stderr = packing.communicate()
+    return packing.returncode, stderr
 
 
 def fetched_again(server):
-    """The rows that were asked for a second time, but for those that failed and the one that was stuck."""
-    counts = {row: server.asked.count(row) for row in set(server.asked)}
-    return [row for row, count in counts.items() if count > 1 and row % 9 != 8 and row != STUCK]
+    """The rows that were requested twice, except those that failed and the stuck one."""
+    return [
+        row for row, count in sorted(Counter(server.asked).items()) if count > 1 and row in FETCHED
+    ]
 
 
 CUTS = [["--shard-size", "1MB"], ["--shard-rows", "1000"], ["--shard-size", "1MB", "-z", "zstd"]]

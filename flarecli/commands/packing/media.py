@@ -38,7 +38,7 @@ from flarecli.redact import redact
 from flarecli.storage.workers import Workers
 from flarecli.units import format_count
 from flarecli.write import Failure, key_text
-from flarecli.write.links import Fetched
+from flarecli.write.fetch_links import Fetched
 
 __all__ = ["Intake", "Medium", "info_names", "media_of", "taken_in"]
 

@@ -20,7 +20,7 @@ from flarecli.errors import FormatError, UnsafeError, UsageError, format_place
 from flarecli.names import shell_quoted
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
-from flarecli.write import Failure, Keys, Spool, is_unnamed, key_text, limited, links
+from flarecli.write import Failure, Keys, Spool, fetch_links, is_unnamed, key_text, limited
 from flarecli.write.columns import check_names
 
 __all__ = ["Plan", "checked", "fetched", "parse_link", "selected"]
@@ -33,7 +33,7 @@ class Plan:
     """What was asked for, checked against the columns there are."""
 
     source: Source
-    links: tuple[links.Link, ...]
+    links: tuple[fetch_links.Link, ...]
     key: str | None
     columns: tuple[str, ...] | None
     encode: Mapping[str, str]
@@ -105,13 +105,13 @@ class Plan:
         return self.named_by or name if name == self._own_key else name
 
 
-def parse_link(text: str, encode: Mapping[str, str]) -> links.Link:
+def parse_link(text: str, encode: Mapping[str, str]) -> fetch_links.Link:
     """Read `COLUMN` or `COLUMN:NAME`. Raises UsageError if it names no column."""
     source, colon, name = text.partition(":")
     if not source or (colon and not name):
         what = "gives no name" if source else "names no column"
         raise UsageError(f"--fetch {text!r} {what}", hint="Write COLUMN or COLUMN:NAME.")
-    return links.Link(source, name or source, encode.get(name or source))
+    return fetch_links.Link(source, name or source, encode.get(name or source))
 
 
 def checked(plan: Plan) -> list[str]:
@@ -314,7 +314,7 @@ def fetched(
     skip: int = 0,
     most: int | None = None,
     spool: Spool | None = None,
-) -> Iterator[links.Fetched]:
+) -> Iterator[fetch_links.Fetched]:
     """Give the selection from row `skip` on, `most` rows at most, with what its links point at, and its media as asked for.
 
     names  of the columns to pack
@@ -331,7 +331,7 @@ def fetched(
     if files and not plan.links:
         parts = _contents(plan, rows, skip, files)
     else:
-        parts = links.fetch(
+        parts = fetch_links.fetch(
             _whole(plan, rows, files, is_complete=True),
             plan.links,
             key=plan.named_by or plan.key,
@@ -356,7 +356,7 @@ def fetched(
 
 def _contents(
     plan: Plan, rows: Iterator[pa.RecordBatch], first: int, files: Sequence[str]
-) -> Iterator[links.Fetched]:
+) -> Iterator[fetch_links.Fetched]:
     """Read the files that rows name; a row of a file that cannot be read failed."""
 
     early = [
@@ -393,7 +393,7 @@ def _contents(
         }
         until = first + len(places) + len(failures)
         rest = batch.select([name for name in batch.schema.names if not name.startswith(_OF)])
-        yield links.Fetched(
+        yield fetch_links.Fetched(
             rest, first + places, [failures[row] for row in sorted(failures)], until, {}, names
         )
         first = until

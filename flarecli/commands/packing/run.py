@@ -31,7 +31,16 @@ from flarecli.model import Columns, IntArray, Settings
 from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
-from flarecli.write import Failure, Spool, Target, Writer, bucket_of, error_of, key_text, links
+from flarecli.write import (
+    Failure,
+    Spool,
+    Target,
+    Writer,
+    bucket_of,
+    error_of,
+    fetch_links,
+    key_text,
+)
 from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 
 __all__ = ["SKIP", "Packed", "Request", "done_before", "packed", "planned", "would_pack"]
@@ -364,7 +373,7 @@ def _put(plan: Plan, writer: Writer, batch: pa.RecordBatch, rows: IntArray) -> N
 
 
 def _held(
-    plan: Plan, writer: Writer, part: links.Fetched, batch: pa.RecordBatch, rows: IntArray
+    plan: Plan, writer: Writer, part: fetch_links.Fetched, batch: pa.RecordBatch, rows: IntArray
 ) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
     """Leave out the rows with values that their encoding holds and the format does not, such as a separator in a line of CSV."""
     first = writer.unheld(batch) if batch.num_rows else None
@@ -407,7 +416,7 @@ def _unheld(writer: Writer, batch: pa.RecordBatch, first: int) -> list[tuple[int
     return _unheld(writer, batch[:middle], first) + _unheld(writer, batch[middle:], first + middle)
 
 
-def _named(plan: Plan, writer: Writer, part: links.Fetched, names: list[str]) -> Columns:
+def _named(plan: Plan, writer: Writer, part: fetch_links.Fetched, names: list[str]) -> Columns:
     chosen = chosen_encodings(part.batch, names, plan.encode, part.extensions, plan.source.stored)
     note_addresses(
         [name for name in looks_like_addresses(part.batch) if name in names], plan.progress

@@ -31,7 +31,7 @@ from flarecli.hashes import DEFAULT
 from flarecli.model import IntArray
 from flarecli.progress import Progress
 from flarecli.storage import Guard
-from flarecli.write import FAILED, Failure, links, within_limit
+from flarecli.write import FAILED, Failure, fetch_links, within_limit
 from flarecli.write.failures import error_of
 
 __all__ = ["Unpacked", "unpack"]
@@ -166,7 +166,7 @@ class _Work:
     def __init__(
         self,
         source: Origin,
-        links: Sequence[links.Link],
+        links: Sequence[fetch_links.Link],
         columns: Sequence[str] | None,
         guard: Guard,
         progress: Progress,
@@ -286,7 +286,7 @@ class _Work:
                 first, skip = skip, skip + batch.num_rows
                 yield _Part(batch, np.arange(first, skip), (), skip)
             return
-        fetched = links.fetch(
+        fetched = fetch_links.fetch(
             (self._with_addresses(batch) for batch in batches),
             self.links,
             key=self.key,

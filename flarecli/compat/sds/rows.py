@@ -19,7 +19,7 @@ from flarecli.sql import select
 from flarecli.storage import Guard, Limits, Location, with_reach
 from flarecli.storage.local import LocalStore
 from flarecli.write.failures import Failure
-from flarecli.write.links import Link, fetch
+from flarecli.write.fetch_links import Link, fetch
 
 __all__ = ["FetchedRow", "Rows"]
 

@@ -1,0 +1,609 @@
+"""Link downloads: columns of addresses become columns of bytes, prefetched and in row order.
+
+    batches -> slices of rows -> requests, some slices ahead -> engine -> rows in order -> Fetched
+
+A row is complete or it fails: a truncated response, an error page or an empty body never becomes a
+value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flarecli import media
+from flarecli.errors import CredentialsError, FlareError
+from flarecli.model import IntArray
+from flarecli.prefetch import get_interruptibly
+from flarecli.progress import Progress
+from flarecli.redact import redact, redact_text
+from flarecli.storage import Guard, Limits, Location, bucket_note
+from flarecli.storage.http.engine import Engine, Fault, Page, Wanted
+from flarecli.storage.http.url import Address
+from flarecli.units import format_count, format_size
+from flarecli.write.failures import Failure
+from flarecli.write.keys import key_text
+from flarecli.write.link_targets import (
+    Link,
+    LinkFailure,
+    LinkResolver,
+    ObjectReader,
+    Outcome,
+    address_texts,
+    extension_of,
+)
+from flarecli.write.spool import FetchedLink, Spool, address_digest
+
+__all__ = ["BytesColumnBuilder", "Fetched", "Link", "fetch"]
+
+MAX_SLICE_ROWS = 1024
+MAX_ROWS_AHEAD = 4096  # rows whose links are requested before they are needed
+MAX_RUN_ROWS = 128  # rows that are taken at a time while all their links are plain bytes
+MAX_SHOWN_HINTS = 3  # different hints on private addresses that one note each shows
+# Fetched bytes of an output batch, about. A batch is in memory twice while it is converted, and a
+# shard keeps its last batch whole.
+_BATCH_BYTES = 4 << 20
+_RELEASE_BYTES = 1 << 20  # the engine is told of freed memory in steps: each call wakes its thread
+SPOOL_CHECK_S = 1.0  # how often a wait for a link is interrupted to save the spool
+# The first wait for a link lasts at most this long and ends with a later link: to be woken by each
+# response costs more.
+_FIRST_WAIT_S = 0.003
+_TEXT_KINDS = frozenset({"html", "xml", "json", "str"})  # for these, a web page is a valid value
+_MARKUP_STARTS = frozenset(b"<\xef\t\n\v\f\r ")  # first bytes of a body that may be a web page
+# A column that fills less than this part of its buffer is copied out, so that keeping the column
+# does not keep the whole buffer.
+_MIN_FILL = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Rows with the bytes of their links, in order.
+
+    rows        int64 [rows of batch]: the position of each row in the selection
+    failures    rows left out, in order
+    until       every row before this one is in this or an earlier Fetched, as a row or a failure
+    extensions  column -> extension of its first row's link in lower case, empty if there is none
+    names       column -> the link of each row, as in the index
+    """
+
+    batch: pa.RecordBatch
+    rows: IntArray
+    failures: Sequence[Failure]
+    until: int
+    extensions: Mapping[str, str]
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+_TAKEN = LinkFailure("", "")  # replaces bytes that are in a column: they must not stay in memory
+
+
+def fetch(
+    batches: Iterable[pa.RecordBatch],
+    links: Sequence[Link],
+    *,
+    key: str | None,
+    at: Location,
+    guard: Guard,
+    limits: Limits,
+    allow_empty: bool = False,
+    first_row: int = 0,
+    progress: Progress,
+    spool: Spool | None = None,
+) -> Iterator[Fetched]:
+    """Yield the batches with each source column replaced by the bytes that it links to.
+
+    Batches come in row order. Closing the iterator ends all transfers.
+
+    at         folder of the index, where relative links start
+    first_row  position of the first row in the selection
+    spool      provides what an earlier run fetched, and saves what this run fetches
+    raises     UsageError if a source column is not text
+    """
+    if not links:
+        for batch in batches:
+            next_row = first_row + batch.num_rows
+            yield Fetched(batch, np.arange(first_row, next_row), (), next_row, {})
+            first_row = next_row
+        return
+    fetcher = _Fetcher(links, key, at, guard, limits, allow_empty, spool)
+    try:
+        rows = 0
+        for batch, first in _slices(batches, first_row):
+            fetcher.start(batch, first)
+            fetcher.report_buckets(progress)
+            rows += batch.num_rows
+            while rows > MAX_ROWS_AHEAD:
+                rows -= fetcher.slices[0].batch.num_rows
+                yield from fetcher.finish()
+        while fetcher.slices:
+            yield from fetcher.finish()
+        for note in fetcher.notes():
+            progress.note(note)
+        progress.note(fetcher.summary(), verbose=True)
+    finally:
+        fetcher.close()
+
+
+def _slices(batches: Iterable[pa.RecordBatch], first: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, MAX_SLICE_ROWS):
+            part = batch.slice(start, MAX_SLICE_ROWS)
+            yield part, first
+            first += part.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Rows whose links have been requested; `outcomes[row * links + link]` belongs to a link.
+
+    first        position of the first row in the selection
+    texts        for each link column, the addresses of all rows
+    outcomes     what is known of each link; the engine replaces None
+    wanted       the requests of the engine
+    has_objects  whether any link names an object of a bucket
+    """
+
+    batch: pa.RecordBatch
+    first: int
+    texts: Sequence[Sequence[str | None]]
+    outcomes: list[Outcome]
+    wanted: Wanted
+    has_objects: bool
+
+
+class _Fetcher:
+    """Requests links ahead of their rows, and makes columns of the responses on one thread."""
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        key: str | None,
+        at: Location,
+        guard: Guard,
+        limits: Limits,
+        allow_empty: bool,
+        spool: Spool | None,
+    ) -> None:
+        self._links, self._key, self._allow_empty = links, key, allow_empty
+        self._guard, self._limits, self._spool = guard, limits, spool
+        self._may_be_page = [
+            (link.encoding or "").partition(":")[0] in ("str", "json") for link in links
+        ]
+        self._resolver = LinkResolver(at, guard)
+        self._objects = ObjectReader(at, limits)
+        self._engine: Engine | None = None
+        self._arrived = SimpleQueue[None]()  # the engine puts None when an awaited link has arrived
+        self.slices = deque[_Slice]()
+        self._taken_rows: list[int] = []  # rows of the first slice that are in the builders
+        self._builders = [BytesColumnBuilder(_BATCH_BYTES + _RELEASE_BYTES) for _ in links]
+        self._yielded = deque[Fetched]()  # batches that the Writer may not have yet
+        self._saved: dict[tuple[int, int], FetchedLink] = {}
+        if spool is not None:
+            spool.arrived, self._saved = self._fetched_links, spool.kept
+        self._hints: dict[str, None] = {}  # on private addresses, in order
+        self._next_order = 0  # the engine's order of the next row's first link
+        self._requested = self._fetched = self._fetched_bytes = 0
+        self._freed_bytes = 0  # not reported to the engine yet
+        self._release_bytes = min(_RELEASE_BYTES, limits.ahead_bytes // 8)
+
+    # -- requests
+
+    def start(self, batch: pa.RecordBatch, first: int) -> None:
+        """Request the links of a slice; `first` is the position of its first row."""
+        texts = [address_texts(batch, link.source) for link in self._links]
+        flat = (
+            texts[0]
+            if len(texts) == 1
+            else [text for row in zip(*texts, strict=True) for text in row]
+        )
+        outcomes: list[Outcome] = [None] * len(flat)
+        users: dict[int, str] = {}
+        has_objects = False
+        urls, origins = [""] * len(flat), [""] * len(flat)
+        for i, text in enumerate(flat):
+            target = self._resolver.resolve(text, self._links[i % len(self._links)].source)
+            if isinstance(target, Address):
+                urls[i], origins[i], user = target
+                if user:
+                    users[i] = user
+            else:
+                outcomes[i] = target
+                has_objects |= isinstance(target, Location) and not target.is_local
+        if self._saved:
+            for i in self._use_saved(flat, outcomes, first):
+                urls[i] = origins[i] = ""
+        wanted = Wanted(
+            urls,
+            origins,
+            users,
+            outcomes,
+            functools.partial(self._arrived.put, None),
+            first=self._next_order,
+            named=self._resolver.named_origins,
+            private=self._guard.allow_private,
+            hosts=self._guard.allow_hosts,
+        )
+        self._next_order += len(flat)
+        if requested := outcomes.count(None):
+            if self._engine is None:
+                self._engine = Engine(self._limits, self._limits.ahead_bytes)
+            self._engine.want(wanted)
+            self._requested += requested
+        self.slices.append(_Slice(batch, first, texts, outcomes, wanted, has_objects))
+        if self._spool is not None and (self._requested or has_objects):
+            self._spool.is_remote = True
+
+    def _use_saved(
+        self, texts: Sequence[str | None], outcomes: list[Outcome], first: int
+    ) -> Iterator[int]:
+        """Use the links that an earlier run fetched, and yield their places."""
+        for i, text in enumerate(texts):
+            row, link = divmod(i, len(self._links))
+            saved = self._saved.pop((first + row, link), None)
+            if saved is None or isinstance(outcomes[i], LinkFailure) or not text:
+                continue
+            if saved.address == address_digest(text):
+                outcomes[i] = saved
+                yield i
+
+    # -- reports
+
+    def report_buckets(self, progress: Progress) -> None:
+        """Report the buckets that rows of a local index name, each once."""
+        buckets = self._resolver.buckets
+        new = [bucket for bucket, is_reported in buckets.items() if not is_reported]
+        if new:
+            progress.note(bucket_note("the index", new))
+            buckets.update(dict.fromkeys(new, True))
+
+    def notes(self) -> Iterator[str]:
+        """Yield notes on all transfers."""
+        for hint in self._hints:
+            yield f"rows failed because of a private address: {hint[:1].lower()}{hint[1:]}"
+        if self._engine is not None and self._engine.spent:
+            yield "the retry budget was used up: later transient errors were not retried"
+        if self._engine is not None and self._engine.unproven:
+            count = format_count(self._engine.unproven, "object")
+            yield f"{count} came without a length: flare cannot detect whether they are truncated"
+
+    def summary(self) -> str:
+        """Return a line with the number of links and bytes."""
+        web = f", {self._requested} of them over HTTP" if self._requested else ""
+        count, size = format_count(self._fetched, "link"), format_size(self._fetched_bytes)
+        return f"fetched {count}, {size}{web}"
+
+    def close(self) -> None:
+        """End all transfers."""
+        if self._engine is not None:
+            self._engine.close()
+        self._objects.close()
+
+    # -- rows
+
+    def finish(self) -> Iterator[Fetched]:
+        """Wait for the rows of the first slice and yield them in batches."""
+        part = self.slices[0]
+        keys = part.batch.column(self._key) if self._key is not None else None
+        taken = self._taken_rows = []
+        failures: list[Failure] = []
+        row, bytes_before = 0, self._fetched_bytes
+        while row < part.batch.num_rows:
+            run = self._take_run(part, row, _BATCH_BYTES - (self._fetched_bytes - bytes_before))
+            row += run
+            if not run:
+                failed = self._take_row(part, row)
+                if failed is not None:
+                    key = "" if keys is None else key_text(keys[row])
+                    failures.append(_failure(part.first + row, key, *failed))
+                row += 1
+            if self._fetched_bytes - bytes_before >= _BATCH_BYTES:
+                yield from self._yield(self._batch(part, taken, failures, row))
+                taken, failures, bytes_before = self._taken_rows, [], self._fetched_bytes
+        last = self._batch(part, taken, failures, row) if taken or failures else None
+        self.slices.popleft()
+        if last is not None:
+            yield from self._yield(last)
+
+    def _yield(self, fetched: Fetched) -> Iterator[Fetched]:
+        """Yield a batch, and keep it for the spool until the Writer has its rows."""
+        if self._spool is not None:
+            self._yielded.append(fetched)
+        self._taken_rows = []
+        yield fetched
+        while (
+            self._spool is not None
+            and self._yielded
+            and self._yielded[0].until <= self._spool.until
+        ):
+            self._yielded.popleft()
+
+    def _fetched_links(self) -> Iterator[FetchedLink]:
+        """Yield all fetched links that the Writer may not have yet."""
+        for fetched in self._yielded:
+            for i, link in enumerate(self._links):
+                column, names = fetched.batch.column(link.name), fetched.names[link.name]
+                for at, row in enumerate(fetched.rows.tolist()):
+                    address = address_digest(names[at])
+                    yield FetchedLink(row, i, address, memoryview(column[at].as_buffer()))
+        if not self.slices:
+            return
+        part = self.slices[0]
+        for i, builder in enumerate(self._builders):
+            for at, row in enumerate(self._taken_rows[: builder.rows]):
+                address = address_digest(part.texts[i][row] or "")
+                yield FetchedLink(part.first + row, i, address, builder.peek(at))
+        for part in self.slices:
+            for place, outcome in enumerate(part.outcomes):
+                row, i = divmod(place, len(self._links))
+                data, is_page = _fetched_bytes(outcome)
+                if data is not None:
+                    address = address_digest(part.texts[i][row] or "")
+                    yield FetchedLink(part.first + row, i, address, data, is_page)
+
+    def _take_run(self, part: _Slice, row: int, max_bytes: int) -> int:
+        """Move the next rows into the builders while their links are plain bytes; return how many.
+
+        A link that has not arrived, failed, is empty or may be a web page ends the run. So does
+        the first link at which the run has `max_bytes`.
+        """
+        width, begin = len(self._links), row * len(self._links)
+        outcomes = part.outcomes[begin : begin + MAX_RUN_ROWS * width]
+        count = size = 0
+        for data in outcomes:
+            if (
+                type(data) is not bytes
+                or not data
+                or data[0] in _MARKUP_STARTS
+                or size >= max_bytes
+            ):
+                break
+            count += 1
+            size += len(data)
+        rows = count // width
+        if rows:
+            taken: Any = outcomes[: rows * width]
+            for i, builder in enumerate(self._builders):
+                builder.add(taken[i::width])
+            # An interrupt may come between any two lines, and the spool saves both: until the rows
+            # are listed here, the outcomes must keep the bytes.
+            self._taken_rows += range(row, row + rows)
+            part.outcomes[begin : begin + len(taken)] = [_TAKEN] * len(taken)
+            size = size if count == len(taken) else sum(map(len, taken))
+            self._fetched += len(taken)
+            self._fetched_bytes += size
+            self._freed_bytes += size
+            if self._freed_bytes >= self._release_bytes:
+                self._release(part, begin + len(taken))
+        return rows
+
+    def _take_row(self, part: _Slice, row: int) -> tuple[str, LinkFailure] | None:
+        """Wait for the links of a row and move them into the builders.
+
+        If a link failed, nothing is moved, and its column and failure are returned.
+        """
+        width = len(self._links)
+        values: list[bytes] = []
+        failed: tuple[str, LinkFailure] | None = None
+        for i, link in enumerate(self._links):
+            if part.has_objects:
+                self._objects.read_ahead(part.outcomes, row * width + i)
+            text = part.texts[i][row] or ""
+            value = self._value(part, row * width + i, text, self._may_be_page[i])
+            if isinstance(value, bytes):
+                values.append(value)
+            elif failed is None:
+                failed = link.name, value
+        if failed is None:
+            for builder, value in zip(self._builders, values, strict=True):
+                builder.add((value,))
+            self._taken_rows.append(row)
+        part.outcomes[row * width : (row + 1) * width] = [_TAKEN] * width  # as in `_take_run`
+        return failed
+
+    def _value(self, part: _Slice, place: int, text: str, may_be_page: bool) -> bytes | LinkFailure:
+        outcome = part.outcomes[place]
+        if outcome is None or self._freed_bytes >= self._release_bytes:
+            outcome = self._await(part, place)
+        if isinstance(outcome, LinkFailure):
+            return outcome
+        if isinstance(outcome, Fault):
+            if outcome.kind == "bug":
+                raise RuntimeError(outcome.message)  # --on-error skip must not hide it
+            if outcome.kind == "unsafe" and outcome.hint and len(self._hints) < MAX_SHOWN_HINTS:
+                self._hints[outcome.hint] = None
+            message = f"{redact(part.wanted.urls[place])}: {outcome.message}"
+            return LinkFailure(outcome.kind, redact_text(message), outcome.hint)
+        if isinstance(outcome, FetchedLink):
+            body = bytes(outcome.data)
+        elif isinstance(outcome, bytes | Page):
+            body = outcome.data if isinstance(outcome, Page) else outcome
+            self._freed_bytes += len(body)
+        else:
+            try:
+                data = self._objects.read(outcome, text)
+            except CredentialsError:  # all following reads would fail too
+                raise
+            except FlareError as error:
+                message = f"{redact(text)}: {error.message}"
+                return LinkFailure(error.kind, redact_text(message), error.hint)
+            if isinstance(data, LinkFailure):
+                return replace(data, reason=f"{redact(text)}: {data.reason}")
+            body = data
+        self._fetched += 1
+        self._fetched_bytes += len(body)
+        is_page = isinstance(outcome, Page) or (
+            isinstance(outcome, FetchedLink) and outcome.is_page
+        )
+        failure = self._check_body(body, is_page, text, may_be_page)
+        return failure or body
+
+    def _await(
+        self, part: _Slice, place: int
+    ) -> (
+        bytes
+        | FetchedLink
+        | Page
+        | Fault
+        | LinkFailure
+        | Location
+        | Future[bytes | LinkFailure | None]
+    ):
+        """Wait for a link and return its outcome."""
+        self._release(part, place)
+        wanted, outcome = part.wanted, part.outcomes[place]
+        if outcome is None:
+            wanted.awaited = min(place + MAX_RUN_ROWS, len(part.outcomes) - 1)
+            with contextlib.suppress(Empty):
+                self._arrived.get(timeout=_FIRST_WAIT_S)
+            # The engine writes the outcome and then reads `awaited`, so this writes before it reads.
+            wanted.awaited = place
+            while (outcome := part.outcomes[place]) is None:
+                if self._spool is None:
+                    get_interruptibly(self._arrived)
+                else:
+                    with contextlib.suppress(Empty):
+                        self._arrived.get(timeout=SPOOL_CHECK_S)
+                    self._spool.save()
+            wanted.awaited = -1
+        return outcome
+
+    def _release(self, part: _Slice, place: int) -> None:
+        """Tell the engine how many bytes were freed, and which link is needed next."""
+        if self._engine is not None:
+            self._engine.release(self._freed_bytes, part.wanted.first + place)
+            self._freed_bytes = 0
+
+    def _check_body(
+        self, body: bytes, is_page: bool, text: str, may_be_page: bool
+    ) -> LinkFailure | None:
+        """Return a failure if a body is empty, or a web page where another kind is expected."""
+        if not body:
+            reason = f"{redact(text)}: no data (0 bytes)"
+            return None if self._allow_empty else LinkFailure("empty", reason)
+        if not is_page and body[0] not in _MARKUP_STARTS:
+            return None
+        if may_be_page or media.kind_of(text) in _TEXT_KINDS:
+            return None
+        kind = media.sniff(body[:512])
+        if kind in ("html", "xml") or (kind is None and is_page):
+            page = "an XML document" if kind == "xml" else "a web page"
+            return LinkFailure("media", f"{redact(text)}: got {page}")
+        return None
+
+    def _batch(
+        self, part: _Slice, taken: list[int], failures: list[Failure], until: int
+    ) -> Fetched:
+        """Return the rows in the builders as a batch."""
+        is_contiguous = bool(taken) and taken[-1] - taken[0] + 1 == len(taken)
+        whole = (
+            part.batch.slice(taken[0], len(taken))
+            if is_contiguous
+            else part.batch.take(pa.array(taken, pa.int64()))
+        )
+        link_of = {link.source: i for i, link in enumerate(self._links)}
+        fields, columns = [], []
+        for old, column in zip(whole.schema, whole.columns, strict=True):
+            i = link_of.get(old.name)
+            fields.append(old if i is None else pa.field(self._links[i].name, pa.large_binary()))
+            columns.append(column if i is None else self._builders[i].finish())
+        extensions = {
+            link.name: extension_of(part.texts[i][taken[0]] or "") if taken else ""
+            for i, link in enumerate(self._links)
+        }
+        names = {
+            link.name: [part.texts[i][row] or "" for row in taken]
+            for i, link in enumerate(self._links)
+        }
+        return Fetched(
+            pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields)),
+            part.first + np.array(taken, np.int64),
+            tuple(failures),
+            part.first + until,
+            extensions,
+            names,
+        )
+
+
+def _fetched_bytes(outcome: Outcome) -> tuple[bytes | None, bool]:
+    """Return the bytes of a link, if they were fetched, and whether the server calls them HTML."""
+    if isinstance(outcome, FetchedLink):
+        return outcome.data, outcome.is_page
+    if isinstance(outcome, Page):
+        return outcome.data, True
+    if isinstance(outcome, Future) and outcome.done() and not outcome.cancelled():
+        outcome = None if outcome.exception() is not None else outcome.result()
+    return (outcome if isinstance(outcome, bytes) else None), False
+
+
+def _failure(row: int, key: str, column: str, failure: LinkFailure) -> Failure:
+    return Failure(row, key, column, failure.kind, failure.reason, hint=failure.hint)
+
+
+class BytesColumnBuilder:
+    """Builds large_binary columns with one copy of each value; not for reuse by other threads.
+
+    The buffer comes from Arrow's allocator, which neither clears memory nor returns it to the
+    system between two columns.
+
+    max_bytes  size of the buffer; a column with more bytes costs another copy
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = memoryview(b"")
+        self._reset()
+
+    def _reset(self) -> None:
+        self._size, self._offsets = 0, [0]
+        self._overflow: list[bytes] = []  # values after the buffer was full
+        self._used = 0  # bytes of the buffer
+
+    def add(self, values: Sequence[bytes]) -> None:
+        """Append values."""
+        if not self._buffer:
+            self._buffer = memoryview(pa.allocate_buffer(self._max_bytes)).cast("B")
+        size, buffer, offsets = self._size, self._buffer, self._offsets
+        for value in values:
+            begin, size = size, size + len(value)
+            if size <= self._max_bytes:
+                buffer[begin:size] = value
+                self._used = size
+            else:
+                self._overflow.append(value)
+            offsets.append(size)
+        self._size = size
+
+    def peek(self, row: int) -> bytes | memoryview:
+        """Return the value at a position of the unfinished column."""
+        in_buffer = len(self._offsets) - 1 - len(self._overflow)
+        if row >= in_buffer:
+            return self._overflow[row - in_buffer]
+        return self._buffer[self._offsets[row] : self._offsets[row + 1]]
+
+    @property
+    def rows(self) -> int:
+        """Values in the unfinished column."""
+        return len(self._offsets) - 1
+
+    def finish(self) -> pa.Array:
+        """Return the column, and start another."""
+        used = self._buffer[: self._used]
+        if self._overflow:
+            data = pa.py_buffer(b"".join((used, *self._overflow)))
+        elif self._used < self._max_bytes // _MIN_FILL:
+            data = pa.py_buffer(bytes(used))
+        else:
+            data, self._buffer = pa.py_buffer(used), memoryview(b"")
+        offsets = pa.py_buffer(np.array(self._offsets, np.int64))
+        column = pa.Array.from_buffers(pa.large_binary(), self.rows, [None, offsets, data])
+        self._reset()
+        return column

@@ -1,0 +1,212 @@
+"""Link targets: what the addresses in an index name, and reading those that are not on the web.
+
+Rows of any index may name public web addresses; private ones need an option. Rows of a local
+index may also name files in its folder, and bucket objects, which are read with the user's
+credentials.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from flarecli.errors import FlareError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.names import is_url
+from flarecli.prefetch import submit
+from flarecli.redact import redact, redact_text
+from flarecli.storage import Guard, Limits, Location, bucket_in
+from flarecli.storage.http.engine import Fault, Page
+from flarecli.storage.http.url import Address, parse
+from flarecli.write.spool import FetchedLink
+
+__all__ = [
+    "Link",
+    "LinkFailure",
+    "LinkResolver",
+    "ObjectReader",
+    "Outcome",
+    "address_texts",
+    "extension_of",
+]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_HTTP = re.compile(r" *https?:", re.IGNORECASE)
+_EXTENSION = re.compile(r"[a-z0-9]{1,12}")
+_READ_AHEAD = 16  # bucket objects that are read at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A column of addresses, and the column for the fetched bytes with its encoding, if given."""
+
+    source: str
+    name: str
+    encoding: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFailure:
+    """Why a link has no value: a kind for scripts, a reason, and an optional hint."""
+
+    kind: str
+    reason: str
+    hint: str = ""
+
+
+# What is known of a link. None: a download in progress. A Location or a Future: a file or object.
+Outcome: TypeAlias = (
+    "bytes | FetchedLink | Page | Fault | LinkFailure | Location"
+    " | Future[bytes | LinkFailure | None] | None"
+)
+
+
+class LinkResolver:
+    """Resolves the addresses of an index at `index_folder`.
+
+    buckets  buckets that rows of a local index name; True for those already reported
+    """
+
+    def __init__(self, index_folder: Location, guard: Guard) -> None:
+        self._at, self._is_local = index_folder, index_folder.is_local
+        self.named_origins = index_folder.store.guard.named | guard.named
+        self.buckets: dict[str, bool] = {}
+
+    def resolve(self, text: str | None, source: str) -> Address | Location | LinkFailure:
+        """Return what the text in column `source` names, or why it cannot be followed."""
+        if not text:
+            return LinkFailure("null", f"{source} is {'null' if text is None else 'empty'}")
+        try:
+            if not text.isascii():
+                text.encode()
+            return self._target(text)
+        except UnicodeEncodeError:
+            return LinkFailure("value", f"{source} is not UTF-8")
+        except FlareError as error:
+            is_about_folder = error.address in ("", str(self._at))  # the address is what is wrong
+            message = error.message if is_about_folder else f"{redact(text)}: {error.message}"
+            return LinkFailure(error.kind, redact_text(message), error.hint)
+
+    def _target(self, text: str) -> Address | Location:
+        if text.startswith(("http://", "https://")) or _HTTP.match(text):
+            return parse(text)
+        if (
+            self._is_local
+            and not is_url(text)
+            and _SCHEME.match(text)
+            and not text.lower().startswith("file:")
+        ):
+            raise UnsafeError(f"{text.partition(':')[0]!r} is not a supported address scheme")
+        target = self._at.join(text)
+        if self._is_local and not target.is_local and (bucket := bucket_in(text)):
+            self.buckets.setdefault(bucket, False)
+        # The key of a bucket object may look like a web address.
+        if self._is_local or target.is_local or not _HTTP.match(str(target)):
+            return target
+        return parse(target.path)
+
+
+class ObjectReader:
+    """Reads linked files and bucket objects whole; relative links start at `index_folder`.
+
+    Objects are read ahead on threads, except large ones, which are read when their row is due.
+    """
+
+    def __init__(self, index_folder: Location, limits: Limits) -> None:
+        self._at, self._limits = index_folder, limits
+        self._in_flight = set[Future[bytes | LinkFailure | None]]()
+
+    def read_ahead(self, outcomes: list[Outcome], start: int) -> None:
+        """Replace the bucket objects among the next outcomes by Futures of their bytes."""
+        for i in range(start, min(start + _READ_AHEAD, len(outcomes))):
+            target = outcomes[i]
+            if isinstance(target, Location) and not target.is_local:
+                future = outcomes[i] = submit(partial(self._read_small, target))
+                self._in_flight.add(future)
+                future.add_done_callback(self._in_flight.discard)
+
+    def _read_small(self, at: Location) -> bytes | LinkFailure | None:
+        """Return the bytes of an object; None if it is too large to be read ahead."""
+        size = _size(at)
+        if self._limits.ahead_bytes // _READ_AHEAD < size <= self._limits.max_bytes:
+            return None
+        return self._read_whole(at, size)
+
+    def read(
+        self, target: Location | Future[bytes | LinkFailure | None], text: str
+    ) -> bytes | LinkFailure:
+        """Return the bytes of a file or an object; `text` is its address in the index."""
+        if isinstance(target, Location):
+            return self._read_whole(target)
+        data = target.result()
+        return self._read_whole(self._at.join(text)) if data is None else data
+
+    def _read_whole(self, at: Location, size: int | None = None) -> bytes | LinkFailure:
+        size = _size(at) if size is None else size
+        if size > self._limits.max_bytes:
+            return LinkFailure("large", f"larger than the limit of {self._limits.max_bytes} bytes")
+        return at.read(0, size)
+
+    def close(self) -> None:
+        """Wait for the reads in flight, so that none outlives the pack."""
+        wait(list(self._in_flight))
+
+
+def _size(at: Location) -> int:
+    """Return the size of a file or an object.
+
+    If the size is refused, one byte is read: the error of a read gives the reason, the error of a
+    HEAD request does not.
+    """
+    try:
+        return at.size()
+    except MissingError:
+        raise
+    except ReachError:
+        if not at.is_local:
+            at.read(0, 1)
+        raise
+
+
+def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
+    """Return the texts of a column; bytes that are not UTF-8 become surrogate escapes.
+
+    raises  UsageError if the column is not text
+    """
+    column = batch.column(source)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not (
+        pa.types.is_string(column.type)
+        or pa.types.is_large_string(column.type)
+        or pa.types.is_string_view(column.type)
+    ):
+        if pa.types.is_null(column.type):
+            return [None] * len(column)
+        raise UsageError(
+            f"column {source!r}: expected text with addresses, got {column.type}",
+            hint="Use a text column with --fetch.",
+            column=source,
+        )
+    try:
+        texts: list[str | None] = column.to_pylist()
+    except UnicodeDecodeError:  # parquet may contain invalid UTF-8: only those rows fail
+        texts = [
+            value.as_buffer().to_pybytes().decode("utf-8", "surrogateescape")
+            if value.is_valid
+            else None
+            for value in column
+        ]
+    return texts
+
+
+def extension_of(text: str) -> str:
+    """Return the extension of an address in lower case; empty if it has none."""
+    path = text.partition("#")[0].partition("?")[0] if is_url(text) else text
+    _, dot, extension = path.rpartition("/")[2].rpartition(".")
+    extension = extension.lower()
+    return extension if dot and _EXTENSION.fullmatch(extension) else ""
