@@ -107,7 +107,7 @@ def test_a_new_dataset_that_lost_a_shard_does_not_replace_the_old_one(s3):
     writer = opened(out, overwrite=True)
     write(writer, 7)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(type(writer.target), "_swap", _killed)
+        patch.setattr(type(writer.target), "_replace", _killed)
         writer.close()
     writer.target.release()
     assert ".flare/new/playlist.yaml" in objects(out)

@@ -55,7 +55,7 @@ def put(address, name, data):
 
 
 def options(**more):
-    return {"shard_bytes": 20_000, "on_error": "skip", **more}
+    return {"shard_size": 20_000, "on_error": "skip", **more}
 
 
 HOLDS = {
@@ -78,8 +78,8 @@ def test_each_format_is_the_same_in_a_bucket_as_on_a_disk(s3, index, tmp_path, f
         table = pq.read_table(index).append_column("key", pa.array([f"k{i}" for i in range(ROWS)]))
         index = str(tmp_path / "keyed.parquet")
         pq.write_table(table.select(HOLDS[format]), index)
-    local = commands.pack(index, str(tmp_path / "out"), format=format, shard_bytes=20_000, **more)
-    packed = commands.pack(index, f"{s3}/deep/out", format=format, shard_bytes=20_000, **more)
+    local = commands.pack(index, str(tmp_path / "out"), format=format, shard_size=20_000, **more)
+    packed = commands.pack(index, f"{s3}/deep/out", format=format, shard_size=20_000, **more)
     assert (packed.rows, packed.shards, packed.playlist) == (
         local.rows,
         local.shards,
@@ -131,7 +131,7 @@ def test_an_overwrite_that_fails_leaves_the_old_dataset(s3, index):
     commands.pack(index, out, **options())
     first = objects(out)
     with pytest.raises(ValueError):
-        commands.pack(index, out, shard_bytes=20_000, overwrite=True)  # row 7 has no `bad`
+        commands.pack(index, out, shard_size=20_000, overwrite=True)  # row 7 has no `bad`
     assert {
         name: data for name, data in objects(out).items() if not name.startswith(".flare/")
     } == first
@@ -142,22 +142,22 @@ def test_an_overwrite_that_fails_leaves_the_old_dataset(s3, index):
 
 def test_a_failure_before_the_first_shard_leaves_nothing(s3, index):
     with pytest.raises(ValueError):
-        commands.pack(index, f"{s3}/out", shard_bytes=20_000)
+        commands.pack(index, f"{s3}/out", shard_size=20_000)
     assert objects(f"{s3}/out") == {}
 
 
 def test_an_unfinished_pack_is_named_and_begun_anew_only_when_asked(s3, index, tmp_path):
     out = f"{s3}/out"
     with pytest.raises(ValueError):
-        commands.pack(index, out, shard_bytes=6_000)
+        commands.pack(index, out, shard_size=6_000)
     assert ".flare/lock" not in objects(out) and ".flare/journal/00000.json" in objects(out)
     with pytest.raises(UnfinishedError) as caught:
-        commands.pack(index, out, shard_bytes=6_000)
+        commands.pack(index, out, shard_size=6_000)
     assert str(caught.value) == f"{out}: an unfinished pack"
     with pytest.raises(UnfinishedError):
         commands.inspect(out)
     with pytest.raises(UsageError, match="the unfinished pack there was begun with on_error"):
-        commands.pack(index, out, shard_bytes=6_000, resume=True, on_error="skip")
+        commands.pack(index, out, shard_size=6_000, resume=True, on_error="skip")
     commands.pack(index, out, **options(overwrite=True))
     commands.pack(index, str(tmp_path / "out"), **options())
     assert objects(out) == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -325,11 +325,11 @@ def objects_named(address):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_killed_anywhere_and_resumed_it_is_the_same_objects(s3, index, tmp_path, overwrite):
-    commands.pack(index, f"{s3}/whole", **options(shard_bytes=16_000))
+    commands.pack(index, f"{s3}/whole", **options(shard_size=16_000))
     wanted = objects(f"{s3}/whole")
     out, rng = f"{s3}/out", random.Random(overwrite)
     if overwrite:
-        commands.pack(index, out, **options(shard_bytes=30_000))
+        commands.pack(index, out, **options(shard_size=30_000))
     watcher = Watcher(out)
     watcher.all = set() if overwrite else set(wanted)
     watcher.start()
@@ -383,7 +383,7 @@ def test_stopped_at_any_step_and_resumed_it_is_the_same(index, monkeypatch):
     class Killed(BaseException):
         pass
 
-    with_failures = options(shard_bytes=150_000)
+    with_failures = options(shard_size=150_000)
     commands.pack(index, f"{bucket}/whole", **with_failures)
     wanted = objects(f"{bucket}/whole")
     real = {name: getattr(AnyStore, name) for name in ("write", "delete")}
@@ -391,7 +391,7 @@ def test_stopped_at_any_step_and_resumed_it_is_the_same(index, monkeypatch):
         for step in range(200):
             out, count = f"{bucket}/out{overwrite}{step}", [0]
             if overwrite:
-                commands.pack(index, out, **options(shard_bytes=300_000))
+                commands.pack(index, out, **options(shard_size=300_000))
 
             def dying(name, out=out, count=count, step=step):
                 def call(self, path, *more, **named):

@@ -20,7 +20,7 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
 )
 pytest.importorskip("ray", reason="needs ray: pip install 'flarecli[ray]'")
 PARTS = 18
-OPTIONS = {"part_rows": 10, "shard_bytes": 1500}
+OPTIONS = {"part_rows": 10, "shard_size": 1500}
 
 
 @pytest.fixture

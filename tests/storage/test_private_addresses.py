@@ -291,7 +291,7 @@ def test_every_function_that_reads_addresses_takes_allow_host(web, listed, tmp_p
     assert flarecli.inspect(source, sample=1, **allowed).streams[0].rows == 1
     assert list(flarecli.verify(source, **allowed)) == []
     assert sum(batch.num_rows for batch in flarecli.cat(source, **allowed)) == 1
-    assert "md5" in flarecli.playlist(source, hashes=["md5"], **allowed)
+    assert "md5" in flarecli.playlist(source, hash=["md5"], **allowed)
     assert flarecli.pack(source, str(tmp_path / "packed"), **allowed).rows == 1
     assert flarecli.unpack(source, str(tmp_path / "files"), **allowed).rows == 1
 
