@@ -1,4 +1,4 @@
-"""flare: pack, unpack, inspect, verify, list and stream sharded datasets, without trusting a byte of them.
+"""flare: pack, unpack, inspect, verify, list and stream sharded datasets.
 
     import flarecli as flare
 
@@ -6,7 +6,7 @@
     data = flare.open("out")
     data[7]["image"]
 
-Every name is loaded when it is first used: importing the package imports nothing heavy.
+Names are loaded on first use, so that importing the package is fast.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ __all__ = [
 
 
 def close() -> None:
-    """Close what this process shares: connections, threads, open files. Call it while nothing is read or written.
+    """Close connections, threads and files that this process shares. Call it while nothing is read
+    or written.
 
-    What is used afterwards opens again.
+    Later use opens them again.
     """
     from flarecli.lifetimes import close_all
 

@@ -1,10 +1,11 @@
-"""The `flare` command as a process: signals, streams and the exit code. `--version` is answered before anything heavy loads.
+"""The `flare` command as a process: signals, streams and the exit code. `--version` loads nothing
+heavy.
 
-SIGINT, SIGTERM and SIGHUP end a run with one line and the exit code 130, 143 or 129, wherever they land. They arrive as one
-KeyboardInterrupt, so that `finally` and `with` put things right. Inside an import it would be lost or leave half a
-module, so there it waits until the import is done; what takes longer than GRACE_S is ended without asking. Only what comes while
-Python itself starts, or while the installed script imports this file (a millisecond, and what the script imports before it),
-ends as Python ends it: no code of ours runs yet.
+SIGINT, SIGTERM and SIGHUP end a run with one line and the exit code 130, 143 or 129. The handler
+raises one KeyboardInterrupt, so that `finally` and `with` clean up. During an import, which could
+swallow it or leave a partial module, it is raised after the import. A run that takes longer than
+GRACE_S to end is killed. Signals that arrive before this module is imported have the default action
+of Python.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ import time
 from _thread import start_new_thread
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing takes as long to load as all the rest here
+if TYPE_CHECKING:  # loading typing takes as long as all other imports of this module
     from collections.abc import Sequence
     from types import FrameType
     from typing import Any, NoReturn
 
-GRACE_S = 4.0  # five seconds are promised
+GRACE_S = 4.0  # the documentation states five seconds
 _RETRY_S = 0.02
 _NAMES: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if sys.platform != "win32":
-    _NAMES[signal.SIGHUP] = "hung up"  # `nohup` has it ignored, and so it stays
+    _NAMES[signal.SIGHUP] = "hung up"  # stays ignored under `nohup`
 
 
 class _Signals:
-    """What to do on SIGINT, SIGTERM and SIGHUP. `number` is the first one that came, 0 as long as none did."""
+    """Handlers of SIGINT, SIGTERM and SIGHUP.
+
+    `number` is the first signal received, 0 if there is none.
+    """
 
     def __init__(self, args: Sequence[str]) -> None:
         self.number, self.armed, self.over, self._args = 0, True, False, args
@@ -47,11 +51,11 @@ class _Signals:
     def _take(self, number: int, handler: Any) -> None:
         try:
             self._before.setdefault(number, signal.signal(number, handler))
-        except ValueError:  # not the main thread: signals are somebody else's business
+        except ValueError:  # only the main thread may install handlers
             return
 
     def restore(self) -> None:
-        """Put everything back as it was before."""
+        """Restore the previous handlers."""
         self.armed, self.over = False, True
         if signal.SIGALRM in self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -62,7 +66,7 @@ class _Signals:
     def _caught(self, number: int, frame: FrameType | None) -> None:
         if number in _NAMES:
             if self.number:
-                return  # the first one is being obeyed
+                return  # the first signal is being handled
             self.number = number
             start_new_thread(self._watch, ())
         if self.armed:
@@ -72,12 +76,12 @@ class _Signals:
                 raise KeyboardInterrupt
 
     def _again(self) -> None:
-        """Have the interrupt raised once more, in a moment."""
+        """Schedule the interrupt to be raised again."""
         self._take(signal.SIGALRM, self._caught)
         signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
 
     def _lost(self, what: Any) -> None:
-        """An exception in a finalizer goes nowhere: an interrupt is raised again, anything else is for --debug."""
+        """Handle an exception in a finalizer: raise an interrupt again, print others with --debug."""
         if self.number and self.armed and issubclass(what.exc_type, KeyboardInterrupt):
             self._again()
         elif _flag(self._args, "debug"):
@@ -85,29 +89,29 @@ class _Signals:
 
     def _watch(self) -> None:
         time.sleep(GRACE_S)
-        if not self.over:  # stuck, or the interrupt was swallowed
+        if not self.over:  # blocked, or the interrupt was swallowed
             if target := sys.modules.get("flarecli.write.folder_target"):
                 target.remove_unfinished_files()
             try:
                 os.write(2, self._line().encode())
-            finally:  # the terminal may be gone
+            finally:  # the terminal may be closed
                 os._exit(128 + self.number)
 
     def say(self) -> None:
-        """Say in one line why it stopped."""
+        """Print one line with the reason of the end."""
         _tell(self._line())
 
     def _line(self) -> str:
         what, code = _NAMES[self.number], 128 + self.number
         resumable = self._args[:1] in (["pack"], ["unpack"])
         if _flag(self._args, "json"):
-            hint = "Give --resume to go on from here." if resumable else ""
+            hint = "Use --resume to continue." if resumable else ""
             return f'{{"error": {{"kind": "interrupted", "message": "{what}", "where": "", "row": null, "column": null, "hint": "{hint}", "exit_code": {code}}}}}\n'
-        return f"error: {what}" + ("; give --resume to go on from here\n" if resumable else "\n")
+        return f"error: {what}" + ("; use --resume to continue\n" if resumable else "\n")
 
 
 def _tell(text: str) -> None:
-    """Write to stderr; nobody listening is no error."""
+    """Write to stderr; ignore failures."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -116,7 +120,7 @@ def _tell(text: str) -> None:
 
 
 def _flag(args: Sequence[str], name: str) -> bool:
-    """Say whether a switch is given, before or without the command line being understood."""
+    """Return whether a switch is in the arguments, without parsing the command line."""
     return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in (
         "1",
         "true",
@@ -128,7 +132,7 @@ def _flag(args: Sequence[str], name: str) -> bool:
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Say whether an import is under way below `_run`."""
+    """Return whether an import is in progress below `_run`."""
     while frame is not None and frame.f_code is not _run.__code__:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -137,19 +141,19 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def _run(args: Sequence[str], signals: _Signals) -> int:
-    """Answer one command line, and turn an interrupt into its line and exit code."""
+    """Run one command line; an interrupt becomes one printed line and its exit code."""
     code = 128 + signal.SIGINT
     try:
         try:
             signals.install()
             code = _answer(args, signals)
         finally:
-            signals.armed = False  # from here on a signal only changes the exit code
+            signals.armed = False  # after this, a signal only changes the exit code
     except KeyboardInterrupt:
         signals.number = signals.number or signal.SIGINT
-    except Exception as error:  # a broken installation; the command line reports all other errors
+    except Exception as error:  # a broken installation; flarecli.cli reports all other errors
         code = 6 if isinstance(error, ImportError) else 1
-        _tell(f"error: {type(error).__name__}: {error}\nhint: Install flare again.\n")
+        _tell(f"error: {type(error).__name__}: {error}\nhint: Reinstall flare.\n")
     if signals.number:
         signals.say()
         return 128 + signals.number
@@ -185,7 +189,7 @@ def _version() -> int:
 
 
 def _set_streams(wanted: Sequence[tuple[Any, str, str]]) -> list[tuple[Any, str, str]]:
-    """Give streams an encoding and a way with what it cannot hold; return what they had before."""
+    """Set encoding and error handler of streams; return the previous ones."""
     before = []
     for stream, encoding, errors in wanted:
         if hasattr(stream, "reconfigure"):
@@ -204,7 +208,8 @@ def _utf8() -> list[tuple[Any, str, str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and give its exit code; signal handlers and streams are put back afterwards.
+    """Run one command line and return its exit code. Signal handlers and streams are restored
+    afterwards.
 
     argv  the arguments without the program's name; None: those of the process
     """
@@ -218,31 +223,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _NoPandas:
-    """A finder that hides pandas: where it is installed, Arrow loads it for the first list it is given, which takes a quarter of a second.
+    """Import finder that hides pandas, which Arrow would load for the first list (0.25 s).
 
-    No value of a command is one of pandas', and a process of our own has no other user.
+    No command has pandas values, and no other code runs in this process.
     """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: Any = None) -> None:
         if name == "pandas":
-            raise ModuleNotFoundError("a command does without pandas", name=name)
+            raise ModuleNotFoundError("commands do not use pandas", name=name)
 
 
 def entry() -> NoReturn:
-    """Run the process's own command line and end the process: no finalizer may block, print or change the exit code."""
+    """Run the command line of the process and exit without finalizers, which could block or print."""
     os.environ.setdefault(
         "OPENBLAS_NUM_THREADS", "1"
-    )  # numpy's algebra, which no command does, would start a thread for each core
+    )  # no command uses linear algebra, for which numpy would start a thread per core
     gc.set_threshold(
         20_000, 10, 10
-    )  # what is imported stays: to look through it every 700 objects takes a tenth of the start
+    )  # fewer collections during start-up, since imported objects stay alive
     signals = _Signals(sys.argv[1:])
     code = 128 + signal.SIGINT
     try:
         signals.install()
         sys.meta_path.insert(0, _NoPandas)
-        for fd in range(3):  # a file that happened to be opened as 1 or 2 would get what is printed
+        for fd in range(3):  # otherwise a file opened as descriptor 1 or 2 would receive the output
             try:
                 os.fstat(fd)
             except OSError:

@@ -1,7 +1,7 @@
 """Arguments of public functions: addresses, names, type checks, and options that are declared once.
 
-An option is a field of an `Options` class. The Python function, the command line, `FLARE_*` variables
-and the option tables of the docs are all made from it.
+An option is a field of an `Options` class. The Python function, the command line, `FLARE_*`
+variables and the option tables of the docs are all made from it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ __all__ = [
 
 Address: TypeAlias = "str | os.PathLike[str]"
 Addresses: TypeAlias = "Address | Sequence[Address]"
-_MAX_BITS = 128  # of an integer that a caller gives: no count, seed or size needs more
+_MAX_BITS = 128  # of an integer argument
 F = TypeVar("F", bound="Callable[..., Any]")
-_Taken: TypeAlias = "Callable[[Any], Any]"  # gives what it is given as the function wants it, or raises TypeError or ValueError
-_HINTS = {  # parameter and what it wants: how a command line has it is not how Python does
+# returns the converted value, or raises TypeError or ValueError
+_Taken: TypeAlias = "Callable[[Any], Any]"
+_HINTS = {  # (parameter, expected type) -> hint, where Python and the command line differ
     (
         "cursor",
         "a Cursor",
-    ): "Give the `cursor` of a run, or make it anew: flare.Cursor(seed, epoch, step, order).",
+    ): "Use the `cursor` of a run, or create one: flare.Cursor(seed, epoch, step, order).",
     ("part", "two whole numbers"): "Give part=(k, n): the k-th of n parts, counted from 0.",
     ("rank", "a whole number"): "Give rank=R, ranks=N: rank R of N.",
     ("rank", "two whole numbers"): "Give rank=(R, N): rank R of N.",
@@ -57,17 +58,17 @@ _HINTS = {  # parameter and what it wants: how a command line has it is not how 
 
 
 def address_text(given: Address) -> str:
-    """Give an address, or a path of pathlib, as text. Raises UsageError for anything else."""
+    """Return an address, str or pathlib path, as text. Raises UsageError for other types."""
     text = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise UsageError(
-            f"{type(given).__name__} is no address", hint="Give text, or a path of pathlib."
+            f"{type(given).__name__} is not an address", hint="Use a str or a pathlib path."
         )
     return text
 
 
 def address_texts(given: Addresses) -> list[str]:
-    """Give one address, or several, as texts. Raises UsageError for what is neither."""
+    """Return one or several addresses as a list of texts. Raises UsageError for other types."""
     try:
         several: Iterable[Any] = [given] if isinstance(given, (str, os.PathLike)) else iter(given)
     except TypeError:
@@ -76,20 +77,20 @@ def address_texts(given: Addresses) -> list[str]:
 
 
 def name_list(given: str | Iterable[str]) -> list[str]:
-    """Give names as a list; one text is one name, not its letters. Raises UsageError for what holds none, and for a dict, whose values are lost."""
+    """Return names as a list; a str is one name. Raises UsageError for other types, dicts included."""
     if isinstance(given, Mapping):
         raise UsageError(
-            f"a list of names is wanted, not {type(given).__name__}",
+            f"expected a list of names, got {type(given).__name__}",
             hint='Write a pair as "COLUMN:NAME".',
         )
     try:
         return list(_names(given))
     except TypeError:
-        raise UsageError(f"{shown(given)} is no list of names") from None
+        raise UsageError(f"{shown(given)} is not a list of names") from None
 
 
 def shown(given: object) -> str:
-    """Give what a message shows of a value: one line of 60 characters at most."""
+    """Return the text of a value for a message: one line of at most 60 characters."""
     try:
         text = " ".join(f"{given!r:.400}".split())
     except ValueError:  # Python refuses to print integers of more than 4300 digits
@@ -98,9 +99,12 @@ def shown(given: object) -> str:
 
 
 def whole(given: Any) -> int:
-    """Return an integer, numpy's too, as Python's int. Raises TypeError for anything else, also for a truth value and for more than 128 bits."""
+    """Return a Python or numpy integer as an int.
+
+    Raises TypeError for other types, bools, and more than 128 bits.
+    """
     if type(given).__name__.startswith("bool"):
-        raise TypeError("a truth value is no number")
+        raise TypeError("a bool is not a number")
     value = operator.index(given)
     if value.bit_length() > _MAX_BITS:
         raise TypeError(f"an integer of {value.bit_length()} bits")
@@ -108,25 +112,29 @@ def whole(given: Any) -> int:
 
 
 def number(given: Any) -> float:
-    """Give a number, numpy's too, as Python's. Raises TypeError for anything else, a truth value too; ValueError, OverflowError."""
+    """Return a Python or numpy number as an int or float.
+
+    Raises TypeError for other types and bools.
+    """
     if type(given).__name__.startswith("bool") or isinstance(given, (str, bytes)):
         raise TypeError
     return given if isinstance(given, (int, float)) else float(given)
 
 
 def checked(function: F) -> F:
-    """Hold what callers give against the annotations of a function, before anything of it runs; numpy's numbers get to it as Python's.
+    """Check the arguments of a function by its annotations; convert numpy numbers to Python
+    numbers.
 
-    Looked at are whole numbers, numbers, texts, truth values, lists of names, pairs of whole numbers, dicts, functions, and classes: an
-    annotation that names anything else takes whatever is given. The function then raises UsageError that names the parameter, the value, and
-    what is wanted.
+    Checked are integers, numbers, texts, bools, lists of names, pairs of integers, dicts, functions
+    and classes; other annotations accept any value. The decorated function raises UsageError that
+    names the parameter, the value and the expected type.
     """
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     known: dict[str, _Wanted] = {}
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
-        if not known:  # the classes that are named are all there by now
+        if not known:  # at the first call, all classes named in annotations are defined
             known.update(
                 {
                     name: _Wanted(name, kind, function.__globals__)
@@ -147,7 +155,10 @@ def checked(function: F) -> F:
 
 
 class _Wanted:
-    """What one parameter takes: the ways to take it in turn, none if all is taken, and how they are called."""
+    """Converters of one parameter, tried in order, and their descriptions.
+
+    Without converters any value is accepted.
+    """
 
     def __init__(self, name: str, annotation: str, space: Mapping[str, Any]) -> None:
         kinds = _split(annotation)
@@ -178,7 +189,7 @@ class _Wanted:
 
 
 def _split(annotation: str) -> list[str]:
-    """Give the alternatives of an annotation."""
+    """Split an annotation into its alternatives."""
     out, depth = [""], 0
     for sign in annotation:
         depth += (sign == "[") - (sign == "]")
@@ -190,7 +201,9 @@ def _split(annotation: str) -> list[str]:
 
 
 def _of_class(kind: str, space: Mapping[str, Any]) -> tuple[str, _Taken] | None:
-    """Give the way to take what is of a class that a module has; None where it has none, or one that says only what methods there are."""
+    """Return description and converter for a class of a module; None if it is unknown or a
+    Protocol.
+    """
     if kind.startswith("Mapping["):
         return "a dict", _instance(Mapping)
     if kind.startswith("Callable["):
@@ -224,7 +237,7 @@ def _truth(given: Any) -> bool:
 
 
 def _names(given: Any) -> Any:
-    """Give names as they are, or as a list if they come once; a dict is looked at by `name_list`."""
+    """Return names unchanged, or as a list if they are an iterator; `name_list` refuses a dict."""
     if isinstance(given, (str, Mapping)):
         return [given] if isinstance(given, str) else given
     listed = given if isinstance(given, (list, tuple)) else list(given)
@@ -280,12 +293,12 @@ GROUPS = (
     "Rows",
     "Links",
     "Shards",
-    "Pictures and media",
+    "Images and media",
     "Run",
     "Network and cache",
     "Safety",
     "Output",
-)  # headings of a help text, in this order
+)  # headings of the help, in this order
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -296,7 +309,8 @@ class Option:
     """Declaration of one option, besides its name, type and default.
 
     group          heading in the help, one of GROUPS
-    help           one or two sentences; `{choices}` is replaced by the values that `suggest` returns
+    help           one or two sentences; `{choices}` is replaced by the values that `suggest`
+                   returns
     flags          flags besides `--name`; a long one replaces it
     metavar        placeholder of the value in the help; not used for switches
     parse          text of the command line -> value; of a repeatable option, list of texts -> value
@@ -307,7 +321,7 @@ class Option:
     minimum        smallest number allowed
     maximum        largest number allowed
     is_repeatable  may be given several times
-    shown          default in the help, where that is not its `str`
+    shown          default in the help, if it is not its `str`
     """
 
     group: str
@@ -398,7 +412,8 @@ class Declared:
             raise UsageError(message, hint=error.hint) from None
 
     def check(self, value: Any, space: Mapping[str, Any]) -> Any:
-        """Return the value in its own type, such as int for numpy's. Raises UsageError if it is not allowed.
+        """Return the value in its own type, such as int for numpy's. Raises UsageError if it is not
+        allowed.
 
         space  names of the module that declares it, to look up classes of the annotation
         """

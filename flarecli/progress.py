@@ -1,6 +1,6 @@
-"""What a long walk tells whoever watches: a command line draws it, a notebook may ignore it.
+"""Progress callbacks.
 
-The commands print nothing; they call these methods, which do nothing here.
+The commands print nothing; they call these methods, which do nothing by default.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """A watcher that looks away. Subclass it and override what you want to see; calls come from one thread."""
+    """No-op progress callbacks. Subclass it and override methods; all calls are made by one thread."""
 
     def start(self, what: str, rows: int | None, bytes: int | None = None) -> None:
-        """Begin: `what` is a verb such as `pack`; totals where they are known."""
+        """Start a task: `what` is its name, such as `pack`; rows and bytes are totals, if known."""
 
     def advance(self, rows: int, bytes: int) -> None:
         """Report rows and bytes done since the last call."""
@@ -21,7 +21,7 @@ class Progress:
         """Report one row that failed, as it happens. Neither text is escaped yet."""
 
     def note(self, text: str, verbose: bool = False) -> None:
-        """Say something worth knowing; `verbose` ones are for those who asked for details."""
+        """Report a note; `verbose` notes are details."""
 
     def close(self) -> None:
-        """End, whether it went well or not."""
+        """End the task, also after an error."""

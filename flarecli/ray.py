@@ -1,7 +1,8 @@
-"""Ray Data over flare: `ray.data.read_datasource(FlareSource(…))` and `ds.write_datasink(FlareSink(…))`.
+"""Ray Data source and sink: `ray.data.read_datasource(FlareSource(…))`,
+`ds.write_datasink(FlareSink(…))`.
 
-Blocks are Arrow tables both ways. A source reads runs of shards, one a task; a sink writes a part a task, `00000/`, `00001/` …,
-and joins them by one index and one playlist, which is written last.
+Blocks are Arrow tables. Each task of a source reads a run of shards; each task of a sink writes a
+part, `00000/`, `00001/` …. One index and one playlist, which is written last, join the parts.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ except ImportError:
 
 __all__ = ["FlareSink", "FlareSource"]
 
-_ROW_BYTES = 1024  # what a row is reckoned at where the listing does not say
+_ROW_BYTES = 1024  # assumed size of a row if the listing has no sizes
 
 
 class FlareSource(Datasource):
     """Rows of a dataset, for `ray.data.read_datasource`.
 
-    address  a playlist, a folder, a shard, globs: whatever `flarecli.open` opens, on every node
-    columns  names of those that are read; None: all
-    where    SQL condition over the columns read, or a SELECT that looks at one row at a time
-    allow_private, allow_local, allow_host  what data may name, as in `flarecli.open`
-    raises   what `flarecli.open` raises; UsageError for a column that is not there, a SELECT that sorts, groups, counts or limits
+    address  any address that `flarecli.open` accepts, readable on every node
+    columns  columns to read; None: all
+    where    SQL condition on these columns, or a SELECT without sorting, grouping or limits
+    allow_private, allow_local, allow_host  what data may access, as in `flarecli.open`
+    raises   errors of `flarecli.open`; UsageError for an unknown column or another SELECT
     """
 
     def __init__(
@@ -73,21 +74,21 @@ class FlareSource(Datasource):
         self._schema = pa.schema([data.schema.field(name) for name in names])
         if where is not None:
             if not sql.is_row_by_row(self._schema, where):
-                hint = "Leave that to Ray: read, then sort or aggregate what it gives."
+                hint = "Read all rows, then sort or aggregate them with Ray."
                 raise UsageError(
-                    "each task would sort, group, count or limit its own rows alone", hint=hint
+                    "each task would sort, group, count or limit only its own rows", hint=hint
                 )
             self._schema, _ = sql.select(self._schema, iter(()), where)
         self._rows, self._ends, self._bytes = len(data), _shard_ends(data), _stored(data)
 
     def estimate_inmemory_data_size(self) -> int:
-        """Reckon the bytes of all rows by what their shards take on the disk."""
+        """Return the size of the shards as an estimate of the bytes of all rows."""
         return self._bytes
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ReadTask]:
-        """Cut the rows into so many runs, at borders of shards where there are enough of them."""
+        """Return tasks that read runs of rows, split between shards if there are enough shards."""
         cuts = np.linspace(0, self._rows, min(max(1, parallelism), max(1, self._rows)) + 1).astype(
             np.int64
         )
@@ -139,13 +140,16 @@ class FlareSource(Datasource):
 
 
 class FlareSink(Datasink[Any]):
-    """A dataset to write, for `Dataset.write_datasink`. Rows come in the order of the tasks, which is the dataset's only if Ray preserves it.
+    """A dataset to write, for `Dataset.write_datasink`. Rows are in task order; Ray may not
+    preserve the dataset's.
 
-    out        the folder; `overwrite` replaces a dataset that is there
-    format     of the shards
-    columns    column -> encoding; one that is not named keeps what it was read as, or is inferred from the first rows
-    settings   how shards are cut, compressed and summed
-    raises     what `claim` raises, before anything is written; a row that fails ends it and is named, and nothing stays
+    out        folder to write; `overwrite` replaces an existing dataset
+    format     format of the shards
+    columns    column -> encoding; other columns keep their encoding, or it is inferred from the
+               first rows
+    settings   size, compression and checksums of shards
+    raises     errors of `claim`, before anything is written; the error of a row that fails, after
+               cleanup
     """
 
     def __init__(
@@ -165,10 +169,10 @@ class FlareSink(Datasink[Any]):
         self._open: tuple[Target, Journal] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None}  # the claim on the folder stays with the driver
+        return {**self.__dict__, "_open": None}  # the driver keeps the lock of the folder
 
     def on_write_start(self, schema: pa.Schema | None = None) -> None:
-        """Claim the folder."""
+        """Lock the folder."""
         target = claim(self._out, overwrite=self._overwrite)
         head = {
             "flare": __version__,
@@ -181,7 +185,9 @@ class FlareSink(Datasink[Any]):
         self._at = str(target.at)
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> int | None:
-        """Write the blocks of one task as one part; give its number, None if it has no row. One that is begun again begins anew."""
+        """Write the blocks of one task as one part; return its number, None without rows. A retry
+        starts over.
+        """
         out = f"{self._at}/{parts.part_name(ctx.task_idx)}"
         writer: Writer | None = None
         typed: Typed | None = None
@@ -219,7 +225,7 @@ class FlareSink(Datasink[Any]):
     def on_write_complete(self, write_result: Any) -> None:
         """Join the parts; the playlist is written last."""
         if self._open is None:
-            raise UsageError("nothing was begun", where=self._out)
+            raise UsageError("on_write_start was not called", where=self._out)
         target, journal = self._open
         names = [
             parts.part_name(number)
@@ -234,7 +240,7 @@ class FlareSink(Datasink[Any]):
         self._open = None
 
     def on_write_failed(self, error: Exception) -> None:
-        """Let the folder go; nothing stays in it."""
+        """Remove what was written and unlock the folder."""
         if self._open is not None:
             target, journal = self._open
             journal.close()
@@ -243,16 +249,14 @@ class FlareSink(Datasink[Any]):
 
 
 def _whole(address: str) -> str:
-    """Give a path from the root: a task may run in another folder."""
+    """Return an absolute path, since tasks may run in another folder."""
     return os.path.abspath(whole_path(address)) if address and not is_url(address) else address
 
 
 def _put(writer: Writer, typed: Typed, batch: pa.RecordBatch, first: int) -> None:
     fit, places, failures = typed.convert(batch, first + np.arange(batch.num_rows))
     if failures:
-        raise error_of(
-            failures[0], writer.target.shown, "Leave such rows out before they are written."
-        )
+        raise error_of(failures[0], writer.target.shown, "Remove such rows before writing.")
     writer.write_typed(fit, places)
 
 
@@ -263,7 +267,9 @@ def _table(block: Any) -> pa.Table:
 
 
 def _shard_ends(data: read.Dataset) -> Any:
-    """Give the row at which each shard ends: int64; empty where streams are joined by column, or the listing does not say."""
+    """Return the row at which each shard ends, int64; empty if streams are joined or rows are not
+    listed.
+    """
     streams = [stream for one in data.playlists for stream in one.streams]
     if len({stream.name for stream in streams}) > 1 or any(
         stream.rows is None or (stream.rows < 0).any() for stream in streams

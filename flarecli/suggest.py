@@ -1,4 +1,4 @@
-"""What somebody meant who typed a name that is none: the nearest of those that there are."""
+"""Suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from flarecli.names import shell_quoted
 
 __all__ = ["choose", "nearest"]
 
-SHOWN = 60  # names of a hint; of the thousand columns of a table nobody reads more
-_LOOKED_AT, _LONGEST = (
-    5_000,
-    100,
-)  # names, and characters of one: those may come from data, and comparing costs
+SHOWN = 60  # maximum names in a hint
+_MAX_NAMES, _MAX_LENGTH = 5_000, 100  # of compared names, which may come from data
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
-    """Give the known name that is most like the given one, upper and lower case and blanks apart; None where none is much like it."""
+    """Return the known name most similar to the given one, ignoring case and outer spaces; None if
+    there is none.
+    """
     import difflib
 
     plain = given.strip().casefold()
-    if not plain or len(plain) > _LONGEST:
+    if not plain or len(plain) > _MAX_LENGTH:
         return None
     names: dict[str, str] = {}
-    for name, _ in zip(known, range(_LOOKED_AT), strict=False):
-        if len(name) <= _LONGEST:
+    for name, _ in zip(known, range(_MAX_NAMES), strict=False):
+        if len(name) <= _MAX_LENGTH:
             names.setdefault(name.casefold(), name)
     if plain in names:
         return names[plain]
@@ -43,10 +42,11 @@ def choose(
     meant: Mapping[str, str] = {},
     more: str = "",
 ) -> str:
-    """Give the hint for a name that is none: the one that was meant, if that can be guessed, and those that there are.
+    """Return the hint for an unknown name: the most similar known name, and the list of known
+    names.
 
-    meant  what names that others use are called here
-    more   what stands behind the last name
+    meant  name used elsewhere -> the name used here
+    more   text after the last name
     """
     names = list(known)
     known_as = meant.get(given.strip().casefold())

@@ -1,4 +1,6 @@
-"""What callers may give: paths of pathlib, one name where several may stand; and what objects say of themselves."""
+"""What callers may give: paths of pathlib, one name where several may stand; and what objects say
+of themselves.
+"""
 
 from pathlib import Path
 
@@ -66,8 +68,8 @@ def test_what_is_no_address_is_refused(given, kind):
     ):
         with pytest.raises(UsageError) as caught:
             verb(given)
-        assert str(caught.value) == f"{'int' if given == b'out' else kind} is no address"
-        assert caught.value.hint == "Give text, or a path of pathlib."
+        assert str(caught.value) == f"{'int' if given == b'out' else kind} is not an address"
+        assert caught.value.hint == "Use a str or a pathlib path."
 
 
 def test_a_writer_says_what_columns_and_samples_are(place):

@@ -1,6 +1,7 @@
 """Small inputs that would expand to much: refused with one line, in bounded memory.
 
-Memory is bounded by RLIMIT_DATA of a child, so that what takes more ends there and not on the machine.
+Memory is bounded by RLIMIT_DATA of a child, so that what takes more ends there and not on the
+machine.
 """
 
 import gzip
@@ -465,7 +466,9 @@ def large(tmp_path_factory):
     return folder
 
 
-NO_MEMORY = "error: not enough memory\nhint: Give it more memory, fewer --jobs or smaller shards.\n"
+NO_MEMORY = (
+    "error: not enough memory\nhint: Use fewer --jobs or smaller shards, or allow more memory.\n"
+)
 
 
 @pytest.mark.parametrize(

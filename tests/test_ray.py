@@ -100,7 +100,7 @@ def test_what_a_task_cannot_know_of_its_rows_alone_is_refused(packed: str, where
     from flarecli.ray import FlareSource
 
     with pytest.raises(
-        UsageError, match="^each task would sort, group, count or limit its own rows alone$"
+        UsageError, match="^each task would sort, group, count or limit only its own rows$"
     ):
         FlareSource(packed, columns=["n"], where=where)
     tables = [

@@ -1,4 +1,6 @@
-"""What Python gives to the package's functions where something else is wanted: refused before anything runs, in one line, compared whole."""
+"""What Python gives to the package's functions where something else is wanted: refused before
+anything runs, in one line, compared whole.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def told(call, message, hint=""):
         ({"columns": [b"n"]}, "columns is [b'n']: a list of names is wanted", ""),
         (
             {"columns": {"n": 1}},
-            "a list of names is wanted, not dict",
+            "expected a list of names, got dict",
             'Write a pair as "COLUMN:NAME".',
         ),
         ({"streams": None}, "streams is None: a list of names is wanted", ""),
@@ -214,8 +216,8 @@ def test_rows_that_are_none_are_refused(data):
         "ranges is ['n']: a dict of ranges is wanted",
         'Write it like {"frames": range(32, 42)}.',
     )
-    told(lambda: data.select(3), "3 is no list of names")
-    told(lambda: data.rows([0], [3]), "[3] is no list of names")
+    told(lambda: data.select(3), "3 is not a list of names")
+    told(lambda: data.rows([0], [3]), "[3] is not a list of names")
     told(lambda: data.where(3), "condition is 3: text is wanted")
     told(lambda: data.decoded(["n"]), "how is ['n']: a dict is wanted")
     told(
@@ -310,7 +312,7 @@ def test_the_other_verbs_say_what_they_want(here, data):
         "cache_limit is 1.5: a whole number or text is wanted",
     )
     told(
-        lambda: flare.open(np.array(3)), "ndarray is no address", "Give text, or a path of pathlib."
+        lambda: flare.open(np.array(3)), "ndarray is not an address", "Use a str or a pathlib path."
     )
     told(lambda: flare.inspect("d", sample="3"), "sample is '3': a number is wanted")
     told(lambda: flare.inspect("d", stats="yes"), "stats is 'yes': True or False is wanted")
@@ -327,7 +329,7 @@ def test_the_other_verbs_say_what_they_want(here, data):
     told(lambda: flare.playlist("d", header=3), "header is 3: pairs of texts are wanted", DICT)
     told(lambda: flare.playlist("d", base=3), "base is 3: text is wanted")
     told(lambda: flare.reindex("d", replace="no"), "replace is 'no': True or False is wanted")
-    told(lambda: flare.merge_index(".", 3), "int is no address", "Give text, or a path of pathlib.")
+    told(lambda: flare.merge_index(".", 3), "int is not an address", "Use a str or a pathlib path.")
     told(
         lambda: flare.presets.image("512"),
         "size is '512': a whole number or two whole numbers are wanted",
@@ -353,13 +355,13 @@ def test_verify_and_unpack_say_what_they_want(here):
     told(lambda: flare.verify("d", max_findings=0), "--max-findings: expected at least 1, got 0")
     told(
         lambda: flare.verify("d", against=3),
-        "int is no address",
-        "Give text, or a path of pathlib.",
+        "int is not an address",
+        "Use a str or a pathlib path.",
     )
     told(
         lambda: flare.verify("d", state=b"s"),
-        "bytes is no address",
-        "Give text, or a path of pathlib.",
+        "bytes is not an address",
+        "Use a str or a pathlib path.",
     )
     told(lambda: flare.unpack("d", "out", rows=3), "rows is 3: text is wanted", ROWS)
     told(lambda: flare.unpack("d", "out", limit=1.5), "limit is 1.5: a whole number is wanted")
@@ -472,10 +474,10 @@ def test_a_value_is_shown_in_one_short_line():
 def test_names_are_texts():
     assert name_list("one") == ["one"]
     assert name_list(iter(["one", "two"])) == ["one", "two"]
-    told(lambda: name_list(None), "None is no list of names")
-    told(lambda: name_list(b"one"), "b'one' is no list of names")
+    told(lambda: name_list(None), "None is not a list of names")
+    told(lambda: name_list(b"one"), "b'one' is not a list of names")
     told(
         lambda: name_list({"one": 1}),
-        "a list of names is wanted, not dict",
+        "expected a list of names, got dict",
         'Write a pair as "COLUMN:NAME".',
     )

@@ -1,4 +1,6 @@
-"""The command line: options in, one verb, its result through the printer. Nothing else knows Typer."""
+"""The command line: parse options, call one command, print its result. Only this package uses
+Typer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of commands, and what Typer makes of a command line."""
+"""The six commands as a Typer application."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from flarecli.suggest import choose, nearest
 
 __all__ = ["COMMANDS", "answer"]
 
-# Each command is a module of this package, loaded when it is called; the text is the first line of its help.
+# Each command is a module of this package, loaded when it is called; the text is the first line of
+# its help.
 COMMANDS = {
     "pack": "Pack rows as shards, and download what they link to.",
     "unpack": "Write rows as files, or download what an index links to.",
@@ -46,8 +47,8 @@ _MEANT |= {
     "read": "cat",
     "print": "cat",
 }
-_NARROW = 60  # columns; Click would write 50 wide on any narrower terminal
-_HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote, with hostile data in mind."
+_NARROW = 60  # columns; Click wraps at 50 on any narrower terminal
+_HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote."
 _EPILOG = """Example: flare pack photos.parquet out/ --fetch data_url --key data_id && flare verify out/
 
 The options of a command: flare COMMAND --help.
@@ -58,11 +59,11 @@ Exit codes: 0 success, 1 problems were found, 2 invalid command line, 3 cannot r
 safety, 6 missing library, 130 interrupted, 143 terminated, 129 hung up."""
 _WRONG_LINE: Any = typer.BadParameter.__mro__[
     2
-]  # Click's ClickException, wherever this Typer keeps its copy of Click
+]  # ClickException of the Click that this Typer bundles
 
 
 class _Helped:
-    """What the program and its commands share: errors of printing help, narrow terminals, completion."""
+    """Base of the program and its commands: help on narrow terminals, and completion."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Complete without descriptions: Typer imports rich to print those in zsh and fish."""
@@ -81,7 +82,7 @@ class _Helped:
             raise _Carried from error
 
     def get_help(self, ctx: Any) -> str:
-        """Give the help; on a narrow terminal each option stands on a line of its own, its text below."""
+        """Return the help; on a narrow terminal each option has its own line, with its text below."""
         columns = shutil.get_terminal_size().columns
         if columns >= _NARROW:
             return str(super().get_help(ctx))  # type: ignore[misc]
@@ -93,7 +94,7 @@ class _Helped:
 
 
 class _Command(_Helped, typer.core.TyperCommand):
-    """One of the six."""
+    """One of the six commands."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
@@ -116,7 +117,7 @@ class _Command(_Helped, typer.core.TyperCommand):
 
 
 class _Commands(_Helped, typer.core.TyperGroup):
-    """The six commands, each loaded when it is asked for."""
+    """The six commands; each is loaded when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -162,7 +163,7 @@ class _Commands(_Helped, typer.core.TyperGroup):
 
 
 class _Carried(Exception):
-    """Carries its cause past Typer, which has its own ideas about broken pipes, interrupts and the end of files."""
+    """Carry an exception through Typer, which would handle broken pipes, interrupts and EOF itself."""
 
 
 def _version(wanted: bool) -> None:
@@ -196,7 +197,7 @@ def _app() -> Any:
 
 
 def answer(args: list[str]) -> Any:
-    """Answer one command line; give the exit code if that is a number. Raises what went wrong, a UsageError where it is the line."""
+    """Run one command line and return its exit code. Raises UsageError for an invalid command line."""
     try:
         return _app().main(args=args or ["--help"], prog_name="flare", standalone_mode=False)
     except _WRONG_LINE as error:
@@ -207,19 +208,21 @@ def answer(args: list[str]) -> Any:
 
 
 def _missing(error: Any, args: list[str]) -> str:
-    """Name what is missing behind commands that take SOURCE and OUT: Click would ask for SOURCE, as it gives the only one to OUT."""
+    """Report both missing arguments: Click assigns a single argument to OUT and reports SOURCE
+    only.
+    """
     both = (
         bool(args) and args[0] in ("pack", "unpack") and type(error).__name__ == "MissingParameter"
     )
     return (
-        "missing argument: both SOURCE and OUT are wanted"
+        "missing argument: both SOURCE and OUT are required"
         if both and error.param.param_type_name == "argument"
         else ""
     )
 
 
 def _no_option(error: Any, command: str) -> UsageError:
-    """Tell of an option that there is none of, and which was meant."""
+    """Return the error for an unknown option, with a suggestion."""
     guess = nearest(error.option_name, error.possibilities or ())
     return UsageError(
         f"no such option: {error.option_name}",
@@ -228,7 +231,7 @@ def _no_option(error: Any, command: str) -> UsageError:
 
 
 def _wrong_line(error: Any, args: list[str]) -> UsageError:
-    """Tell what Click finds wrong with a command line in our own words."""
+    """Return the error of flare for an error of Click."""
     command = f"flare {args[0]}" if args and args[0] in COMMANDS else "flare"
     message = _missing(error, args) or error.format_message().strip().rstrip(".")
     if type(error).__name__ == "NoSuchOption":

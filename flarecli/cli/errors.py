@@ -23,7 +23,7 @@ from flarecli.suggest import nearest
 
 __all__ = ["hint_for", "run"]
 
-HANDLES = 64  # with so many every command works
+HANDLES = 64  # enough for every command
 _BUG = "This is a bug in flare, not in your data: please report it with what --debug shows."
 
 
@@ -33,15 +33,16 @@ def run(
     debug: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Run one command line and give its exit code; errors are printed, and none is raised but KeyboardInterrupt.
+    """Run one command line and return its exit code. Errors are printed; only KeyboardInterrupt is
+    raised.
 
-    as_json  errors go to stderr as JSON objects
-    debug    errors come with their traceback
-    stopped  whether a signal is being obeyed: what goes wrong then is its consequence, and not printed
+    as_json  print errors as JSON objects
+    debug    print the traceback of errors
+    stopped  returns whether a signal ended the run; errors that follow from it are not printed
     """
     try:
         code = _by_typer(args)
-        if not stopped():  # or it might wait for a reader
+        if not stopped():  # flushing could block on the reader of a pipe
             printer.finish()
         return code if isinstance(code, int) else 0
     except SystemExit as end:  # completion
@@ -58,7 +59,9 @@ def run(
 
 
 def _are_handles_few() -> bool:
-    """Tell whether the process may have fewer handles than it needs; libcurl does not say why it cannot start."""
+    """Return whether the limit of open files is too low; libcurl does not report why it cannot
+    start.
+    """
     try:
         import resource
     except ImportError:
@@ -70,7 +73,7 @@ def _too_few_handles() -> FlareError:
     hint = f"Run `ulimit -n {HANDLES}` first."
     try:
         import resource
-    except ImportError:  # another system, with another limit
+    except ImportError:  # no resource module on Windows
         return ReachError("too few file handles", hint=hint)
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ReachError(
@@ -85,7 +88,7 @@ def _by_typer(args: list[str]) -> Any:
 
 
 def _told(error: BaseException, args: list[str]) -> FlareError:
-    """Give what to tell the user about any exception."""
+    """Return the error to print for an exception."""
     if isinstance(error, MissingError) and not error.hint:
         error.hint = hint_for(error.address, args)
     if isinstance(error, FlareError):
@@ -99,7 +102,7 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
         return _too_few_handles()
     if isinstance(error, MemoryError):
         return ReachError(
-            "not enough memory", hint="Give it more memory, fewer --jobs or smaller shards."
+            "not enough memory", hint="Use fewer --jobs or smaller shards, or allow more memory."
         )
     if isinstance(error, RuntimeError) and "curl" in str(error) and _are_handles_few():
         return _too_few_handles()
@@ -128,13 +131,14 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
 
 _SIGNS = re.compile(r"[*?\[{]")
 _ONE_SLASH = re.compile(r"(https?|s3|gs|az|hf):/*(?=[^/])")
-_SHOWN, _LOOKED_AT = 3, 2_000  # names of a folder
+_SHOWN, _MAX_NAMES = 3, 2_000  # names of a folder
 
 
 def hint_for(where: str, args: Sequence[str]) -> str:
-    """Give the way out where nothing is at an address; empty where it is not the user's own word, or nothing comes to mind.
+    """Return a hint for an address that does not exist; empty if it was not typed or there is no
+    suggestion.
 
-    where  what the error names
+    where  address of the error
     args   the command line
     """
     typed = next((arg for arg in args if _same(arg, where)), None)
@@ -145,7 +149,7 @@ def hint_for(where: str, args: Sequence[str]) -> str:
     ):
         return ""
     if match := _ONE_SLASH.match(typed):
-        return f"Write it with two slashes: {shell_quoted(f'{match[1]}://{typed[match.end() :]}')}"
+        return f"Use two slashes: {shell_quoted(f'{match[1]}://{typed[match.end() :]}')}"
     if typed.startswith("file:") and not is_url(typed):
         url = f"file://{os.path.abspath(typed[5:])}"
         return f"Leave `file:` out, or write {shell_quoted(url)}."
@@ -162,7 +166,7 @@ def _same(arg: str, where: str) -> bool:
 
 
 def _is_turned_round(typed: str, args: Sequence[str]) -> bool:
-    """Say whether OUT stands where the source should, and a file where OUT should."""
+    """Return whether SOURCE and OUT seem to be swapped: the last argument is a file."""
     return (
         args[0] in ("pack", "unpack")
         and len(args) > 2
@@ -172,24 +176,24 @@ def _is_turned_round(typed: str, args: Sequence[str]) -> bool:
 
 
 def _beside(path: str) -> str:
-    """Say what is there instead: a file taken for a folder, a name much like it, or how far the path is right."""
+    """Return a hint from what exists: a file instead of a folder, a similar name, or the folder
+    that exists.
+    """
     plain = path.rstrip("/")
     if os.path.isfile(plain):
-        return f"{shell_quoted(plain)} is a file: leave the slash out."
+        return f"{shell_quoted(plain)} is a file: remove the slash."
     folder, name = os.path.split(plain)
     while folder and not os.path.isdir(folder) and not _SIGNS.search(folder):
         if os.path.isfile(folder):
-            return f"{shell_quoted(folder)} is a file: nothing lies below it."
+            return f"{shell_quoted(folder)} is a file, not a folder."
         folder, name = os.path.split(folder)
     names = _names(folder)
     if found := nearest(name, names):
         more = plain[len(os.path.join(folder, name)) :]
         return f"Did you mean {shell_quoted(os.path.join(folder, found) + more)}?"
-    place = shell_quoted(folder) if folder else "the folder that you are in"
+    place = shell_quoted(folder) if folder else "the current folder"
     if _SIGNS.search(plain) and names:
-        return (
-            f"{place} holds names such as {', '.join(map(shell_quoted, sorted(names)[:_SHOWN]))}."
-        )
+        return f"{place} contains names such as {', '.join(map(shell_quoted, sorted(names)[:_SHOWN]))}."
     return f"{place} is there, and no {shell_quoted(name)} in it." if folder else ""
 
 
@@ -198,7 +202,7 @@ def _names(folder: str) -> list[str]:
         with os.scandir(folder or ".") as entries:
             return [
                 entry.name
-                for entry, _ in zip(entries, range(_LOOKED_AT), strict=False)
+                for entry, _ in zip(entries, range(_MAX_NAMES), strict=False)
                 if not entry.name.startswith(".")
             ]
     except OSError:

@@ -1,4 +1,4 @@
-"""Pictures on a terminal: two pixels to a character, the upper as the colour of a half block, the lower as that behind it."""
+"""Images on a terminal: a half block per two pixels, with the upper one as foreground colour."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 __all__ = ["half_blocks"]
 
-WIDTH, HEIGHT = 24, 24  # pixels of a picture in a cell: 24 characters on 12 lines
+WIDTH, HEIGHT = 24, 24  # pixels of an image in a cell: 24 characters on 12 lines
 
 
 def half_blocks(data: bytes, caption: str) -> Text | None:
-    """Draw a picture above a caption; None for what is no picture, is damaged, or has too many pixels to be decoded.
+    """Draw an image above a caption; return None if it is invalid or has too many pixels to decode.
 
-    caption  text that is fit for a terminal
+    caption  escaped text
     """
     from rich.color import Color
     from rich.style import Style

@@ -21,8 +21,8 @@ from flarecli.units import format_count, format_size, format_time
 if TYPE_CHECKING:
     from flarecli.commands import Inspection, StreamInfo
 
-_GALLERY = 60  # rows on a page, where nobody says how many
-_HOLES = 8  # lines of what is missing
+_GALLERY = 60  # default number of rows on a page
+_HOLES = 8  # maximum lines about missing shards
 _GONE = "Fetch it again, or pack again with `flare pack … --overwrite`; `flare verify --quick` names each."
 
 
@@ -57,7 +57,8 @@ class Line(InspectOptions, BaseLine):
 def command(line: Line) -> int:
     """Describe a dataset: format, rows, shards, bytes, columns, checksums.
 
-    Also its writer, and missing shards. Reads only headers, except with --stats, --sample and --html.
+    Also its writer, and missing shards. Reads only headers, except with --stats, --sample and
+    --html.
 
     Without SOURCE, `--cache DIR` lists the files in a cache.
 
@@ -66,9 +67,7 @@ def command(line: Line) -> int:
     from flarecli import commands
 
     if line.html is not None and line.field is not None:
-        raise UsageError(
-            "--html writes a page, --field prints a field", hint="Give one of the two."
-        )
+        raise UsageError("--html writes a page, --field prints a field", hint="Use one of the two.")
     printer = Printer(line.as_json, line.quiet, line.verbose)
     if not line.sources:
         _print_kept(printer, line.cache)
@@ -98,7 +97,7 @@ def command(line: Line) -> int:
             if found.sample:
                 printer.line("")
                 output.write(found.sample, printer, "table")
-    if found.missing:  # what is there was told, and is not all
+    if found.missing:  # the result is printed, but it is incomplete
         others = len(found.missing) - 1
         more = (
             f", nor {'is' if others == 1 else 'are'} {format_count(others, 'other')}"
@@ -114,7 +113,7 @@ def command(line: Line) -> int:
 
 
 def _write_page(printer: Printer, found: Inspection, address: str) -> None:
-    """Write the page, and print where it is."""
+    """Write the page and print its address."""
     from flarecli.report import dataset_page
     from flarecli.storage import locate
 
@@ -130,10 +129,10 @@ def _write_page(printer: Printer, found: Inspection, address: str) -> None:
 
 
 def _print_kept(printer: Printer, folder: Address | None) -> None:
-    """Show what a cache holds, by address."""
+    """List the files in a cache, by address."""
     if not folder:
         raise UsageError(
-            "missing argument 'SOURCE...'", hint="Name what to look at, or a cache with --cache."
+            "missing argument 'SOURCE...'", hint="Name a dataset, or a cache with --cache."
         )
     from flarecli.cache import kept
 
@@ -163,7 +162,7 @@ def _print_kept(printer: Printer, folder: Address | None) -> None:
 
 def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:
     if name not in fields:
-        raise UsageError(f"there is no field {name!r}", hint=choose(name, fields, "The fields are"))
+        raise UsageError(f"unknown field {name!r}", hint=choose(name, fields, "The fields are"))
     value = fields[name]
     if isinstance(value, (dict, list, float)) or value is None or printer.as_json:
         printer.json(value)

@@ -1,4 +1,6 @@
-"""The command line of one command, built from its declared options: Typer's parameters, and the values they are given."""
+"""The command line of one command, built from its declared options: Typer's parameters and their
+values.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ __all__ = ["OUT", "SOURCES", "Argument", "Line", "callback"]
 
 L = TypeVar("L", bound="Line")
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
-_LISTS = ("rows", "columns")  # take several values in one text
+_LISTS = ("rows", "columns")  # one text with several values
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Line(Options):
         False, Option(group="Output", flags=("--json",), help="Print JSON, and errors as JSON.")
     )
     quiet: bool = option(
-        False, Option(group="Output", flags=("-q",), help="Print only the one useful line.")
+        False, Option(group="Output", flags=("-q",), help="Print only the result line.")
     )
     verbose: bool = option(
         False,
@@ -106,7 +108,10 @@ def _argument(argument: Argument) -> dict[str, Any]:
 
 
 def _option(one: Declared) -> dict[str, Any]:
-    """Return annotation and default of a parameter. An option with a value is a list, so that a second value is noticed."""
+    """Return annotation and default of a parameter.
+
+    An option with a value is a list, to detect repeats.
+    """
     group = one.option.group if one.option else None
     if one.is_switch:
         about = typer.Option(*one.flags, help=one.help, rich_help_panel=group, show_default=False)
@@ -124,7 +129,9 @@ def _option(one: Declared) -> dict[str, Any]:
 
 
 def _texts(one: Declared, given: Any, environment: Mapping[str, str]) -> list[str] | bool | None:
-    """Return what the command line, else the environment, says of an option; None if neither does."""
+    """Return the texts of an option from the command line, else the environment; None if neither
+    sets it.
+    """
     if one.is_switch:
         is_given = bool(given) or _is_set(one, environment)
         return not one.default if is_given else None

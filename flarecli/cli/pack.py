@@ -25,7 +25,8 @@ class Line(PackOptions, BaseLine):
 def command(line: Line) -> int:
     """Pack rows as shards, and download what they link to.
 
-    SOURCE is an index (.parquet, .csv, .json, .txt …), a folder, - or any dataset. Prints the address of the playlist, which is written last.
+    SOURCE is an index (.parquet, .csv, .json, .txt …), a folder, - or any dataset. Prints the
+    address of the playlist, which is written last.
 
     Example: flare pack photos.parquet out/ --fetch data_url:image --key data_id
     """
@@ -59,8 +60,10 @@ def command(line: Line) -> int:
 
 
 def _release_freed_memory() -> None:
-    """Use an allocator that returns freed pages: Arrow's default one keeps 40 MB more after a million rows."""
+    """Use an allocator that returns freed pages: Arrow's default one keeps 40 MB more after a
+    million rows.
+    """
     import pyarrow as pa
 
-    with contextlib.suppress(NotImplementedError):  # not every build has it
+    with contextlib.suppress(NotImplementedError):  # not in every build of Arrow
         pa.set_memory_pool(pa.jemalloc_memory_pool())

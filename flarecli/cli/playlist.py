@@ -56,17 +56,15 @@ def command(line: Line) -> int:
     others = modes[1:] or line.changed(("out", "base", "rebase", "hash", "header", "open"))
     if modes and others:
         raise UsageError(
-            f"{modes[0]} makes no playlist, so {others[0]} says nothing to it",
+            f"{modes[0]} writes no playlist; {others[0]} has no effect",
             hint=f"Leave {others[0]} out.",
         )
     if line.check is not None:
         if sources:
-            raise UsageError(
-                "--check looks at the one playlist that it names", hint="Leave the others out."
-            )
+            raise UsageError("--check takes one playlist", hint="Remove the other addresses.")
         return _check(printer, line, line.check)
     if not sources:
-        raise UsageError("no source is named", hint="Run `flare playlist --help`.")
+        raise UsageError("missing argument: no source", hint="Run `flare playlist --help`.")
     if line.reindex:
         for source in sources:
             index = commands.reindex(source, allow_local=line.allow_local)

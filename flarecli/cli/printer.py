@@ -1,6 +1,7 @@
-"""The one printer: answers to stdout, notes and errors to stderr, and nothing from data that a terminal would act on.
+"""Printing: results to stdout, notes and errors to stderr, with control characters of data escaped.
 
-Both streams are UTF-8 (see `__main__`). On stdout a failed write is an error, unless whoever reads it left; on stderr it is not.
+Both streams are UTF-8 (see `__main__`). A failed write to stdout is an error unless the reader
+closed the pipe; a failed write to stderr is ignored.
 """
 
 from __future__ import annotations
@@ -39,16 +40,19 @@ __all__ = [
     "write_text",
 ]
 
-# What escape() of names would change, but for C0, which JSON escapes by itself; a \u escape is the same value to whoever parses it
-_ACTIVE = "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"  # compiled when it is first needed
+# The characters that names.escape replaces, without C0, which JSON escapes itself.
+# compiled on first use
+_ACTIVE = "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-_NAME = 12  # signs of a column's name that are shown at least
+_NAME = 12  # characters of a column's name that are always shown
 _RED, _CYAN, _OFF = "\x1b[31m", "\x1b[36m", "\x1b[0m"
 
 
 @contextmanager
 def _answering() -> Iterator[TextIO]:
-    """Lend stdout; BrokenPipeError says that the reader left, anything else is an error of the user's to mend."""
+    """Yield stdout; BrokenPipeError means that the reader closed the pipe, other errors become
+    ReachError.
+    """
     if sys.stdout is None:
         raise ReachError("it is closed", where="stdout")
     try:
@@ -62,19 +66,19 @@ def _answering() -> Iterator[TextIO]:
 
 
 def write_text(text: str) -> None:
-    """Write text that is fit to print already."""
+    """Write text that is already escaped."""
     with _answering() as stream:
         stream.write(text)
 
 
 def finish() -> None:
-    """Flush stdout: an answer that did not arrive is an error."""
+    """Flush stdout. Raises ReachError if that fails."""
     with _answering() as stream:
         stream.flush()
 
 
 def reader_left() -> bool:
-    """Say whether stdout is a pipe that nobody reads any more."""
+    """Return whether stdout is a pipe whose reader closed it."""
     import select
 
     try:
@@ -82,16 +86,16 @@ def reader_left() -> bool:
         poll.register(sys.stdout.fileno(), 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (AttributeError, OSError, ValueError):
-        return True  # not a real stream: only its own writes can have raised
+        return True  # not a real stream: the error came from its own write
 
 
 def line(text: str) -> None:
-    """Print one line of the answer, whatever it holds."""
+    """Print one line to stdout, escaped."""
     write_text(escape(text) + "\n")
 
 
 class _Binary(io.RawIOBase):
-    """stdout for bytes, as the file that writers of Arrow and tar want."""
+    """Binary file interface to stdout, for writers of Arrow and tar."""
 
     def writable(self) -> bool:
         return True
@@ -105,7 +109,7 @@ class _Binary(io.RawIOBase):
 
 
 def binary() -> IO[bytes]:
-    """Give stdout as a file for bytes."""
+    """Return stdout as a binary file."""
     finish()
     return cast(IO[bytes], _Binary())
 
@@ -116,13 +120,15 @@ def is_terminal() -> bool:
 
 
 def refuse_terminal(what: str) -> None:
-    """Refuse bytes onto a terminal. Raises UsageError."""
+    """Raise UsageError if stdout is a terminal."""
     if is_terminal():
-        raise UsageError(f"{what} is not for a terminal", hint="Send it to a file or into a pipe.")
+        raise UsageError(f"{what} is not for a terminal", hint="Redirect it to a file or a pipe.")
 
 
 def plain(value: Any) -> Any:
-    """Give what JSON can say of a value: numbers that are none become null, bytes their size, the rest its text."""
+    """Return a value that JSON can store: NaN and infinity become null, bytes an object with their
+    size, others text.
+    """
     if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, float):
@@ -137,14 +143,14 @@ def plain(value: Any) -> Any:
 
 
 def compact(data: bytes | memoryview) -> dict[str, Any]:
-    """Give what stands for bytes in text: how many, and their SHA-256."""
+    """Return the object that represents bytes in JSON: their size and SHA-256."""
     import hashlib
 
     return {"bytes": len(data), "sha256": hashlib.sha256(data, usedforsecurity=False).hexdigest()}
 
 
 def json_text(value: Any) -> str:
-    r"""Write one JSON value on one line; it always parses, and what a terminal would act on is a \u escape in it."""
+    r"""Return a JSON value as one line, with control and bidi characters as \u escapes."""
     text = _ENCODE(value)
     return (
         text
@@ -163,7 +169,7 @@ def _colours(stream: TextIO | None) -> bool:
 
 
 def _tell(text: str) -> None:
-    """Write to stderr; nobody listening is no error."""
+    """Write to stderr; ignore failures."""
     if sys.stderr is not None:
         try:
             sys.stderr.write(text)
@@ -173,7 +179,10 @@ def _tell(text: str) -> None:
 
 
 def error(told: FlareError, as_json: bool = False, shown: BaseException | None = None) -> None:
-    """Print an error to stderr: `error: WHERE: WHAT` and `hint: Do this.`, or one JSON object. `shown` comes with its traceback."""
+    """Print an error to stderr: `error: WHERE: WHAT` and `hint: Do this.`, or one JSON object.
+
+    shown  exception whose traceback is printed first
+    """
     if shown is not None:
         import traceback
 
@@ -200,28 +209,28 @@ def error(told: FlareError, as_json: bool = False, shown: BaseException | None =
 
 
 def _clean(text: str) -> str:
-    """Make text fit for stderr: no secrets of addresses, nothing that a terminal acts on, one line."""
+    """Return text as one line, without secrets of addresses and with control characters escaped."""
     return escape(redact_text(text))
 
 
 class Printer:
-    """How one command speaks.
+    """Output of one command.
 
-    as_json  one JSON value a line on stdout; nothing but errors on stderr
-    quiet    the one useful line on stdout; nothing but errors on stderr
-    verbose  also the notes for those who asked for details
+    as_json  print one JSON value per line on stdout, and only errors on stderr
+    quiet    print only the result line on stdout, and only errors on stderr
+    verbose  print verbose notes too
     """
 
     def __init__(self, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
 
     def note(self, text: str, verbose: bool = False) -> None:
-        """Say something on stderr, if it is wanted."""
+        """Print a note to stderr, unless output is quiet or JSON."""
         if not (self.as_json or self.quiet) and (self.verbose or not verbose):
             _tell(_clean(text) + "\n")
 
     def told(self, text: str) -> None:
-        """Say on stderr what was asked for by name, however quiet it is to be."""
+        """Print a line to stderr even if output is quiet."""
         _tell(_clean(text) + "\n")
 
     def json(self, value: Any) -> None:
@@ -229,17 +238,18 @@ class Printer:
         write_text(json_text(plain(value)) + "\n")
 
     def line(self, text: str) -> None:
-        """Print one line of the answer."""
+        """Print one line to stdout."""
         line(text)
 
     def text(self, text: str) -> None:
-        """Print an answer of several lines."""
+        """Print several lines to stdout."""
         write_text("".join(escape(part) + "\n" for part in text.removesuffix("\n").split("\n")))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-        """Print rows of cells: a ruled table on a terminal, else one line per row, separated by tabs.
+        """Print rows of cells: a ruled table on a terminal, else one line per row, separated by
+        tabs.
 
-        A cell is text or, on a terminal that shows pictures, a drawing by `half_blocks`.
+        A cell is text or, on a terminal with colours, an image drawn by `half_blocks`.
         """
         names = [escape(name) for name in header]
         if is_terminal():
@@ -250,12 +260,15 @@ class Printer:
 
 
 def shows_pictures() -> bool:
-    """Say whether stdout is a terminal with colours."""
+    """Return whether stdout is a terminal with colours."""
     return _colours(sys.stdout)
 
 
 def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Print a ruled table. Columns that do not fit side by side are printed as further tables below."""
+    """Print a ruled table.
+
+    Columns that do not fit side by side are printed as further tables below.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -284,7 +297,9 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> 
 
 
 def _runs(header: Sequence[str], width: int) -> list[slice]:
-    """Cut the columns of a table into runs whose names have room side by side: each takes its own signs and three of the ruling."""
+    """Split the columns of a table into runs that fit the width; a column takes its name and 3
+    characters.
+    """
     starts, used = [0], 1
     for i, name in enumerate(header):
         own = min(len(name), _NAME) + 3

@@ -1,4 +1,4 @@
-"""What a long walk looks like: a bar on a terminal, the first failures and their counts, one line at the end."""
+"""Progress on a terminal: a bar, the first failures, counts of failures, and a summary line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Bar(Progress):
         self._reasons: Counter[str] = Counter()
 
     def start(self, what: str, rows: int | None, bytes: int | None = None) -> None:
-        """Begin: draw a bar where there is somebody to see it."""
+        """Draw the bar, if stderr is a terminal."""
         self.close()
         quiet = self._printer.quiet or self._printer.as_json
         if quiet or sys.stderr is None or not sys.stderr.isatty():
@@ -60,39 +60,39 @@ class Bar(Progress):
             self._bar.update(rows)
 
     def failed(self, key: str, reason: str) -> None:
-        """Show the first failures as they happen; count all."""
+        """Print the first failures as they happen; count all of them."""
         self._failures += 1
         self._reasons[reason] += 1
         if self._failures <= FAILURES_SHOWN:
             self.note(f"{key}: {reason}")
 
     def note(self, text: str, verbose: bool = False) -> None:
-        """Say something above the bar."""
+        """Print a note above the bar."""
         self.hide()
         self._printer.note(text, verbose)
         if self._bar is not None:
             self._bar.refresh()
 
     def hide(self) -> None:
-        """Take the bar off the screen until it is drawn again: something else is about to be printed."""
+        """Clear the bar before other output; the next update draws it again."""
         if self._bar is not None:
             self._bar.clear()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Clear the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
     def counts(self, reasons: Mapping[str, int]) -> None:
-        """Say how often each reason for a failure came, the most frequent first; all of them are listed elsewhere."""
+        """Print how often each failure occurred, the most frequent first."""
         for reason, number in sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[
             :FAILURES_SHOWN
         ]:
             self._printer.note(f"{format_count(number, 'row')} failed: {reason}")
 
     def sum_up(self, text: str) -> None:
-        """Say in one line what was done, and how fast."""
+        """Print one line with the totals and the rate."""
         self.close()
         seconds = max(1e-3, time.monotonic() - self._began)
         self._printer.note(

@@ -1,9 +1,11 @@
-"""Batches of rows on stdout: JSON lines, CSV, TSV, a table, an Arrow stream, Parquet, or one column's own bytes.
+"""Print batches of rows: JSON lines, CSV, TSV, a table, an Arrow stream, Parquet, or the bytes of a
+column.
 
-A field's metadata names its encoding, which says how a value looks as text. JSON is strict: NaN and infinity are null, bytes are
-`{"bytes": n, "sha256": …}`, and a pickle is not decoded. Cells of CSV, TSV and tables hold the same, but text without quotes, and
-`nan`, `inf` and `-inf`. JSON and tables escape control, C1 and bidi characters; CSV and TSV do so on a terminal alone, so that
-programs read each value back as it was.
+The metadata of a field names its encoding, which selects the text form of its values. JSON is
+strict: NaN and infinity are null, bytes are `{"bytes": n, "sha256": …}`, and pickles are not
+decoded. Cells of CSV, TSV and tables contain the same, except that text has no quotes and numbers
+may be `nan`, `inf` and `-inf`. JSON and tables escape control, C1 and bidi characters. CSV and TSV
+escape them only on a terminal, so that programs read each value unchanged.
 """
 
 from __future__ import annotations
@@ -44,21 +46,22 @@ FORMS = ("jsonl", "csv", "tsv", "table", "arrow", "parquet")
 BYTES = ("sha256", "base64")
 _BINARY = ("arrow", "parquet")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
-_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # full-width forms too
-_DOCUMENTS = ("json", "json_json", "msgpack", "tree")  # whose values become Python objects
-_TEXT_BYTES = 4 << 20  # of rows that become text together
-_GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression
-_SCREEN, _CELL = 500, 200  # rows of one table on a terminal, characters of one cell
-_DIGITS = 4300  # what Python itself reads as an int; longer ones stay text, so that every reader can read the line
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # and their full-width forms
+# encodings whose values become Python objects
+_DOCUMENTS = ("json", "json_json", "msgpack", "tree")
+_TEXT_BYTES = 4 << 20  # of rows that are converted to text at once
+_GROUP_BYTES = 64 << 20  # uncompressed bytes of a row group in Parquet
+_SCREEN, _CELL = 500, 200  # rows of one table on a terminal; characters of one cell
+_DIGITS = 4300  # digits that Python parses as an int by default; longer numbers stay text
 
 
 @dataclass(frozen=True)
 class Look:
-    """How values are shown.
+    """Form of printed values.
 
-    whole    bytes as base64, else as their size and SHA-256
-    pickles  decoded, which runs code that the data brings
-    safe     text in CSV and TSV that a spreadsheet takes for a formula begins with an apostrophe
+    whole    print bytes as base64, else as size and SHA-256
+    pickles  decode pickles, which runs code from the data
+    safe     in CSV and TSV, put an apostrophe before text that looks like a formula
     """
 
     whole: bool = False
@@ -67,13 +70,13 @@ class Look:
 
 
 def check(form: str, raw: str | None, bytes_as: str, csv_safe: bool = False) -> None:
-    """Refuse what cannot be printed, before anything is read.
+    """Check the options of the output before anything is read.
 
     form      one of FORMS
-    raw       a column whose stored bytes are wanted and nothing else
+    raw       column whose stored bytes are printed alone
     bytes_as  one of BYTES
-    csv_safe  whether cells are to be safe for spreadsheets
-    raises    UsageError for an unknown form, or bytes onto a terminal
+    csv_safe  put an apostrophe before text that looks like a formula
+    raises    UsageError for an unknown form, and for binary output to a terminal
     """
     if form not in FORMS:
         raise UsageError(
@@ -97,10 +100,10 @@ def write(
     raw: str | None = None,
     look: Look = Look(),
 ) -> None:
-    """Write batches to stdout, in a form that `check` let pass.
+    """Write batches to stdout in a form that `check` accepted.
 
-    look    how bytes and pickles are shown
-    raises  ValueFitError for a `json` column that holds none
+    look    form of bytes and pickles
+    raises  ValueFitError for invalid values of a `json` column
     """
     if raw is not None:
         _write_raw(batches, raw)
@@ -122,9 +125,9 @@ def write(
 
 
 def _parts(batch: pa.RecordBatch, look: Look) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into rows that become text together: as Python objects and as text they take many times their bytes.
+    """Split a batch to bound the memory of its rows as Python objects and text.
 
-    raises  ValueFitError for one value that would take too much
+    raises  ValueFitError for a single value that is too large
     """
     import numpy as np
 
@@ -138,7 +141,7 @@ def _parts(batch: pa.RecordBatch, look: Look) -> Iterator[pa.RecordBatch]:
         encoding = (field.metadata or {}).get(ENCODING, b"").decode()
         is_document = encoding.removesuffix("[]") in _DOCUMENTS
         if not is_document and not look.whole and _is_binary(array.type):
-            continue  # of bytes only the checksum is shown
+            continue  # bytes are printed as a checksum
         most = MAX_DECODED_VALUE if is_document else MAX_TEXT_VALUE
         if len(lengths) and (largest := int(lengths.max())) > most:
             shown = f"{largest} bytes; at most {most} are printed as text"
@@ -163,10 +166,11 @@ def _write_json(batches: Iterable[pa.RecordBatch], look: Look) -> None:
 
 
 def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, look: Look) -> None:
-    r"""Write CSV (RFC 4180) or TSV of the same rules; a line ends with `\n`.
+    r"""Write CSV (RFC 4180) or TSV with the same rules; lines end with `\n`.
 
-    Quoted are the cells that Python's csv or pandas would otherwise read as something else: those that hold a delimiter, a quote or a
-    line end, begin or end with white space, begin with a byte order mark, or make an empty line.
+    Cells are quoted if Python's csv or pandas would read them differently without: if they contain
+    a delimiter, a quote or a line end, begin or end with white space, begin with a byte order mark,
+    or make an empty line.
     """
     fit = escape if is_terminal() else str
     quoted = re.compile(f'[{delimiter}"\r\n]|\\A[\\s\ufeff]|\\s\\Z')
@@ -192,18 +196,18 @@ def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, look: Lo
 
 
 def _cell_text(value: Any, safe: bool) -> str:
-    """Return the text of a cell; with `safe`, only a number may begin as a formula does."""
+    """Return the text of a cell; with `safe`, text that looks like a formula gets an apostrophe."""
     text = _text(value)
     return _safe(text) if safe and not isinstance(value, (int, float)) else text
 
 
 def _safe(text: str) -> str:
-    """Return text that no spreadsheet takes for a formula (OWASP, CSV injection)."""
+    """Return text that no spreadsheet reads as a formula (OWASP, CSV injection)."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _write_plain(batches: Iterable[pa.RecordBatch], look: Look) -> None:
-    """Write a table for a pipe: cells between tabs, which no cell holds once it is escaped."""
+    """Write a table for a pipe: escaped cells, separated by tabs."""
     header = False
     for batch in batches:
         rows = [[cell(value) for value in row] for row in _rows(batch, look, numbers=True)]
@@ -234,7 +238,7 @@ def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, look: Look
 
 
 def _pictures(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
-    """Draw the pictures of a batch: (row, column) -> a drawing."""
+    """Draw the images of a batch: (row, column) -> drawing."""
     from flarecli.cli.images import half_blocks
     from flarecli.encodings import raw_values
     from flarecli.media import is_image, sniff
@@ -271,7 +275,7 @@ def _write_parquet(batches: Iterable[pa.RecordBatch]) -> None:
     plain = [field.name for field in first if not pa.types.is_large_binary(field.type)]
     with (
         pa.PythonFile(binary(), mode="w") as sink,
-        # of bytes neither statistics nor a dictionary are of use, and both copy the values
+        # statistics and dictionaries are useless for bytes, and both copy the values
         pq.ParquetWriter(sink, first, use_dictionary=plain, write_statistics=plain) as writer,
     ):
         for batch in batches:
@@ -285,7 +289,9 @@ def _write_parquet(batches: Iterable[pa.RecordBatch]) -> None:
 
 
 def _check_parquet(batch: pa.RecordBatch) -> None:
-    """Raise ValueFitError for a value that takes the writer of Parquet many times its size."""
+    """Raise ValueFitError for a value that is too large for the Parquet writer, which copies it
+    several times.
+    """
     import pyarrow as pa
 
     from flarecli.encodings import value_sizes
@@ -301,7 +307,7 @@ def _check_parquet(batch: pa.RecordBatch) -> None:
 
 
 def _begun(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Give the schema of batches, from the first one, and all of them."""
+    """Return the schema of the first batch, and all batches."""
     import pyarrow as pa
 
     rest = iter(batches)
@@ -320,7 +326,7 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
     for batch in batches:
         if name not in batch.schema.names:
             raise UsageError(
-                f"there is no column {name!r}",
+                f"no column {name!r}",
                 hint=choose(name, batch.schema.names, "The columns are"),
                 column=name,
             )
@@ -340,7 +346,7 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
 def _rows(batch: pa.RecordBatch, look: Look, numbers: bool = False) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a batch as tuples of JSON values.
 
-    numbers  keep NaN and infinity, which JSON has no word for
+    numbers  keep NaN and infinity, which JSON cannot store
     """
     if not batch.num_columns:
         return iter([()] * batch.num_rows)
@@ -375,7 +381,7 @@ def _values(array: pa.Array, field: pa.Field, look: Look, numbers: bool = False)
         return [None if text is None else _told(text, field.name, read) for text in values]
     if encoding in ("json", "json_str", "json_int", "json_float"):
         return [None if text is None else _parsed(text, field.name) for text in values]
-    if encoding == "json_json":  # JSON in a text of JSON
+    if encoding == "json_json":  # nested JSON text
         return [
             None if text is None else _parsed(str(_parsed(text, field.name)), field.name)
             for text in values
@@ -394,7 +400,7 @@ def _values(array: pa.Array, field: pa.Field, look: Look, numbers: bool = False)
 
 
 def _lists(array: pa.Array, field: pa.Field, look: Look) -> list[Any]:
-    """Give lists of what JSON can say; `field` is that of one element."""
+    """Return lists of JSON values; `field` is the field of an element."""
     ends, flat = array.offsets.to_pylist(), _values(array.flatten(), field, look)
     first = ends[0] if ends else 0
     pairs = zip(ends, ends[1:], array.is_valid().to_pylist(), strict=False)
@@ -427,7 +433,10 @@ def _bytes(data: bytes, encoding: str, look: Look) -> Any:
 
 
 def _unpickled(data: bytes) -> Any:
-    """Give the value of a pickle, as far as JSON can say it. What it raises is the data's own code: any exception at all."""
+    """Return the value of a pickle in a form that JSON can store.
+
+    The code in it may raise any exception.
+    """
     from flarecli import encodings
 
     try:
@@ -437,12 +446,14 @@ def _unpickled(data: bytes) -> Any:
             error.message if isinstance(error, FlareError) else f"{type(error).__name__}: {error}"
         )
         raise ValueFitError(
-            f"a pickle cannot be read: {told}", hint="Leave --allow-pickle out to see its size."
+            f"a pickle cannot be read: {told}", hint="Omit --allow-pickle to print its size."
         ) from None
 
 
 def _unpacked(data: bytes, name: str, encoding: str, look: Look) -> Any:
-    """Give the value of MessagePack; bytes and arrays inside it as columns of bytes are given."""
+    """Return the value of MessagePack; bytes and arrays in it have the same form as columns of
+    bytes.
+    """
     from flarecli import encodings
 
     def told(value: Any) -> Any:
@@ -464,7 +475,7 @@ def _unpacked(data: bytes, name: str, encoding: str, look: Look) -> Any:
 
 
 def _parsed(text: str, name: str) -> Any:
-    """Give the value of JSON text, without what strict JSON cannot say."""
+    """Return the value of JSON text, with NaN and infinity as null."""
     try:
         return json.loads(
             text, parse_constant=lambda _: None, parse_float=_number, parse_int=_integer
@@ -474,7 +485,7 @@ def _parsed(text: str, name: str) -> Any:
         what = (
             "is nested too deeply"
             if isinstance(error, RecursionError)
-            else f"is not JSON: {shown!r}"
+            else f"is not valid JSON: {shown!r}"
         )
         raise ValueFitError(
             f"a value of column {name!r} {what}",
@@ -484,13 +495,13 @@ def _parsed(text: str, name: str) -> Any:
 
 
 def _told(text: str, name: str, read: Callable[[str], Any]) -> Any:
-    """Give the number that a text is, or say that it is none."""
+    """Return the number in a text. Raises ValueFitError if it is not a number."""
     try:
         return read(text)
     except ValueError:
         shown = text if len(text) <= 40 else text[:40] + "…"
         raise ValueFitError(
-            f"a value of column {name!r} is no number: {shown!r}",
+            f"a value of column {name!r} is not a number: {shown!r}",
             hint=f"Give --raw {shell_quoted(name)} to see its bytes, or -c without it.",
             column=name,
         ) from None
@@ -509,12 +520,14 @@ _NUMBERS = {"str_int": _integer, "str_float": _number}
 
 
 def cell(value: Any) -> str:
-    """Return the text of a value in a table, fit for a terminal."""
+    """Return the escaped text of a value in a table."""
     return escape(_text(value))
 
 
 def _text(value: Any) -> str:
-    """Return the text of a value: JSON, but text without its quotes, nothing for null, and `nan`, `inf` or `-inf`."""
+    """Return the text of a value: JSON, but text without its quotes, nothing for null, and `nan`,
+    `inf` or `-inf`.
+    """
     if value is None:
         return ""
     if isinstance(value, float) and not math.isfinite(value):

@@ -36,7 +36,8 @@ class Line(VerifyOptions, BaseLine):
 def command(line: Line) -> int:
     """Check that a dataset is complete and undamaged.
 
-    Reads every byte and checks structure and checksums. Findings are printed as they are found; the last line is a summary. Exit code 1 if there are findings.
+    Reads every byte and checks structure and checksums. Findings are printed as they are found; the
+    last line is a summary. Exit code 1 if there are findings.
 
     Example: flare verify out/ && echo whole
     """
@@ -76,7 +77,7 @@ def command(line: Line) -> int:
                     not (line.verbose or line.github)
                     and finding.hint not in hints
                     and len(hints) < HINTS_SHOWN
-                ):  # each once, below the first that needs it
+                ):  # each hint once, below its first finding
                     finish()
                     printer.note(f"hint: {finding.hint}")
                     hints.add(finding.hint)

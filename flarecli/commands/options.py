@@ -179,7 +179,8 @@ class NetworkOptions(Options):
         )
 
     def guard(self, sources: Sequence[str]) -> Guard:
-        """Return what addresses may access. Origins of `sources`, which the user typed, are allowed.
+        """Return what addresses may access. Origins of `sources`, which the user typed, are
+        allowed.
 
         Raises UsageError for a value of `allow_host` that is neither a host nor a network.
         """
@@ -468,7 +469,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
     resize: int | tuple[int, int] | None = option(
         None,
         Option(
-            group="Pictures and media",
+            group="Images and media",
             metavar="N[xM]",
             parse=parse_box,
             help="Resize pictures to a square of N pixels, or to a box.",
@@ -477,7 +478,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
     resize_mode: str = option(
         "fit",
         Option(
-            group="Pictures and media",
+            group="Images and media",
             choices=("fit", "crop", "stretch"),
             help="How a picture fills the box.",
         ),
@@ -485,7 +486,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
     quality: int | None = option(
         None,
         Option(
-            group="Pictures and media",
+            group="Images and media",
             metavar="N",
             minimum=1,
             maximum=100,
@@ -495,7 +496,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
     min_size: int = option(
         0,
         Option(
-            group="Pictures and media",
+            group="Images and media",
             metavar="N",
             minimum=0,
             help="Reject pictures whose shorter side has fewer pixels.",
@@ -504,7 +505,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
     max_aspect: float | None = option(
         None,
         Option(
-            group="Pictures and media",
+            group="Images and media",
             metavar="X",
             minimum=1,
             help="Reject pictures with a larger aspect ratio.",
@@ -513,14 +514,14 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
     media_info: bool = option(
         False,
         Option(
-            group="Pictures and media",
+            group="Images and media",
             help="Add the columns width, height, frames and duration (seconds).",
         ),
     )
     strict: bool = option(
         False,
         Option(
-            group="Pictures and media",
+            group="Images and media",
             help="Fail rows whose content does not match the file extension.",
         ),
     )

@@ -1,4 +1,4 @@
-"""What was found, for those who do not read terminals: JUnit and JSON for a CI, a page for people, annotations for GitHub."""
+"""Reports of findings: JUnit and JSON for CI, HTML pages, and GitHub annotations."""
 
 from __future__ import annotations
 

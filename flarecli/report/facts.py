@@ -1,4 +1,4 @@
-"""What was found in columns, as a table that fits a screen: one line a column, and of many facts the few that hold for it."""
+"""Statistics of columns as a table: one line per column, without the facts that no column has."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from flarecli.units import format_size
 __all__ = ["facts_table"]
 
 _NAMES = ("rows", "nulls", "unfit", "distinct", "least", "most", "bytes in all", "pictures")
-_TEXT = 40  # characters of a number that are shown
+_TEXT = 40  # maximum characters of a number
 
 
 def facts_table(stats: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Lay out statistics, column -> name of a fact -> value, as `inspect` finds them.
 
-    return  names of what is told, and texts, parallel to `stats`; what holds for no column is left out
+    return  names of the facts that at least one column has, and a row of texts per column
     """
     rows = [_told(facts) for facts in stats.values()]
     names = [name for name in _NAMES if any(row.get(name) for row in rows)]

@@ -1,4 +1,4 @@
-"""A report goes to a file; what its name ends with says what it is."""
+"""Write reports to files; the suffix selects the kind."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ KINDS: Mapping[str, Callable[[Result], str]] = {
 
 
 def check_report(address: str) -> str:
-    """Give the kind of report that a name asks for. Raises UsageError for a name that asks for none."""
+    """Return the kind of report for a file name. Raises UsageError for an unknown suffix."""
     kind = next((one for one in KINDS if address.lower().endswith(one)), None)
     if kind is None:
         raise UsageError(
-            f"{address!r} does not say which report it is",
-            hint="Name a file that ends with .xml (JUnit), .json or .html.",
+            f"{address!r} has no known report suffix",
+            hint="Use a file name with the suffix .xml (JUnit), .json or .html.",
         )
     return kind
 
 
 def write_report(address: str, result: Result) -> None:
-    """Write a report, whole or not at all. Raises UsageError, ReachError."""
+    """Write a report atomically. Raises UsageError and ReachError."""
     locate(address).write([KINDS[check_report(address)](result).encode()])

@@ -1,8 +1,9 @@
-"""Findings as GitHub's workflow commands: a line that the runner turns into a mark beside the file.
+"""Findings as GitHub workflow commands, which the runner shows as annotations of the file.
 
     ::error file=PATH,line=N,title=TITLE::MESSAGE
 
-In a message `%`, CR and LF are written as %25, %0D, %0A; in a property `:` and `,` too, as %3A and %2C (source: actions/toolkit).
+In a message, `%`, CR and LF are escaped as %25, %0D and %0A; in a property, also `:` and `,` as %3A
+and %2C (source: actions/toolkit).
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _PARTS = {":": "%3A", ",": "%2C"}
 
 
 def annotation(finding: Finding) -> str:
-    """Write a finding as one annotation; a file below the current folder is named from there, as GitHub names it."""
+    """Return the annotation of a finding.
+
+    Paths below the current folder are relative, as GitHub expects.
+    """
     file, row, line = finding.address, finding.row, finding.line
     marks = [
         f"file={_part(_relative(file))}",

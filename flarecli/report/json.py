@@ -1,4 +1,6 @@
-"""A result as JSON: one object, the same words as `verify --json`, and the file, row, line and bytes (start, stop) of each finding by themselves."""
+"""A result as one JSON object: the keys of `verify --json`, and file, row, line and bytes of each
+finding.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ __all__ = ["listed"]
 
 
 def listed(result: Result) -> str:
-    """Write the result as JSON."""
+    """Return the result as JSON."""
     told = {
         "sources": [shown(one) for one in result.sources],
         "whole": not result.counts["findings"],

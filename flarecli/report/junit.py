@@ -1,8 +1,9 @@
-"""A result as JUnit XML, which GitLab, Jenkins and GitHub's actions read.
+"""A result as JUnit XML, for GitLab, Jenkins and GitHub Actions.
 
-One suite, a test case for each file with findings, each of which fails, and one that passes for all files without. What nothing
-protects is on the suite's `system-out`. Times and hosts are left out: the same result is the same file. Source: the schema of the
-Jenkins xUnit plugin (`testsuites`, `testsuite`, `testcase`, `failure`, `system-out`), in whose order the elements stand.
+One suite has a failed test case for each file with findings, and a passed one for all other files.
+Notes about unprotected files are in `system-out`. Times and host names are omitted, so that equal
+results are equal files. Source: the schema of the Jenkins xUnit plugin, which also sets the order
+of the elements.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["junit"]
 
 
 def junit(result: Result) -> str:
-    """Write the result as XML."""
+    """Return the result as XML."""
     return "".join(f"{line}\n" for line in _lines(result))
 
 
@@ -34,7 +35,7 @@ def _lines(result: Result) -> Iterator[str]:
         yield f'    <testcase classname="flare.verify" name={_attribute(file)} time="0">'
         yield f"      {_failure(findings)}"
         yield "    </testcase>"
-    yield f'    <testcase classname="flare.verify" name={_attribute(f"{whole} files are whole")} time="0"/>'
+    yield f'    <testcase classname="flare.verify" name={_attribute(f"{whole} files have no findings")} time="0"/>'
     if result.unprotected:
         yield (
             "    <system-out>"
@@ -46,7 +47,7 @@ def _lines(result: Result) -> Iterator[str]:
 
 
 def _failure(findings: list[Finding]) -> str:
-    """One element for all that is wrong with a file: readers show the first of several only."""
+    """Return one element for all findings of a file, since readers show only the first of several."""
     first, more = findings[0], len(findings) - 1
     message = first.message + (f" (and {more} more)" if more else "")
     told = "\n".join(

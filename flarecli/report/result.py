@@ -1,4 +1,4 @@
-"""What a check came to, as every report tells it."""
+"""The result of a check, as reports use it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from flarecli.redact import redact_text
 
 __all__ = ["Result", "bytes_of", "shown"]
 
-_NO_TEXT = re.compile("[\ufffe\uffff]")  # what XML cannot hold, beside what no terminal should see
+_NO_TEXT = re.compile("[\ufffe\uffff]")  # not allowed in XML
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was checked, what was found, and what nothing protects.
+    """The result of a check.
 
-    sources      addresses as they were given
-    findings     those that were told; `counts["findings"]` is how many there are
+    sources      addresses, as typed
+    findings     printed findings; `counts["findings"]` is the total
     counts       files, shards, rows, bytes, findings
-    unprotected  what carries no sum, one sentence each
+    unprotected  files without checksums, one sentence each
     extra        files that no list names
     """
 
@@ -34,7 +34,7 @@ class Result:
 
 
 def bytes_of(one: Finding) -> str:
-    """Say which bytes a finding is about, the last one included; empty where that is not known."""
+    """Return the byte range of a finding as text, the last byte included; empty if it is not known."""
     if one.start is None or one.stop is None:
         return ""
     is_one = one.stop - one.start <= 1
@@ -42,5 +42,5 @@ def bytes_of(one: Finding) -> str:
 
 
 def shown(text: str) -> str:
-    """Make text from data fit for any page: no secrets of addresses, nothing that acts, one line."""
+    """Return text as one line, without secrets of addresses and with control characters escaped."""
     return _NO_TEXT.sub("?", escape(redact_text(text)))

@@ -1,4 +1,6 @@
-"""--cache and --cache-limit on the command line: what is fetched, what is said, and what `inspect` shows of it."""
+"""--cache and --cache-limit on the command line: what is fetched, what is said, and what `inspect`
+shows of it.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,7 @@ def test_inspect_of_no_cache_and_of_nothing(flare_run, tmp_path):
         f"error: {tmp_path}/file: Not a directory\n{hint}",
     )
     ran = flare_run(["inspect"])
-    hint = "hint: Name what to look at, or a cache with --cache.\n"
+    hint = "hint: Name a dataset, or a cache with --cache.\n"
     assert (ran.code, ran.out, ran.err) == (2, "", f"error: missing argument 'SOURCE...'\n{hint}")
 
 

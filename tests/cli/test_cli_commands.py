@@ -33,7 +33,9 @@ class Packed:
 
 @dataclass
 class Recorder:
-    """A verb that notes how it was called, tells the progress what it is told to, and gives an answer."""
+    """A verb that notes how it was called, tells the progress what it is told to, and gives an
+    answer.
+    """
 
     answer: object = None
     tell: object = None
@@ -58,7 +60,9 @@ CACHE = {**NETWORK, "cache": None, "cache_limit": 10**10}
 
 
 def given(verb, besides=()):
-    """The options that a verb was called with, without what is not an option, and without some defaults."""
+    """The options that a verb was called with, without what is not an option, and without some
+    defaults.
+    """
     options = {
         name: value for name, value in verb.options.items() if name not in ("progress", "stream")
     }
@@ -393,10 +397,10 @@ def test_verify_refuses_parts_samples_and_reports_that_are_none(flare):
         2,
         "error: --sample: expected a count or a share such as 100 or 1%, got 'x'\n",
     )
-    hint = "hint: Name a file that ends with .xml (JUnit), .json or .html.\n"
+    hint = "hint: Use a file name with the suffix .xml (JUnit), .json or .html.\n"
     assert (
         flare("verify", "a", "--report", "x.txt").err
-        == f"error: 'x.txt' does not say which report it is\n{hint}"
+        == f"error: 'x.txt' has no known report suffix\n{hint}"
     )
 
 

@@ -80,7 +80,7 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (["cat"], "missing argument 'SOURCE...'", "Run `flare cat --help`."),
         (
             ["pack", "a"],
-            "missing argument: both SOURCE and OUT are wanted",
+            "missing argument: both SOURCE and OUT are required",
             "Run `flare pack --help`.",
         ),
         (
@@ -150,36 +150,36 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
             "--raw prints the bytes of one column alone",
             "Leave --columns and --to out.",
         ),
-        (["playlist"], "no source is named", "Run `flare playlist --help`."),
+        (["playlist"], "missing argument: no source", "Run `flare playlist --help`."),
         (["playlist", "a", "b", "--diff", "c"], "--diff compares one playlist with another", ""),
         (
             ["playlist", "a", "--diff", "b", "--base", "c"],
-            "--diff makes no playlist, so --base says nothing to it",
+            "--diff writes no playlist; --base has no effect",
             "Leave --base out.",
         ),
         (
             ["playlist", "a", "--reindex", "--hash", "sha1"],
-            "--reindex makes no playlist, so --hash says nothing to it",
+            "--reindex writes no playlist; --hash has no effect",
             "Leave --hash out.",
         ),
         (
             ["inspect", "a", "--html", "b", "--field", "rows"],
             "--html writes a page, --field prints a field",
-            "Give one of the two.",
+            "Use one of the two.",
         ),
         (
             ["playlist", "a", "--check", "b"],
-            "--check looks at the one playlist that it names",
-            "Leave the others out.",
+            "--check takes one playlist",
+            "Remove the other addresses.",
         ),
         (
             ["playlist", "a", "--diff", "b", "--out", "c"],
-            "--diff makes no playlist, so --out says nothing to it",
+            "--diff writes no playlist; --out has no effect",
             "Leave --out out.",
         ),
         (
             ["playlist", "--reindex", "a", "--check", "b"],
-            "--check makes no playlist, so --reindex says nothing to it",
+            "--check writes no playlist; --reindex has no effect",
             "Leave --reindex out.",
         ),
     ],
@@ -238,7 +238,7 @@ def test_json_and_debug_can_be_set_in_the_environment(flare):
         (
             MemoryError(),
             3,
-            "error: not enough memory\nhint: Give it more memory, fewer --jobs or smaller shards.\n",
+            "error: not enough memory\nhint: Use fewer --jobs or smaller shards, or allow more memory.\n",
         ),
         (RecursionError("deep"), 4, "error: the data is nested too deeply\n"),
         (

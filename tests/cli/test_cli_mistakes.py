@@ -76,7 +76,7 @@ def told(place, monkeypatch, capfd):
         ),
         (
             "inspect out --field row",
-            "there is no field 'row'",
+            "unknown field 'row'",
             "Did you mean rows? The fields are address, format, rows, shards, bytes,",
         ),
         (
@@ -171,12 +171,12 @@ def test_what_makes_no_sense_is_told_with_what_would(told, line, error, hint):
         (
             "cat out/playlist.yaml/",
             "out/playlist.yaml: no such file or folder",
-            "out/playlist.yaml is a file: leave the slash out.",
+            "out/playlist.yaml is a file: remove the slash.",
         ),
         (
             "cat out/index.json/x",
             "out/index.json/x: no such file or folder",
-            "out/index.json is a file: nothing lies below it.",
+            "out/index.json is a file, not a folder.",
         ),
         (
             "cat files/deep/er",
@@ -186,7 +186,7 @@ def test_what_makes_no_sense_is_told_with_what_would(told, line, error, hint):
         (
             "cat files/*.png",
             "files/*.png: nothing matches",
-            "files holds names such as a.jpg, a.txt, b.jpg.",
+            "files contains names such as a.jpg, a.txt, b.jpg.",
         ),
         (
             "cat out 5",
@@ -196,7 +196,7 @@ def test_what_makes_no_sense_is_told_with_what_would(told, line, error, hint):
         (
             "cat s3:/bucket/x",
             "s3:/bucket/x: no such file or folder",
-            "Write it with two slashes: s3://bucket/x",
+            "Use two slashes: s3://bucket/x",
         ),
         ("pack empty new", "empty: an empty folder", ""),
         ("playlist --check missing.yaml", "missing.yaml: no such file or folder", ""),

@@ -141,7 +141,7 @@ def test_a_signal_ends_a_run_with_one_line(flare_process, number, code, what):
         assert signalled(process, number)[:3] == (
             code,
             "",
-            f"error: {what}; give --resume to go on from here\n",
+            f"error: {what}; use --resume to continue\n",
         )
 
 
@@ -173,7 +173,7 @@ def test_a_signal_is_told_as_json_where_json_is_wanted(flare_process):
             "where": "",
             "row": None,
             "column": None,
-            "hint": "Give --resume to go on from here.",
+            "hint": "Use --resume to continue.",
             "exit_code": 130,
         }
         told = json.dumps({"error": fields}) + "\n"
@@ -196,7 +196,7 @@ def pack(*args, **options):
         assert signalled(process, signal.SIGTERM)[:3] == (
             143,
             "",
-            "error: terminated; give --resume to go on from here\n",
+            "error: terminated; use --resume to continue\n",
         )
     assert (tmp_path / "tidied").exists()
 
@@ -216,7 +216,7 @@ def pack(*args, **options):
         assert signalled(process, signal.SIGINT)[:3] == (
             130,
             "loaded\n",
-            "error: interrupted; give --resume to go on from here\n",
+            "error: interrupted; use --resume to continue\n",
         )
 
 
@@ -234,7 +234,7 @@ def pack(*args, **options):
 """
     with flare_process(["pack", "index.csv", "out"], source) as process:
         code, out, err, seconds = signalled(process, signal.SIGWINCH)
-    assert (code, out, err) == (130, "", "error: interrupted; give --resume to go on from here\n")
+    assert (code, out, err) == (130, "", "error: interrupted; use --resume to continue\n")
     assert seconds < 3
 
 
@@ -255,7 +255,7 @@ def pack(*args, **options):
         assert signalled(process, signal.SIGINT)[:3] == (
             130,
             "",
-            "error: interrupted; give --resume to go on from here\n",
+            "error: interrupted; use --resume to continue\n",
         )
     assert GRACE_S < 5
 
@@ -298,7 +298,7 @@ flarecli.__main__.entry()
             assert signalled(process, signal.SIGTERM)[:3] == (
                 143,
                 "",
-                "error: terminated; give --resume to go on from here\n",
+                "error: terminated; use --resume to continue\n",
             )
         assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == [
             ".flare",

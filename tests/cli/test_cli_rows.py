@@ -1,4 +1,6 @@
-"""`flare cat`: typed batches as JSON lines, CSV, TSV, tables, Arrow, Parquet and raw bytes; whatever they hold, it parses and acts on nothing."""
+"""`flare cat`: typed batches as JSON lines, CSV, TSV, tables, Arrow, Parquet and raw bytes;
+whatever they hold, it parses and acts on nothing.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,7 @@ def test_rows_without_columns_are_rows(flare):
 @pytest.mark.parametrize("text", ["{oops", "", '{"a": 1} 2', "[" * 100_000])
 def test_a_json_column_that_holds_none_is_an_error(flare, text):
     ran = flare("cat", "x", cat=cat(batch(meta=([text], TEXT, "json"))))
-    shown = "is nested too deeply" if len(text) > 99 else f"is not JSON: {text!r}"
+    shown = "is nested too deeply" if len(text) > 99 else f"is not valid JSON: {text!r}"
     hint = "hint: Give --raw meta to see its bytes, or -c without it.\n"
     assert (ran.code, ran.out, ran.err) == (
         4,
@@ -365,7 +367,7 @@ def test_bytes_are_refused_by_a_terminal_before_anything_is_read(flare, args, wh
     assert (ran.code, ran.out) == (2, "")
     assert "is not for a terminal" in ran.err
     assert ran.err.replace("\x1b[31m", "").replace("\x1b[36m", "").replace("\x1b[0m", "") == (
-        f"error: {what} is not for a terminal\nhint: Send it to a file or into a pipe.\n"
+        f"error: {what} is not for a terminal\nhint: Redirect it to a file or a pipe.\n"
     )
 
 
@@ -396,7 +398,7 @@ def test_pickles_are_decoded_only_by_the_switch_that_says_so(flare):
     assert (told.code, told.out, told.err) == (
         4,
         "",
-        f"error: {error}\nhint: Leave --allow-pickle out to see its size.\n",
+        f"error: {error}\nhint: Omit --allow-pickle to print its size.\n",
     )
 
 

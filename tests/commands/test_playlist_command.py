@@ -1,4 +1,6 @@
-"""playlist: what is written reads back as the same data, names only what readers may follow, and says what is wrong."""
+"""playlist: what is written reads back as the same data, names only what readers may follow, and
+says what is wrong.
+"""
 
 import hashlib
 import shutil
@@ -103,7 +105,7 @@ def test_pairs_may_be_given_as_a_dict(plain, monkeypatch):
 def test_a_playlist_of_nothing_is_refused():
     with pytest.raises(UsageError) as caught:
         commands.playlist([])
-    assert str(caught.value) == "no source is named"
+    assert str(caught.value) == "missing argument: no source"
 
 
 def test_a_file_above_the_playlist_is_refused_since_readers_would_refuse_it(plain, tmp_path):

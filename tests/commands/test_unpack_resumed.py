@@ -1,4 +1,6 @@
-"""A resumed unpack: only of the same rows and with the same options, and each failed row is listed once, the last ones too."""
+"""A resumed unpack: only of the same rows and with the same options, and each failed row is listed
+once, the last ones too.
+"""
 
 import json
 import re
@@ -224,6 +226,6 @@ def test_pairs_are_no_list_of_names(tmp_path):
         with pytest.raises(UsageError) as caught:
             do(str(tmp_path / "d.csv"), str(tmp_path / "out"), fetch={"url": "image"})
         assert (str(caught.value), caught.value.hint) == (
-            "a list of names is wanted, not dict",
+            "expected a list of names, got dict",
             'Write a pair as "COLUMN:NAME".',
         )

@@ -124,7 +124,7 @@ def test_what_makes_no_run_is_refused(data):
         assert str(caught.value) == message
 
 
-ANEW = "Give the `cursor` of a run, or make it anew: flare.Cursor(seed, epoch, step, order)."
+ANEW = "Use the `cursor` of a run, or create one: flare.Cursor(seed, epoch, step, order)."
 OTHER = "Open the data that it was saved with."
 
 

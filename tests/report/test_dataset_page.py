@@ -1,4 +1,6 @@
-"""The page of a dataset: it stays small however many rows are asked for, and says what it leaves out."""
+"""The page of a dataset: it stays small however many rows are asked for, and says what it leaves
+out.
+"""
 
 import io
 import json
@@ -40,7 +42,7 @@ def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tm
     assert main(["inspect", pictures, "--sample", "1000000", "--html", "-", "-q"]) == 0
     assert capsys.readouterr() == (page, "")
     assert page.count("<article") == 5
-    assert "5 rows at random; 35 more did not fit on the page" in page
+    assert "5 rows at random; 35 more do not fit on the page" in page
     found = commands.inspect(pictures, sample=1.0)
     assert (found.asked, found.as_json()["sample_asked"], len(found.as_json()["sample"])) == (
         40,
@@ -63,7 +65,7 @@ def test_the_page_stays_below_its_size_and_what_is_left_out_is_said(pictures, mo
     page = report.dataset_page(commands.inspect(pictures, sample=40), most)
     assert len(page.encode()) < most
     assert page.count("<img") < 40
-    assert "left out, it does not fit on the page" in page or "more did not fit on the page" in page
+    assert "omitted, does not fit on the page" in page or "more did not fit on the page" in page
 
 
 def test_what_is_missing_is_on_the_page(tmp_path):

@@ -1,4 +1,6 @@
-"""Reports of findings: read back by parsers that are not ours, with texts that would like to be markup."""
+"""Reports of findings: read back by parsers that are not ours, with texts that would like to be
+markup.
+"""
 
 import html.parser
 import json
@@ -55,7 +57,7 @@ def test_the_junit_file_says_what_failed_and_what_passed(tmp_path):
     assert [case.get("name") for case in cases] == [
         "out/shard.00000.mds",
         "out/playlist.yaml",
-        "5 files are whole",
+        "5 files have no findings",
     ]
     failure = cases[0].find("failure")
     assert (failure.get("type"), failure.get("message")) == (
@@ -83,7 +85,7 @@ def test_the_junit_file_is_valid_by_the_common_schema(tmp_path):
 
 def test_a_whole_dataset_is_one_test_that_passes(tmp_path):
     (suite,) = ElementTree.fromstring(written(tmp_path, "x.xml", WHOLE))
-    assert [(case.get("name"), list(case)) for case in suite] == [("7 files are whole", [])]
+    assert [(case.get("name"), list(case)) for case in suite] == [("7 files have no findings", [])]
 
 
 def test_the_json_file_tells_file_row_and_line(tmp_path):
@@ -144,8 +146,8 @@ def test_the_page_shows_hostile_text_as_text_and_allows_nothing(tmp_path):
 def test_a_name_that_says_no_kind_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         write_report("report.txt", RESULT)
-    assert str(caught.value) == "'report.txt' does not say which report it is"
-    assert caught.value.hint == "Name a file that ends with .xml (JUnit), .json or .html."
+    assert str(caught.value) == "'report.txt' has no known report suffix"
+    assert caught.value.hint == "Use a file name with the suffix .xml (JUnit), .json or .html."
 
 
 def test_annotations_are_one_line_each_and_cannot_become_other_commands(tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
-"""One dialect of wildcards for the user's own addresses: on a disk, as `file://`, and in a bucket the same names match."""
+"""One dialect of wildcards for the user's own addresses: on a disk, as `file://`, and in a bucket
+the same names match.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,7 @@ def test_a_working_folder_that_is_gone_is_said(line, tmp_path, monkeypatch, caps
     where = next(word for word in words[1:] if not word.startswith("/"))
     place = {"*.mds": ".", "out": "out"}.get(where, where)
     assert capsys.readouterr().err == (
-        f"error: {place}: the folder that you are in was deleted or cannot be read\n"
+        f"error: {place}: the current folder was deleted or cannot be read\n"
         "hint: Change to a folder that is there, or give the path from the root.\n"
     )
 
@@ -172,4 +174,4 @@ def test_paths_from_the_root_do_without_a_working_folder(tmp_path, monkeypatch, 
     assert (
         run(["cat", str(tmp_path / "out"), "--where", "a > 0"]) == 3
     )  # DuckDB would end the process
-    assert capsys.readouterr().err.startswith("error: .: the folder that you are in was deleted")
+    assert capsys.readouterr().err.startswith("error: .: the current folder was deleted")

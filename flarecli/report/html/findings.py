@@ -1,4 +1,4 @@
-"""A result as one page: no script, nothing fetched, every text of the data escaped."""
+"""A result as a static HTML page without scripts; all text from data is escaped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ td.where { font-family: ui-monospace, monospace; font-size: .85rem; width: 38% }
 
 
 def findings_page(result: Result) -> str:
-    """Write the result as HTML."""
+    """Return the result as HTML."""
     found, counts = result.counts["findings"], result.counts
     verdict, mood = (format_count(found, "finding"), "bad") if found else ("whole", "good")
     checked = [format_count(counts[f"{name}s"], name) for name in ("file", "shard", "row")]

@@ -1,7 +1,7 @@
-"""A dataset as one page that opens from a disk: what it is, how its values lie, and some of its rows to look at.
+"""A dataset as one self-contained HTML page: facts, histograms of values, and a gallery of rows.
 
-Nothing is fetched. Every text of the data is escaped, and what acts in a text is shown as text. What pictures and sounds
-may take is bounded, and what did not fit is said where it would stand.
+The page fetches nothing. All text from data is escaped. The size of embedded images and audio is
+bounded; a note replaces what does not fit.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = ["PAGE_BYTES", "dataset_page"]
 STYLE = resources.files(__package__).joinpath("page.css").read_text("utf-8")
 SCRIPT = resources.files(__package__).joinpath("page.js").read_text("utf-8")
 
-PAGE_BYTES = 4_500_000  # of a page, pictures and sounds as base64 with it
+PAGE_BYTES = 4_500_000  # maximum size of a page, with images and audio as base64
 _SIDE, _TEXT, _SHARDS, _CELLS, _HOLES = (
     320,
     2000,
     500,
     40,
     20,
-)  # pixels; characters; shards plotted; columns of a row; missing shards
-_SHORT = 28  # characters of a value that stands beside its name
-_LEAST = 12_000  # bytes that must be left before a picture is decoded for them
+)  # maximum pixels; characters; plotted shards; columns of a row; missing shards
+_SHORT = 28  # maximum characters of a value on the line of its name
+_LEAST = 12_000  # bytes that must be left on the page to decode another image
 _SOUNDS = {
     "wav": "audio/wav",
     "mp3": "audio/mpeg",
@@ -53,9 +53,9 @@ _SOUNDS = {
 
 
 def dataset_page(found: Inspection, page_bytes: int = PAGE_BYTES) -> str:
-    """Write what `inspect` found as HTML; the gallery is its sample.
+    """Return the result of `inspect` as HTML; the gallery shows its sample.
 
-    page_bytes  the page stays below it: later pictures, sounds, then rows are left out, and it says so
+    page_bytes  maximum size of the page: later images and audio, then rows are replaced by a note
     """
     counts = [
         ("format", found.format),
@@ -108,7 +108,7 @@ def _facts(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _stream(one: StreamInfo, several: bool) -> Iterator[str]:
-    """Give the columns and shards of one stream."""
+    """Yield the columns and shards of one stream."""
     yield f"<h2>{_text(one.name) if several else 'Columns'}</h2>"
     if several:
         yield _facts(
@@ -159,7 +159,7 @@ def _stream(one: StreamInfo, several: bool) -> Iterator[str]:
 
 
 def _shard_sizes(shards: Sequence[tuple[str, int, int]]) -> str:
-    """Plot the sizes of shards in their order; of very many, the largest of each run of neighbours."""
+    """Plot the sizes of shards in order; of many shards, the largest of each run."""
     import numpy as np
 
     sizes = np.array([size for _, _, size in shards], np.int64)
@@ -172,7 +172,7 @@ def _shard_sizes(shards: Sequence[tuple[str, int, int]]) -> str:
 
 
 def _gallery(found: Inspection, left: int) -> Iterator[str]:
-    """Give rows of the sample until the room on the page is used up."""
+    """Yield rows of the sample until the page is full."""
     if not found.sample:
         return
     total = max(found.asked, sum(batch.num_rows for batch in found.sample))
@@ -185,7 +185,7 @@ def _gallery(found: Inspection, left: int) -> Iterator[str]:
         left -= len(card.encode())
         cards.append(card)
     note = f"{format_count(len(cards), 'row')} at random" + (
-        f"; {total - len(cards):,} more did not fit on the page" if len(cards) < total else ""
+        f"; {total - len(cards):,} more do not fit on the page" if len(cards) < total else ""
     )
     options = "".join(
         f'<option value="{i}">{_text(name)}</option>'
@@ -206,7 +206,7 @@ def _rows(batches: Sequence[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
     for batch in batches:
         shown = [(name, batch.column(i)) for i, name in enumerate(batch.schema.names[:_CELLS])]
         sizes = {name: value_sizes(column) for name, column in shown}
-        for i in range(batch.num_rows):  # a few rows to look at: one by one
+        for i in range(batch.num_rows):  # few rows, read one at a time
             row: dict[str, Any] = {}
             for name, column in shown:
                 own = sizes[name]
@@ -214,7 +214,7 @@ def _rows(batches: Sequence[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
                 row[name] = (
                     column[i].as_py()
                     if size <= MAX_TEXT_VALUE
-                    else f"{format_size(size)}: left out, it does not fit on the page"
+                    else f"{format_size(size)}: omitted, does not fit on the page"
                 )
             yield row
 
@@ -238,10 +238,10 @@ def _card(number: int, row: dict[str, Any], left: int) -> str:
 
 
 def _medium(data: bytes, name: str, left: int) -> tuple[str, str]:
-    """Give what shows or plays a value, empty where nothing can, and what is said of it."""
+    """Return the element that shows or plays a value, empty if there is none, and its caption."""
     kind, size = sniff(data[:512]), format_size(len(data))
     if is_image(kind) and left < _LEAST:
-        return "", f"{kind}, {size}: left out, it does not fit on the page"
+        return "", f"{kind}, {size}: omitted, does not fit on the page"
     if is_image(kind):
         try:
             small = thumbnail(data, _SIDE, _SIDE)
@@ -273,5 +273,5 @@ def _sourced(
     data: bytes, kind: str, before: str, after: str, left: int, told: str
 ) -> tuple[str, str]:
     if len(data) * 4 // 3 > left:
-        return "", f"{told}: left out, it does not fit on the page"
+        return "", f"{told}: omitted, does not fit on the page"
     return f"{before}data:{kind};base64,{base64.b64encode(data).decode()}{after}", told

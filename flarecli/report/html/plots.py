@@ -1,4 +1,4 @@
-"""Histograms as SVG: of numbers their values, of texts and bytes their lengths, of words the most frequent ones."""
+"""Histograms as SVG: values of numbers, lengths of texts and bytes, frequent words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BINS, _WORDS, _HEIGHT = 32, 12, 100
 
 
 def plots(batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
-    """Give a histogram for each column over some rows, where there is something to count."""
+    """Yield a histogram for each column that has values to count."""
     import pyarrow as pa
 
     table = pa.Table.from_batches(batches)
@@ -41,7 +41,7 @@ def _column(name: str, array: pa.Array) -> str:
     import pyarrow.compute as pc
 
     kind = array.type
-    if isinstance(array, pa.ChunkedArray):  # what Arrow cannot put into one array
+    if isinstance(array, pa.ChunkedArray):  # too large for one Arrow array
         return ""
     own = value_sizes(array)
     is_small = own is None or own.max(initial=0) <= MAX_TEXT_VALUE
@@ -100,7 +100,7 @@ def _histogram(name: str, values: Any, told: Any) -> str:
 
 
 def plot(name: str, heights: Any, labels: Sequence[str], first: str, last: str) -> str:
-    """Draw bars under a name, each with a label to hover for.
+    """Draw labelled bars under a name.
 
     heights  numpy [bars], at least 0
     """
