@@ -79,9 +79,7 @@ def test_a_writer_says_what_columns_and_samples_are(place):
         "columns are names without encodings",
         'Write them like {"image": "jpeg", "label": "int"}.',
     )
-    wrong = pytest.raises(
-        UsageError, match="^a sample is a mapping of columns to values, not list$"
-    )
+    wrong = pytest.raises(UsageError, match="^sample: expected a mapping, got list$")
     with wrong, flarecli.Writer(place / "out", columns={"a": "int"}) as writer:
         writer.write([1])
 

@@ -63,7 +63,6 @@ INNER = {  # modules that other packages import directly; everything else is imp
         "single_pass",
         "threads",
         "versions",
-        "workers",
     },
     "formats": {"byte_ranges", "ffrecord", "files", "granular", "mds", "webdataset"},
     "media": {"ffprobe", "probe", "resize", "sniff", "thumbnail"},  # functions of the same name

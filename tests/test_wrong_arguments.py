@@ -292,7 +292,7 @@ def test_pack_says_what_it_wants_and_writes_nothing(here, options, message, hint
         ({"settings": Settings(shard_rows=0)}, "a shard of 0 rows holds nothing", ""),
         ({"settings": Settings(compression=3)}, "compression is 3: text is wanted", ""),
         ({"settings": Settings(newline=None)}, "newline is None: text is wanted", ""),
-        ({"jobs": 0}, "jobs is 0: at least 1 is wanted", ""),
+        ({"jobs": 0}, "jobs must be at least 1, got 0", ""),
         ({"jobs": 1.5}, "jobs is 1.5: a whole number is wanted", ""),
         ({"overwrite": "no"}, "overwrite is 'no': True or False is wanted", ""),
         ({"head": 3}, "head is 3: a dict is wanted", ""),

@@ -13,8 +13,8 @@ from flarecli.cpus import cpu_count
 from flarecli.errors import IntegrityError, UsageError
 from flarecli.hashes import Sums, known
 from flarecli.model import Columns, File, Stream
+from flarecli.prefetch import ordered_map
 from flarecli.storage import Location
-from flarecli.storage.workers import Workers
 
 __all__ = ["filled", "summed"]
 
@@ -25,12 +25,8 @@ B = TypeVar("B")
 
 
 def _each(work: Callable[[A], B], items: Iterable[A], local: bool) -> Iterator[B]:
-    """Do the work on all items in parallel; results come in order, and the first error ends it."""
-    pool = Workers(cpu_count() if local else _REMOTE_JOBS, "fill")
-    try:
-        yield from pool.map(work, items)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    """Do the work on all items in parallel and yield the results in order, up to the first error."""
+    return ordered_map(work, items, workers=cpu_count() if local else _REMOTE_JOBS)
 
 
 def filled(stream: Stream) -> Stream:

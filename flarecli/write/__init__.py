@@ -1,4 +1,4 @@
-"""Writing: links are fetched ahead and in order, rows become shards, a journal notes them, the playlist ends it."""
+"""Writing datasets: links are prefetched, rows become shards, a journal records them."""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
-"""A folder of a bucket that a pack writes: claimed by a lease, noted in a journal, finished by its playlist.
+"""A folder of a bucket that a pack writes: claimed by a lease, noted in a journal, finished by its
+playlist.
 
     OUT/.flare/lock            the owner (`lease.py`)
     OUT/.flare/journal/…       what is done, an object for each step (`storage/append_log.py`)
     OUT/.flare/failed.jsonl/…  rows left out
-    OUT/.flare/new/…           with `overwrite`, a complete dataset with its own journal; `finish` copies it to OUT
+    OUT/.flare/new/…           with `overwrite`, a complete dataset with its own journal; `finish`
+                               copies it to OUT
     OUT/.flare/done            it was copied: the rest of `.flare` is to be deleted
 
-Objects cannot be renamed. The playlist is the commit: if it exists, all that it lists is complete, whatever `.flare` holds.
+Objects cannot be renamed. The playlist is the commit: if it exists, all that it lists is complete,
+whatever `.flare` holds.
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ class BucketTarget(Target):
         self.contents.check_replaceable(self._out, names, self.shown, is_begun)
 
     def _admit(self, resume: bool, overwrite: bool) -> None:
-        """Accept a folder without unfinished output that is empty, or finished and may be resumed or replaced."""
+        """Accept a folder without unfinished output that is empty, or finished and may be resumed
+        or replaced.
+        """
         if next(self._others(), None) is None:
             return
         self._check_finished(self._out, resume or overwrite)
@@ -79,7 +84,10 @@ class BucketTarget(Target):
             self.is_done = True
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
-        """Continue from the state that an earlier process left. It may have been killed at any time."""
+        """Continue from the state that an earlier process left.
+
+        It may have been killed at any time.
+        """
         if _has_objects(self._new):
             if not resume and not overwrite:
                 raise self._unfinished()
@@ -133,7 +141,10 @@ class BucketTarget(Target):
         self._done.delete()
 
     def _replace(self) -> None:
-        """Copy the new dataset over the old one, its playlist last. A second run completes an interrupted one."""
+        """Copy the new dataset over the old one, its playlist last.
+
+        A second run completes an interrupted one.
+        """
         fresh = [
             entry.name for entry in self._new.list() if not entry.name.startswith(f"{SCRATCH}/")
         ]
@@ -171,7 +182,8 @@ class BucketTarget(Target):
             self.release()
 
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run the call in a thread: the code that was interrupted may hold locks that requests need.
+        """Run the call in a thread: the code that was interrupted may hold locks that requests
+        need.
 
         If no thread can be started, the lease expires.
         """

@@ -1,4 +1,6 @@
-"""From whatever an index holds to typed columns: encodings are chosen once, then every batch is brought to them."""
+"""From whatever an index holds to typed columns: encodings are chosen once, then every batch is
+brought to them.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ def chosen_encodings(
     extensions: Mapping[str, str],
     before: Mapping[str, str],
 ) -> dict[str, str]:
-    """Choose an encoding for each column: the one given, the one it had, or by its type and first value.
+    """Choose an encoding for each column: the one given, the one it had, or by its type and first
+    value.
 
-    batch       its first row decides for columns of bytes, so the choice does not depend on how rows come in batches
+    batch       its first row decides for columns of bytes, so the choice does not depend on how
+                rows come in batches
     extensions  of the first row's links, by column
     before      what the columns of a dataset were stored as
     raises      UsageError for an unknown encoding, or a column that no encoding holds
@@ -58,7 +62,9 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 class Typed:
-    """Brings batches to the encodings of `columns`; rows that do not fit are left out and named, those with a null unless `nulls` are kept."""
+    """Brings batches to the encodings of `columns`; rows that do not fit are left out and named,
+    those with a null unless `nulls` are kept.
+    """
 
     def __init__(self, columns: Columns, key: str | None, nulls: bool = False) -> None:
         self._columns, self._key, self._nulls = columns, key, nulls
@@ -90,7 +96,9 @@ class Typed:
         return typed.filter(pa.array(keep)), rows[keep], out
 
     def cast(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, tuple[str, str]]]:
-        """Return all rows as typed columns, and those that do not fit: position -> column and reason."""
+        """Return all rows as typed columns, and those that do not fit: position -> column and
+        reason.
+        """
         arrays, reasons = [], self._unnamed(batch)
         for column, encoding, had in zip(
             self._columns, self._encodings, self._encodings_of(batch.schema), strict=True

@@ -1,6 +1,8 @@
-"""Where the parts of a pack run, or the shards of a check: in this process, or as tasks of a Ray cluster.
+"""Where the parts of a pack run, or the shards of a check: in this process, or as tasks of a Ray
+cluster.
 
-An engine takes work that does not depend on where or in which order it is done, and gives the results as they come.
+An engine takes work that does not depend on where or in which order it is done, and gives the
+results as they come.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from flarecli.errors import MissingLibraryError, ReachError, UsageError
 __all__ = ["ENGINES", "check", "joined", "run"]
 
 ENGINES = ("local", "ray")
-_AHEAD = 4  # tasks handed over for each core of the cluster: enough to keep it busy, few enough to hold in memory
+# tasks handed over for each core of the cluster: enough to keep it busy, few enough to hold in
+# memory
+_AHEAD = 4
 _ALONE = {
     "address": "local",
     "include_dashboard": False,
@@ -30,9 +34,11 @@ B = TypeVar("B")
 
 
 def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tuple[int, B]]:
-    """Do the work on each item; give the place of the item and the result, in whatever order they end.
+    """Do the work on each item; give the place of the item and the result, in whatever order they
+    end.
 
-    engine  one of ENGINES; `local`: here, one after another; `ray`: on the cluster that RAY_ADDRESS names, else one of this machine's own
+    engine  one of ENGINES; `local`: here, one after another; `ray`: on the cluster that RAY_ADDRESS
+            names, else one of this machine's own
     raises  MissingLibraryError without ray; ReachError if the cluster cannot be reached
             or loses the same task again and again; what the work raises
     """
@@ -51,7 +57,9 @@ def check(engine: str) -> None:
 
 @contextlib.contextmanager
 def joined(engine: str) -> Iterator[None]:
-    """Stay in the cluster while the body runs; each `run` in it uses that. Raises what `run` raises of the cluster."""
+    """Stay in the cluster while the body runs; each `run` in it uses that. Raises what `run` raises
+    of the cluster.
+    """
     if engine != "ray":
         yield
         return

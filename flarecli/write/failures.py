@@ -1,6 +1,8 @@
-"""Rows that failed: each one named with its reason in `failed.jsonl`, in the order of the rows, as the pack goes.
+"""Rows that failed: each one named with its reason in `failed.jsonl`, in the order of the rows, as
+the pack goes.
 
-The file is part of the output, so it holds nothing that changes from run to run: no time, no secret.
+The file is part of the output, so it holds nothing that changes from run to run: no time, no
+secret.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ FAILED = "failed.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One row that was not packed: its place in the selection, its key, the column, a kind for scripts, and why.
+    """One row that was not packed: its place in the selection, its key, the column, a kind for
+    scripts, and why.
 
-    file, file_row  where it lies in the index, as users look for it: a file and the row in that, from 0; None where a query made the row
+    file, file_row  where it lies in the index, as users look for it: a file and the row in that,
+    from 0; None where a query made the row
     hint            how to allow it, where an option does; not stored
     """
 
@@ -75,7 +79,9 @@ _COLUMNS = "Give -c with the columns to pack, or --on-error skip to leave such r
 
 
 def error_of(failure: Failure, address: object, hint: str) -> FlareError:
-    """Return the error that ends a run at its first failed row; `hint` is how to leave such rows out."""
+    """Return the error that ends a run at its first failed row; `hint` is how to leave such rows
+    out.
+    """
     named = f"{failure.key}: " if failure.key else ""
     if failure.kind == "unsafe" and failure.hint.startswith("Give "):
         hint = f"{failure.hint.rstrip('.')}, or --on-error skip to leave such rows out."
@@ -132,7 +138,9 @@ class Failed:
             self.unnoted.popleft()
 
     def settle(self, until: int) -> dict[str, Any]:
-        """Write the failures of rows before `until` to the disk; give what the journal notes of the list."""
+        """Write the failures of rows before `until` to the disk; give what the journal notes of the
+        list.
+        """
         ready = [one for one in self._waiting if one.row < until]
         self._waiting = self._waiting[len(ready) :]
         if ready:
@@ -143,7 +151,9 @@ class Failed:
         return {"bytes": self._sums.size, "kinds": dict(sorted(noted.items()))}
 
     def files(self) -> dict[str, File]:
-        """Give the list as a file of the playlist, which then lies there whole; nothing if no row failed."""
+        """Give the list as a file of the playlist, which then lies there whole; nothing if no row
+        failed.
+        """
         self._list.publish()
         return {FAILED: File(FAILED, self._sums.size, self._sums.hex())} if self._sums.size else {}
 

@@ -464,7 +464,8 @@ class _Fetcher:
             wanted.awaited = min(place + MAX_RUN_ROWS, len(part.outcomes) - 1)
             with contextlib.suppress(Empty):
                 self._arrived.get(timeout=_FIRST_WAIT_S)
-            # The engine writes the outcome and then reads `awaited`, so this writes before it reads.
+            # The engine writes the outcome and then reads `awaited`, so this writes before it
+            # reads.
             wanted.awaited = place
             while (outcome := part.outcomes[place]) is None:
                 if self._spool is None:

@@ -1,6 +1,7 @@
 """A local folder that a pack or an unpack writes: claimed by a lock, noted in a journal.
 
-    OUT/.flare/          locked with flock while a process works there, so a lock never outlives its process
+    OUT/.flare/          locked with flock while a process works there, so a lock never outlives its
+                         process
     OUT/.flare/lock      the owner: process id, host, start
     OUT/.flare/journal   what is done; while it exists, no reader accepts OUT as a dataset
     OUT/.flare/*.part    files being written
@@ -212,7 +213,9 @@ class FolderTarget(Target):
             self.release()
 
     def _replace(self) -> None:
-        """Rename the new folder to the final one; `overwrite` with `resume` completes a kill in between."""
+        """Rename the new folder to the final one; `overwrite` with `resume` completes a kill in
+        between.
+        """
         old = self._sibling("old")
         if os.path.isdir(old) and os.path.isdir(self.final):  # of an earlier kill
             shutil.rmtree(old)

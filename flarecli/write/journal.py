@@ -4,10 +4,11 @@
     {"columns": [[name, encoding], …]}                             once they are known
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  a shard whose bytes are safe
 
-`next` is the row of the selection at which the next shard begins; `failed` the bytes of `failed.jsonl` before it.
-Where the source is summed while it is read, its `source` above stands for what is known of it beforehand, and each line below has one
-more key, `source`: how many of its bytes what was done may have come from, and their sum. A source that begins otherwise is refused.
-A last line that was cut short is as if it had never been written.
+`next` is the row of the selection at which the next shard begins; `failed` the bytes of
+`failed.jsonl` before it. Where the source is summed while it is read, its `source` above stands for
+what is known of it beforehand, and each line below has one more key, `source`: how many of its
+bytes what was done may have come from, and their sum. A source that begins otherwise is refused. A
+last line that was cut short is as if it had never been written.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class Journal:
     """The journal of one target.
 
     head     what is packed and how; a journal that is there must say the same
-    running  sums the source while it is read; a journal that has the sum of all of it will do as well
+    running  sums the source while it is read; a journal that has the sum of all of it will do as
+             well
     columns  as noted, or None
     shards   one entry for each finished shard, in order
-    raises   UsageError if it belongs to another pack; FormatError if it is no journal; ReachError if it can't be written
+    raises   UsageError if it belongs to another pack; FormatError if it is no journal; ReachError
+             if it can't be written
     """
 
     def __init__(
@@ -93,7 +96,9 @@ class Journal:
         )
 
     def source_noted(self) -> list[Any] | None:
-        """Return how many bytes of the source were read so far, and their sum; None if it was summed beforehand."""
+        """Return how many bytes of the source were read so far, and their sum; None if it was
+        summed beforehand.
+        """
         return None if self._running is None else self._running.noted()
 
     def agrees(self, noted: Any) -> bool:
@@ -108,7 +113,9 @@ class Journal:
     def note_shard(
         self, rows: int, next: int, files: tuple[File, ...], failed: Mapping[str, Any]
     ) -> None:
-        """Note a shard that is on the disk, the row at which the next begins, and the state of `failed.jsonl`."""
+        """Note a shard that is on the disk, the row at which the next begins, and the state of
+        `failed.jsonl`.
+        """
         entry = {
             "shard": files[0].name,
             "rows": rows,

@@ -1,7 +1,7 @@
 """Keys seen so far, in 24 bytes each: 128 bits of hash, and the row that used it first.
 
-Sorted runs of doubling length are merged as they fill, so a batch is looked up in a few binary searches and
-nothing loops over rows but the hashing.
+Sorted runs of doubling length are merged as they fill, so a batch is looked up in a few binary
+searches and nothing loops over rows but the hashing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class _Run:
 
 
 def key_text(key: pa.Scalar) -> str:
-    """Give a key as reports name it: an address without its secrets, text that is not UTF-8 with escapes, a null as nothing."""
+    """Give a key as reports name it: an address without its secrets, text that is not UTF-8 with
+    escapes, a null as nothing.
+    """
     if not key.is_valid:
         return ""
     if pa.types.is_string(key.type) or pa.types.is_large_string(key.type):
@@ -89,7 +91,8 @@ class Keys:
         """Take in a batch of keys; give the row that used each one before, -1 for a new one.
 
         keys    text or bytes or numbers [rows]; nulls count as new
-        rows    int64 [rows]: the number of each row, or that of the first one where they follow one another
+        rows    int64 [rows]: the number of each row, or that of the first one where they follow one
+                another
         return  int64 [rows]
         """
         if isinstance(rows, int):

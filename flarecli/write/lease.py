@@ -1,9 +1,12 @@
-"""The lock of a pack into a bucket: an object that its owner writes again every few seconds, so that a dead one shows.
+"""The lock of a pack into a bucket: an object that its owner writes again every few seconds, so
+that a dead one shows.
 
-    OUT/.flare/lock     who that is: process, host, start, a word of its own, and a count that goes up
+    OUT/.flare/lock     who that is: process, host, start, a word of its own, and a count that goes
+                        up
 
-It is made, and taken over, on condition that nobody else was faster. Nothing is read from a clock of another machine: who wants a lock
-that is there watches whether it changes. An owner on the same machine is looked for among its processes, which takes no time.
+It is made, and taken over, on condition that nobody else was faster. Nothing is read from a clock
+of another machine: who wants a lock that is there watches whether it changes. An owner on the same
+machine is looked for among its processes, which takes no time.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ class Lease:
     """A lock on a folder of a bucket, held while its process lives and reaches the bucket.
 
     waits   watch a lock whose owner may be dead; else it counts as alive
-    raises  BusyError, naming the owner, while another process is at work there; ReachError where no thread can write it again
+    raises  BusyError, naming the owner, while another process is at work there; ReachError where no
+            thread can write it again
     """
 
     def __init__(self, at: Location, where: str, waits: bool) -> None:
@@ -77,7 +81,9 @@ class Lease:
         )
 
     def _is_dead(self, found: Held, waits: bool) -> bool:
-        """Find out whether the owner is dead; False if the lock went away meanwhile. Raises BusyError if the owner is alive, or may be."""
+        """Find out whether the owner is dead; False if the lock went away meanwhile. Raises
+        BusyError if the owner is alive, or may be.
+        """
         owner = _parsed(found.data)
         lives = (
             _lives(owner.get("pid"), owner.get("ticks"))
@@ -128,7 +134,8 @@ class Lease:
     def check(self, now: bool = False) -> None:
         """Raise BusyError if the lock is no longer ours, ReachError if that cannot be known.
 
-        now  write the lock first; otherwise the answer may be as old as the last time that it was written
+        now  write the lock first; otherwise the answer may be as old as the last time that it was
+             written
         """
         if now or _now() - self._last > BEAT_S * 1.5:
             self._beat()
@@ -165,7 +172,9 @@ def _now() -> float:
 
 
 def _machine() -> str:
-    """Name what process ids belong to: one run of a machine, one of its containers; empty where that cannot be told."""
+    """Name what process ids belong to: one run of a machine, one of its containers; empty where
+    that cannot be told.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -174,7 +183,9 @@ def _machine() -> str:
 
 
 def _lives(pid: object, ticks: object) -> bool | None:
-    """Say whether a process of this machine is still the one that it was; None if that cannot be seen."""
+    """Say whether a process of this machine is still the one that it was; None if that cannot be
+    seen.
+    """
     if not isinstance(pid, int) or pid < 1:
         return None
     if os.path.exists(f"/proc/{pid}"):

@@ -1,6 +1,8 @@
-"""Parts of a pack: datasets in `00000/`, `00001/`, … below one target, put behind one another by one index and one playlist.
+"""Parts of a pack: datasets in `00000/`, `00001/`, … below one target, put behind one another by
+one index and one playlist.
 
-A part is a dataset of its own, packed by itself, in any order and by anybody; what joins them reads their playlists alone.
+A part is a dataset of its own, packed by itself, in any order and by anybody; what joins them reads
+their playlists alone.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def span(number: int, part_rows: int, rows: int) -> tuple[int, int]:
 
 
 class _Files(Mapping[str, File]):
-    """Files of many parts, as columns: one is made when asked for. A file takes 60 bytes or so; as records two million took 1.3 GB."""
+    """Files of many parts, as columns: one is made when asked for. A file takes 60 bytes or so; as
+    records two million took 1.3 GB.
+    """
 
     def __init__(self) -> None:
         self._names: list[str] = []  # names in a part: few
@@ -116,7 +120,10 @@ class _Shards:
         self.format = ""
 
     def add(self, name: str, part: Stream) -> None:
-        """Take the shards of a part. Raises FormatError if they have other columns than those before."""
+        """Take the shards of a part.
+
+        Raises FormatError if they have other columns than those before.
+        """
         if self._first is None or not self._urls:
             self._first, self._hashes = part, {key: [] for key in part.hashes}
             self.format = part.format or ""
@@ -175,7 +182,8 @@ class _Shards:
 
 
 def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stream:
-    """Write the index and the playlist over parts below a folder, the playlist last; give what it lists.
+    """Write the index and the playlist over parts below a folder, the playlist last; give what it
+    lists.
 
     names   folders of the parts, in the order of the rows
     raises  FormatError for a playlist that cannot be read, or parts of other columns
@@ -209,7 +217,9 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
 
 
 class _Failures:
-    """The failed rows of all parts: each at its place in the index, or in the whole selection where a query made it."""
+    """The failed rows of all parts: each at its place in the index, or in the whole selection where
+    a query made it.
+    """
 
     def __init__(self, at: Location) -> None:
         self._at, self._before = at, 0

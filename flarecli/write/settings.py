@@ -20,7 +20,10 @@ SHARD_LIMIT = (1 << 32) - 1  # what uint32 offsets reach
 
 
 def held_settings(settings: Settings) -> Settings:
-    """Give settings with numpy's integers as Python's. Raises UsageError for those that no shard can be written with."""
+    """Give settings with numpy's integers as Python's.
+
+    Raises UsageError for those that no shard can be written with.
+    """
     return _held(**{name: getattr(settings, name) for name in settings.__slots__})
 
 

@@ -1,16 +1,20 @@
-"""What was fetched from links and is not in a finished shard yet, kept so that a resume does not fetch it again.
+"""What was fetched from links and is not in a finished shard yet, kept so that a resume does not
+fetch it again.
 
     OUT/.flare/fetched.00000 …
 
 Each file is a line of JSON, the bytes whose sizes it lists, and the xxh3_128 of all of that in hex:
 
-    {"kind": "rows", "first": …, "next": …, "source": …, "failures": […], "batches": [[[row, …], size], …]}
-        rows `first` to `next` of the selection as typed columns, an Arrow IPC message for each batch
+    {"kind": "rows", "first": …, "next": …, "source": …, "failures": […], "batches": [[[row, …],
+    size], …]}
+        rows `first` to `next` of the selection as typed columns, an Arrow IPC message for each
+        batch
     {"kind": "links", "links": [[row, column, digest of the address, is a page, size], …]}
         objects of later rows
 
-Only what no earlier file has is written. A file is deleted once the journal notes a shard behind its rows. A file that
-is damaged, or that does not continue what came before, is ignored: its rows are fetched again.
+Only what no earlier file has is written. A file is deleted once the journal notes a shard behind
+its rows. A file that is damaged, or that does not continue what came before, is ignored: its rows
+are fetched again.
 """
 
 from __future__ import annotations
@@ -53,7 +57,9 @@ def address_digest(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FetchedLink:
-    """The object behind a link: the row in the selection, the position of the link in it, and the bytes."""
+    """The object behind a link: the row in the selection, the position of the link in it, and the
+    bytes.
+    """
 
     row: int
     link: int
@@ -216,7 +222,10 @@ def _summed(head: dict[str, Any], parts: Iterable[Any]) -> Iterator[bytes | memo
 
 
 def _parsed(data: memoryview) -> tuple[Any, memoryview]:
-    """Return the first line of a spool file and what follows it. Raises ValueError if the checksum differs."""
+    """Return the first line of a spool file and what follows it.
+
+    Raises ValueError if the checksum differs.
+    """
     body, sum = data[:-_HEX], bytes(data[-_HEX:])
     if len(data) < _HEX or digest(body).encode() != sum:
         raise ValueError("the checksum differs")

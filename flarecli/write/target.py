@@ -1,4 +1,6 @@
-"""Targets: a claimed folder, on a disk or in a bucket, and the policy that decides what it may replace."""
+"""Targets: a claimed folder, on a disk or in a bucket, and the policy that decides what it may
+replace.
+"""
 
 from __future__ import annotations
 
@@ -256,7 +258,9 @@ def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
 
 
 def _listed(at: Location) -> set[str]:
-    """Name the files that a playlist there lists, an index.json or a spec.json; nothing where none can be read."""
+    """Name the files that a playlist there lists, an index.json or a spec.json; nothing where none
+    can be read.
+    """
     names: set[str] = set()
     with contextlib.suppress(FlareError):
         found = playlists.read(at / PLAYLIST)

@@ -18,7 +18,9 @@ __all__ = ["limited", "within_limit"]
 
 
 def limited(parts: Iterator[Fetched], key: str | None, max_bytes: int) -> Iterator[Fetched]:
-    """Give the same rows; those with a larger value are failures. `key` is the column that names rows."""
+    """Give the same rows; those with a larger value are failures. `key` is the column that names
+    rows.
+    """
     try:
         for part in parts:
             batch, rows, failures = within_limit(part.batch, part.rows, key, max_bytes)
@@ -36,7 +38,9 @@ def limited(parts: Iterator[Fetched], key: str | None, max_bytes: int) -> Iterat
 def within_limit(
     batch: pa.RecordBatch, rows: IntArray, key: str | None, max_bytes: int
 ) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
-    """Leave out the rows that hold a larger value; return the batch, its rows, and a failure for each row left out."""
+    """Leave out the rows that hold a larger value; return the batch, its rows, and a failure for
+    each row left out.
+    """
     failures: dict[int, Failure] = {}
     if batch.nbytes <= max_bytes:
         return batch, rows, []

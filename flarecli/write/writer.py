@@ -1,4 +1,4 @@
-"""The Writer: rows in, shards out, cut where the format's row sizes say; the playlist comes last and is the commit."""
+"""The Writer: turns rows into shards; writing the playlist, as the last file, is the commit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from flarecli.write.columns import (
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
 from flarecli.write.open_target import claim
-from flarecli.write.samples import Samples
 from flarecli.write.settings import SHARD_LIMIT as _SHARD_LIMIT
 from flarecli.write.settings import column_pairs, held_settings
 from flarecli.write.shard_queue import ShardQueue, rows_lost
@@ -41,7 +40,8 @@ from flarecli.write.target import Target, check_files
 
 __all__ = ["Writer"]
 
-_APART = "Make the keys differ, or leave that column out: then each row gets a key of its own."
+MAX_BUFFERED_SAMPLES, MAX_BUFFERED_BYTES = 1024, 1 << 24
+_KEYS_HINT = "Make the keys unique, or leave the column out: each row then gets its own key."
 
 
 class Writer:
@@ -50,17 +50,21 @@ class Writer:
         with Writer("out", columns={"image": "jpeg", "label": "int"}) as writer:
             writer.write({"image": data, "label": 3})
 
-    Leaving the block ends the dataset: index, then playlist. An exception leaves neither; what is done can be gone on
-    with by `resume=True`, and `rows` then says how many rows are there already. A Writer that is dropped without an end is
-    abandoned, with a ResourceWarning, as soon as no thread makes a shard of it.
+    At the end of the block, `close()` writes the index and then the playlist. After an exception,
+    `abandon()` keeps the finished shards: a Writer with `resume=True` continues, and its `rows` is
+    the number of rows that are written already. A Writer that is garbage collected while open is
+    abandoned with a ResourceWarning.
 
-    columns    name -> encoding, or Columns; None: known later, with the first `write_batch`
-    settings   how shards are cut, compressed and summed
-    head       what else a resumed pack must have in common with the first one; `running` sums what it is packed from, see `Journal`
-    guard      of what is written to over the network: limits of its requests
-    jobs       shards that are compressed and written at once, in threads behind the rows; what goes wrong there is raised by a later call
-    playlist   write `playlist.yaml`; without it the format's own index is the commit, as in a dataset by the original library
-    unnoted    typed rows that no shard in the journal has, in order, each batch with its places in the selection
+    columns    name -> encoding, or Columns; None: inferred by the first `write_batch`
+    settings   shard limits, compression and checksums
+    head       facts that a resumed pack must share with the first one
+    running    checksums the source while it is read; see `Journal`
+    guard      limits of requests to a remote target
+    jobs       shards compressed and written at a time; a later call raises their errors
+    playlist   write `playlist.yaml`; without it the format's own index is the commit, as in a
+               dataset by the original library
+    unnoted    typed rows that are in no shard of the journal: batches with their positions in the
+               selection, in order
     raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown name
     """
 
@@ -81,7 +85,7 @@ class Writer:
         playlist: bool = True,
     ) -> None:
         if jobs < 1:
-            raise UsageError(f"jobs is {jobs}: at least 1 is wanted")
+            raise UsageError(f"jobs must be at least 1, got {jobs}")
         self._format, self.settings = formats.find(format), held_settings(settings or Settings())
         is_cut = self.settings.shard_bytes is not None or self.settings.shard_rows is not None
         self._inside = self._format.shards_in if is_cut else ""
@@ -91,25 +95,20 @@ class Writer:
         self._chunks: list[Chunk] = []
         self._held: list[pa.RecordBatch] = []
         self._held_rows, self._held_size, self._base = 0, 0, 0
-        self._weighed: tuple[pa.RecordBatch | None, IntArray] = (
-            None,
-            None,
-        )  # a batch and what its rows weigh, once that is known
+        # The last checked batch, and the sizes of its rows.
+        self._weighed: tuple[pa.RecordBatch | None, IntArray] = (None, None)
         self.unnoted = deque[tuple[pa.RecordBatch, IntArray]]()
-        self._samples = Samples()
-        self._names: set[bytes] = (
-            set()
-        )  # of the rows in the shard that is being filled, where the format tells its rows apart by names
-        self._queue = ShardQueue(
-            jobs if self.settings.compression else 1
-        )  # bytes alone are quicker written than handed over
+        self._samples = _SampleBuffer()
+        self._names: set[bytes] = set()  # keys in the unfinished shard, if the format needs them
+        # Writing uncompressed bytes costs less than a thread.
+        self._queue = ShardQueue(jobs if self.settings.compression else 1)
         self._ended = self.target.is_done
         self._writes_playlist = playlist
         self._is_abandoned = False
-        self._is_torn = False  # while rows are on their way from one hand to the next: an interrupt would lose them, or write them twice
-        self.rows = self.next = self.taken = (
-            0  # taken: bytes of the rows that were handed in here, as they lie in shards
-        )
+        # True while rows move between fields: an interrupt would lose them or write them twice.
+        self._is_torn = False
+        self.rows = self.next = 0
+        self.taken = 0  # bytes of the rows written by this Writer, as stored in shards
         if self._ended:
             self.rows = self._rows_there()
             return
@@ -150,7 +149,7 @@ class Writer:
             )
 
     def _rows_there(self) -> int:
-        """Count the rows of a finished dataset; 0 where no playlist says it."""
+        """Return the rows of a finished dataset; 0 if no playlist lists them."""
         with contextlib.suppress(FlareError):
             return sum(
                 0 if one.rows is None else int(one.rows.sum())
@@ -159,16 +158,16 @@ class Writer:
         return 0
 
     def _check_open(self) -> None:
-        """Refuse rows that no shard would hold."""
+        """Raise UsageError if the Writer is closed or has lost rows."""
         if self._is_torn and not self._ended:
             raise rows_lost()
         if self._ended:
             raise UsageError(
-                "the dataset is finished, and takes no more rows"
+                "the dataset is finished"
                 if self.is_done or not self._is_abandoned
-                else "the writer was given up",
+                else "the Writer was abandoned",
                 where=self.target.shown,
-                hint="Look at `is_done` and `rows`, or give overwrite=True."
+                hint="Check `is_done` and `rows`, or use overwrite=True."
                 if self.is_done
                 else "Open another Writer.",
             )
@@ -184,7 +183,7 @@ class Writer:
             self._journal.note_columns([(column.name, column.encoding) for column in columns])
         elif columns != self.columns:
             raise UsageError(
-                "the unfinished pack there has other columns",
+                "the unfinished pack has other columns",
                 where=self.target.shown,
                 hint="Give --overwrite to begin anew.",
             )
@@ -196,12 +195,12 @@ class Writer:
 
     @property
     def is_done(self) -> bool:
-        """Whether a finished dataset was there already, so that there is nothing to write."""
+        """Whether the target was a finished dataset already, so that there is nothing to write."""
         return self.target.is_done
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row was written so far, in a shard or waiting for one."""
+        """Whether no row was written so far, neither to a shard nor to memory."""
         return not (self._chunks or len(self._queue) or self._held_rows or self._samples)
 
     @property
@@ -215,15 +214,16 @@ class Writer:
         return sum(file.size or 0 for chunk in self._chunks for file in chunk.files)
 
     def name_columns(self, columns: Mapping[str, str] | Columns) -> Columns:
-        """Say what the columns are; give them in the format's own order."""
+        """Set the columns, and return them in the order of the format."""
         self._name_columns(self._arranged(columns))
         return self.columns or ()
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Write one sample: column -> Python value, or bytes stored as they are.
 
-        raises  UsageError for a missing or unknown column, or once the dataset has ended; ValueFitError for a value that its encoding cannot hold.
-                And, naming its row, for a sample before that the format cannot hold: that one is left out, no other is
+        raises  UsageError for a missing or unknown column, or if the dataset is finished;
+                ValueFitError for a value that does not fit its encoding. ValueFitError with a row
+                for an earlier sample that the format cannot store; only that sample is left out
         """
         self._check_open()
         if self.columns is None:
@@ -233,7 +233,10 @@ class Writer:
             self._write_samples()
 
     def _write_samples(self) -> None:
-        """Write the samples that wait; where one cannot be held it is left out and told, and those behind it wait on."""
+        """Write the buffered samples.
+
+        If one cannot be stored, raise its error and drop only that one.
+        """
         if not self._samples:
             return
         first, refused = self.rows + self._held_rows, -1
@@ -247,10 +250,10 @@ class Writer:
                 refused = error.row - first
             raise
         finally:
-            self._samples.passed(self.rows + self._held_rows - first, refused)
+            self._samples.remove(self.rows + self._held_rows - first, refused)
 
     def unheld(self, batch: pa.RecordBatch) -> tuple[int, FlareError] | None:
-        """Give the first row of a batch that the format cannot hold although its encodings can, and why."""
+        """Return the first row that fits its encodings but not the format, and the error; or None."""
         if self._weighed[0] is batch:
             return None
         try:
@@ -265,7 +268,8 @@ class Writer:
     def write_batch(
         self, batch: pa.RecordBatch | pa.Table, rows: IntArray | Sequence[int] | None = None
     ) -> None:
-        """Write a batch or a table: each column is cast to its encoding, and every value is checked.
+        """Write a batch or a table: each column is cast to its encoding, and every value is
+        checked.
 
         Columns are found by name. Where the Writer has no columns yet, they are inferred from the
         first batch. A batch is written as a whole or, if a value does not fit, not at all.
@@ -303,21 +307,22 @@ class Writer:
             self.write_typed(one, its)
 
     def write_typed(self, batch: pa.RecordBatch, rows: IntArray) -> None:
-        """Write columns that have their encodings' own types already, as `Typed.convert` returns them.
+        """Write columns that already have the types of their encodings, as from `Typed.convert`.
 
-        The values are not checked again, the types are.
+        The types are checked, the values are not.
 
-        rows    int64 [rows of the batch]: the place of each in the selection; the journal notes where a shard begins
-        raises  ValueFitError for a row that the format cannot hold, `row` is its place; nothing of the batch is written then.
-                And for one whose name came before in its shard, in a format that tells rows apart by names; the shards before it are
+        rows    int64 [rows of the batch]: the position of each row in the selection
+        raises  ValueFitError with `row` for a row that the format cannot store: nothing of the
+                batch is written. ValueFitError for a key that is in the shard already: earlier
+                rows are written
         """
         self._check_open()
         for column, field in zip(self.columns or (), batch.schema, strict=True):
             wanted = encodings.field(column)
             if not field.equals(wanted):
                 raise UsageError(
-                    f"column {field.name!r} has the type {field.type}; "
-                    f"{column.encoding} is stored as {wanted.type}",
+                    f"column {field.name!r}: expected {wanted.type} for {column.encoding}, "
+                    f"got {field.type}",
                     column=field.name,
                 )
         self._check_held(batch, rows)
@@ -333,7 +338,7 @@ class Writer:
                 int(np.searchsorted(ends, before + room, "right")), start + most - self._held_rows
             )
             if stop <= start and not self._held_rows:
-                stop = start + 1  # larger than a shard: one of its own
+                stop = start + 1  # larger than a shard: it gets its own
             if stop > start:
                 self._tell_apart(batch.slice(start, stop - start), rows[start:])
                 self._is_torn = True
@@ -348,12 +353,12 @@ class Writer:
                 self._flush(int(rows[start]))
 
     def _check_held(self, batch: pa.RecordBatch, rows: IntArray) -> None:
-        """Raise the error of the first row that the format cannot hold."""
+        """Raise the error of the first row that the format cannot store."""
         if found := self.unheld(batch):
             raise found[1].changed(row=int(rows[found[0]]))
 
     def _tell_apart(self, batch: pa.RecordBatch, rows: IntArray) -> None:
-        """Refuse a name that came before in the shard that these rows go to."""
+        """Raise ValueFitError for a key that is in the unfinished shard already."""
         column = self._format.key_column
         if column not in batch.schema.names:
             return
@@ -366,22 +371,20 @@ class Writer:
             if name in self._names or name in fresh:
                 shown = escape(name.decode("utf-8", "backslashreplace"))
                 raise ValueFitError(
-                    f"the key {shown!r:.80} came before, and is to lie in the same shard",
+                    f"duplicate key {shown!r:.80} in the same shard",
                     row=row,
-                    hint=_APART,
+                    hint=_KEYS_HINT,
                 )
             fresh.add(name)
 
     def _flush(self, next: int) -> None:
-        """Write what is held as one shard, to be noted once it is there; `next` is the row at which the next one begins."""
+        """Queue the buffered rows as one shard; `next` is the first row of the shard after it."""
         self._is_torn = True
-        make, size = (
-            partial(self._write_shard, len(self._chunks) + len(self._queue), self._held),
-            self._held_size,
-        )
+        number, size = len(self._chunks) + len(self._queue), self._held_size
+        write = partial(self._write_shard, number, self._held)
         self.rows += self._held_rows
         self._held, self._held_rows, self._held_size, self._names = [], 0, 0, set()
-        self._queue.add(make, next, size, self._note)
+        self._queue.add(write, next, size, self._note)
         self._is_torn = False
 
     def _note(self, chunk: Chunk, next: int) -> None:
@@ -410,26 +413,32 @@ class Writer:
         )
 
     def keep(self) -> None:
-        """Keep what lies in the scratch folder for a resume, even if no shard is finished."""
+        """Keep the scratch folder for a resume, even if no shard is finished."""
         self._journal.is_kept = True
 
     def source_noted(self) -> list[Any] | None:
-        """Return how many bytes of the source were read so far, and their sum; None if it was summed beforehand."""
+        """Return the bytes of the source read so far and their checksum.
+
+        None if the checksum was known before the pack started.
+        """
         return self._journal.source_noted()
 
     def agrees(self, noted: Any) -> bool:
-        """Return whether the source begins with what `source_noted` returned."""
+        """Return whether the source starts with the bytes that `source_noted` returned."""
         return self._journal.agrees(noted)
 
     def fail(self, failure: Failure) -> None:
-        """List a row that is left out; rows come in order, before any row behind them is written."""
+        """List a row that is left out. Call it in row order, before later rows are written."""
         self.failed.add(failure)
 
     @checked
     def close(self, source: Mapping[str, Any] | None = None) -> str:
-        """End the dataset: the last shard, the index, then the playlist; give the playlist's path.
+        """Write the last shard, the index and the playlist, and return the playlist's path.
 
-        source  what the playlist says it was packed from
+        Further calls return the path again. If it raises, call `abandon` to release the target; a
+        `with` block does both.
+
+        source  the source that the playlist records
         """
         if self._is_abandoned or self._is_torn:
             self._check_open()
@@ -466,7 +475,7 @@ class Writer:
 
     @property
     def playlist(self) -> str:
-        """The path of the playlist, as the user would type it."""
+        """The path of the playlist, as a user would type it."""
         return self.target.playlist
 
     def _stream(self, files: dict[str, File], source: Mapping[str, Any] | None) -> Stream:
@@ -497,19 +506,19 @@ class Writer:
         )
 
     def abandon(self) -> None:
-        """Stop without ending the dataset: what is done stays for a resume, or nothing stays if nothing is done."""
+        """Stop without a playlist. Finished shards stay for a resume; without any, nothing stays."""
         if self._ended:
             return
         self._ended = self._is_abandoned = True
         self._dropped.detach()
-        with contextlib.suppress(Exception):  # what ended the pack is told already
+        with contextlib.suppress(Exception):  # the first error was raised already
             self._queue.close(self._note)
-        _let_go(self.target, self.failed, self._journal)
+        _release(self.target, self.failed, self._journal)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
             "a Writer cannot be sent to another process",
-            hint="Open a Writer in each process, on a folder of its own.",
+            hint="Open a Writer in each process, each for its own folder.",
         )
 
     def __enter__(self) -> Writer:
@@ -531,6 +540,82 @@ class Writer:
             self.abandon()
 
 
+class _SampleBuffer:
+    """Encoded samples that are not a batch yet; `len()` is their number."""
+
+    def __init__(self) -> None:
+        self._held: list[dict[str, Any]] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the samples should be written as a batch."""
+        return len(self._held) >= MAX_BUFFERED_SAMPLES or self._size >= MAX_BUFFERED_BYTES
+
+    def add(self, columns: Columns, sample: Mapping[str, Any], first: int) -> None:
+        """Encode a sample; `first` is the row of the first buffered sample.
+
+        raises  UsageError for a missing or unknown column; ValueFitError for a value that does not
+                fit its encoding
+        """
+        try:
+            keys = sample.keys()
+        except AttributeError:
+            found = type(sample).__name__
+            raise UsageError(f"sample: expected a mapping, got {found}") from None
+        if keys != {column.name for column in columns}:
+            names = sorted(set(sample) ^ {column.name for column in columns})
+            problem = "unknown" if names[0] in sample else "missing"
+            raise UsageError(f"column {names[0]!r} is {problem} in the sample", column=names[0])
+        row = {}
+        for column in columns:
+            try:
+                row[column.name] = encodings.encode(
+                    encodings.lookup(column.encoding), sample[column.name]
+                )
+            except FlareError as error:
+                at = first + len(self._held)
+                raise error.changed(address="", row=at).of_column(column.name) from None
+        self._held.append(row)
+        self._size += _sample_size(row)
+
+    def batch(self, columns: Columns, first: int) -> pa.RecordBatch:
+        """Return the samples as typed columns; `first` is the row of the first.
+
+        raises  ValueFitError with the row of bytes that are not UTF-8
+        """
+        arrays = []
+        for column in columns:
+            encoding = encodings.lookup(column.encoding)
+            try:
+                arrays.append(
+                    encodings.typed(
+                        pa.array([sample[column.name] for sample in self._held], encoding.raw),
+                        encoding,
+                    )
+                )
+            except ValueFitError as error:
+                raise error.at("", first).of_column(column.name) from None
+        return pa.RecordBatch.from_arrays(
+            arrays, schema=pa.schema([encodings.field(column) for column in columns])
+        )
+
+    def remove(self, count: int, refused: int = -1) -> None:
+        """Remove the first `count` samples, and the one at position `refused`."""
+        self._held = [sample for i, sample in enumerate(self._held) if i >= count and i != refused]
+        self._size = sum(map(_sample_size, self._held))
+
+
+def _sample_size(row: Mapping[str, Any]) -> int:
+    return sum(
+        sum(map(len, stored)) if isinstance(stored, list) else len(stored)
+        for stored in row.values()
+    )
+
+
 def _places(rows: IntArray | Sequence[int], count: int) -> IntArray:
     """Return row numbers as an array. Raises UsageError unless there are `count`, ascending."""
     places = np.asarray(rows)
@@ -543,17 +628,19 @@ def _places(rows: IntArray | Sequence[int], count: int) -> IntArray:
     return places
 
 
-def _let_go(target: Target, failed: Failed, journal: Journal) -> None:
+def _release(target: Target, failed: Failed, journal: Journal) -> None:
     failed.close()
     journal.close()
     target.abandon(keep=bool(journal.shards) or journal.is_kept)
 
 
 def _drop(pid: int, target: Target, *held: Any) -> None:
-    """Abandon what a Writer held that nobody has any more; a forked process has a copy, which is not its own."""
+    """Abandon the target of a garbage collected Writer; a forked copy of the Writer does nothing."""
     if os.getpid() != pid:
         return
     warnings.warn(
-        f"{target.shown}: a Writer was dropped without close()", ResourceWarning, stacklevel=2
+        f"{target.shown}: a Writer was garbage collected without close()",
+        ResourceWarning,
+        stacklevel=2,
     )
-    target.run_finalizer(partial(_let_go, target, *held))
+    target.run_finalizer(partial(_release, target, *held))

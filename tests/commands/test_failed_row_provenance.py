@@ -373,17 +373,17 @@ def test_a_key_that_comes_back_in_a_shard_of_webdataset_is_named_by_its_row(
     if "shuffle" in chosen:
         place = caught.value.where
         assert place in ("a.csv[2]", "b.csv[1]")
-    assert str(caught.value) == f"{place}: the key 'b' came before, and is to lie in the same shard"
+    assert str(caught.value) == f"{place}: duplicate key 'b' in the same shard"
     assert (
         caught.value.hint
-        == "Make the keys differ, or leave that column out: then each row gets a key of its own."
+        == "Make the keys unique, or leave the column out: each row then gets its own key."
     )
     assert not list(Path(".").rglob("*.tar"))
 
 
 def test_a_key_may_come_back_in_another_shard_of_webdataset(tmp_path):
     (tmp_path / "a.csv").write_text("id,t\na,1\nb,2\na,3\nb,4\nc,5\nc,6\n")
-    with pytest.raises(ValueFitError, match=r"a\.csv\[5\]: the key 'c' came before"):
+    with pytest.raises(ValueFitError, match=r"a\.csv\[5\]: duplicate key 'c' in the same shard"):
         commands.pack(
             str(tmp_path / "a.csv"),
             str(tmp_path / "out"),

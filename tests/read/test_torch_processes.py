@@ -213,7 +213,7 @@ def test_what_cannot_cross_processes_is_refused_where_it_is_pickled(packed, tmp_
     try:
         for one, hint in (
             (run, "Send the dataset and `cursor`: data.run(cursor=cursor)."),
-            (writer, "Open a Writer in each process, on a folder of its own."),
+            (writer, "Open a Writer in each process, each for its own folder."),
         ):
             with pytest.raises(UsageError) as caught:
                 pickle.dumps(one)

@@ -50,7 +50,9 @@ def dropped(out, rows, settings, **options):
     gc.collect()
     gc.disable()  # its end is to come by the last reference, not by chance
     try:
-        with pytest.warns(ResourceWarning, match="out: a Writer was dropped without close"):
+        with pytest.warns(
+            ResourceWarning, match="out: a Writer was garbage collected without close"
+        ):
             begun(out, rows, settings, **options)
             while any(thread.name.startswith("shards") for thread in threading.enumerate()):
                 time.sleep(0.01)  # threads that still make shards of it keep it for so long
@@ -98,7 +100,7 @@ def test_a_writer_dropped_while_it_replaces_a_dataset_leaves_that_as_it_was(s3):
 
 
 def test_a_writer_dropped_by_an_error_in_a_ring_of_references_is_ended_by_the_collector(s3):
-    with pytest.warns(ResourceWarning, match="out: a Writer was dropped without close"):
+    with pytest.warns(ResourceWarning, match="out: a Writer was garbage collected without close"):
         ring = [begun(f"{s3}/out", 3, Settings())]
         ring.append(ring)
         del ring

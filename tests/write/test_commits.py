@@ -284,7 +284,7 @@ def test_a_writer_that_is_refused_lets_go_of_the_folder_and_takes_nothing_away(t
     half(tmp_path / "out", 5)
     before = {name: data for name, data in files(tmp_path / "out").items() if name != ".flare/lock"}
     for columns, how, message in (
-        ({"n": "str"}, TWO, "the unfinished pack there has other columns"),
+        ({"n": "str"}, TWO, "the unfinished pack has other columns"),
         (
             COLUMNS,
             Settings(shard_rows=3),

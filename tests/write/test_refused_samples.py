@@ -54,7 +54,7 @@ def test_a_key_that_came_before_costs_no_other_row(tmp_path):
         settings=Settings(shard_rows=500),
     )
     said = written(writer, [{"__key__": key, "t": f"{n}"} for n, key in enumerate(keys)])
-    assert said == ["row 1999: the key '1998' came before, and is to lie in the same shard"]
+    assert said == ["row 1999: duplicate key '1998' in the same shard"]
     assert [one["t"] for one in flare.open(str(tmp_path / "d"))] == [f"{n}" for n in range(1999)]
 
 

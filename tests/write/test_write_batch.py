@@ -357,7 +357,7 @@ def test_typed_columns_of_another_type_are_refused(tmp_path):
     with Writer(tmp_path / "out", columns={"v": "int"}) as writer:
         with pytest.raises(UsageError) as caught:
             writer.write_typed(pa.record_batch({"v": pa.array([1.5])}), np.arange(1))
-        assert str(caught.value) == "column 'v' has the type double; int is stored as int64"
+        assert str(caught.value) == "column 'v': expected int64 for int, got double"
         writer.write({"v": 1})
 
 

@@ -257,10 +257,7 @@ def test_no_row_is_taken_that_no_shard_would_hold(tmp_path):
         ):
             with pytest.raises(UsageError) as caught:
                 write()
-            assert (
-                str(caught.value)
-                == f"{tmp_path}/out: the dataset is finished, and takes no more rows"
-            )
+            assert str(caught.value) == f"{tmp_path}/out: the dataset is finished"
         assert one.close() == f"{tmp_path}/out/playlist.yaml"
     assert files(tmp_path / "out") == whole
     given_up = Writer(str(tmp_path / "other"), columns=COLUMNS)
@@ -268,7 +265,7 @@ def test_no_row_is_taken_that_no_shard_would_hold(tmp_path):
     for use in (given_up.close, lambda: given_up.write({"n": 2, "t": "b"})):
         with pytest.raises(UsageError) as caught:
             use()
-        assert str(caught.value) == f"{tmp_path}/other: the writer was given up"
+        assert str(caught.value) == f"{tmp_path}/other: the Writer was abandoned"
     assert not (tmp_path / "other").exists()
 
 
@@ -728,7 +725,7 @@ def test_samples_hold_lists_where_the_format_does(tmp_path):
 
 
 def test_lists_wait_for_a_shard_by_their_bytes_and_not_by_their_items(tmp_path, monkeypatch):
-    monkeypatch.setattr("flarecli.write.samples._BYTES", 5000)
+    monkeypatch.setattr("flarecli.write.writer.MAX_BUFFERED_BYTES", 5000)
     with Writer(str(tmp_path / "d"), format="granular-refs", columns={"a": "bytes[]"}) as writer:
         writer.write({"a": [b"x" * 6000]})
         assert not writer._samples
@@ -752,7 +749,7 @@ def test_a_writer_that_is_dropped_lets_go_of_its_lock_and_publishes_nothing(tmp_
     gc.disable()
     try:
         with pytest.warns(
-            ResourceWarning, match="out: a Writer was dropped without close"
+            ResourceWarning, match="out: a Writer was garbage collected without close"
         ) as warned:
             _left(tmp_path / "out", rows[:2500], how)
             stop = time.monotonic() + 20
@@ -804,10 +801,7 @@ def test_a_key_that_comes_back_in_a_tar_is_refused_by_its_row_and_nothing_of_tha
     with pytest.raises(ValueFitError) as caught:
         writer.close()
     row, key = ("7", "b") if how else ("3", "a")
-    assert (
-        str(caught.value)
-        == f"row {row}: the key {key!r} came before, and is to lie in the same shard"
-    )
+    assert str(caught.value) == f"row {row}: duplicate key {key!r} in the same shard"
     assert sorted(name for name in files(tmp_path / "out") if name.endswith(".tar")) == (
         ["00000.tar", "00001.tar"] if how else []
     )

@@ -8,9 +8,8 @@ of threads. Pillow leaves the interpreter to others while it decodes: threads us
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -33,9 +32,9 @@ from flarecli.media import (
     sniff,
 )
 from flarecli.model import IntArray
+from flarecli.prefetch import ordered_map
 from flarecli.progress import Progress
 from flarecli.redact import redact
-from flarecli.storage.workers import Workers
 from flarecli.units import format_count
 from flarecli.write import Failure, key_text
 from flarecli.write.fetch_links import Fetched
@@ -44,6 +43,7 @@ __all__ = ["Intake", "Medium", "info_names", "media_of", "taken_in"]
 
 _AHEAD_BYTES = 32 << 20  # values that wait for threads, or for the rows before them
 _AT_ONCE = 8  # values that a thread is handed at a time: handing one over costs a thirtieth of a photograph
+_MAX_TASKS = 4096  # in memory at a time
 _HEAD = 512  # bytes that tell what a file is
 _TOLD = 3  # names given for each contradiction
 _PLAIN = (
@@ -258,63 +258,72 @@ def taken_in(
     """
     contradictions = _Contradictions()
     is_work = asked.info or not asked.resize.is_noop
-    pool = Workers(min(jobs, cpu_count()), "media") if is_work and jobs > 1 else None
-    ahead, held = deque[tuple[Fetched, list[list[Future[_Run]]]]](), 0
+
+    def tasks() -> Iterator[_Task]:
+        for part in parts:
+            for medium in media:
+                works = is_work and medium.is_medium
+                step = _AT_ONCE if works else max(1, part.batch.num_rows)
+                for start in range(0, max(1, part.batch.num_rows), step):
+                    yield _Task(part, medium, start, start + step, works)
+
+    def run(task: _Task) -> tuple[_Task, _Run]:
+        return task, task.run(asked)
+
+    runs = ordered_map(
+        run,
+        tasks(),
+        workers=min(jobs, cpu_count()) if is_work and jobs > 1 else 0,
+        max_items=_MAX_TASKS,
+        max_bytes=_AHEAD_BYTES,
+        weigh=lambda task: task.size,
+    )
+    found: list[list[_Taken | None]] = [[] for _ in media]
     try:
-        while (part := next(parts, None)) is not None or ahead:
-            if part is not None:
-                ahead.append(
-                    (
-                        part,
-                        [
-                            _begun(part, one, asked, is_work and one.is_medium, pool)
-                            for one in media
-                        ],
-                    )
-                )
-                held += part.batch.nbytes
-            while ahead and (part is None or held > _AHEAD_BYTES or _is_done(ahead[0][1])):
-                first, values = ahead.popleft()
-                held -= first.batch.nbytes
-                found = [[one for run in column for one in run.result()] for column in values]
-                contradictions.add(first, media, found)
-                yield _finished(first, media, found, infos, key)
+        for task, values in runs:
+            found[media.index(task.medium)] += values
+            if task.medium is media[-1] and task.stop >= task.part.batch.num_rows:
+                contradictions.add(task.part, media, found)
+                yield _finished(task.part, media, found, infos, key)
+                found = [[] for _ in media]
         for note in contradictions.notes():
             progress.note(note)
     finally:
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
+        runs.close()
         parts.close()  # type: ignore[attr-defined]
 
 
-def _is_done(columns: Sequence[Sequence[Future[_Run]]]) -> bool:
-    return all(run.done() for column in columns for run in column)
+class _Task(NamedTuple):
+    """Rows `start` to `stop` of a column; `works` if values are converted or measured."""
+
+    part: Fetched
+    medium: Medium
+    start: int
+    stop: int
+    works: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of the column's values."""
+        column = self.part.batch.column(self.medium.name)
+        size: int = column.slice(self.start, self.stop - self.start).nbytes
+        return size
+
+    def run(self, asked: Intake) -> _Run:
+        """Return what becomes of the values."""
+        column = self.part.batch.column(self.medium.name)
+        names = self.part.names.get(self.medium.name)
+        return (_take_run if self.works else _looked_at)(
+            column.slice(self.start, self.stop - self.start),
+            names and names[self.start : self.stop],
+            self.medium,
+            asked,
+        )
 
 
 def _name(part: Fetched, medium: Medium, row: int) -> str:
     names = part.names.get(medium.name)
     return names[row] if names is not None else ""
-
-
-def _begun(
-    part: Fetched, medium: Medium, asked: Intake, is_work: bool, pool: Workers | None
-) -> list[Future[_Run]]:
-    """Hand the values of a column to threads, some at a time; where only contradictions count, look at their first bytes at once."""
-    column, names = part.batch.column(medium.name), part.names.get(medium.name)
-    if not is_work or pool is None:
-        run: Future[_Run] = Future()
-        run.set_result((_take_run if is_work else _looked_at)(column, names, medium, asked))
-        return [run]
-    return [
-        pool.submit(
-            _take_run,
-            column.slice(start, _AT_ONCE),
-            names and names[start : start + _AT_ONCE],
-            medium,
-            asked,
-        )
-        for start in range(0, len(column), _AT_ONCE)
-    ]
 
 
 def _looked_at(
