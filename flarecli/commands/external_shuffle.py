@@ -45,6 +45,7 @@ def shuffled(
             places = positions(np.arange(row, row + batch.num_rows), 1 << _SPAN, seed)
             row += batch.num_rows
             held.append(batch.append_column(_PLACE, pa.array(places)))
+            del batch  # the loop would keep it until the next one comes
             size += held[-1].nbytes
             if size > held_bytes:
                 files = files or _Files(held[0].schema)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pyarrow as pa
@@ -140,3 +141,18 @@ def test_too_few_files_are_told_as_such():
     )
     told = "/tmp: rows to shuffle cannot wait there: too many open files; Let the process have more files open (`ulimit -n`).\n"
     assert (ran.stdout, ran.stderr) == (told, "")
+
+
+def test_batches_that_went_to_files_are_not_kept():
+    batches = iter([pa.record_batch({"a": [b"x" * 1000] * 4})])
+    kept = []
+
+    def source():
+        for batch in batches:
+            kept.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    rows = shuffled(source(), 1, held_bytes=1)
+    assert next(rows).num_rows
+    assert kept[0]() is None
