@@ -60,7 +60,7 @@ def test_a_range_that_lacks_its_last_byte_is_refused(web):
     )
     with pytest.raises(ReachError) as caught:
         locate(web.url("/a")).read(10, 20)
-    assert caught.value.message == "less was sent than was asked for"
+    assert caught.value.message == "the server sent less than requested"
 
 
 @pytest.mark.parametrize(("more", "fault"), [(0, None), (1, "large")])

@@ -67,7 +67,7 @@ def test_a_client_that_was_refused_is_shared_no_more(clients, monkeypatch):
 
 
 def test_clients_that_nobody_asks_for_again_are_not_kept_for_ever(clients, monkeypatch):
-    monkeypatch.setattr(opened, "_MOST", 3)
+    monkeypatch.setattr(opened, "MAX_CLIENTS", 3)
     first = clients.current()[1]
     for name in "abc":
         Clients(f"s3://{name}/", Limits()).current()

@@ -66,5 +66,5 @@ def test_a_thread_does_not_wait_for_ever(web):
     with pytest.raises(ReachError, match=r"/d/a: less than 1 kB/s for 1 s$"):
         on_a_thread(at.read)
     at = locate(web.url("/d"), Guard(limits=Limits(retries=0, deadline_s=0.3))) / "a"
-    with pytest.raises(ReachError, match=r"/d/a: not whole after 0.3 s$"):
+    with pytest.raises(ReachError, match=r"/d/a: incomplete after 0.3 s$"):
         on_a_thread(at.read)

@@ -252,11 +252,11 @@ def test_profiles_are_read(tmp_path):
         "secret_access_key": "D",
     }
     assert "B%" not in repr(way) and "'D'" not in repr(way)
-    expected = "the profile 'sso' gets its credentials by sso_session, which is not read here"
+    expected = "the profile 'sso' uses sso_session, which flare does not support"
     assert caught(ReachError, ways, "s3", {**env, "AWS_PROFILE": "sso"}) == expected
     assert (
         caught(ReachError, ways, "s3", {**env, "AWS_PROFILE": "none"})
-        == "there is no profile 'none', which AWS_PROFILE names"
+        == "AWS_PROFILE names 'none', which does not exist"
     )
     expected = "AWS_ACCESS_KEY_ID is set in the environment, AWS_SECRET_ACCESS_KEY is not"
     assert caught(ReachError, ways, "s3", {**env, "AWS_ACCESS_KEY_ID": "A"}) == expected

@@ -16,7 +16,7 @@ from flarecli.storage.cloud import fork_safety as native
 from flarecli.storage.cloud.errors import translate
 
 ONCE = Guard(limits=Limits(retries=0, timeout_s=0.5))
-SETTINGS = "Check the variables of the environment, and the files that they name."
+SETTINGS = "Check the environment variables and the files that they name."
 
 
 @pytest.fixture
@@ -45,9 +45,11 @@ def test_an_endpoint_that_is_no_address_is_said(keys, monkeypatch, endpoint):
     error = refused("s3://b/x")
     assert (type(error), str(error)) == (
         ReachError,
-        "the endpoint of S3 that is set is no http address",
+        "the configured S3 endpoint is not an http address",
     )
-    assert error.hint == "Set AWS_ENDPOINT_URL like https://host:port, or not at all."
+    assert (
+        error.hint == "Set AWS_ENDPOINT_URL to an address such as https://host:port, or unset it."
+    )
 
 
 def test_a_file_of_credentials_that_is_none_is_said_without_what_is_in_it(

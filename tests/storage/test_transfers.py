@@ -325,7 +325,7 @@ def test_an_object_that_never_ends_meets_its_deadline(web, engine):
     web.pages["/a"] = drip
     assert said(engine(timeout_s=20.0, deadline_s=1.0), web.url("/a")) == (
         "deadline",
-        "not whole after 1 s",
+        "incomplete after 1 s",
     )  # never too slow, though it be held up
     web.over.set()
 

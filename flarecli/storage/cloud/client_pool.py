@@ -1,7 +1,8 @@
-"""Clients of obstore: opened when they are needed, for each process anew, one way to be let in after another.
+"""Clients of obstore: opened on first use in each process, with one credential source after
+another.
 
-What is set where, what they may cost, and an error of ours when they cannot be made. Stores that would open the same client
-share one, with its connections: to open one takes as long as a hundred small objects.
+Stores with the same configuration share a client and its connections, because opening a client
+takes as long as about a hundred small requests.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Clients"]
 
 
 class Retry(NamedTuple):
-    """How the library retries by itself: at least so many times, for so many seconds."""
+    """Retries by the library itself: minimum attempts, and the time limit in seconds."""
 
     attempts: int
     seconds: float
@@ -31,12 +32,12 @@ class Retry(NamedTuple):
 _HASTY, _PATIENT = Retry(0, FIRST_CONTACT_S), Retry(60, OUTAGE_S)
 
 _CONNECT_S = 10
-_MOST = 64  # clients of a process that are kept for whoever would open the same
-_shared: dict[tuple[int, bytes], Any] = {}  # by process, and by what a client depends on
+MAX_CLIENTS = 64  # shared clients per process
+_shared: dict[tuple[int, bytes], Any] = {}  # (process id, digest of the configuration) -> client
 
 
 def close_shared() -> None:
-    """Forget the clients that stores share; each closes when its last user is done with it."""
+    """Drop the shared clients; each closes when its last user releases it."""
     with fork_safety.opening:
         for key in [key for key in _shared if key[0] == fork_safety.pid()]:  # not a parent's
             del _shared[key]
@@ -49,42 +50,41 @@ class Clients:
     """The clients of a bucket, for all threads of a process.
 
     home       `s3://bucket/`
-    anonymous  whether no credentials are used, whatever the environment has
+    anonymous  use no credentials, even if the environment has some
     """
 
     def __init__(self, home: str, limits: Limits, anonymous: bool = False) -> None:
         self._home, self._limits, self._anonymous = home, limits, anonymous
-        self._open: tuple[int, list[tuple[Way, Any]]] = (
-            0,
-            [],
-        )  # of this process; the last one is in use
+        # Process id and the clients opened there; the last one is in use.
+        self._open: tuple[int, list[tuple[Way, Any]]] = (0, [])
         self._ways: list[Way] = []
 
     def current(self) -> tuple[Any, Any]:
-        """Give the library and the client of this process. Raises ReachError if what is set cannot be used."""
+        """Return the library and the client of this process.
+
+        Raises ReachError for invalid settings.
+        """
         library = fork_safety.compiled()
         pid, clients = self._open
         if pid != fork_safety.pid():
-            with fork_safety.opening:  # of threads that begin together one opens it for all: it takes as long as a hundred small objects
+            with fork_safety.opening:  # one thread opens the client for all
                 pid, clients = self._open
                 if pid != fork_safety.pid():
-                    fork_safety.inherited.append(
-                        clients
-                    )  # ending a parent's client could wait for threads that are not here
+                    # Closing a client of the parent could wait for threads that do not exist here.
+                    fork_safety.inherited.append(clients)
                     clients = [self._opened(library, 0)]
                     self._open = fork_safety.pid(), clients
         return library, clients[-1][1]
 
     def otherwise(self, refused: Any) -> bool:
-        """Go on to the next way to be let in, after the client `refused` was not; False when there is none."""
+        """Switch to the next credential source after `refused` was denied; False if there is none."""
         library = fork_safety.compiled()
         with fork_safety.opening:
             _, clients = self._open
             if clients[-1][1] is not refused:
-                return True  # another thread has
-            for key in [
-                key for key, client in _shared.items() if client is refused
-            ]:  # what let it in may be renewed
+                return True  # another thread has switched
+            # Not shared any longer: its credentials may be renewed later.
+            for key in [key for key, client in _shared.items() if client is refused]:
                 del _shared[key]
             for i in range(len(clients), len(self._ways)):
                 if self.way(i).is_open:
@@ -93,23 +93,25 @@ class Clients:
             return False
 
     def close(self) -> None:
-        """Forget the clients of this bucket; the next call opens one again."""
+        """Drop the clients of this bucket; the next call opens one again."""
         with fork_safety.opening:
             if self._open[0] == fork_safety.pid():
                 self._open = 0, []
 
     def way(self, i: int) -> Way:
-        """Give one of the ways to be let in. Raises ReachError for settings that are only half there."""
+        """Return credential source number `i`. Raises ReachError for incomplete settings."""
         self._ways = self._ways or ways(self._home.partition(":")[0], anonymous=self._anonymous)
         return self._ways[i]
 
     @property
     def tried(self) -> list[Way]:
-        """The ways tried so far; the last one is in use."""
+        """The credential sources tried so far; the last one is in use."""
         return [way for way, _ in self._open[1]]
 
     def patient(self, library: Any) -> Any:
-        """Return a client like the current one that rides out an outage by itself, for calls that cannot be repeated."""
+        """Return a client that retries during an outage by itself, for calls that cannot be
+        repeated.
+        """
         with fork_safety.opening:
             return self._client_for(library, self.tried[-1], _PATIENT)
 
@@ -119,14 +121,14 @@ class Clients:
 
     def _client_for(self, library: Any, way: Way, retry: Retry) -> Any:
         settings = self._home, sorted(way.config.items()), self._limits, retry
-        known = repr((*settings, sorted(os.environ.items())))  # the library looks there itself
+        # the library reads the environment itself
+        known = repr((*settings, sorted(os.environ.items())))
         key = fork_safety.pid(), hashlib.sha256(known.encode()).digest()
         if key not in _shared:
             made = _client(library, self._home, way, self._limits, retry)
-            own = [
-                one for one in _shared if one[0] == fork_safety.pid()
-            ]  # ending a parent's client could wait for threads that are not here
-            for one in own[: len(own) + 1 - _MOST]:
+            # Closing a client of the parent could wait for threads that do not exist here.
+            own = [one for one in _shared if one[0] == fork_safety.pid()]
+            for one in own[: len(own) + 1 - MAX_CLIENTS]:
                 del _shared[one]
             _shared[key] = made
         return _shared[key]
@@ -138,13 +140,14 @@ def _client(library: Any, home: str, way: Way, limits: Limits, retry: Retry) -> 
     library  obstore's compiled module, as this process has it
     home     `s3://bucket/`
     retry    how the library itself retries
-    raises   ReachError if the library does not take what is set; its own words may hold what it could not read
+    raises   ReachError if the library rejects the settings; its message may contain secrets, so
+             it is not shown
     """
     scheme, _, bucket = home.rstrip("/").partition("://")
     endpoint = str(way.config.get("endpoint") or way.config.get("base_url") or "")
     options = {
-        "allow_http": endpoint.startswith("http://")
-        or scheme == "az",  # the emulator's is http; a real account's address is https
+        # The Azure emulator uses http; the address of a real account is https.
+        "allow_http": endpoint.startswith("http://") or scheme == "az",
         "timeout": timedelta(seconds=limits.deadline_s),
         "read_timeout": timedelta(seconds=limits.timeout_s),
         "connect_timeout": timedelta(seconds=_CONNECT_S),
@@ -166,7 +169,7 @@ def _client(library: Any, home: str, way: Way, limits: Limits, retry: Retry) -> 
             bucket, client_options=options, retry_config=retries, **config
         )
     except Exception:
-        hint = "Check the variables of the environment, and the files that they name."
+        hint = "Check the environment variables and the files that they name."
         raise ReachError(
             f"what is set cannot be used, tried {way.words}", where=home, hint=hint
         ) from None

@@ -1,7 +1,7 @@
-"""Where credentials for object stores come from: the usual environment, files and roles, and what to call each in a message.
+"""Sources of credentials for object stores: environment, files and roles, with names for messages.
 
-A bucket may be open to all, and nothing says so before it is asked. Where nothing is set, it is therefore asked without
-credentials first, and with the role of the machine only when that is refused. No value found here is ever shown.
+If nothing is configured, a bucket is read without credentials first, because it may be public, and
+with the role of the machine if that is denied. Values of credentials never appear in messages.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ _UNSIGNED = {
     "gs": "GOOGLE_SKIP_SIGNATURE",
     "az": "AZURE_SKIP_SIGNATURE",
 }
-_PROBE_S = 1.0  # a machine with a role has its metadata service next to it
+_PROBE_S = 1.0  # timeout; the metadata service is on the local network
 _ON = ("1", "true", "yes", "on")
 _EXPORT = "Run `aws configure export-credentials --format env` and set what it prints."
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to be let in: what to call it, and the settings of the client. `probe`: host and port that must answer first."""
+    """A credential source: its name in messages and the settings of the client.
+
+    probe  host and port that must accept a connection before the source is used
+    """
 
     words: str
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -39,7 +42,7 @@ class Way:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is anything to ask there."""
+        """Whether the source exists on this machine."""
         if self.probe is None:
             return True
         try:
@@ -49,17 +52,18 @@ class Way:
         return True
 
 
-_EMULATED = '{"private_key": "", "private_key_id": "", "client_email": "", "disable_oauth": true}'  # an account that no one is asked about
+# A service account for emulators, for which the library requests no token.
+_EMULATED = '{"private_key": "", "private_key_id": "", "client_email": "", "disable_oauth": true}'
 _NOBODY = Way("without credentials", {"skip_signature": True})
 
 
 def ways(scheme: str, env: Mapping[str, str] | None = None, anonymous: bool = False) -> list[Way]:
-    """Give the ways to try, in order; only a refusal leads from one to the next.
+    """Return the credential sources to try, in order; the next is tried if access is denied.
 
     scheme     s3, gs or az
-    env        the environment, else the process's own
-    anonymous  use no credentials, only the endpoint and the region that are set
-    raises     ReachError for settings that are only half there, or that name what is not there
+    env        environment; by default the one of the process
+    anonymous  use no credentials, only the configured endpoint and region
+    raises     ReachError for incomplete settings, or settings that name a missing file or profile
     """
     env = os.environ if env is None else env
     if anonymous:
@@ -127,7 +131,7 @@ def _aws(env: Mapping[str, str]) -> list[Way]:
     )
     if strange:
         raise ReachError(
-            f"the profile {profile['']!r} gets its credentials by {strange}, which is not read here",
+            f"the profile {profile['']!r} uses {strange}, which flare does not support",
             hint=_EXPORT,
         )
     if env.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") or env.get(
@@ -147,12 +151,12 @@ def _aws(env: Mapping[str, str]) -> list[Way]:
 
 
 def _checked(endpoint: str) -> str:
-    """Give back an endpoint that is an http(s) address: of another one the library may only know to panic."""
+    """Return a valid http(s) endpoint; the library may panic on other addresses."""
     try:
         parse(endpoint)
     except FlareError:
-        hint = "Set AWS_ENDPOINT_URL like https://host:port, or not at all."
-        raise ReachError("the endpoint of S3 that is set is no http address", hint=hint) from None
+        hint = "Set AWS_ENDPOINT_URL to an address such as https://host:port, or unset it."
+        raise ReachError("the configured S3 endpoint is not an http address", hint=hint) from None
     return endpoint.rstrip("/")
 
 
@@ -165,7 +169,7 @@ def _keys(key: str, secret: str, token: str | None) -> dict[str, str]:
 
 
 def _profile(env: Mapping[str, str]) -> dict[str, str]:
-    """Read a profile out of the two files that the AWS tools write; its name is under the empty key."""
+    """Read a profile from the AWS config and credentials files; the empty key holds its name."""
     home = env.get("HOME") or os.path.expanduser("~")
     name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default"
     files = (
@@ -184,12 +188,12 @@ def _profile(env: Mapping[str, str]) -> dict[str, str]:
         except OSError:
             continue
         except (configparser.Error, UnicodeDecodeError):
-            raise ReachError("not a file of AWS profiles", where=path) from None
+            raise ReachError("not a valid file of AWS profiles", where=path) from None
         found |= dict(parser[section]) if parser.has_section(section) else {}
     if not found and name != "default":
         raise ReachError(
-            f"there is no profile {name!r}, which AWS_PROFILE names",
-            hint="Run `aws configure list-profiles` to see which there are.",
+            f"AWS_PROFILE names {name!r}, which does not exist",
+            hint="List the profiles with `aws configure list-profiles`.",
         )
     return {**found, "": name}
 
@@ -211,7 +215,9 @@ def _google(env: Mapping[str, str]) -> list[Way]:
         if env.get(name):
             if not name.endswith("KEY") and not os.path.isfile(env[name]):
                 raise ReachError(
-                    "no such file", where=env[name], hint=f"Let {name} name a file of credentials."
+                    "no such file",
+                    where=env[name],
+                    hint=f"Set {name} to the path of a credentials file.",
                 )
             return [Way(f"with the account in {name}", common)]
     adc = os.path.join(
@@ -225,9 +231,8 @@ def _google(env: Mapping[str, str]) -> list[Way]:
                 {**common, "application_credentials": adc},
             )
         ]
-    if (
-        common
-    ):  # without a signature, writing would still ask this machine's metadata service for a token
+    if common:
+        # Without a service account, the library would ask the metadata service for a token.
         return [
             Way(
                 "without credentials, as emulators are asked",

@@ -1,4 +1,4 @@
-"""Which request goes next: by host, so that a slow or crowded one does not hold up the others."""
+"""Request scheduler: queues per host, so that a slow or overloaded host does not delay the others."""
 
 from __future__ import annotations
 
@@ -11,43 +11,39 @@ from flarecli.storage.http.request import Request, Wanted
 
 __all__ = ["Hosts"]
 
-_FIRST_S, _LONGEST_S, _EASES = (
-    0.02,
-    5.0,
-    0.9,
-)  # between two requests to a crowded host: at first, at most, and what a success makes of it
-_REMEMBERED = 1 << 16  # hosts of which it is known whether they answer
-_WAVE_S = 1.0  # refusals within so long are one sign of crowding, not many
+MIN_PACE_S, MAX_PACE_S = 0.02, 5.0  # delay between two requests to an overloaded host
+PACE_FACTOR = 0.9  # applied to the delay after each success
+MAX_HOSTS = 1 << 16  # hosts whose state (reached, unreachable) is kept
+OVERLOAD_WINDOW_S = 1.0  # refusals within this time count as one
 
-_Turn: TypeAlias = tuple[
-    int, Request | Wanted, int
-]  # the order of what waits, and which of many it is
+# order, request or list of objects, position in the list
+_Turn: TypeAlias = tuple[int, Request | Wanted, int]
 
 
 class _Host:
-    """Requests to one origin: those that wait, how many are under way, and when the next one may start."""
+    """The requests to one origin: the queue, the number in flight, and when the next may start."""
 
     __slots__ = ("active", "next_at", "pace", "refused", "served", "waiting", "wave_until")
 
     def __init__(self) -> None:
         self.waiting: deque[_Turn] = deque()
         self.active, self.next_at, self.pace, self.wave_until = 0, 0.0, 0.0, 0.0
-        self.refused = self.served = 0  # answers since the last pause began
+        self.refused = self.served = 0  # responses since the last pause began
 
 
 class Hosts:
-    """The queues of all hosts. One host may get every transfer there is, as long as no other one waits."""
+    """The queues of all hosts. One host may use all transfers while no other host has requests."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
-        self._reached: dict[str, None] = {}  # origins that answered, the latest ones
-        self._down: dict[str, float] = {}  # origins that cannot be reached, and since when
-        self._ready: dict[str, _Host] = {}  # those with requests that wait
+        self._reached: dict[str, None] = {}  # origins that have responded
+        self._down: dict[str, float] = {}  # unreachable origins -> since when
+        self._ready: dict[str, _Host] = {}  # hosts with queued requests
 
     def put(self, request: Request, again: bool = False) -> None:
-        """Queue a request behind those of its host; one that is tried `again` goes before them, but for those of lower orders.
+        """Queue a request after the others of its host; a retry (`again`) goes before them.
 
-        The lowest order always stands first: `pick` looks at no other, and the head of the line may be all that it may take.
+        The request with the lowest order stays first, because `pick` compares only the first ones.
         """
         host, turn = self._host(request.origin), (request.order, request, 0)
         if again:
@@ -61,7 +57,7 @@ class Hosts:
         self._ready[request.origin] = host
 
     def put_all(self, wanted: Wanted) -> int:
-        """Queue many objects behind those of their hosts, and say how many."""
+        """Queue many objects after the others of their hosts; return how many."""
         count = 0
         for origin, places in wanted.by_origin().items():
             host = self._ready[origin] = self._host(origin)
@@ -70,9 +66,11 @@ class Hosts:
         return count
 
     def pick(self, now: float, head: int | None = None) -> Request | None:
-        """Take the request to start: of the host with the fewest under way, and of those the one with the lowest order.
+        """Remove and return the request to start next, or None.
 
-        head  take only a request with an order up to this
+        The host with the fewest requests in flight is first, then the lowest order.
+
+        head  highest order that may start
         """
         best, fewest, lowest = None, 0, 0
         for host in self._ready.values():
@@ -91,7 +89,10 @@ class Hosts:
         return request
 
     def follow(self, origin: str, permit: Permit) -> Request | None:
-        """Take the next request of a host whose transfer has just ended, if no other host waits and this one is not crowded."""
+        """Return the next request of a host whose transfer has just ended, to reuse its connection.
+
+        None if another host has requests, or if this one is overloaded.
+        """
         host = self._ready.get(origin)
         if host is None or host.pace or host.next_at or len(self._ready) > 1:
             return None
@@ -105,7 +106,7 @@ class Hosts:
         return _request(turn)
 
     def next_due(self, now: float) -> float | None:
-        """Give the time when the next crowded host with requests may be asked again."""
+        """Return when the next overloaded host with queued requests may get one."""
         due = None
         for host in self._ready.values():
             if host.next_at > now and (due is None or host.next_at < due):
@@ -113,26 +114,26 @@ class Hosts:
         return due
 
     def count(self, origin: str, change: int) -> None:
-        """Count a transfer that began (1) or ended (-1)."""
+        """Count a transfer that started (1) or ended (-1)."""
         host = self._hosts.get(origin) or self._host(origin)
         host.active += change
         if not (host.active or host.waiting or host.pace or origin in self._down):
-            del self._hosts[origin]  # nothing to remember: a run may meet a million hosts
+            del self._hosts[origin]  # a run may use a million hosts
 
     def hold_back(self, origin: str, now: float, wait: float) -> float:
         """Pause an overloaded host for `wait` seconds; return when the pause is over.
 
-        Answers to requests that were under way together count once: they say the same. Afterwards the host gets requests at
-        half the pace if it refused most of them since the last pause; one that refuses some at random is not slowed down further.
+        Refusals of requests that were in flight together count once. If the host refused most
+        requests since the last pause, the delay between requests doubles afterwards.
         """
         host = self._host(origin)
         host.refused += 1
         if now >= host.wave_until:
             host.next_at = max(host.next_at, now + wait)
             is_most = host.refused > host.served
-            host.pace = min(_LONGEST_S, max(_FIRST_S, 2 * host.pace if is_most else 0.0))
+            host.pace = min(MAX_PACE_S, max(MIN_PACE_S, 2 * host.pace if is_most else 0.0))
             host.refused = host.served = 0
-            host.wave_until = now + wait + _WAVE_S
+            host.wave_until = now + wait + OVERLOAD_WINDOW_S
         return host.next_at
 
     def pause(self, origin: str, until: float) -> None:
@@ -141,9 +142,9 @@ class Hosts:
         host.next_at = max(host.next_at, until)
 
     def answered(self, origin: str) -> None:
-        """Note that a host answered; from any thread."""
+        """Record that a host responded. Thread-safe."""
         if origin not in self._reached:
-            if len(self._reached) >= _REMEMBERED:
+            if len(self._reached) >= MAX_HOSTS:
                 self._reached.clear()
             self._reached[origin] = None
         if self._down.pop(origin, None) is not None:
@@ -152,26 +153,26 @@ class Hosts:
                 host.next_at = 0.0
 
     def was_reached(self, origin: str) -> bool:
-        """Return whether a host has answered before."""
+        """Return whether a host has responded before."""
         return origin in self._reached
 
     def unreachable(self, origin: str, now: float) -> float:
-        """Note that a host could not be reached; return since when."""
-        if len(self._down) >= _REMEMBERED:
+        """Record that a host could not be reached; return since when."""
+        if len(self._down) >= MAX_HOSTS:
             self._down.clear()
         return self._down.setdefault(origin, now)
 
     def went_well(self, origin: str) -> None:
-        """An object came from a host: a crowded one is asked a little faster again."""
+        """Record a success: shorten the delay between requests to an overloaded host."""
         host = self._hosts.get(origin)
         if host is not None and host.pace:
             host.served += 1
-            host.pace = host.pace * _EASES if host.pace > _FIRST_S / 4 else 0.0
+            host.pace = host.pace * PACE_FACTOR if host.pace > MIN_PACE_S / 4 else 0.0
             if not host.pace:
                 host.next_at = 0.0
 
     def is_crowded(self, origin: str) -> bool:
-        """Say whether a host has asked for fewer requests, and not yet shown that it can do with more; from any thread."""
+        """Return whether requests to a host are slowed down, or it is unreachable. Thread-safe."""
         host = self._hosts.get(origin)
         return (host is not None and host.pace > 0) or origin in self._down
 

@@ -1,7 +1,8 @@
-"""One transfer at a time on one libcurl handle: what is asked, what comes, and when to stop listening.
+"""A libcurl handle that runs one transfer at a time: request, response, and when to stop reading.
 
-libcurl follows no redirect, undoes no encoding and reads no proxy, cookie or password file by itself here. The
-address that a connection really goes to is looked at when its socket is made, so that no name can lie about it.
+libcurl does not follow redirects, decode content encodings or read cookie and password files here.
+The IP address of each connection is checked when its socket is created, so that DNS cannot bypass
+the check.
 """
 
 from __future__ import annotations
@@ -39,20 +40,18 @@ __all__ = ["Slot", "certificates", "short"]
 
 _REDIRECT_HINT = "Give --allow-private, or name the address that it redirects to in the data."
 CONNECT_S = 10.0
-WHOLE = 64 << 20  # when a server ignores a range: an object up to this size is taken whole
-_PEEKED = 1 << 20  # the same, when only its size is wanted
-_DECODED = (
-    1 << 30
-)  # bytes that a body may decode to at most, also where an object may have any size: they are in memory at once
-_ERROR_BYTES = 64 << 10  # of an error's body at most: reading it to its end keeps the connection
+WHOLE = 64 << 20  # if a server ignores a range, an object up to this size is read whole
+_PEEKED = 1 << 20  # the same, if only its size is needed
+_DECODED = 1 << 30  # maximum size of a decoded body, which is in memory
+_ERROR_BYTES = 64 << 10  # maximum size of an error's body; reading all of it keeps the connection
 _PLAIN: tuple[str, ...] = ("Accept-Encoding: identity",)  # `Accept: */*` is libcurl's own
 _GOOD = (200, 203, 206)
-_ENDED = (16, 52, 55, 56, 92)  # what libcurl says of a connection that ended before the answer
-_ABORT = -1  # a write callback that took other than all bytes ends the transfer
+_ENDED = (16, 52, 55, 56, 92)  # libcurl codes: the connection ended before the response
+_ABORT = -1  # returned by a write callback to end the transfer
 
 
 class Slot:
-    """A handle and the transfer on it. `window` says whether so many more bytes may be taken now, and counts them."""
+    """A libcurl handle and its transfer. `window` bounds and counts the bytes in memory."""
 
     def __init__(self, limits: Limits, permit: Permit, window: Window) -> None:
         self.permit, self._limits, self._window = permit, limits, window
@@ -62,7 +61,7 @@ class Slot:
         self._headers: tuple[str, ...] = ()
         self._user, self._fresh = "", False
         easy = self.easy = pycurl.Curl()
-        self.set = easy.setopt  # looked up once: libcurl's objects are slow at it
+        self.set = easy.setopt  # cached: attribute access on libcurl objects is slow
         easy.setopt(pycurl.NOSIGNAL, 1)
         easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         easy.setopt(pycurl.FOLLOWLOCATION, 0)
@@ -72,9 +71,8 @@ class Slot:
         easy.setopt(pycurl.TCP_KEEPALIVE, 1)
         easy.setopt(pycurl.DNS_CACHE_TIMEOUT, 300)
         easy.setopt(pycurl.WRITEFUNCTION, self._take)
-        easy.setopt(
-            pycurl.HEADERFUNCTION, self.lines.append
-        )  # called for every line: a method in C costs least
+        # Called for every header line: a method in C is fastest.
+        easy.setopt(pycurl.HEADERFUNCTION, self.lines.append)
         if certificates():
             easy.setopt(pycurl.CAINFO, certificates())
         easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open)
@@ -83,23 +81,23 @@ class Slot:
             easy.setopt(pycurl.PROXY, "")
 
     def begin(self, request: Request, now: float, fresh: bool = False) -> None:
-        """Set the handle up for a request; the caller then adds it to its loop. `fresh`: on a connection of its own."""
+        """Prepare the handle for a request; the caller adds it to its loop. `fresh`: open a new
+        connection.
+        """
         self.request = request
-        if request.answer is not None:  # what an earlier hop or try left
+        if request.answer is not None:  # from an earlier redirect or attempt
             request.answer = request.total = request.whole = None
         self.lines.clear()
         self.parts = []
         self.marked = now
-        self.mark = self.got = 0  # bytes of the body, at the last check and now
-        self.calm = 0  # the body may have this many bytes without further checks
-        self._refused: Fault | None = None  # an address that must not be connected to
+        self.mark = self.got = 0  # bytes of the body: at the last speed check, now
+        self.calm = 0  # bytes of the body that need no further check
+        self._refused: Fault | None = None  # the connection was blocked
         self.answer: Answer | None = None
         self.paused = self._enough = False
         self._first = 0
-        self._last, self._limit = (
-            sys.maxsize,
-            self._limits.max_bytes,
-        )  # with `_first` the part of the body to keep; what it may have
+        self._last = sys.maxsize  # bytes _first.._last of the body are kept
+        self._limit = self._limits.max_bytes
         self._fault: Fault | None = None
         self.set(pycurl.URL, request.url)
         headers = (
@@ -117,7 +115,7 @@ class Slot:
             self._fresh = fresh
 
     def rest(self) -> None:
-        """Forget the transfer: an idle slot holds nobody's bytes."""
+        """Release the buffers of the last transfer."""
         self.request, self.parts, self.answer = _NOTHING, [], None
 
     def _set_user(self, user: str) -> None:
@@ -147,7 +145,7 @@ class Slot:
             return _ABORT
         size, begin, window = len(data), self.got, self._window
         if begin + size <= self.calm:
-            if window.held + size <= window.most:  # as `take` does, which is not called for nothing
+            if window.held + size <= window.most:  # inlined from `take` for speed
                 window.held += size
             elif not window.take(self, size):
                 self.paused = True
@@ -207,21 +205,23 @@ class Slot:
         return self._fault
 
     def _read_range(self, answer: Answer) -> Fault | None:
-        """Hold the range that comes against the one that was asked for."""
+        """Check the range of the response against the requested one; return a fault or None."""
         request, came = self.request, answer.range
         if not request.ranged:
-            return Fault("range", "a part was sent, the whole was asked for")
+            return Fault("range", "the server sent a range; the whole file was requested")
         if (
             came is None
             or came[0] != request.start
             or not came[0] < came[1]
             or (came[2] is not None and came[1] > came[2])
         ):
-            return Fault("range", "another range was sent than was asked for")
+            return Fault("range", "the server sent another range than requested")
         if answer.length not in (None, came[1] - came[0]):
-            return Fault("range", "a range was sent with another length than it says")
+            return Fault("range", "the server sent a range whose length differs from Content-Range")
         if answer.coding:
-            return Fault("range", f"a range was sent with content encoding {answer.coding[:20]!r}")
+            return Fault(
+                "range", f"the server sent a range with content encoding {answer.coding[:20]!r}"
+            )
         wanted = (
             (came[1] if came[2] is None else came[2])
             if request.stop is None
@@ -231,13 +231,13 @@ class Slot:
             return (
                 short(came[1], wanted)
                 if came[2] in (None, came[1])
-                else Fault("range", "less was sent than was asked for")
+                else Fault("range", "the server sent less than requested")
             )
         self._last, self._limit = wanted - request.start, sys.maxsize
         return None
 
     def _read_whole(self, answer: Answer) -> None:
-        """The server ignores ranges: take a small object whole, of a large one what is wanted."""
+        """Handle a server that ignores ranges: keep a small object whole, of a large one the range."""
         request, total = self.request, answer.total
         probing = request.stop == 0
         if request.sink is None and (
@@ -245,20 +245,20 @@ class Slot:
         ):
             self._limit = WHOLE
         elif probing:
-            self._first = sys.maxsize  # counted, not kept
+            self._first = sys.maxsize  # count the bytes, keep none
             self._last = 0 if total is not None else sys.maxsize
             self._limit = sys.maxsize
         else:
             self._first, self._limit = request.start, sys.maxsize
             self._last = sys.maxsize if request.stop is None else request.stop
 
-    # -- what became of it
+    # -- the result
 
     def unheard(self, code: int) -> bool:
-        """Say whether a transfer only met connections that were ending when it took them: nothing came, and none was opened for it.
+        """Return whether the transfer failed only because the server closed reused connections.
 
-        Such a try says nothing of the request (RFC 9112, 9.3.1). libcurl itself asks again on another connection, a few times; where many
-        end at once, all those may be ending too.
+        Such a request is safe to repeat on a new connection (RFC 9112, section 9.3.1). libcurl
+        retries a few times by itself, but those connections may be closed too.
         """
         return (
             code in _ENDED
@@ -268,19 +268,22 @@ class Slot:
         )
 
     def too_slow(self) -> Fault:
-        """Say what did not come in time: in the same words for a silence at any point, since where it begins differs from run to run."""
+        """Return the fault of a transfer below the minimum speed."""
         return Fault("slow", f"less than 1 kB/s for {self._limits.timeout_s:g} s", passing=True)
 
     def too_late(self) -> Fault:
-        """Say that an object took longer than it may."""
-        return Fault("deadline", f"not whole after {self._limits.deadline_s:g} s")
+        """Return the fault of a transfer that exceeds its deadline."""
+        return Fault("deadline", f"incomplete after {self._limits.deadline_s:g} s")
 
     def finish(self, code: int) -> Fault | None:
-        """Give the request its data, or say why there is none. `code` is libcurl's, 0 when the answer came whole."""
+        """Set the data of the request, or return the fault.
+
+        `code` is libcurl's result, 0 for success.
+        """
         request, failed = self.request, code != 0 and not self._enough
         if failed:
             if self.answer is None and self.lines and self._read_head() is not None:
-                return self._fault  # refused for its head alone
+                return self._fault  # the status or headers are the fault
             return self._fault or (self._refused if code in (7, 28) else None) or broken(code)
         if self.answer is None and self._read_head() is not None:
             return self._fault
@@ -310,7 +313,7 @@ class Slot:
         return self._cut(body)
 
     def _cut(self, body: bytes) -> Fault | None:
-        """Give a request for a range its part of an object that was sent whole."""
+        """Set the data of a range request from a response with the whole object."""
         request = self.request
         if not self._enough and (self._first or request.sink is not None):
             request.total = self.got
@@ -333,7 +336,7 @@ class Slot:
 
 
 def _headers_for(request: Request) -> tuple[str, ...]:
-    """Give the headers of a request for a part of an object, or for one version of it."""
+    """Return the headers of a request: Range and If-Match, where needed."""
     headers = _PLAIN
     if request.ranged:
         stop = request.stop
@@ -349,14 +352,13 @@ _NOTHING = Request(Address("", "", ""), lambda request: None)
 
 
 def _large(limit: int, most: int) -> Fault:
-    hint = (
-        "Give --max-object to raise it." if limit == most else ""
-    )  # else it is what is taken of a file whose server ignores ranges
+    # Another limit applies where a server ignores ranges; the option does not change that one.
+    hint = "Raise --max-object." if limit == most else ""
     return Fault("large", f"larger than the limit of {limit} bytes", hint=hint)
 
 
 def short(end: int | None, wanted: int) -> Fault:
-    """Say that an object ends before the bytes that are wanted."""
+    """Return the fault of an object that ends before the requested bytes."""
     message = (
         f"ends at byte {end}, {wanted} are needed"
         if end is not None
@@ -369,7 +371,7 @@ def short(end: int | None, wanted: int) -> Fault:
 
 @cache
 def certificates() -> str:
-    """Find the file of certificates: libcurl may have been built on a machine that keeps them elsewhere."""
+    """Return the path of the CA certificates; the path built into libcurl may not exist here."""
     named = os.environ.get("SSL_CERT_FILE") or os.environ.get("CURL_CA_BUNDLE")
     if named:
         return named
