@@ -1,16 +1,17 @@
-"""The folder of kept copies: room in it, what leaves first, and what to do when it cannot be used.
+"""The cache folder: its layout, space accounting, eviction, and errors of the file system.
 
     FOLDER/flare-1/KEY-SIZE                  a copy: see `entry`
-    FOLDER/flare-1/KEY.HOST.PID.N.part       one that is being fetched, from the first moment as large as it will be
-    FOLDER/flare-1/HOST.PID.N.room           room that a process has taken for many small ones, as large as what is left of it
-    FOLDER/flare-1/lock                      held for the moment in which room is taken
-    FOLDER/flare-1/here/of.HOST.PID.N.here   locked while a process that uses the folder lives
-    FOLDER/flare-1/turns/                    whose turn it is to fetch a copy: see `locks`
+    FOLDER/flare-1/KEY.HOST.PID.N.part       a copy that is being fetched; it has its final size
+    FOLDER/flare-1/HOST.PID.N.room           space that a process has reserved for small copies
+    FOLDER/flare-1/lock                      locked while space is reserved
+    FOLDER/flare-1/here/of.HOST.PID.N.here   locked while a process that uses the folder runs
+    FOLDER/flare-1/turns/                    locks of copies that are being fetched: see `locks`
 
-What is used is the sum of the sizes of these files, nothing else: parts and room are there before a byte is fetched, so that
-the sum never passes the limit. Locks make that exact and keep two processes from fetching the same; where a file system's
-locks do not work, every copy is still right, and the folder may pass its limit by the largest copies that its processes
-fetch at one moment. Parts whose process is gone are removed by whoever looks next.
+The space used is the total size of these files. Space is reserved before any byte is fetched, so
+that the total never exceeds the limit. On file systems without working locks every copy is still
+correct, but the total may exceed the limit by the copies that are fetched at the same time, and two
+processes may fetch the same copy. Parts of processes that have ended are removed by the next
+process that lists the folder.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from flarecli.names import whole_path
 
 __all__ = ["LAYOUT", "CacheWarning", "Folder", "Kept", "Part", "kept", "shared"]
 
-_YOUNG_S, _OLD_S = (
-    5.0,
-    3600.0,
-)  # a part whose lock is free is left alone so long; one whose lock says nothing, so long
+_YOUNG_S = 5.0  # younger parts are kept although their lock is free
+_OLD_S = 3600.0  # younger parts are kept where locks do not work
 
 
 def host() -> str:
-    """Tell this machine, boot and process namespace from others: only here does a process id mean a process."""
+    """Return an identifier of this machine, boot and process namespace, in which process ids are
+    valid.
+    """
     words = [socket.gethostname()]
     with contextlib.suppress(OSError):
         words.append(os.readlink("/proc/self/ns/pid"))
@@ -61,14 +62,18 @@ def host() -> str:
 
 
 def is_left(folder: int, name: str, found: os.stat_result, own: str) -> bool:
-    """Say whether the process that made a part, or took room, is gone. `folder` is open, `own` what `host` gives."""
+    """Return whether the process that created a part or a reservation has ended.
+
+    folder  file descriptor of the folder
+    own     result of `host`
+    """
     words = name.split(".")
     if len(words) >= 4 and words[-4] == own and words[-3].isdecimal():
         try:
             os.kill(int(words[-3]), 0)
         except (ProcessLookupError, OverflowError):
             return True
-        except OSError:  # the number is another user's process by now: the lock tells
+        except OSError:  # the id belongs to another user's process now; the lock decides
             pass
     age = abs(time.time() - found.st_mtime)  # a clock may jump
     if age < _YOUNG_S:
@@ -81,7 +86,7 @@ def is_left(folder: int, name: str, found: os.stat_result, own: str) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # locks say nothing here
+    except OSError:  # locks do not work here
         return age > _OLD_S
     finally:
         os.close(fd)
@@ -89,18 +94,18 @@ def is_left(folder: int, name: str, found: os.stat_result, own: str) -> bool:
 
 
 _HERE = "here"
-_ALONE_S = 0.25  # how long it is believed that nobody else is there
+_ALONE_S = 0.25  # how long the count of other processes is reused
 _number_here = itertools.count()
 
 
 class Present:
-    """The processes at one folder, as this one sees them. `host` is what `left.host` gives."""
+    """Tracks which processes use a folder. `host` is the result of `host()`."""
 
     def __init__(self, host: str) -> None:
         self._host, self._fd, self._others, self._looked = host, -1, 0, 0.0
 
     def arrive(self, folder: int) -> None:
-        """Note that this process is here, as long as it lives. `folder` is open."""
+        """Register this process until it ends. `folder` is a file descriptor."""
         if self._fd >= 0:  # the folder was removed, and this one is new
             os.close(self._fd)
             self._fd = -1
@@ -117,13 +122,13 @@ class Present:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def leave(self) -> None:
-        """Stop being counted."""
+        """Unregister this process."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def is_alone(self, folder: int) -> bool:
-        """Say whether no other process that lives is here; never where this one could not be noted."""
+        """Return whether no other running process uses the folder; False if registering failed."""
         now = time.monotonic()
         if now - self._looked > _ALONE_S:
             self._others, self._looked = self._count(folder), now
@@ -155,14 +160,15 @@ class Present:
         return others
 
 
-_MAX_NAMES = (
-    1 << 12
-)  # from so many files on, looking at all names costs more than asking a server for a version
-_BELIEVED_S = 0.25  # how long a listing is believed by a process that is alone at the folder
+_MAX_NAMES = 1 << 12  # above, a listing takes longer than a request for a version
+_BELIEVED_S = 0.25  # how long a listing is reused by the only process that uses the folder
 
 
 class Places:
-    """The places of copies, as a listing says. This process tells when it adds one; others that come meanwhile cost a fetch at worst."""
+    """Prefixes of the names of all copies, from a listing and the copies that this process adds.
+
+    A copy that another process adds in between may be fetched again.
+    """
 
     def __init__(self) -> None:
         self._known: set[str] | None = None
@@ -171,14 +177,14 @@ class Places:
         self._lock = threading.Lock()
 
     def added(self, place: str) -> None:
-        """Say that there is a copy more: to list all names again for each would cost more than the copy, where there are thousands."""
+        """Record a new copy, which saves a new listing."""
         with self._lock:
             self._changes += 1
             if self._known is not None:
                 self._known.add(place[:PLACE])
 
     def may_hold(self, folder: int, place: str, is_alone: bool) -> bool:
-        """Say whether there may be a copy, of whatever version, whose name begins so. `folder` is open."""
+        """Return whether a copy of any version may exist. `folder` is a file descriptor."""
         with self._lock:
             before = self._changes
             if (
@@ -197,14 +203,16 @@ class Places:
             return True
         known = {name[:PLACE] for name in names if NAME.fullmatch(name)}
         with self._lock:
-            if before == self._changes:  # else it may miss what came meanwhile
+            if before == self._changes:  # otherwise the listing may miss new copies
                 self._known, self._listed = known, listed
             return place[:PLACE] in known
 
 
 @contextlib.contextmanager
 def listing(folder: int) -> Iterator[int]:
-    """Open an open folder once more, to list it: two listings by one handle share its place, and each would miss what the other was given."""
+    """Open a folder again to list it: two listings through one descriptor would share their
+    position.
+    """
     own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         yield own
@@ -213,51 +221,49 @@ def listing(folder: int) -> Iterator[int]:
 
 
 LAYOUT = "flare-1"
-_TWICE, _MANY_WRONG = (
-    2,
-    1 << 12,
-)  # a copy that was wrong so often is made no more; names remembered for that
-_ROOM = 64 << 20  # room taken at once, at most, and
-_ROOM_SHARE = 64  # this part of the limit at most
-_LOCK_S, _OTHERS_S = 2.0, 30.0  # how long the lock, and another's fetch, are waited for
-_AGAIN_S = 30.0  # a folder that could not be written is left alone so long
+_MAX_DAMAGED = 2  # a copy that was damaged this often is not written again
+_MAX_DAMAGED_NAMES = 1 << 12  # damaged copies that are counted
+_ROOM = 64 << 20  # maximum space reserved at a time for small copies, and
+_ROOM_SHARE = 64  # the same as a fraction of the limit: 1 / _ROOM_SHARE
+_LOCK_S, _OTHERS_S = 2.0, 30.0  # time limits: the folder's lock, a fetch by another process
+_AGAIN_S = 30.0  # delay before a folder is used again after an error
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _number = itertools.count()
 _warned: set[str] = set()
 
 
 class CacheWarning(UserWarning):
-    """A cache that cannot be used; everything is read as if there were none."""
+    """The cache cannot be used; files are read without it."""
 
 
 class Folder:
-    """A cache's folder as one process sees it. Nothing here raises: what cannot be done is not done, and warned of once."""
+    """A cache folder in this process.
+
+    Methods do not raise: errors disable the cache with one warning.
+    """
 
     def __init__(self, path: str, limit: int) -> None:
         self.path, self.limit = os.path.join(os.path.abspath(whole_path(path)), LAYOUT), limit
         self._given, self._pid, self._fd = path, 0, -1
-        self.note: Callable[[str], object] | None = None  # instead of `warnings.warn`
+        self.note: Callable[[str], object] | None = None  # called instead of `warnings.warn`
         self._room, self._room_bytes = -1, 0
         self._not_before = 0.0
         self._host = host()
         self._present = Present(self._host)
         self.views = Views(self.touch)
-        self._threads = (
-            threading.Lock()
-        )  # those of this process need not ask the file system again and again whose turn it is
+        self._threads = threading.Lock()  # so that threads do not poll the lock file
         self._turns, self.places = Turns(), Places()
-        self._wrong: dict[str, int] = {}  # name -> how often that copy was found wrong
+        self._wrong: dict[str, int] = {}  # name -> how often that copy was damaged
 
     # -- the folder itself
 
     @property
     def fd(self) -> int:
-        """The open folder; -1 while it cannot be used."""
+        """File descriptor of the folder; -1 while it cannot be used."""
         if self._pid != os.getpid():
             with self._threads:
-                if (
-                    self._pid != os.getpid()
-                ):  # what a parent had open stays so: other threads may be about to use it
+                # The descriptors of the parent stay open: other threads may be about to use them.
+                if self._pid != os.getpid():
                     self._room, self._room_bytes = -1, 0
                     self._present = Present(self._host)
                     self._open()
@@ -277,7 +283,8 @@ class Folder:
             os.mkdir(self.path, 0o700)
         fd = os.open(self.path, _FOLDER)
         found = os.fstat(fd)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:  # another user could feed us data
+        # another user could replace the data
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             os.close(fd)
             self.warn("it belongs to another user, or others may write to it")
             return -1
@@ -285,7 +292,7 @@ class Folder:
         return fd
 
     def close(self) -> None:
-        """Close the folder and forget open copies; the next use opens it again."""
+        """Close the folder and open copies; the next use opens it again."""
         self.views.clear()
         with self._threads:
             if self._pid == os.getpid():
@@ -296,12 +303,12 @@ class Folder:
                 self._fd, self._pid = -1, 0
 
     def is_alone(self) -> bool:
-        """Say whether no other process that lives uses the folder, as far as that can be told."""
+        """Return whether no other running process uses the folder, as far as known."""
         fd = self.fd
         return self._present.is_alone(fd)
 
     def warn(self, why: str) -> None:
-        """Say once, for each folder and process, that the cache is not used."""
+        """Warn once per folder and process that the cache is not used."""
         self._not_before = time.monotonic() + _AGAIN_S
         if self.path not in _warned:
             _warned.add(self.path)
@@ -316,7 +323,7 @@ class Folder:
     # -- copies
 
     def view(self, one: Entry) -> memoryview | None:
-        """Give a copy that is there and right. One that is wrong is removed."""
+        """Return a copy that exists and is undamaged, or None. A damaged copy is removed."""
         view = self.views.get(one.name)
         if view is not None or self.fd < 0:
             return view
@@ -324,7 +331,7 @@ class Folder:
             view = opened(self._fd, one)
         except ValueError:
             self.remove(one.name)
-            if len(self._wrong) >= _MANY_WRONG:
+            if len(self._wrong) >= _MAX_DAMAGED_NAMES:
                 self._wrong.clear()
             self._wrong[one.name] = self._wrong.get(one.name, 0) + 1
             return None
@@ -334,7 +341,7 @@ class Folder:
         return view
 
     def touch(self, name: str) -> bool:
-        """Note that a copy is used; False if it is gone."""
+        """Record that a copy is used; return False if it does not exist any longer."""
         try:
             os.utime(name, dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -344,7 +351,7 @@ class Folder:
         return True
 
     def remove(self, name: str) -> None:
-        """Remove a copy, or what stands in its place; whoever reads it goes on reading."""
+        """Remove a copy, or an empty folder of that name; open maps of it stay valid."""
         with contextlib.suppress(OSError):
             try:
                 os.unlink(name, dir_fd=self._fd)
@@ -352,33 +359,31 @@ class Folder:
                 os.rmdir(name, dir_fd=self._fd)
 
     def may_hold(self, place: str) -> bool:
-        """Say whether there may be a copy, of whatever version, whose name begins so."""
+        """Return whether a copy of any version may exist."""
         is_alone = self.is_alone()
         return self.places.may_hold(self._fd, place, is_alone)
 
-    # -- room
+    # -- space
 
     def part(self, one: Entry, since: float = math.inf) -> Part | None:
-        """Take room for a copy, and make the file that it is fetched into. None if it cannot be kept.
+        """Reserve space for a copy and create the file for it; None if the copy cannot be kept.
 
-        since  copies that were used after that time do not leave for it
+        since  copies used after that time are not evicted
         """
         if (
             self.fd < 0
             or one.file_bytes > self.limit
             or time.monotonic() < self._not_before
-            or self._wrong.get(one.name, 0) >= _TWICE
+            or self._wrong.get(one.name, 0) >= _MAX_DAMAGED
         ):
             return None
         fd = self._fd
         try:
             try:
                 return self._part(one, since)
-            except (
-                FileNotFoundError
-            ):  # somebody removed the folder, and what room was taken there: it is made anew
+            except FileNotFoundError:  # the folder was removed, with the reservations in it
                 with self._threads:
-                    if self._fd == fd:  # else another thread has done so
+                    if self._fd == fd:  # otherwise another thread has done so
                         self._give_up_room()
                         self._open()
                 return self._part(one, since) if self._fd >= 0 else None
@@ -394,15 +399,14 @@ class Folder:
                     return None
                 part = self._make(f"{one.key}.", "part", one.file_bytes)
         finally:
-            for name in gone:  # else its memory would be held, and the next copy be written into fresh memory: 4 times as slow
-                self.views.drop(
-                    name
-                )  # not under the lock: giving back the memory of a large one takes a while
+            # Unmapped so that the next copy reuses the memory; without the lock, because it is
+            # slow.
+            for name in gone:
+                self.views.drop(name)
         try:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(
-                    part.fd, 0, one.file_bytes
-                )  # a full disk is noticed before anything is fetched
+                # Reports a full disk before anything is fetched.
+                os.posix_fallocate(part.fd, 0, one.file_bytes)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 part.drop()
@@ -410,7 +414,7 @@ class Folder:
         return part
 
     def _make(self, start: str, end: str, size: int) -> Part:
-        """Make a file of this size that no other process has; it is locked while this one lives."""
+        """Create a file of this size, which is locked until this process ends."""
         name = f"{start}{self._host}.{os.getpid()}.{next(_number)}.{end}"
         fd = os.open(
             name,
@@ -429,7 +433,9 @@ class Folder:
         return part
 
     def _take(self, size: int, since: float, gone: list[str]) -> bool:
-        """Find room, of this process's own or by letting the coldest go, whose names are added to `gone`."""
+        """Find space: reserved by this process, or by evicting copies, whose names are added to
+        `gone`.
+        """
         if self._room_bytes >= size:
             self._room_bytes -= size
             os.ftruncate(self._room, self._room_bytes)
@@ -463,7 +469,10 @@ class Folder:
             os.close(room)
 
     def _look(self) -> tuple[int, list[tuple[float, str, int]]]:
-        """Give the bytes used, and each copy with its time of use and size; remove what dead processes left, and what only has a copy's name."""
+        """Return the bytes used, and the time of use, name and size of each copy.
+
+        Removes files of processes that have ended, and files whose size does not match their name.
+        """
         used, copies = 0, []
         with listing(self.fd) as folder, os.scandir(folder) as files:
             for file in files:
@@ -483,7 +492,7 @@ class Folder:
         return used, copies
 
     def _left(self, name: str) -> int:
-        """Give the size of a file that is no copy; one that its process has left behind is removed."""
+        """Return the size of a file that is not a copy; remove it if its process has ended."""
         try:
             found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
             if (
@@ -498,7 +507,9 @@ class Folder:
             return 0
 
     def _let_go(self, copies: list[tuple[float, str, int]], wanted: int, gone: list[str]) -> int:
-        """Remove the coldest copies until so many bytes are free; return the bytes freed."""
+        """Evict the least recently used copies until `wanted` bytes are free; return the bytes
+        freed.
+        """
         freed = 0
         for _, name, size in coldest_first(copies):
             if freed >= wanted:
@@ -509,11 +520,11 @@ class Folder:
             gone.append(name)
         return freed
 
-    # -- locks, which save work and never decide what is right
+    # -- locks: they save work; correctness does not depend on them
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, or go on without it after a while."""
+        """Hold the folder's lock; continue without it after a time limit."""
         threads = self._threads
         is_mine = threads.acquire(timeout=_LOCK_S)
         try:
@@ -531,7 +542,7 @@ class Folder:
                 threads.release()
 
     def forked(self) -> None:
-        """In a child: another thread of the parent may have had the locks."""
+        """Replace the locks in a forked child: threads of the parent may hold them."""
         self._threads, self._turns, self.places = threading.Lock(), Turns(), Places()
         self.views.forked()
 
@@ -542,9 +553,10 @@ class Folder:
         meanwhile: Callable[[], object] | None = None,
         own: bool = False,
     ) -> AbstractContextManager[None]:
-        """Wait, for a while, while others fetch something of the same key, and do something meanwhile; see `Turns.turn`.
+        """Wait while others fetch the same key, up to a time limit; see `Turns.turn`.
 
-        own  what is fetched is for this process alone, so that others are not asked
+        meanwhile  called while waiting
+        own        the copy is for this process alone; do not wait for other processes
         """
         return self._turns.turn(
             -1 if own else self.fd, key, kind, _OTHERS_S, meanwhile, self._note_holder
@@ -557,13 +569,13 @@ class Folder:
 
 
 class Part:
-    """A file that a copy is fetched into; its name is no copy's."""
+    """A file that a copy is fetched into; it is renamed when it is complete."""
 
     def __init__(self, folder: Folder, name: str, fd: int) -> None:
         self._folder, self._name, self.fd, self._at, self._pid = folder, name, fd, 0, os.getpid()
 
     def write(self, data: bytes | memoryview) -> bool:
-        """Write the next bytes; False, and the part is dropped, if that fails."""
+        """Write the next bytes; on an error, remove the file and return False."""
         view = memoryview(data)
         try:
             while view:
@@ -576,14 +588,18 @@ class Part:
         return True
 
     def publish(self, one: Entry, at_hand: bool = False) -> bool:
-        """Give the whole file its own name, and have what was just summed and written at hand if asked; False if that fails."""
+        """Rename the complete file to the name of its copy; return False on an error.
+
+        at_hand  map the copy now, without checking it again
+        """
         folder = self._folder.fd
         try:
-            with self._folder.locked():  # a listing that somebody takes room by could miss a file that changes its name meanwhile
+            with self._folder.locked():  # a listing at the same time could miss the file
                 os.rename(self._name, one.name, src_dir_fd=folder, dst_dir_fd=folder)
                 self._folder.places.added(one.name)
         except OSError as error:
-            if not isinstance(error, FileNotFoundError):  # else somebody took this process for dead
+            # otherwise another process removed the part
+            if not isinstance(error, FileNotFoundError):
                 self._folder.warn(_words(error))
             self.drop()
             return False
@@ -594,7 +610,7 @@ class Part:
         return True
 
     def drop(self) -> None:
-        """Remove the file; a forked process only lets go of it, since its parent goes on."""
+        """Remove the file; a forked child only closes it, because the parent still writes it."""
         if self.fd >= 0:
             if self._pid == os.getpid():
                 self._folder.remove(self._name)
@@ -615,7 +631,7 @@ _lock_of_folders = threading.Lock()
 
 
 def shared(path: str, limit: int) -> Folder:
-    """Give the process's own view of a folder."""
+    """Return the `Folder` that this process shares for a path."""
     with _lock_of_folders:
         return _folders.setdefault((os.path.abspath(whole_path(path)), limit), Folder(path, limit))
 
@@ -640,7 +656,9 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Kept(NamedTuple):
-    """A copy in a cache: the address without secrets, what of it, its bytes, and the seconds since it was last used."""
+    """A copy in a cache: address without secrets, part of the file, bytes, and seconds since last
+    use.
+    """
 
     address: str
     part: str
@@ -649,9 +667,9 @@ class Kept(NamedTuple):
 
 
 def kept(path: str) -> Iterator[Kept]:
-    """Give every copy in a cache's folder, in no order; nothing where there is none.
+    """Yield every copy in a cache folder, in any order; nothing if there is no such folder.
 
-    raises  ReachError for a folder that cannot be looked at
+    raises  ReachError for a folder that cannot be listed
     """
     try:
         folder = os.open(
@@ -663,7 +681,7 @@ def kept(path: str) -> Iterator[Kept]:
         raise ReachError(
             error.strerror or str(error),
             where=path,
-            hint="Name a folder that was given as --cache before.",
+            hint="Name a folder that was used as --cache.",
         ) from None
     try:
         now = time.time()

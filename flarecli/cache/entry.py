@@ -1,15 +1,17 @@
 """One kept copy: what its file holds, its name, and whether it is what it says.
 
     0        bytes     what was fetched, n of them
-    n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address without its secrets
+    n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address
+             without its secrets
     n + m    uint64    n
     +8       uint32    m
     +12      bytes     XXH3-128 of the n + m bytes before, 16 of them, big-endian
     +28      bytes     "flare" and the version of this layout, 8 of them
 
-Little-endian. The name is the key and the size of the file in hex. The key is 12 hex digits of the SHA-256 over the address, so that all
-copies of one object can be told by their names, and 28 of the SHA-256 over address, version and part. Nothing else is needed to say
-whether a copy is whole and of what, so no index can be wrong about it.
+Little-endian. The name is the key and the size of the file in hex. The key is 12 hex digits of the
+SHA-256 over the address, so that all copies of one object can be told by their names, and 28 of the
+SHA-256 over address, version and part. Nothing else is needed to say whether a copy is whole and of
+what, so no index can be wrong about it.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ _MAGIC = b"flare\0\0\1"
 _NOTE_BYTES = 1 << 16
 _KNOWN = 1 << 10  # names remembered
 _SMALL = 1 << 16  # bytes of a file that is read: a map would hold a handle for next to nothing
-# What signs an address for a while, and says nothing about what lies there: marks that must all be there, for without them such a name may
-# choose what the answer is, and what is left out then
+# What signs an address for a while, and says nothing about what lies there: marks that must all be
+# there, for without them such a name may choose what the answer is, and what is left out then
 _SIGNED: tuple[tuple[frozenset[str], re.Pattern[str]], ...] = (
     (frozenset({"x-amz-signature"}), re.compile(r"x-amz-[a-z-]+")),
     (frozenset({"x-goog-signature"}), re.compile(r"x-goog-[a-z-]+")),
@@ -86,7 +88,9 @@ class Entry(NamedTuple):
 
 @functools.lru_cache(maxsize=_KNOWN)
 def place_of(address: str) -> str:
-    """Give what the names of all copies of one object begin with, whatever version and part of it they are."""
+    """Give what the names of all copies of one object begin with, whatever version and part of it
+    they are.
+    """
     return hashlib.sha256(_unsigned(address).encode("utf-8", "surrogateescape")).hexdigest()[:PLACE]
 
 
@@ -175,7 +179,8 @@ def opened(folder: int, one: Entry) -> memoryview | None:
 def viewed(fd: int, one: Entry) -> memoryview:
     """Map the bytes kept in an open file, or read a few; nothing is checked. Raises OSError.
 
-    A map is of these bytes alone, without what stands behind them: so whoever reads rows may cut them out of it as out of a whole file.
+    A map is of these bytes alone, without what stands behind them: so whoever reads rows may cut
+    them out of it as out of a whole file.
     """
     return memoryview(
         mmap.mmap(fd, one.size, prot=mmap.PROT_READ)
@@ -185,7 +190,9 @@ def viewed(fd: int, one: Entry) -> memoryview:
 
 
 def read_note(folder: int, name: str) -> dict[str, Any]:
-    """Read what a copy says of itself; nothing of what is not one is believed, and nothing is summed."""
+    """Read what a copy says of itself; nothing of what is not one is believed, and nothing is
+    summed.
+    """
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         end = os.fstat(fd).st_size

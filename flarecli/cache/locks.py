@@ -1,8 +1,10 @@
 """Advisory locks that save work; correctness never depends on them.
 
-FOLDER/turns/KIND.NNN   locked while a process fetches a key of that kind; the key's last hex digits choose the file
+FOLDER/turns/KIND.NNN   locked while a process fetches a key of that kind; the key's last hex digits
+                        choose the file
 
-The files are empty and stay: creating one costs as much as fetching 0.5 MB. Two keys that share a file wait for each other.
+The files are empty and stay: creating one costs as much as fetching 0.5 MB. Two keys that share a
+file wait for each other.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def locked_within(fd: int, seconds: float, notice: Callable[[int], object] | Non
 
 
 def holder(fd: int) -> str:
-    """Name the process that has locked an open file, as far as the system tells (proc(5): /proc/locks)."""
+    """Name the process that has locked an open file, as far as the system tells (proc(5):
+    /proc/locks).
+    """
     own = os.fstat(fd)
     place = f"{os.major(own.st_dev):02x}:{os.minor(own.st_dev):02x}:{own.st_ino}"
     try:
@@ -99,7 +103,9 @@ class Turns:
 
     @contextlib.contextmanager
     def _of_threads(self, key: str, seconds: float) -> Iterator[None]:
-        """Wait for this process's own threads: they need not ask the file system again and again whose turn it is."""
+        """Wait for this process's own threads: they need not ask the file system again and again
+        whose turn it is.
+        """
         self._count(key, 1)
         is_mine = self._taken[key][0].acquire(timeout=seconds)
         try:
@@ -119,7 +125,9 @@ class Turns:
 
 @contextlib.contextmanager
 def held(fd: int) -> Iterator[None]:
-    """Unlock and close a file at the end of the block; closing alone is not enough if a forked child has it open too."""
+    """Unlock and close a file at the end of the block; closing alone is not enough if a forked
+    child has it open too.
+    """
     try:
         yield
     finally:

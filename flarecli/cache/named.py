@@ -1,7 +1,9 @@
-"""Files that keep their own names in a folder, such as the shards in the local folder of a streamed dataset: their size, and which leave first.
+"""Files that keep their own names in a folder, such as the shards in the local folder of a streamed
+dataset: their size, and which leave first.
 
-The files are the truth, as in `folder`; nothing else is stored. A process lists a folder again only when the folder's modification time
-is not the one that the process's own last change left, so a folder of many files is not listed for each file that is added.
+The files are the truth, as in `folder`; nothing else is stored. A process lists a folder again only
+when the folder's modification time is not the one that the process's own last change left, so a
+folder of many files is not listed for each file that is added.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ T = TypeVar("T", str, int)
 
 
 def coldest_first(copies: Iterable[tuple[float, T, int]]) -> list[tuple[float, T, int]]:
-    """Sort copies (time of use, name, bytes) by time of use; a time in the future is from a wrong clock and counts as the oldest."""
+    """Sort copies (time of use, name, bytes) by time of use; a time in the future is from a wrong
+    clock and counts as the oldest.
+    """
     now = time.time()
     return sorted((used if used <= now + 1 else 0.0, name, size) for used, name, size in copies)
 
 
 class NamedFiles:
-    """The files of one folder that count, as this process sees them; others in the folder are ignored.
+    """The files of one folder that count, as this process sees them; others in the folder are
+    ignored.
 
     sizes  name -> bytes as listed by the dataset that the files belong to
     """

@@ -1,8 +1,11 @@
-"""Copies that a process has at hand, of all its stores together, checked already: those that were used last.
+"""Copies that a process has at hand, of all its stores together, checked already: those that were
+used last.
 
-A map holds a handle for as long as it lives: there are no more of them than a share of what the system gives.
+A map holds a handle for as long as it lives: there are no more of them than a share of what the
+system gives.
 
-And objects that a run only passes through, which no file keeps: in memory until the run has passed them.
+And objects that a run only passes through, which no file keeps: in memory until the run has passed
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ _LOOK_S = 1.0  # how often it is noted that a copy is in use, and found out that
 
 
 class Views:
-    """Views of copies by name. `touch` notes in the folder that a copy is used, and says whether it is still there."""
+    """Views of copies by name.
+
+    `touch` notes in the folder that a copy is used, and says whether it is still there.
+    """
 
     def __init__(self, touch: Callable[[str], bool]) -> None:
         self._touch = touch
@@ -75,7 +81,8 @@ class Views:
         return _PASSING
 
     def reserve(self, place: str, size: int) -> bool:
-        """Take room for something of so many bytes that no file will keep, until it is held or passed; False if there is none.
+        """Take room for something of so many bytes that no file will keep, until it is held or
+        passed; False if there is none.
 
         place  what `entries.place_of` gives
         """
@@ -88,7 +95,8 @@ class Views:
         return True
 
     def room(self, size: int) -> memoryview:
-        """Give so many bytes of memory to put something together that is then held; what it was used for before is over, if it was used.
+        """Give so many bytes of memory to put something together that is then held; what it was
+        used for before is over, if it was used.
 
         Fresh memory costs as much as what is fetched into it.
         """
@@ -137,7 +145,9 @@ class Views:
             self._maps -= isinstance(view.obj, mmap.mmap)
 
     def forked(self) -> None:
-        """In a child: another thread of the parent may have had the lock, or fetched what room was taken for."""
+        """In a child: another thread of the parent may have had the lock, or fetched what room was
+        taken for.
+        """
         self._lock = threading.Lock()
         self._passing = {place: one for place, one in self._passing.items() if one[0]}
         self._passing_bytes = sum(size for _, _, size in self._passing.values())

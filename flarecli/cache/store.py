@@ -1,9 +1,9 @@
-"""A store before another one: what was fetched once is read from the cache's folder.
+"""A store in front of a remote store that reads fetched data from the cache folder.
 
-Ranges of an object are kept as blocks of BLOCK bytes, each a file; whoever reads an object through, or has used half of its
-blocks and would map it, gets it as one file, which takes their place. The version of each object is asked for once in a
-process; what the server cannot tell apart by a version is not kept. Every copy is checked when it is first used in a
-process; one that is wrong is fetched again, once.
+Ranges of an object are kept as blocks of BLOCK bytes, one file each. An object that is read to its
+end, or mapped after half of its blocks were used, is kept as one file, which replaces the blocks.
+Each process requests the version of an object once; objects without a version are not kept. Every
+copy is checked when a process first uses it; a damaged copy is fetched again, once.
 """
 
 from __future__ import annotations
@@ -27,26 +27,25 @@ __all__ = ["BLOCK", "Cache", "CachedStore"]
 
 T = TypeVar("T")
 Piece: TypeAlias = "bytes | memoryview"
-BLOCK = 1 << 20  # bytes of an object that are kept and fetched together
-_RUN = 8 << 20  # bytes that one request fetches
-_AT_ONCE = (
-    32 << 20
-)  # bytes of a whole object that are asked for at once; a bucket gives them by several requests side by side
-_JOBS = 8  # requests for one read
-_WORTH = 1 << 16  # a copy that is worth waiting for when somebody else fetches it
-_SHARE = 4  # an object larger than this part of the limit is kept in blocks, but for a run that passes it: then it lies in memory, and
-_PASSES = 2  # where there is no more of that, goes through the folder up to this part of the limit
-_MANY = 1 << 16  # objects whose use is remembered
-_FULL_S = 1.0  # how long a folder without older copies is taken for one that has none
+BLOCK = 1 << 20  # bytes of a block
+_RUN = 8 << 20  # maximum bytes per request
+_AT_ONCE = 32 << 20  # bytes of a whole object that are requested at a time
+_JOBS = 8  # parallel requests of one read
+_WORTH = 1 << 16  # minimum size of a copy for which to wait while another process fetches it
+_SHARE = 4  # objects above limit / _SHARE are kept as blocks; in memory if used once in a run, or
+_PASSES = 2  # in the folder up to limit / _PASSES if memory is used up
+MAX_OBJECTS = 1 << 16  # objects whose used blocks are recorded
+_FULL_S = 1.0  # how long a folder is assumed to have no older copies
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A folder and the bytes that it may hold. Give it to a Guard as its keeper.
+    """A cache folder with a size limit in bytes, used as the `keeper` of a Guard.
 
     note  receives the texts of warnings in this process; None: they are issued as `CacheWarning`
 
-    Copies stay in the folder; `close`, or the end of a `with` block, releases the maps and handles of this process.
+    Copies stay in the folder; `close`, or the end of a `with` block, releases the maps and handles
+    of this process.
     """
 
     folder: str
@@ -67,14 +66,14 @@ class Cache:
         self.close()
 
     def over(self, store: Store) -> Store:
-        """Put the cache before a store on the network."""
+        """Return a remote store with the cache in front of it."""
         return (
             store if store.is_local or isinstance(store, CachedStore) else CachedStore(store, self)
         )
 
 
 class CachedStore(Store):
-    """A store on the network, read through a cache. Picklable, and right in forked processes."""
+    """A remote store that is read through a cache. Picklable, and usable after a fork."""
 
     keeps_copies = True
 
@@ -83,11 +82,9 @@ class CachedStore(Store):
         self._folder = directory.shared(cache.folder, cache.limit)
         self._folder.note = cache.note or self._folder.note
         self._pins = Pins(store.show)
-        self._tells = True  # until an object turned out to have no version
-        self._since, self._full = (
-            time.time(),
-            0.0,
-        )  # when this was opened; when only copies younger than that were found
+        self._tells = True  # False once an object without a version was found
+        self._since = time.time()  # when the store was opened
+        self._full = 0.0  # until when the folder is assumed to have no copies older than that
         self._used: dict[str, set[int]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -107,7 +104,7 @@ class CachedStore(Store):
         self._used.clear()
         self.store.close()
 
-    # -- what the cache has no part in
+    # -- passed on to the store
 
     def show(self, path: str) -> str:
         return self.store.show(path)
@@ -135,7 +132,9 @@ class CachedStore(Store):
 
     @property
     def room(self) -> int:
-        """Bytes that a run may have fetched ahead and not passed yet: less where other processes use the folder, and may lag behind this one."""
+        """Bytes that a run may have fetched ahead and not passed yet: less where other processes
+        use the folder, and may lag behind this one.
+        """
         return (
             max(self.cache.limit * 9 // 10, self._folder.views.most_passing)
             if self._folder.is_alone()
@@ -145,7 +144,10 @@ class CachedStore(Store):
     # -- reading
 
     def version(self, path: str) -> tuple[str, int]:
-        """Give what tells this version of a file from others, or empty, and its bytes. It is asked for once."""
+        """Give what tells this version of a file from others, or empty, and its bytes.
+
+        It is asked for once.
+        """
         pin = self._pins.get(path)
         if pin is None:
             pin = self._pins.pin(path, ObjectPin(*self.store.version(path)))
@@ -167,7 +169,9 @@ class CachedStore(Store):
         return self._of_one_version(path, lambda: self._ranges(path, ranges)) if ranges else []
 
     def _of_one_version(self, path: str, call: Callable[[], T]) -> T:
-        """Read; what has changed since its version was asked for is begun again, unless something was given before."""
+        """Read; what has changed since its version was asked for is begun again, unless something
+        was given before.
+        """
         fresh = path not in self._pins
         try:
             return call()
@@ -201,7 +205,7 @@ class CachedStore(Store):
                 for k in range(start // BLOCK, (stop - 1) // BLOCK + 1)
             }
         )
-        if len(self._used) >= _MANY:
+        if len(self._used) >= MAX_OBJECTS:
             self._used.clear()
         self._used.setdefault(path, set()).update(needed)
         blocks = self._blocks(path, needed)
@@ -229,7 +233,7 @@ class CachedStore(Store):
         )
 
     def _blocks(self, path: str, needed: Sequence[int]) -> dict[int, bytes | memoryview]:
-        """Give blocks by their number; those that are not kept are fetched, neighbours together, and kept."""
+        """Return blocks by number; missing ones are fetched, adjacent ones together, and kept."""
         found: dict[int, bytes | memoryview] = {}
         names = {k: self._block(path, k) for k in needed}
         for k, one in names.items():
@@ -242,7 +246,7 @@ class CachedStore(Store):
         if len(missing) * BLOCK < _WORTH:
             return found | self._fetched(path, missing, names)
         with self._folder.turn(names[missing[0]].key):
-            for k in list(missing):  # somebody may have been faster
+            for k in list(missing):  # another process may have fetched it
                 view = self._folder.view(names[k])
                 if view is not None:
                     found[k] = view
@@ -269,9 +273,8 @@ class CachedStore(Store):
                 out.update(
                     (k, memoryview(read)[i * BLOCK : (i + 1) * BLOCK]) for i, k in enumerate(run)
                 )
-            for k in reversed(
-                missing
-            ):  # the first comes last: who comes meanwhile finds it missing, and waits for the turn that is its own
+            # The first block is written last: until then others find it missing and wait.
+            for k in reversed(missing):
                 part = parts.pop(k)
                 if part is not None:
                     write_copy(part, names[k], [out[k]])
@@ -282,7 +285,7 @@ class CachedStore(Store):
                     part.drop()
 
     def map(self, path: str) -> memoryview | None:
-        """Map an object that is kept whole; one that is small, or half used already, is fetched for that."""
+        """Map an object that is kept whole; fetch it if it is small or half of it was used."""
         if not self._maps:
             return None
         return self._of_one_version(path, lambda: self._mapped(path))
@@ -302,27 +305,25 @@ class CachedStore(Store):
     def keep(self, path: str, listed: int | None = None, passing: bool = False) -> bool:
         """Fetch an object whole, so that it can be mapped; False if it cannot be kept.
 
-        listed   its bytes, as far as a listing says: what was never kept is then asked for at once, without asking for its version before
-        passing  it is used in one place of a run and not again, and `passed` will say when: where no other process uses the folder, and
-                 that is full of what was used since this store was opened, or not much larger than the object, it is held in memory
-                 so long, and drives nothing out
+        listed   its size according to a listing, or None; saves a request for the version of an
+                 object that was never kept
+        passing  the object is used once in a run, and `passed` is called afterwards. It is kept in
+                 memory and evicts nothing, if no other process uses the folder and the folder is
+                 small or full of copies that are in use
         """
         return self._of_one_version(path, lambda: self._whole(path, listed, passing) is not None)
 
     def passed(self, path: str) -> None:
-        """Let go of an object that was held for a run that passed it."""
+        """Release an object that was kept with `passing`."""
         self._folder.views.passed(place_of(self._address(path)))
 
     def _whole(
         self, path: str, listed: int | None = None, passing: bool = False
     ) -> memoryview | None:
         place = place_of(self._address(path))
-        own = (
-            passing and time.monotonic() < self._full and self._folder.is_alone()
-        )  # it will lie in memory: no other process waits for it
-        with self._folder.turn(
-            place, "w", lambda: self.version(path), own
-        ):  # who waits will find a copy, and asks what it is called
+        # A copy in memory is of no use to other processes, so they need not wait for it.
+        own = passing and time.monotonic() < self._full and self._folder.is_alone()
+        with self._folder.turn(place, "w", lambda: self.version(path), own):
             head = self._head(path, place, listed, passing)
             version, size = self.version(path)
             if not version:
@@ -339,7 +340,7 @@ class CachedStore(Store):
                 list(numbers[i : i + _AT_ONCE // BLOCK])
                 for i in range(0, len(numbers), _AT_ONCE // BLOCK)
             ]
-            if sum(map(len, head)) != min(size, _AT_ONCE):  # it is not as large as listed
+            if sum(map(len, head)) != min(size, _AT_ONCE):  # its size differs from the listing
                 head = []
             came = chain(
                 head,
@@ -354,7 +355,9 @@ class CachedStore(Store):
         return self._folder.view(one) if done else None
 
     def _place(self, place: str, one: Entry, passing: bool) -> tuple[directory.Part | None, bool]:
-        """Take room for a whole copy: in the folder, else in memory, of which the second says whether it is taken."""
+        """Reserve space for a whole copy: a part in the folder, or memory if the second result is
+        True.
+        """
         views = self._folder.views
         is_passed = passing and self._folder.is_alone()
         holds = is_passed and views.reserve(place, one.size)
@@ -380,7 +383,7 @@ class CachedStore(Store):
         return view
 
     def _part(self, one: Entry) -> directory.Part | None:
-        """Take room for a copy in place of older ones than this store."""
+        """Reserve space for a copy; evict only copies last used before this store was opened."""
         now = time.monotonic()
         part = self._folder.part(one, self._since) if now >= self._full else None
         if part is None and now >= self._full:
@@ -388,19 +391,22 @@ class CachedStore(Store):
         return part
 
     def _head(self, path: str, place: str, listed: int | None, passing: bool) -> list[memoryview]:
-        """Give the first bytes, up to _AT_ONCE, of an object of which nothing is kept: that answer says its version too. Nothing of others."""
+        """Read the first _AT_ONCE bytes of an object that is not in the cache.
+
+        The response includes the version. Return an empty list for other objects.
+        """
         if not listed or path in self._pins or not self._tells:
             return []
         if listed * _SHARE > self.cache.limit and not (passing and self._folder.is_alone()):
             return []
         if self._folder.fd < 0 or self._folder.may_hold(place):
             return []
-        with contextlib.suppress(FormatError):  # shorter than listed: whoever reads it says so
+        with contextlib.suppress(FormatError):  # shorter than listed: reported when it is read
             return [memoryview(data) for data in self.store.views(path, 0, min(listed, _AT_ONCE))]
         return []
 
     def _pieces(self, path: str, group: Sequence[int]) -> list[bytes | memoryview]:
-        """Give neighbouring blocks: those that are kept, and the run between them that is not."""
+        """Return a group of adjacent blocks, from the cache if all of them are there."""
         kept = {k: self._folder.view(self._block(path, k)) for k in group}
         missing = [k for k in group if kept[k] is None]
         if not missing:
@@ -412,7 +418,10 @@ class CachedStore(Store):
         return [*pieces]
 
     def _hold(self, path: str, known: tuple[str, int]) -> None:
-        """Hold what was read against the version that copies are named by: a store of very many objects may have forgotten that, and read another."""
+        """Check that data is of the version that copies are named after.
+
+        The store may have dropped its pin of the object and read a newer version.
+        """
         if self.store.version(path) != known:
             raise IntegrityError(
                 "changed while it was read", where=self.show(path), hint="Run the command again."
@@ -458,12 +467,12 @@ class CachedStore(Store):
     def derived(
         self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Give what is made of an object, such as its decompressed bytes, kept in its place.
+        """Map data derived from an object, such as its decompressed bytes.
 
-        kind  what was made of it, and how: `zstd`
-        size  bytes of that
-        make  makes them; called where they are not kept yet
-        return  None where it cannot be kept: nothing was made then
+        kind    how it is derived, such as `zstd`
+        size    bytes of the derived data
+        make    returns the derived data; called if it is not in the cache
+        return  None if it cannot be kept; `make` is not called then
         """
         if not self.version(path)[0] or size * _SHARE > self.cache.limit:
             return None
@@ -485,7 +494,7 @@ class CachedStore(Store):
 def write_copy(
     part: directory.Part, one: Entry, pieces: Iterable[Piece], at_hand: bool = False
 ) -> bool:
-    """Write a copy and give it its name; False, and nothing is left, if that fails or it has another size."""
+    """Write and publish a copy; on an error or another size, remove it and return False."""
     sums = Summing(one)
     try:
         for piece in pieces:
@@ -500,9 +509,9 @@ def write_copy(
 def join_pieces(
     pieces: Iterable[Piece], size: int, room: Callable[[int], memoryview], where: str
 ) -> memoryview:
-    """Put pieces together in memory; a single one is not copied.
+    """Join pieces in memory; a single piece is not copied.
 
-    room    gives so many bytes of memory that nobody reads
+    room    returns a buffer of a size
     raises  FormatError if they are not `size` bytes
     """
     view, at = memoryview(b""), 0
@@ -519,6 +528,6 @@ def join_pieces(
 
 
 def cut_blocks(blocks: dict[int, Piece], size: int, start: int, stop: int) -> bytes:
-    """Put a range together out of blocks of `size` bytes, by number."""
+    """Join a range from numbered blocks of `size` bytes."""
     touched = range(start // size, -(-stop // size) if start < stop else 0)
     return b"".join(blocks[k][max(0, start - k * size) : stop - k * size] for k in touched)

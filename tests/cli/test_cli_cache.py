@@ -117,7 +117,7 @@ def test_inspect_of_no_cache_and_of_nothing(flare_run, tmp_path):
     assert (ran.code, ran.out, ran.err) == (0, f"{tmp_path}/none: 0 copies, 0 B\n", "")
     (tmp_path / "file").touch()
     ran = flare_run(["inspect", "--cache", str(tmp_path / "file")])
-    hint = "hint: Name a folder that was given as --cache before.\n"
+    hint = "hint: Name a folder that was used as --cache.\n"
     assert (ran.code, ran.out, ran.err) == (
         3,
         "",
