@@ -206,7 +206,7 @@ def test_a_key_that_no_member_can_have_is_named_as_a_row_of_the_source_and_may_b
         )
     assert (
         str(caught.value)
-        == f"{tmp_path}/i.parquet[1]: b.c: the key 'b.c' has a dot in its last part, where its extension would begin"
+        == f"{tmp_path}/i.parquet[1]: b.c: the last part of the key 'b.c' contains a dot, which would start the extension"
     )
     done = flarecli.pack(
         str(tmp_path / "i.parquet"),

@@ -230,7 +230,7 @@ def test_a_shardindex_cut_anywhere_is_named_with_the_way_out(tmp_path):
         assert (one.where, one.kind, one.hint) == (
             str(path),
             "format",
-            "Fetch it again, or remove it: the tars are found without it.",
+            "Fetch it again, or delete it: flare then lists the folder.",
         )
         assert one.message.startswith("not valid JSON: ")
 

@@ -131,4 +131,6 @@ def test_what_no_list_says_of_a_file_beside_a_shard_is_told_of_the_shard(tmp_pat
     out = packed(tmp_path / "out", "webdataset", has_playlist=False)
     path = out / "00000.idx.json"
     path.write_bytes(b"{}")
-    assert said(out) == [(str(path), "index", "no index of this tar; its headers are read instead")]
+    assert said(out) == [
+        (str(path), "index", "not a valid index of this tar; the tar headers are read instead")
+    ]

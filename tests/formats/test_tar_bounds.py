@@ -116,7 +116,7 @@ def test_records_of_a_megabyte_are_read_and_no_more(kind):
         else:
             assert (
                 message(data, kind)
-                == f"t.tar: the member at byte 0 has {size} bytes of records, 1048576 is the most that is read"
+                == f"t.tar: the PAX or GNU header at byte 0 has {size} bytes, the limit is 1048576"
             )
 
 
@@ -155,7 +155,7 @@ def test_sizes_in_records_have_eighteen_digits_at_most(kind):
         elif said:
             assert (
                 message(data, kind)
-                == f"t.tar: the size of the member at byte 1024 is {text.encode()!r}"
+                == f"t.tar: invalid size of the member at byte 1024: {text.encode()!r}"
             )
         else:
             wanted = f"t.tar: the member at byte 1024 has {text} bytes, the file ends at byte {len(data)}"
@@ -167,7 +167,7 @@ def test_sizes_in_records_have_eighteen_digits_at_most(kind):
 @EVERY
 def test_a_size_is_a_number_of_base_256_only_where_its_first_bit_says_so(kind):
     data = signed(made([("a.txt", b"one")]), 0, 124, b"\x7f" + bytes(10) + b"\x03")
-    assert message(data, kind) == f"t.tar: the size of the member at byte 0 is {data[124:136]!r}"
+    assert message(data, kind) == f"t.tar: invalid size of the member at byte 0: {data[124:136]!r}"
 
 
 @EVERY
@@ -175,7 +175,9 @@ def test_bytes_far_behind_the_end_are_found(kind):
     whole = made([("a.txt", b"one")])
     for far in (0, 1, (1 << 20) - 1, 1 << 20, (5 << 20) + 7):
         data = whole + bytes(far) + b"x" + bytes(600)
-        assert message(data, kind) == f"t.tar: bytes follow its end, from byte {len(whole) + far}"
+        assert (
+            message(data, kind) == f"t.tar: data after the end marker, from byte {len(whole) + far}"
+        )
     seen = tar.Seen()
     assert read(whole + bytes(5 << 20), kind, seen) == [("a.txt", b"one")]
     assert seen.end == len(whole) - 1024 + (5 << 20)
@@ -301,7 +303,7 @@ def test_a_global_pax_path_applies_to_every_member():
     data = made([(f"{i}.txt", b"1") for i in range(5)], pax_headers={"path": "all.txt"})
     with pytest.raises(FormatError) as caught:
         read_table(tar.Mapped(memoryview(data)), "t.tar")
-    assert str(caught.value) == "t.tar[0]: a second member 'all.txt' at byte 2048"
+    assert str(caught.value) == "t.tar[0]: duplicate member 'all.txt' at byte 2048"
 
 
 @EVERY
@@ -313,4 +315,4 @@ def test_a_record_ends_with_its_newline(kind):
         (b"16 path=long.txt\n", 0),
     ):
         data = block("x", len(record), b"x") + record.ljust(512, b"\0") + made([("a.txt", b"one")])
-        assert message(data, kind) == f"t.tar: byte 512: byte {place} of its records begins none"
+        assert message(data, kind) == f"t.tar: byte 512: invalid PAX record at byte {place}"

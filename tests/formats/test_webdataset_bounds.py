@@ -106,7 +106,7 @@ def test_an_extension_of_many_bytes_is_not_of_many_signs():
     for name, size in (("é" * 128, 256), ("n" * 256, 256)):
         with pytest.raises(
             ValueError,
-            match=f"^column '{name}': its members would end in {size} bytes, 255 is the most$",
+            match=f"^column '{name}': the extension is {size} bytes, the limit is 255$",
         ):
             webdataset.arrange([encodings.column(name, "bytes")])
 
@@ -137,7 +137,7 @@ def test_a_member_of_eight_gigabytes_is_refused_and_one_byte_less_is_not(tmp_pat
         1024,
         512 + size,
     ]
-    message = f"a member of {size} bytes, {size - 1} is the most that a tar header says"
+    message = f"a member of {size} bytes; the limit of a tar header is {size - 1}"
     with pytest.raises(ValueFitError) as caught:
         webdataset.row_sizes(columns, batch(1, size), Settings())
     assert str(caught.value) == f"row 1: {message}"
@@ -168,7 +168,7 @@ def changed(name, row, value, place=None):
 def index_with(**changes):
     body = {name: value for name, value in (INDEX | changes).items() if name != "xxh3_128"}
     data = json.dumps(body, sort_keys=True).encode()[:-1]
-    return b'%s, "xxh3_128": "%s"}\n' % (data, webdataset_index._sum(data))
+    return b'%s, "xxh3_128": "%s"}\n' % (data, webdataset_index._checksum(data))
 
 
 def test_an_index_signed_again_is_the_one_that_was_written():
@@ -217,9 +217,9 @@ def test_an_index_that_is_wrong_in_one_place_is_not_used(changes):
 def test_an_index_of_too_many_bytes_is_not_read(monkeypatch):
     index = FILES["00000.idx.json"]
     blind = FILES | {"00000.tar": bytes(len(FILES["00000.tar"]))}
-    monkeypatch.setattr(webdataset_index, "_LIMIT", len(index))
+    monkeypatch.setattr(webdataset_index, "_MAX_INDEX_BYTES", len(index))
     assert opened(blind, COLUMNS).rows == 4
-    monkeypatch.setattr(webdataset_index, "_LIMIT", len(index) - 1)
+    monkeypatch.setattr(webdataset_index, "_MAX_INDEX_BYTES", len(index) - 1)
     assert opened(blind).rows == 0
 
 
@@ -238,7 +238,7 @@ def test_verify_holds_every_part_of_an_index_against_the_tar(name, row, value):
     assert (found.where, found.kind, found.message) == (
         "00000.idx.json",
         "index",
-        "says other members than the tar has",
+        "the index lists other members than the tar contains",
     )
 
 
@@ -334,7 +334,7 @@ def test_a_part_of_a_batch_is_written_with_its_own_keys():
         written(columns, batch.slice(0, 2), batch.slice(1, 2))
     assert (
         str(caught.value)
-        == "00000.tar[3]: every column is null, and a sample without members is none"
+        == "00000.tar[3]: every column is null; a sample needs at least one member"
     )
 
 
@@ -364,7 +364,10 @@ def test_a_column_lies_in_the_members_that_mean_its_encoding_where_both_are_ther
     data = made([("k.a", b"bytes"), ("k.a.jpg", b"picture")])
     with pytest.raises(IntegrityError) as caught:
         opened({"00000.tar": data}, (encodings.column("a", "jpeg"),))
-    assert str(caught.value) == "00000.tar: members end in .a, and no such column is listed"
+    assert (
+        str(caught.value)
+        == "00000.tar: members have the extension .a, but no such column is listed"
+    )
     alone = opened({"00000.tar": made([("k.a", b"bytes")])}, (encodings.column("a", "jpeg"),))
     assert webdataset.read_rows(alone, [0]) == [{"a": b"bytes"}]
 
@@ -405,7 +408,7 @@ def test_rows_without_keys_are_numbered_over_batches():
 def test_a_member_of_a_stream_is_no_key():
     with pytest.raises(FormatError) as caught:
         list(webdataset.scan_stream([made([("a.txt", b""), ("b.__KEY__", b"x")])]))
-    assert str(caught.value) == "-[1]: a second member 'b.__KEY__' at byte 512"
+    assert str(caught.value) == "-[1]: duplicate member 'b.__KEY__' at byte 512"
 
 
 # -- lists of shards
@@ -442,30 +445,36 @@ def test_a_list_of_shards_is_read():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"wids_version": True}, "version True, 1 is wanted"),
-        ({"wids_version": "1"}, "version '1', 1 is wanted"),
-        ({"wids_version": 2}, "version 2, 1 is wanted"),
+        ({"wids_version": True}, "unsupported wids_version True, expected 1"),
+        ({"wids_version": "1"}, "unsupported wids_version '1', expected 1"),
+        ({"wids_version": 2}, "unsupported wids_version 2, expected 1"),
         (
             {"__kind__": "wids-shard-index-v2"},
-            "kind 'wids-shard-index-v2', 'wids-shard-index-v1' is wanted",
+            "unsupported __kind__ 'wids-shard-index-v2', expected 'wids-shard-index-v1'",
         ),
-        ({"__kind__": None}, "kind None, 'wids-shard-index-v1' is wanted"),
-        ({"shardlist": {}}, "no list of shards in it"),
-        ({"shard": "00000.tar"}, "shardlist[0]: no url in it"),
-        ({"shard": SHARD | {"url": ""}}, "shardlist[0]: no url in it"),
-        ({"shard": SHARD | {"url": 1}}, "shardlist[0]: no url in it"),
-        ({"shard": SHARD | {"nsamples": True}}, "shardlist[0].nsamples: True is not a count"),
+        ({"__kind__": None}, "unsupported __kind__ None, expected 'wids-shard-index-v1'"),
+        ({"shardlist": {}}, "shardlist is missing, or not a list"),
+        ({"shard": "00000.tar"}, "shardlist[0]: url is missing, or not a text"),
+        ({"shard": SHARD | {"url": ""}}, "shardlist[0]: url is missing, or not a text"),
+        ({"shard": SHARD | {"url": 1}}, "shardlist[0]: url is missing, or not a text"),
+        (
+            {"shard": SHARD | {"nsamples": True}},
+            "shardlist[0].nsamples: expected a count, got True",
+        ),
         (
             {"shard": SHARD | {"nsamples": 1 << 63}},
-            f"shardlist[0].nsamples: {1 << 63} is not a count",
+            f"shardlist[0].nsamples: expected a count, got {1 << 63}",
         ),
-        ({"shard": SHARD | {"nsamples": -1}}, "shardlist[0].nsamples: -1 is not a count"),
-        ({"shard": SHARD | {"nsamples": 3.0}}, "shardlist[0].nsamples: 3.0 is not a count"),
-        ({"shard": SHARD | {"filesize": None}}, "shardlist[0].filesize: None is not a count"),
-        ({"shard": SHARD | {"md5sum": None}}, "shardlist[0]: its md5sum is not a text"),
+        ({"shard": SHARD | {"nsamples": -1}}, "shardlist[0].nsamples: expected a count, got -1"),
+        ({"shard": SHARD | {"nsamples": 3.0}}, "shardlist[0].nsamples: expected a count, got 3.0"),
+        (
+            {"shard": SHARD | {"filesize": None}},
+            "shardlist[0].filesize: expected a count, got None",
+        ),
+        ({"shard": SHARD | {"md5sum": None}}, "shardlist[0]: md5sum is not a text"),
         (
             {"shard": {"url": "a", "nsamples": 1, "filesise": 2}},
-            "shardlist[0]: no filesize in it, but 'filesise'",
+            "shardlist[0]: unknown key 'filesise'; did you mean 'filesize'?",
         ),
     ],
 )
@@ -473,14 +482,14 @@ def test_a_list_of_shards_that_is_none_is_refused(changes, message):
     with pytest.raises(FormatError) as caught:
         listed(**changes)
     assert str(caught.value) == f"ds/shardindex.json: {message}"
-    assert caught.value.hint == "Fetch it again, or remove it: the tars are found without it."
+    assert caught.value.hint == "Fetch it again, or delete it: flare then lists the folder."
 
 
 # -- verify
 
 
 def test_values_are_checked_in_steps_of_bounded_bytes(monkeypatch):
-    monkeypatch.setattr(webdataset_verify, "_STEP_BYTES", 10)
+    monkeypatch.setattr(webdataset_verify, "MAX_STEP_BYTES", 10)
     shard = opened(
         {
             "00000.tar": made(
@@ -499,7 +508,7 @@ def test_an_end_that_is_in_no_whole_block_is_reported():
             for one in webdataset.verify_shard(opened({"00000.tar": data + bytes(zeros)}))
         ]
         assert found == (
-            [f"ends with {said} bytes of zeros, 1024 or more whole blocks are wanted"]
+            [f"the end marker is {said} bytes, expected whole blocks and at least 1024"]
             if said
             else []
         )
@@ -509,7 +518,7 @@ def test_an_end_that_is_in_no_whole_block_is_reported():
 
 
 def test_a_sample_in_any_batch_of_a_stream_is_named_by_its_row(monkeypatch):
-    monkeypatch.setattr(webdataset_stream, "_ROWS", 2)
+    monkeypatch.setattr(webdataset_stream, "MAX_BATCH_ROWS", 2)
     data = made([(f"{i}.txt", b"\xff" if i == 4 else b"x") for i in range(6)])
     with pytest.raises(ValueFitError) as caught:
         list(webdataset.scan_stream([data]))
@@ -517,13 +526,11 @@ def test_a_sample_in_any_batch_of_a_stream_is_named_by_its_row(monkeypatch):
     late = made([(f"{i}.{'jpg' if i == 5 else 'txt'}", b"x") for i in range(6)])
     with pytest.raises(FormatError) as caught:
         list(webdataset.scan_stream([late]))
-    assert (
-        str(caught.value) == "-[5]: the first member that ends in .jpg, and no such column is known"
-    )
+    assert str(caught.value) == "-[5]: unexpected extension .jpg: the columns do not include it"
 
 
 def test_batches_of_a_stream_hold_no_more_than_their_bytes(monkeypatch):
-    monkeypatch.setattr(webdataset_stream, "_BYTES", 10)
+    monkeypatch.setattr(webdataset_stream, "MAX_BATCH_BYTES", 10)
     data = made([(f"{i}.bin", b"x" * size) for i, size in enumerate([3, 3, 3, 40, 9, 0, 0])])
     assert [batch.num_rows for batch in webdataset.scan_stream([data])] == [3, 1, 1, 2]
 

@@ -1,1 +1,1 @@
-"""WebDataset: tar files."""
+"""WebDataset: samples in tar files."""

@@ -1,10 +1,14 @@
-"""Which member of a sample holds which column: names of columns to extensions, and extensions to encodings.
+"""Names of columns and extensions of members, and the encoding of each extension.
 
-    reading, nothing listed   column = extension in lower case; its encoding is what the last part of the extension means, else `bytes`
-    listed, and writing       extension = the column's name, if its last part means the column's encoding; else name `.` the encoding's own
+Without a list of columns, a column is an extension in lower case. Its encoding is the one that the
+last part of the extension means, or else `bytes`.
 
-so `jpg` and `image.jpg` (jpeg) stay what they are, `image` (jpeg) lies in `KEY.image.jpg` and `label` (str_int) in `KEY.label.cls`. A name
-of `bytes` stays as it is unless it means something else. The extensions are those that webdataset's own decoder reads to the same value.
+With a list, and when writing, the extension is the column's name if the last part of the name means
+the column's encoding, else NAME.EXTENSION with the first extension of the encoding. So `jpg` and
+`image.jpg` (jpeg) keep their names, `image` (jpeg) is stored in `KEY.image.jpg` and `label`
+(str_int) in `KEY.label.cls`. A `bytes` column keeps its name unless it means another encoding.
+
+The extensions are those that webdataset's own decoder decodes to the same value.
 """
 
 from __future__ import annotations
@@ -15,12 +19,12 @@ from types import MappingProxyType
 
 from flarecli.model import Column, Columns
 
-__all__ = ["KEY", "LIMIT", "NAME", "extension_of", "extensions_of", "meant"]
+__all__ = ["KEY", "MAX_EXTENSION_BYTES", "NAME", "extension_of", "extensions_of", "meant"]
 
 NAME = "webdataset"
 KEY = "__key__"
 _EXTENSIONS: Mapping[str, tuple[str, ...]] = (
-    MappingProxyType(  # encoding -> extensions that mean it, the one that is written first
+    MappingProxyType(  # encoding -> extensions that mean it; the first one is written
         {
             "jpeg": ("jpg", "jpeg"),
             "png": ("png",),
@@ -37,37 +41,46 @@ _EXTENSIONS: Mapping[str, tuple[str, ...]] = (
         }
     )
 )
-_MEANT: dict[str, str] = {
-    one: encoding for encoding, ones in reversed(list(_EXTENSIONS.items())) for one in ones
+_ENCODINGS: dict[str, str] = {
+    extension: encoding
+    for encoding, extensions in reversed(list(_EXTENSIONS.items()))
+    for extension in extensions
 }
-_TAKEN = (KEY, "__url__", "__local_path__")  # what webdataset itself puts into a sample
-_UNFIT = r"[\x00-\x1f\x7f/\\]"
-LIMIT = 255  # bytes of an extension: what a file system takes of a whole name
+_RESERVED = (KEY, "__url__", "__local_path__")  # names that webdataset adds to a sample
+_NOT_ALLOWED = r"[\x00-\x1f\x7f/\\]"
+MAX_EXTENSION_BYTES = 255  # the limit of a file name
 
 
 def meant(extension: str) -> str:
-    """Give the encoding that an extension means where no listing says: that of its last part, or `bytes`."""
-    return _MEANT.get(extension.rpartition(".")[2], "bytes")
+    """Return the encoding that an extension means by its last part, or `bytes`."""
+    return _ENCODINGS.get(extension.rpartition(".")[2], "bytes")
 
 
 def extension_of(one: Column) -> str:
-    """Give the extension of the members that hold a column; what no member's name may hold becomes `%2f` and the like."""
-    name = re.sub(_UNFIT, lambda match: f"%{ord(match[0]):02x}", one.name).lower()
-    means = _MEANT.get(name.rpartition(".")[2], "bytes")
+    """Return the extension of a column's members.
+
+    Characters that are invalid in a name are escaped, like `%2f`.
+    """
+    name = re.sub(_NOT_ALLOWED, lambda match: f"%{ord(match[0]):02x}", one.name).lower()
+    means = _ENCODINGS.get(name.rpartition(".")[2], "bytes")
     if (
-        name not in _TAKEN
+        name not in _RESERVED
         and not name.endswith("__")
         and (means == one.encoding or name.rpartition(".")[2] in _EXTENSIONS.get(one.encoding, ()))
     ):
         return name
-    own = _EXTENSIONS.get(
+    default = _EXTENSIONS.get(
         one.encoding, (re.sub("[^a-z0-9]+", "_", one.encoding.partition(":")[0]).strip("_"),)
     )[0]
-    return f"{name}.{own}"
+    return f"{name}.{default}"
 
 
 def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
-    """Give the extension of each column but the key, in order; a name that is itself a known extension is that where the rule gives none."""
+    """Return the extension of each column but the key, in order.
+
+    known  extensions of a tar: a column whose name is one of them uses it if its own extension is
+           not
+    """
     named = [(one.name, extension_of(one)) for one in columns if one.name != KEY]
     return [
         name if extension not in known and name in known else extension for name, extension in named

@@ -1,20 +1,28 @@
-"""WebDataset: tar files whose neighbouring members make samples.
+"""WebDataset: tar files; consecutive members that share a key are a sample.
 
-    00000.tar         a/b.cls  a/b.jpg  a/c.cls  a/c.jpg  …  two blocks of zeros    (`tar.py` has the bytes)
-    00000.idx.json    where they lie, so that any row can be read                   (`webdataset_index.py`)
-    shardindex.json   the shards and their rows, as `widsindex create` writes it    (`write_index`)
+    00000.tar         a/b.cls  a/b.jpg  a/c.cls  a/c.jpg  …  two blocks of zeros (`tar.py`)
+    00000.idx.json    positions of the members, so that any row can be read (`index.py`)
+    shardindex.json   shards and their rows, as `widsindex create` writes it (`shardindex.py`)
 
-A sample's columns are `__key__` and then its extensions, in the order in which they first come; a member that a sample lacks is null.
-What key and extension are stands in `webdataset_table.py`, which extension means which encoding in `webdataset_names.py`.
+The columns of a sample are `__key__` and then the extensions, in the order of their first use; a
+missing member is null. `scan.py` splits names into key and extension, `columns.py` maps extensions
+to encodings.
 
 Facts of webdataset 1.0.2 and wids 0.2.111, found by running them:
-  TarWriter writes ustar headers: mode 0444, uid and gid 0, names `bigdata`, the current time unless told; extensions of a sample sorted;
-  key and extension in UTF-8 without a PAX record; the end filled up with zeros to a multiple of 10,240 bytes.
-  Reading skips what is no regular file, names without a dot in their last part, and below `__this__/`; extensions become lower case;
-  an extension twice in a sample is an error there too; a key that comes back is another sample there, and an error here.
-  Its decoder reads txt text transcript as text, cls cls2 index inx id as int, json jsn as JSON, pkl pickle pyd by unpickling.
-  wids takes the header's own name and size only (no PAX, no prefix, no base 256) and has no index file in JSON: `.index` is a pickle.
-Two things are written otherwise: headers carry no name and no time, so the same rows give the same bytes, and the end is two blocks.
+
+- TarWriter writes ustar headers: mode 0444, uid and gid 0, names `bigdata`, the current time by
+  default. Extensions of a sample are sorted. Key and extension are UTF-8 without a PAX record. The
+  end is padded to a multiple of 10,240 bytes.
+- Reading skips members that are not regular files, names without a dot in their last part, and
+  names below `__this__/`. Extensions become lower case. A duplicate extension in a sample is an
+  error. A key that is used again later is another sample (in flare an error).
+- The decoder reads txt text transcript as text, cls cls2 index inx id as int, json jsn as JSON,
+  pkl pickle pyd by unpickling.
+- wids reads only the name and size fields of a header (no PAX, no prefix, no base 256); its
+  `.index` file is a pickle.
+
+flare writes two things differently: headers have no user name and no time, so the same rows give
+the same bytes, and the end marker is two blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +42,7 @@ from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.columns import (
     KEY,
-    LIMIT,
+    MAX_EXTENSION_BYTES,
     NAME,
     extension_of,
     extensions_of,
@@ -53,7 +61,7 @@ __all__ = ["WebDataset"]
 
 
 class WebDataset(Format):
-    """Samples of neighbouring members of a tar."""
+    """Samples in a tar: consecutive members that share a key."""
 
     name = NAME
     suffixes = (
@@ -84,20 +92,20 @@ class WebDataset(Format):
     scan_stream = staticmethod(scan)
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Tell by the name; the magic word of ustar is in the first header of nearly every tar."""
+        """Return whether a name ends like a tar, or the first header has the magic of ustar."""
         return name.endswith(self.suffixes) or head[257:262] == b"ustar"
 
     def open_dataset(self, at: Location) -> Stream:
-        """List the tars of a folder, none of its sub-folders, in the order of their names, each with the index beside it.
+        """List the tars of a folder and their indexes, sorted by name. Subfolders are not searched.
 
-        raises  MissingError if there is none
+        raises  MissingError if the folder contains no tar
         """
         sizes = {entry.name: entry.size for entry in at.list() if "/" not in entry.name}
         names = sorted(name for name in sizes if name.endswith(self.suffixes))
         if not names:
-            raise MissingError("no .tar file is in it", where=at)
-        beside = [webdataset_index.name_of(name) for name in names]
-        parts = [(File(one, sizes[one]),) if one in sizes else () for one in beside]
+            raise MissingError("folder contains no .tar file", where=at)
+        indexes = [webdataset_index.name_of(name) for name in names]
+        parts = [(File(one, sizes[one]),) if one in sizes else () for one in indexes]
         return Stream(
             "data",
             at,
@@ -108,10 +116,12 @@ class WebDataset(Format):
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Find the samples: by the index beside the tar if it is there and right, else by one pass over the headers.
+        """Read the index of the tar if it is valid, else all headers.
 
-        columns  what a listing says they are; each member must lie in one of them, and those without any are null
-        raises   FormatError for what is no tar, or other rows than listed; IntegrityError for members that are not listed
+        columns  the listed columns; each member must belong to one of them, and a column without
+                 members is null
+        raises   FormatError for an invalid tar, or a wrong number of rows; IntegrityError for a
+                 member without a column
         """
         view = spans.whole(chunk)
         size = len(view) if view is not None else spans.stored_size(chunk)
@@ -122,11 +132,11 @@ class WebDataset(Format):
             )
         if chunk.rows is not None and table.rows != chunk.rows:
             raise FormatError(
-                f"holds {table.rows} samples, {chunk.rows} are listed", where=chunk.at
+                f"contains {table.rows} samples; {chunk.rows} are listed", where=chunk.at
             )
         if columns is None:
             columns = (column(KEY, "str"), *(column(one, meant(one)) for one in table.extensions))
-        table = _chosen(self, table, columns, chunk.at)
+        table = _arranged(self, table, columns, chunk.at)
         layout = {
             "keys": table.keys,
             "ends": table.ends,
@@ -142,8 +152,8 @@ class WebDataset(Format):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Give the bytes of each member, in the order asked, None where a sample lacks it; near ones share a read."""
-        starts, sizes, ends, keys, view, places = shard.memo.get("rows") or _rows_memo(shard)
+        """Read the bytes of members, in the order of `rows`; None where a sample lacks one."""
+        starts, sizes, ends, keys, view, places = shard.memo.get("rows") or _row_tables(shard)
         plan = places.items() if columns is None else [(name, places[name]) for name in columns]
         if view is None and (view := spans.whole(shard.chunk)) is None:
             return _ranged(shard, rows, plan)
@@ -164,7 +174,7 @@ class WebDataset(Format):
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
         """Return a function that reads one sample."""
-        _, _, ends, keys, view, places = shard.memo.get("rows") or _rows_memo(shard)
+        _, _, ends, keys, view, places = shard.memo.get("rows") or _row_tables(shard)
         if view is None or not isinstance(view.obj, mmap.mmap) or len(view.obj) != len(view):
             return super().row_reader(shard, columns)
         source, starts, sizes = view.obj, shard.layout["starts"], shard.layout["sizes"]
@@ -197,9 +207,9 @@ class WebDataset(Format):
         columns: Sequence[str] | None = None,
         views: bool = False,
     ) -> pa.RecordBatch:
-        """Give rows start..stop as typed columns, null where a sample lacks the member.
+        """Read rows start..stop as typed columns, null where a sample lacks the member.
 
-        raises  ValueFitError naming the first row whose text is not UTF-8
+        raises  ValueFitError with the first row whose text is not UTF-8
         """
         by_name = {one.name: one for one in shard.columns}
         names = list(by_name) if columns is None else list(columns)
@@ -225,20 +235,21 @@ class WebDataset(Format):
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def held(self, one: Column) -> Column:
-        """Return a column as a member holds it; the key is text."""
+        """Return a column as a tar stores it; the key is text."""
         return column(KEY, "str") if one.name == KEY else super().held(one)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Put the key first and leave the others in their order; each with an encoding that a member holds.
+        """Return the columns as a tar stores them, the key first.
 
-        Whole numbers become decimal text, floats JSON: that is how webdataset reads them.
+        Integers become decimal text and floats JSON, which webdataset decodes.
 
-        raises  UsageError for two columns of one name or one extension, no column but the key, or an encoding that is not held
+        raises  UsageError for a duplicate name or extension, for no column but the key, or an
+                encoding that a tar cannot store
         """
         out = tuple(sorted(map(self.held, columns), key=lambda one: one.name != KEY))
         if all(one.name == KEY for one in out):
             raise UsageError(
-                "a sample without members cannot be read back",
+                "a sample needs at least one column besides the key",
                 hint="Name the columns to pack with -c.",
             )
         names: set[str] = set()
@@ -248,21 +259,22 @@ class WebDataset(Format):
                 raise UsageError(f"two columns are named {one.name!r}")
             names.add(one.name)
             extension = KEY if one.name == KEY else extension_of(one)
-            if len(extension.encode()) > LIMIT:
+            if len(extension.encode()) > MAX_EXTENSION_BYTES:
                 raise UsageError(
-                    f"column {one.name!r}: its members would end in {len(extension.encode())} bytes, {LIMIT} is the most",
+                    f"column {one.name!r}: the extension is {len(extension.encode())} bytes,"
+                    f" the limit is {MAX_EXTENSION_BYTES}",
                     column=one.name,
                 )
             if extension in seen:
                 raise UsageError(
-                    f"the members of columns {seen[extension]!r} and {one.name!r} would have one name",
+                    f"columns {seen[extension]!r} and {one.name!r} would have the same member name",
                     hint="Name the columns to pack with -c.",
                 )
             seen[extension] = one.name
         return out
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
-        """Return the bytes from the first member of a sample to the end of its last."""
+        """Return the bytes from the first member of a sample to the end of its last member."""
         held = shard.layout["sizes"][:, row] >= 0
         starts, sizes = shard.layout["starts"][held, row], shard.layout["sizes"][held, row]
         if not len(starts):
@@ -270,24 +282,30 @@ class WebDataset(Format):
         return shard.chunk.at, int(starts.min()), int((starts + sizes).max())
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Read every header again, whatever an index says, and, if asked, check every value."""
+        """Read every header, even if there is an index, and, with `values`, check every value."""
         return verify(self, shard, values)
 
 
-def _chosen(form: Format, table: Table, columns: Columns, at: Location) -> Table:
-    """Bring the members of a table into the order of the columns, the key left out."""
+def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> Table:
+    """Return the table with its extensions in the order of the columns, without the key.
+
+    raises  FormatError for an encoding that a tar cannot store; IntegrityError for an extension
+            without a column
+    """
     for one in columns:
         if not _is_held(form, one):
             raise FormatError(
-                f"column {one.name!r} is listed as {one.encoding}, which no member of a tar is",
+                f"column {one.name!r} is listed as {one.encoding}, which a tar cannot store",
                 where=at,
                 column=one.name,
             )
     wanted = extensions_of(columns, table.extensions)
     if extra := [one for one in table.extensions if one not in wanted]:
-        hint = "List its column in the playlist; -c then chooses columns."
+        hint = "Add the column to the playlist; use -c to read fewer columns."
         raise IntegrityError(
-            f"members end in .{extra[0]}, and no such column is listed", where=at, hint=hint
+            f"members have the extension .{extra[0]}, but no such column is listed",
+            where=at,
+            hint=hint,
         )
     if tuple(wanted) == table.extensions:
         return table
@@ -304,8 +322,13 @@ def _is_held(form: Format, one: Column) -> bool:
         return False
 
 
-def _rows_memo(shard: Shard) -> Any:
-    """Keep what one more row needs: tables whose items are Python integers, and the map; the place of the key is -1."""
+def _row_tables(shard: Shard) -> Any:
+    """Return, and keep in the shard, the values that reading one row needs.
+
+    They are memoryviews of starts, sizes, ends and keys, the mapped tar or None, and column ->
+    index of its extension (-1: the key). Items of a memoryview are Python integers, which are
+    faster than those of numpy.
+    """
     names = [one.name for one in shard.columns if one.name != KEY]
     places = {one.name: names.index(one.name) if one.name != KEY else -1 for one in shard.columns}
     tables = (memoryview(shard.layout[name]) for name in ("starts", "sizes", "ends", "keys"))
@@ -338,7 +361,11 @@ def _ranged(shard: Shard, rows: Sequence[int], plan: Any) -> list[Row]:
 def _members(
     shard: Shard, places: Sequence[int], start: int, stop: int
 ) -> list[tuple[IntArray, IntArray, IntArray]]:
-    """Give the bytes in which members lie, and start and size of each row's there: uint8, int64 [rows] (-1: lacking), int64 [rows]."""
+    """Return the bytes of the members of each extension, and where each row's member is.
+
+    return  (uint8 [bytes], int64 [rows], int64 [rows]) per extension; starts of missing members are
+            -1
+    """
     starts, sizes = (shard.layout[name][places, start:stop] for name in ("starts", "sizes"))
     view = spans.whole(shard.chunk)
     there = starts >= 0
@@ -354,7 +381,7 @@ def _members(
             for at, size in zip(starts, sizes, strict=True)
         ]
     out = []
-    for at, size in zip(starts, sizes, strict=True):  # little is wanted of what lies there
+    for at, size in zip(starts, sizes, strict=True):  # the members are far apart: read each of them
         parts = spans.read(
             shard.chunk,
             [(a, a + b) for a, b in zip(at.tolist(), size.tolist(), strict=True) if a >= 0],
@@ -373,7 +400,7 @@ def _members(
 def _array(
     data: IntArray, starts: IntArray, sizes: IntArray, encoding: Encoding, views: bool
 ) -> pa.Array:
-    """Give one column of members as a typed array; as views over the bytes themselves where that is wanted and they can be."""
+    """Return one column as a typed array; with `views`, as Arrow views of `data` if possible."""
     there = starts >= 0
     if not there.any():
         return pa.nulls(len(starts), encoding.arrow)

@@ -1,14 +1,21 @@
-"""`NAME.idx.json` beside `NAME.tar`: where the samples lie, so that any row is read without a pass over the headers.
+"""Index of a tar, `NAME.idx.json` in the folder of `NAME.tar`: positions of all members.
 
-webdataset has no such file: wids keeps its index in memory, or as a pickle, which is never read here. This one is JSON on one line:
+The format is flare's own: wids keeps its index in memory or in a pickle, which flare does not read.
+It is JSON on one line:
 
-    {"bytes": 20480, "columns": ["jpg", "cls"], "ends": "…", "format": "flare tar index 1", "keys": "…", "rows": 2,
-     "sizes": "…", "starts": "…", "xxh3_128": "…"}
+    {"bytes": 20480, "columns": ["jpg", "cls"], "ends": "…", "format": "flare tar index 1",
+     "keys": "…", "rows": 2, "sizes": "…", "starts": "…", "xxh3_128": "…"}
 
-`bytes` is the size of the tar, decompressed. The other texts are base64 of little-endian arrays: `keys` the keys of all samples behind
-one another, `ends` int64 [rows] where each ends; `starts` and `sizes` int64 [columns, rows], the first byte and the size of each
-member, -1 where a sample lacks it. `xxh3_128` is the sum of all bytes before `, "xxh3_128"`. An index that is damaged, older than
-its tar or impossible is not used: the headers are read instead, and `verify` says so.
+    bytes     size of the decompressed tar
+    columns   extensions of the members
+    keys      the keys of all samples, concatenated
+    ends      int64 [rows]: end of each key
+    starts    int64 [columns, rows]: first byte of each member, -1 where a sample lacks it
+    sizes     int64 [columns, rows]: bytes of each member, -1 where a sample lacks it
+    xxh3_128  checksum of all bytes before `, "xxh3_128"`
+
+Arrays are base64 of little-endian bytes. A damaged, outdated or impossible index is ignored: the
+headers are read instead, and `verify` reports it.
 """
 
 from __future__ import annotations
@@ -30,38 +37,38 @@ from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import Chunk, IntArray
 from flarecli.storage import Location
 
-__all__ = ["name_of", "parse", "place", "read", "text"]
+__all__ = ["name_of", "parse", "location_of", "read", "text"]
 
-_LIMIT = 64 << 20  # bytes of an index that is read: those of some million samples
+_MAX_INDEX_BYTES = 64 << 20  # about a million samples
 _FORMAT = "flare tar index 1"
-_SUM = re.compile(rb', "xxh3_128": "([0-9a-f]{32})"}\n')
-_SUM_BYTES = len(', "xxh3_128": ""}\n') + 32
+_CHECKSUM = re.compile(rb', "xxh3_128": "([0-9a-f]{32})"}\n')
+_CHECKSUM_BYTES = len(', "xxh3_128": ""}\n') + 32
 _TAR = re.compile(r"\.(?:tar(?:\.[a-z0-9]+)?|t[a-z]+)$")
 
 
 def name_of(name: str) -> str:
-    """Give the name of the index beside a tar: `00000.idx.json` beside `00000.tar` and `00000.tar.gz`."""
+    """Return the name of the index of a tar: `00000.idx.json` for `00000.tar` and `00000.tar.gz`."""
     return _TAR.sub("", name) + ".idx.json"
 
 
-def place(chunk: Chunk) -> Location:
-    """Give the place of the index beside a tar: the one listed, or the one that its name says."""
+def location_of(chunk: Chunk) -> Location:
+    """Return the location of the index of a tar: the listed one, or the one in the same folder."""
     return chunk.beside[0] if chunk.beside else chunk.at.folder / name_of(chunk.at.name)
 
 
 def read(chunk: Chunk, size: int) -> Table | None:
-    """Read the index beside a tar of `size` bytes; None if none is there, or none that can be used."""
+    """Read the index of a tar of `size` bytes; return None if it is missing or cannot be used."""
     try:
-        at = place(chunk)
-        there = at.size()
-        data = at.read(0, there) if there <= _LIMIT else b""
+        at = location_of(chunk)
+        index_size = at.size()
+        data = at.read(0, index_size) if index_size <= _MAX_INDEX_BYTES else b""
     except (ReachError, FormatError, UnsafeError):
         return None
     return parse(data, size)
 
 
 def text(table: Table, size: int) -> bytes:
-    """Give the bytes of an index over a tar of `size` bytes."""
+    """Return the bytes of the index of a tar of `size` bytes."""
     body: dict[str, Any] = {
         "bytes": size,
         "columns": list(table.extensions),
@@ -74,23 +81,23 @@ def text(table: Table, size: int) -> bytes:
         for name in ("ends", "sizes", "starts")
     }
     data = json.dumps(body, sort_keys=True).encode()[:-1]
-    return b'%s, "xxh3_128": "%s"}\n' % (data, _sum(data))
+    return b'%s, "xxh3_128": "%s"}\n' % (data, _checksum(data))
 
 
 def _packed(values: IntArray) -> str:
     return base64.b64encode(np.ascontiguousarray(values).data).decode()
 
 
-def _sum(data: bytes | memoryview) -> bytes:
+def _checksum(data: bytes | memoryview) -> bytes:
     sums = Sums([DEFAULT])
     sums.update(data)
     return sums.hex()[DEFAULT].encode()
 
 
 def parse(data: bytes, size: int) -> Table | None:
-    """Read an index over a tar of `size` bytes; None if it is damaged, of another tar, or points anywhere but at possible members."""
-    end = _SUM.fullmatch(data, max(0, len(data) - _SUM_BYTES))
-    if not end or _sum(memoryview(data)[: end.start()]) != end[1]:
+    """Parse the index of a tar of `size` bytes; return None if it cannot be used."""
+    end = _CHECKSUM.fullmatch(data, max(0, len(data) - _CHECKSUM_BYTES))
+    if not end or _checksum(memoryview(data)[: end.start()]) != end[1]:
         return None
     try:
         body = json.loads(data)
@@ -121,7 +128,7 @@ def parse(data: bytes, size: int) -> Table | None:
 
 
 def _is_possible(table: Table, rows: int, size: int) -> bool:
-    """Hold an index against the tar's size: members one behind another, in whole blocks, each with room for its header."""
+    """Return whether the members are in order, block-aligned and within the tar."""
     ends = table.ends
     if len(ends) != rows or len({*table.extensions, KEY}) != len(table.extensions) + 1:
         return False
@@ -134,7 +141,7 @@ def _is_possible(table: Table, rows: int, size: int) -> bool:
     there = table.starts >= 0
     if (
         rows and (np.where(there, table.starts, size).min(0)[1:] <= table.starts.max(0)[:-1]).any()
-    ):  # a batch takes rows to lie in their order
+    ):  # read_batch expects rows in the order of the file
         return False
     starts, sizes = table.starts[there], table.sizes[there]
     if not len(starts):

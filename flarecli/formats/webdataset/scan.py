@@ -1,8 +1,9 @@
-"""Where the samples of a tar lie: members that stand side by side and share a key, found by one pass over the headers.
+"""Samples of a tar: consecutive members that share a key, found by one pass over the headers.
 
-As webdataset 1.0.2 has it: the key of `a/b.seg.PNG` is `a/b`, up to the first dot after the last slash, the extension is the rest in lower
-case. A name without an extension, or within a folder like `__this__` at the top, or a hidden one, belongs to no sample.
-Unlike there, a key that comes back after another one is an error: its sample would fall apart in two without a word.
+The rules are those of webdataset 1.0.2: the key of `a/b.seg.PNG` is `a/b`, up to the first dot
+after the last slash; the extension is the rest in lower case. A member is ignored if its name has
+no extension, if it is hidden, or if it is in a top-level folder like `__this__`. Unlike webdataset,
+a key that is used again later is an error: its sample would be split.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ from flarecli.lazy import pa, pc
 from flarecli.model import IntArray
 from flarecli.names import escape
 
-__all__ = ["EXTENSIONS", "Table", "key_text", "read_table", "split"]
+__all__ = ["MAX_EXTENSIONS", "Table", "key_text", "read_table", "split"]
 
 _META = re.compile(rb"__[^/]*__(?:/|$)")
-EXTENSIONS = 1024  # in one shard; a sample has a handful
-_CELLS = 64  # of the table for each member: what few samples have must not cost every sample
+MAX_EXTENSIONS = 1024  # of a shard
+_MAX_CELLS = 64  # cells of the table per member: bounds the memory of a sparse table
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Where each member of each sample lies.
+    """The position of each member of each sample.
 
-    extensions  in lower case, in the order in which they first come
-    keys, ends  uint8: the keys of all samples, and int64 [rows]: where each one ends in that
-    starts      int64 [extensions, rows]: first byte of the member in the tar; -1 where the sample lacks it
-    sizes       the same, its bytes
+    extensions  in lower case, in the order of their first use
+    keys, ends  uint8: the keys of all samples, concatenated; int64 [rows]: the end of each key
+    starts      int64 [extensions, rows]: first byte of the member in the tar; -1: the sample lacks
+                it
+    sizes       int64 [extensions, rows]: bytes of the member; -1: the sample lacks it
     """
 
     extensions: tuple[str, ...]
@@ -48,11 +50,14 @@ class Table:
 
     @property
     def rows(self) -> int:
-        """Samples there are."""
+        """Number of samples."""
         return len(self.ends)
 
     def as_found(self) -> Table:
-        """Give the table as a pass over the tar finds it: extensions in the order in which they first come, those without a member left out."""
+        """Return the table as `read_table` builds it.
+
+        Extensions are in the order of their first use; one without a member is left out.
+        """
         firsts = [
             (int(starts[starts >= 0][0]), i)
             for i, starts in enumerate(self.starts)
@@ -71,10 +76,10 @@ class Table:
 
 
 def split(name: bytes) -> tuple[bytes, bytes] | None:
-    """Split a member's name into key and extension; None if it belongs to no sample.
+    """Split the name of a member into key and extension; return None if the member is ignored.
 
-    As `((?:.*/|)[^.]+)[.]([^/]*)` does there, which takes hours for a name of a megabyte. A hidden name is the extension of the folder that
-    it lies in, unless that has a dot itself.
+    The result is that of webdataset's `((?:.*/|)[^.]+)[.]([^/]*)`, in linear time. A hidden name is
+    the extension of its folder, unless the name of the folder contains a dot.
     """
     if name[:2] == b"__" and _META.match(name):
         return None
@@ -87,7 +92,7 @@ def split(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 def key_text(keys: IntArray, ends: IntArray, start: int = 0, stop: int | None = None) -> pa.Array:
-    """Give keys start..stop as large_string, without a copy of their bytes."""
+    """Return keys start..stop as large_string, without copying their bytes."""
     stop = len(ends) if stop is None else stop
     bounds = np.zeros(stop - start + 1, np.int64)
     bounds[1:] = ends[start:stop]
@@ -99,7 +104,7 @@ def key_text(keys: IntArray, ends: IntArray, start: int = 0, stop: int | None = 
 
 @dataclass(slots=True, eq=False)
 class _Column:
-    """The members of one extension: the row, first byte and size of each."""
+    """The members with one extension: row, first byte and size of each."""
 
     last: int = -1
     rows: array[int] = field(default_factory=lambda: array("q"))
@@ -107,17 +112,17 @@ class _Column:
     sizes: array[int] = field(default_factory=lambda: array("q"))
 
 
-class _Pass:
-    """One pass over the headers: the samples so far, the last of which may go on."""
+class _Builder:
+    """The samples found so far; the last one may get more members."""
 
     def __init__(self) -> None:
         self.columns: dict[str, _Column] = {}
-        self.of: dict[bytes, _Column] = {}  # by the extension as it is spelt
+        self.of: dict[bytes, _Column] = {}  # by the extension before it is converted to lower case
         self.keys, self.ends, self.key = bytearray(), array("q"), b""
         self.row, self.count = -1, 0
 
     def add(self, members: Iterable[tuple[bytes, int, int]]) -> None:
-        """Take in members one by one: name, first byte, size."""
+        """Add members: name, first byte, size."""
         for name, start, size in members:
             self.count += 1
             slash = name.rfind(b"/") + 1
@@ -136,7 +141,8 @@ class _Pass:
             found = self.of.get(extension) or self.column(extension)
             if found.last == self.row:
                 raise FormatError(
-                    f"a second member {escape(name.decode('utf-8', 'replace'))!r} at byte {start - tar.BLOCK}"
+                    f"duplicate member {escape(name.decode('utf-8', 'replace'))!r}"
+                    f" at byte {start - tar.BLOCK}"
                 )
             found.last = self.row
             found.rows.append(self.row)
@@ -144,29 +150,30 @@ class _Pass:
             found.sizes.append(size)
 
     def column(self, extension: bytes) -> _Column:
-        """Give the column of an extension, a new one if need be."""
+        """Return the column of an extension; create it if it is new."""
         name = _lower(extension)
-        if name not in self.columns and len(self.columns) >= EXTENSIONS:
-            raise FormatError(f"more than {EXTENSIONS} extensions")
+        if name not in self.columns and len(self.columns) >= MAX_EXTENSIONS:
+            raise FormatError(f"more than {MAX_EXTENSIONS} extensions")
         found = self.of[extension] = self.columns.setdefault(name, _Column())
         return found
 
 
 def read_table(source: tar.Source, where: object, seen: tar.Seen | None = None) -> Table:
-    """Go through the headers once: about 2 µs a member on a map, a quarter of that where many stand close together.
+    """Read all headers and return the samples.
 
-    raises  FormatError naming the row and the byte of what is no tar, a key that comes back, a member that a sample has twice;
-            UnsafeError for a name that is not UTF-8 or holds a NUL
+    raises  FormatError with row and byte for an invalid tar, a duplicate key, or a duplicate member
+            of a sample; UnsafeError for a name that is not UTF-8 or contains a NUL
     """
-    found = _Pass()
+    found = _Builder()
     try:
         found.add(tar.members(source, where, seen))
     except FlareError as error:
         row = found.row if found.row >= 0 else None
         raise error.changed(address=str(where), row=row) from None
-    if len(found.columns) * len(found.ends) > _CELLS * found.count + (1 << 20):
+    if len(found.columns) * len(found.ends) > _MAX_CELLS * found.count + (1 << 20):
         raise FormatError(
-            f"{len(found.columns)} extensions in {len(found.ends)} samples, which have few of them",
+            f"{len(found.columns)} extensions in {len(found.ends)} samples,"
+            " most of which are missing",
             where=where,
         )
     table = _dense(
@@ -184,7 +191,7 @@ def _lower(extension: bytes) -> str:
     except UnicodeDecodeError:
         raise UnsafeError(f"the extension {extension[:40]!r} is not UTF-8") from None
     if text == KEY:
-        raise FormatError(f"a member that ends in .{KEY}, which every sample has already")
+        raise FormatError(f"the extension .{KEY} is reserved for the key of a sample")
     return text
 
 
@@ -199,20 +206,22 @@ def _dense(columns: dict[str, _Column], keys: IntArray, ends: IntArray) -> Table
 
 
 def _check_keys(table: Table, where: object) -> None:
-    """Refuse keys that are not UTF-8, and one that comes back: members that are not side by side make two samples of one."""
+    """Raise UnsafeError for a key that is not UTF-8, FormatError for a duplicate key."""
     keys = key_text(table.keys, table.ends)
     try:
         keys.validate(full=True)
     except pa.ArrowInvalid:
         row = _first(keys.view(encodings.BINARY), _is_not_utf8)
-        raise UnsafeError("its key is not UTF-8", where=where, row=row) from None
+        raise UnsafeError("the key is not UTF-8", where=where, row=row) from None
     if pc.count_distinct(keys).as_py() != len(keys):
         seen: dict[str, int] = {}
         row = _first(keys, lambda key: seen.setdefault(key, len(seen)) != len(seen) - 1)
         key = keys[row].as_py()
-        hint = "Its members are not side by side; make the tar again with sorted names."
+        hint = (
+            "The members of the sample are not consecutive; create the tar again with sorted names."
+        )
         raise FormatError(
-            f"the key {escape(key)!r:.80} came before, in row {seen[key]}",
+            f"duplicate key {escape(key)!r:.80}, first used in row {seen[key]}",
             where=where,
             row=row,
             hint=hint,

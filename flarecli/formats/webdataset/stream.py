@@ -1,4 +1,6 @@
-"""Samples out of a tar that comes as a stream, compressed or not, and cannot be sought in: one pass, in bounded memory."""
+"""Read samples from a tar stream that cannot seek, compressed or not, in one pass and in bounded
+memory.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +12,33 @@ from flarecli.encodings import column, lookup
 from flarecli.errors import FlareError, FormatError, ValueFitError
 from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.columns import KEY, extensions_of, meant
-from flarecli.formats.webdataset.scan import EXTENSIONS, split
+from flarecli.formats.webdataset.scan import MAX_EXTENSIONS, split
 from flarecli.lazy import pa
 from flarecli.model import Columns
 from flarecli.names import escape
 
 __all__ = ["scan"]
 
-_ROWS, _BYTES = 8192, 16 << 20  # of a batch; a sample larger than that comes alone
+MAX_BATCH_ROWS, MAX_BATCH_BYTES = 8192, 16 << 20  # a larger sample is a batch of its own
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 
 
 def scan(
     blocks: Iterable[bytes], columns: Columns | None = None, where: object = "-"
 ) -> Iterator[pa.RecordBatch]:
-    """Give the samples of a stream in order, as typed batches; no more is held than a batch and its largest member.
+    """Yield the samples of a stream in order, as typed batches. Memory: one batch and its largest
+    member.
 
-    blocks   bytes of a tar, plain, gzip, bzip2 or zstd, in runs of any length
-    columns  what its samples have; None: the key, and the extensions of the first batch
-    raises   FormatError naming the row and the byte of what is no tar, a member twice in a sample, or a column that comes later than that
+    blocks   bytes of a tar, plain or compressed with gzip, bzip2 or zstd, in blocks of any length
+    columns  columns of the samples; None: the key, and the extensions of the first batch
+    raises   FormatError with row and byte for an invalid tar, a duplicate member of a sample, or an
+             extension that the columns do not include
     """
     samples, held, size, first = _samples(tar.Blocks(_decompressed(blocks, where)), where), [], 0, 0
     for sample in samples:
         held.append(sample)
         size += sum(map(len, sample.values()))
-        if len(held) >= _ROWS or size >= _BYTES:
+        if len(held) >= MAX_BATCH_ROWS or size >= MAX_BATCH_BYTES:
             columns = columns or _columns(held)
             yield _batch(held, columns, first, where)
             first, held, size = first + len(held), [], 0
@@ -43,7 +47,7 @@ def scan(
 
 
 def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
-    """Give one dict a sample: extension -> bytes, and the key's under KEY."""
+    """Yield a dict per sample: extension -> bytes; the key is the value of KEY."""
     sample: dict[str, bytes] = {}
     known: set[str] = set()
     row = 0
@@ -57,19 +61,18 @@ def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
                 yield sample
                 sample, row = {}, row + 1
             known.add(extension)
-            if (
-                len(known) > EXTENSIONS
-            ):  # members without bytes would weigh nothing, however many a sample has
-                raise FormatError(f"more than {EXTENSIONS} extensions")
+            if len(known) > MAX_EXTENSIONS:  # empty members do not count towards MAX_BATCH_BYTES
+                raise FormatError(f"more than {MAX_EXTENSIONS} extensions")
             if extension in sample or extension == KEY:
                 raise FormatError(
-                    f"a second member {escape(name.decode('utf-8', 'replace'))!r} at byte {start - tar.BLOCK}"
+                    f"duplicate member {escape(name.decode('utf-8', 'replace'))!r}"
+                    f" at byte {start - tar.BLOCK}"
                 )
             data = source.window(start, size)
             if len(data) < size:
                 raise FormatError(
                     f"ends at byte {start + len(data)}, inside a member",
-                    hint="It was cut short; fetch or pack it again.",
+                    hint="The file was cut short; fetch or pack it again.",
                 )
             sample[KEY] = key
             sample[extension] = bytes(data[:size])
@@ -100,9 +103,11 @@ def _batch(
     for row, sample in enumerate(samples):
         if not sample.keys() <= known:
             name = next(name for name in sample if name not in known)
-            hint = "Name its columns, or read it as a file, which is looked through first."
+            hint = (
+                "Specify the columns, or read the tar from a file: then all headers are read first."
+            )
             raise FormatError(
-                f"the first member that ends in .{name}, and no such column is known",
+                f"unexpected extension .{name}: the columns do not include it",
                 where=where,
                 row=first + row,
                 hint=hint,
@@ -119,7 +124,7 @@ def _batch(
 
 
 def _decompressed(blocks: Iterable[bytes], where: object) -> Iterator[bytes]:
-    """Take a compression off a stream, told by its first bytes; a step at a time, however much a block grows to."""
+    """Decompress a stream in bounded steps; its first bytes tell the compression."""
     ahead = iter(blocks)
     head = b""
     while len(head) < 4 and (data := next(ahead, None)) is not None:

@@ -1,16 +1,32 @@
-"""tar: members one behind another, each a header of 512 bytes and its data, filled up with zeros to the next 512.
+"""tar: a sequence of members, each a 512-byte header and its data, zero-padded to whole blocks of
+512.
 
-    0    100  name, ended by a NUL unless it fills the field      156    1  kind, below
-    100    8  mode       108  8  uid       116  8  gid            157  100  name that a link points at
-    124   12  size of the data                                    257    8  `ustar\\0` `00`; GNU: `ustar  \\0`; older: zeros
-    136   12  time                                                265   64  names of user and group
-    148    8  sum of the 512 bytes, these 8 taken for spaces      345  155  ustar only: what stands before the name and a `/`
+      0  100  name, NUL-terminated unless it fills the field
+    100    8  mode
+    108    8  uid
+    116    8  gid
+    124   12  size of the data
+    136   12  time
+    148    8  checksum: the sum of the 512 bytes, with spaces in place of these 8
+    156    1  kind, see below
+    157  100  target of a link
+    257    8  `ustar\\0` `00`; GNU: `ustar  \\0`; older: zeros
+    265   64  names of user and group
+    345  155  ustar only: prefix of the name, before a `/`
 
-Numbers are octal digits, ended by a NUL or a space; a size whose first bit is set is a big-endian number instead (base 256).
-Kinds: `0`, `7` and NUL are files (NUL and a name that ends with `/`: a folder), `1` and `2` links, `3`, `4` and `6` devices and FIFOs,
-`5` folders, `V` a volume's label. `L` and `K` hold the long name, or link, of the next member (GNU); `x` holds records of it, `g` of all that
-follow (PAX): `LENGTH KEY=VALUE\\n`, of which `path` and `size` count here. Two blocks of zeros are the end; only zeros may follow.
-Sources: POSIX.1-2017 pax, GNU tar 1.34 (tar.h), and what CPython's tarfile writes, byte for byte.
+Numbers are octal digits that end with a NUL or a space; a size whose first bit is set is a
+big-endian number (base 256). Two blocks of zeros mark the end; only zeros may follow. Kinds:
+
+    0 7 NUL  file (NUL and a name that ends with `/`: folder)
+    1 2      links
+    3 4 6    devices and FIFOs
+    5        folder
+    V        volume label
+    L K      GNU: the long name, or link, of the next member
+    x g      PAX records of the next member, or of all following members: `LENGTH KEY=VALUE\\n`, of
+             which `path` and `size` are used here
+
+Sources: POSIX.1-2017 pax, GNU tar 1.34 (tar.h), and the output of CPython's tarfile.
 """
 
 from __future__ import annotations
@@ -31,7 +47,7 @@ from flarecli.storage import Location
 __all__ = [
     "BLOCK",
     "END",
-    "LARGEST",
+    "MAX_MEMBER_BYTES",
     "Blocks",
     "Mapped",
     "Ranges",
@@ -46,7 +62,8 @@ __all__ = [
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-_HEAD = struct.Struct("<100s24x12s12x8sc100x6s82x155s12x")  # name, size, sum, kind, magic, prefix
+# name, size, checksum, kind, magic, prefix
+_HEAD = struct.Struct("<100s24x12s12x8sc100x6s82x155s12x")
 _FILES, _META = (b"0", b"\0", b"7"), (b"x", b"X", b"g", b"L", b"K")
 _SKIPPED = {
     b"1": "hard link",
@@ -57,27 +74,31 @@ _SKIPPED = {
     b"6": "FIFO",
     b"V": "label",
 }
-_META_LIMIT = 1 << 20  # bytes of one member's own records; a name takes a few hundred
-LARGEST = 8**11 - 1  # what the field of a size holds
-_ADLER = 65521  # the low word of adler32 is 1 + the sum of the bytes, modulo this: what Python has of a fast sum
-_STEPS = (
+_MAX_META_BYTES = 1 << 20  # bytes of the PAX records of one member; a name takes a few hundred
+MAX_MEMBER_BYTES = 8**11 - 1  # the largest number in the size field
+# the low word of adler32 is 1 + the sum of the bytes modulo this: a fast sum of bytes
+_ADLER = 65521
+_READ_BYTES = (
     1 << 12,
     1 << 20,
-)  # bytes that a pass over headers reads at once: between large members, and where they are small
-_HINT = "It was damaged or cut short; fetch or pack it again."
+)  # bytes per read of headers: between large members, and between small ones
+_HINT = "The file was damaged or cut short; fetch or pack it again."
 
 
 class Source(Protocol):
-    """Bytes to go through in order: `size` of all of them if that is known."""
+    """Bytes that are read in order. `size` is the number of bytes, or None if it is not known yet."""
 
     size: int | None
 
     def window(self, start: int, need: int) -> memoryview:
-        """Give bytes from `start`, which never falls: `need` of them or more, fewer only at the end."""
+        """Return at least `need` bytes from `start`, fewer only at the end.
+
+        `start` never decreases.
+        """
 
 
 class Mapped:
-    """A file whose bytes are all there."""
+    """A file in memory, or mapped."""
 
     def __init__(self, view: memoryview) -> None:
         self.size: int | None = len(view)
@@ -88,20 +109,23 @@ class Mapped:
 
 
 class Ranges:
-    """A file that is read a range at a time: little of it where members are large."""
+    """A file that is read in ranges; small ones between large members, whose data is skipped."""
 
     def __init__(self, at: Location, size: int) -> None:
         self.size: int | None = size
-        self._at, self._size, self._step, self._end = at, size, _STEPS[1], 0
+        self._at, self._size, self._step, self._end = at, size, _READ_BYTES[1], 0
 
     def window(self, start: int, need: int) -> memoryview:
-        self._step = _STEPS[1] if start <= self._end else max(_STEPS[0], self._step // 4)
+        self._step = _READ_BYTES[1] if start <= self._end else max(_READ_BYTES[0], self._step // 4)
         self._end = min(self._size, start + max(need, self._step))
         return memoryview(self._at.read(start, self._end)) if start < self._end else memoryview(b"")
 
 
 class Blocks:
-    """A stream that cannot seek; blocks that end before the last `start` are forgotten. Its size is known when its end was reached."""
+    """A stream that cannot seek.
+
+    Blocks before the last `start` are dropped; the size is known at the end.
+    """
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self.size: int | None = None
@@ -121,9 +145,7 @@ class Blocks:
                 parts.append(data)
                 have += len(data)
             self._base, self._data, begin = start, b"".join(parts), 0
-        return memoryview(self._data)[
-            begin:
-        ]  # of a large block each of a thousand members is a view, not a copy of all that follows
+        return memoryview(self._data)[begin:]  # a view: the members of a large block are not copied
 
     def _next(self, end: int) -> bytes | None:
         data = next(self._blocks, None)
@@ -134,11 +156,11 @@ class Blocks:
 
 @dataclass(slots=True)
 class Seen:
-    """What a pass saw besides files.
+    """Facts about a tar besides its files.
 
-    skipped  members that are no files, by kind
-    padding  the bytes where what fills a block up is not zeros; None: not looked at
-    end      bytes from the end marker on
+    skipped  number of members that are not files, by kind
+    padding  offsets of padding that is not zeros; None: not checked
+    end      bytes of the end marker and the zeros after it
     """
 
     skipped: Counter[str] = field(default_factory=Counter)
@@ -147,23 +169,24 @@ class Seen:
 
 
 def padded(size: int) -> int:
-    """Give a size rounded up to whole blocks; works on arrays too."""
+    """Return a size, or an array of sizes, rounded up to whole blocks."""
     return (size + BLOCK - 1) & -BLOCK
 
 
 def members(
     source: Source, where: object, seen: Seen | None = None
 ) -> Iterator[tuple[bytes, int, int]]:
-    """Go through a tar once; give name, first byte and size of each file in it, in order: 1.4 µs each on a map.
+    """Yield name, first byte and size of each file in a tar, in order, in one pass.
 
-    Each header's sum is checked, and each size held against the file, before anything is given or read.
+    The checksum of each header is verified, and each size is compared with the size of the tar.
 
-    raises  FormatError naming the byte of a header that is none, a member cut short, a missing end, bytes behind it, a sparse file
+    raises  FormatError with the byte of an invalid header, an incomplete member, a missing end
+            marker, data after it, or a sparse file
     """
     seen = Seen() if seen is None else seen
     view, base, begin, pos, limit = memoryview(b""), 0, 0, 0, source.size
-    own: dict[str, bytes] = {}  # what PAX and GNU say of the next member
-    shared: dict[str, bytes] = {}  # what PAX says of all that follow
+    own: dict[str, bytes] = {}  # PAX and GNU fields of the next member
+    shared: dict[str, bytes] = {}  # PAX fields of all following members
     while True:
         at = pos - base
         if at + BLOCK > len(view):
@@ -174,26 +197,27 @@ def members(
         if begin < pos and seen.padding is not None and bytes(view[begin - base : at]).strip(b"\0"):
             seen.padding.append(begin)
         head = view[at : at + BLOCK]
-        raw, digits, given, kind, magic, prefix = _HEAD.unpack(head)
+        raw, digits, checksum, kind, magic, prefix = _HEAD.unpack(head)
         if not raw[0] and not bytes(head).strip(b"\0"):
             break
-        total = _octal(given)
+        total = _octal(checksum)
         if total is None or (
-            ((zlib.adler32(head) & 0xFFFF) - (zlib.adler32(given) & 0xFFFF) + 256 - total) % _ADLER
+            ((zlib.adler32(head) & 0xFFFF) - (zlib.adler32(checksum) & 0xFFFF) + 256 - total)
+            % _ADLER
             and not _is_signed_sum(head, total)
         ):
-            raise FormatError(f"the header at byte {pos} fails its sum", where=where, hint=_HINT)
+            raise FormatError(f"header checksum mismatch at byte {pos}", where=where, hint=_HINT)
         size = _octal(digits)
         if size is None:
             size = _base_256(digits, where, pos)
         start = pos + BLOCK
         if kind not in _META and (own or shared):
-            said, own = (
+            fields, own = (
                 {key: value for key, value in {**shared, **own}.items() if value},
                 {},
-            )  # an empty value takes back what was said before
-            raw, prefix = said.get("path", raw), b"" if "path" in said else prefix
-            size = _decimal(said["size"], where, pos) if "size" in said else size
+            )  # an empty value removes the field
+            raw, prefix = fields.get("path", raw), b"" if "path" in fields else prefix
+            size = _decimal(fields["size"], where, pos) if "size" in fields else size
         if limit is not None and start + size > limit:
             raise FormatError(
                 f"the member at byte {pos} has {size} bytes, the file ends at byte {limit}",
@@ -203,16 +227,17 @@ def members(
         begin = start + size
         pos = (begin + BLOCK - 1) & -BLOCK
         if kind in _META:
-            if size > _META_LIMIT:
+            if size > _MAX_META_BYTES:
                 raise FormatError(
-                    f"the member at byte {start - BLOCK} has {size} bytes of records, {_META_LIMIT} is the most that is read",
+                    f"the PAX or GNU header at byte {start - BLOCK} has {size} bytes,"
+                    f" the limit is {_MAX_META_BYTES}",
                     where=where,
                 )
             if begin - base > len(view):
                 view, base = source.window(start, size), start
                 if begin - base > len(view):
                     raise _cut(source, base + len(view), pos, where)
-            _note(
+            _read_meta(
                 kind,
                 bytes(view[start - base : begin - base]),
                 own,
@@ -230,7 +255,7 @@ def members(
         else:
             seen.skipped[_skipped(kind, size, where, start - BLOCK)] += 1
     if own:
-        raise FormatError(f"the records before byte {pos} belong to no member", where=where)
+        raise FormatError(f"the PAX or GNU header before byte {pos} has no member", where=where)
     _check_end(source, view[at:], pos, where, seen)
 
 
@@ -247,13 +272,15 @@ def _base_256(digits: bytes, where: object, pos: int) -> int:
     size = int.from_bytes(digits, "big") - (0x80 << 88)
     if not digits[0] & 0x80 or not 0 <= size < 1 << 63:
         raise FormatError(
-            f"the size of the member at byte {pos} is {digits!r}", where=where, hint=_HINT
+            f"invalid size of the member at byte {pos}: {digits!r}", where=where, hint=_HINT
         )
     return size
 
 
 def _octal(text: bytes) -> int | None:
-    """Read digits that a NUL or spaces end, spaces before them allowed; None if they are none. An empty field is 0."""
+    """Parse octal digits between spaces, up to a NUL; return None if they are invalid. An empty
+    field is 0.
+    """
     digits = text.partition(b"\0")[0]
     if not digits.isdigit():
         digits = digits.strip(b" ") or b"0"
@@ -268,13 +295,13 @@ def _octal(text: bytes) -> int | None:
 def _decimal(text: bytes, where: object, pos: int) -> int:
     if not text.isdigit() or len(text) > 18:
         raise FormatError(
-            f"the size of the member at byte {pos} is {text[:40]!r}", where=where, hint=_HINT
+            f"invalid size of the member at byte {pos}: {text[:40]!r}", where=where, hint=_HINT
         )
     return int(text)
 
 
 def _is_signed_sum(head: memoryview, total: int) -> bool:
-    """Tell whether the sum is one of signed bytes, as some old writers have it."""
+    """Return whether the checksum adds signed bytes, as some old writers do."""
     return (
         int(np.frombuffer(head, np.int8).sum())
         - int(np.frombuffer(head[148:156], np.int8).sum())
@@ -283,10 +310,10 @@ def _is_signed_sum(head: memoryview, total: int) -> bool:
     )
 
 
-def _note(
+def _read_meta(
     kind: bytes, data: bytes, own: dict[str, bytes], shared: dict[str, bytes], where: str
 ) -> None:
-    """Take in what a member of kind `x`, `g`, `L` or `K` says."""
+    """Add the fields of a member of kind `x`, `g`, `L` or `K` to `own` or `shared`."""
     if kind == b"L":
         own["path"] = data.partition(b"\0")[0]
     if kind in (b"L", b"K"):
@@ -294,16 +321,18 @@ def _note(
     for key, value in _records(data, where):
         if key.startswith(b"GNU.sparse."):
             raise FormatError(
-                "a sparse file", where=where, hint="Make the tar again without --sparse."
+                "sparse files are not supported",
+                where=where,
+                hint="Create the tar again without --sparse.",
             )
         if key in (b"path", b"size"):
             if b"\0" in value:
-                raise FormatError(f"the {key.decode()} in its records holds a NUL", where=where)
+                raise FormatError(f"the PAX {key.decode()} contains a NUL", where=where)
             (shared if kind == b"g" else own)[key.decode()] = value
 
 
 def _records(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
-    """Take PAX records apart: `LENGTH KEY=VALUE\\n`, the length that of the whole record."""
+    """Yield key and value of PAX records: `LENGTH KEY=VALUE\\n`; the length includes itself."""
     at = 0
     while at < len(data):
         digits = data[at : at + 20].partition(b" ")[0]
@@ -316,25 +345,26 @@ def _records(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
             or not equals
             or record[-1:] != b"\n"
         ):
-            raise FormatError(f"byte {at} of its records begins none", where=where, hint=_HINT)
+            raise FormatError(f"invalid PAX record at byte {at}", where=where, hint=_HINT)
         yield key, value
         at += length
 
 
 def _skipped(kind: bytes, size: int, where: object, pos: int) -> str:
-    """Name a kind of member that is passed over; refuse what cannot be, or what would hide data."""
+    """Return the name of a kind that is skipped.
+
+    Raise FormatError for an unknown kind, or one with data.
+    """
     if kind == b"\0":
         kind = b"5"
     if kind == b"S":
         raise FormatError(
             f"the member at byte {pos} is a sparse file",
             where=where,
-            hint="Make the tar again without --sparse.",
+            hint="Create the tar again without --sparse.",
         )
     if kind not in _SKIPPED:
-        raise FormatError(
-            f"the member at byte {pos} is of kind {kind!r}, which is not read", where=where
-        )
+        raise FormatError(f"unsupported kind {kind!r} of the member at byte {pos}", where=where)
     if size and kind != b"V":
         raise FormatError(
             f"the {_SKIPPED[kind]} at byte {pos} has {size} bytes of data", where=where
@@ -343,18 +373,20 @@ def _skipped(kind: bytes, size: int, where: object, pos: int) -> str:
 
 
 def _check_end(source: Source, rest: memoryview, pos: int, where: object, seen: Seen) -> None:
-    """Hold what follows the end marker against zeros, to the last byte."""
+    """Check that only zeros follow the end marker, to the last byte."""
     while len(rest):
-        for at in range(0, len(rest), _STEPS[1]):
-            part = bytes(rest[at : at + _STEPS[1]])
+        for at in range(0, len(rest), _READ_BYTES[1]):
+            part = bytes(rest[at : at + _READ_BYTES[1]])
             if part.strip(b"\0"):
                 byte = pos + at + len(part) - len(part.lstrip(b"\0"))
                 hint = (
-                    "Two tars that were put behind one another are to be named one by one."
+                    "Split concatenated tar files, and read each of them."
                     if not byte % BLOCK
                     else _HINT
                 )
-                raise FormatError(f"bytes follow its end, from byte {byte}", where=where, hint=hint)
+                raise FormatError(
+                    f"data after the end marker, from byte {byte}", where=where, hint=hint
+                )
         seen.end += len(rest)
         pos += len(rest)
         rest = (
@@ -363,17 +395,19 @@ def _check_end(source: Source, rest: memoryview, pos: int, where: object, seen: 
 
 
 def check_size(size: int, where: object = "") -> None:
-    """Refuse a size that the field of a header does not hold. Raises ValueFitError for 8 GiB or more."""
-    if size > LARGEST:
+    """Raise ValueFitError for a size of 8 GiB or more, which does not fit the header field."""
+    if size > MAX_MEMBER_BYTES:
         raise ValueFitError(
-            f"a member of {size} bytes, {LARGEST} is the most that a tar header says", where=where
+            f"a member of {size} bytes; the limit of a tar header is {MAX_MEMBER_BYTES}",
+            where=where,
         )
 
 
 def header(name: bytes, size: int) -> bytes:
-    """Give the blocks that stand before a file's data: one if ustar holds the name, three or more with a PAX record of it.
+    """Return the header of a file: one block if the name fits ustar, else three or more with a PAX
+    record.
 
-    Nothing in it tells when, where or by whom it was written: mode 0444, time, uid and gid 0, no names.
+    The header is reproducible: mode 0444; time, uid and gid 0; no names.
 
     raises  ValueFitError for 8 GiB or more
     """
@@ -384,9 +418,7 @@ def header(name: bytes, size: int) -> bytes:
         cut = name.find(b"/", max(1, len(name) - 101))
         if 0 < cut <= 155 and cut + 1 < len(name):
             return _block(name[cut + 1 :], size, prefix=name[:cut])
-    length = (
-        len(name) + 7
-    )  # ` path=` and the newline; then the digits of the length, which count themselves
+    length = len(name) + 7  # ` path=` and the newline; the digits of the length are counted too
     digits = next(width for width in range(1, 9) if len(str(length + width)) == width)
     record = b"%d path=%s\n" % (length + digits, name)
     short = name.decode("utf-8", "replace").encode("ascii", "replace")[:100]
@@ -410,13 +442,13 @@ def _block(
 
 
 _TEMPLATE = np.frombuffer(_block(b"", 0), np.uint8)
-_BASE = int(_TEMPLATE.sum()) - int(_TEMPLATE[148:156].sum()) + 256
+_BASE_CHECKSUM = int(_TEMPLATE.sum()) - int(_TEMPLATE[148:156].sum()) + 256
 
 
 def headers(names: IntArray, sizes: IntArray) -> IntArray:
-    """Give the headers of many files whose names ustar holds, as `header` does one by one.
+    """Return the headers of many files whose names fit ustar; the same bytes as `header`.
 
-    names   uint8 [n, 100], ASCII, filled up with NULs
+    names   uint8 [n, 100], ASCII, padded with NULs
     sizes   int64 [n], each below 8 GiB
     return  uint8 [n, 512]
     """
@@ -425,6 +457,6 @@ def headers(names: IntArray, sizes: IntArray) -> IntArray:
     out[:, :100] = names
     digits = ((sizes[:, None] >> np.arange(30, -1, -3)) & 7).astype(np.uint8)
     out[:, 124:135] += digits
-    totals = names.sum(1, dtype=np.int64) + digits.sum(1, dtype=np.int64) + _BASE
+    totals = names.sum(1, dtype=np.int64) + digits.sum(1, dtype=np.int64) + _BASE_CHECKSUM
     out[:, 148:154] = ((totals[:, None] >> np.arange(15, -1, -3)) & 7) + ord("0")
     return out

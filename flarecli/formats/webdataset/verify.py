@@ -1,4 +1,4 @@
-"""Checking a tar of samples: every header, what fills blocks up, the end, names, and the index beside it."""
+"""Verify a tar of samples: headers, padding, end marker, names, and the index of the tar."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from flarecli.names import check_name
 
 __all__ = ["verify"]
 
-_STEP, _STEP_BYTES = 8192, 64 << 20  # rows and bytes checked at once, or a single row
-_SHOWN = 100  # names and paddings reported one by one
+MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # per step; a larger row is a step of its own
+MAX_FINDINGS = 100  # of names, and of padding
 _SUSPECT = r"^/|^~|(^|/)[A-Za-z]:|//|(^|/)[. ]+(/|$)|[\x00-\x1f\x7f\\]"
-_QUIET = ("folder", "label")  # nothing that a sample could lie in
-_HINT = "Make the index again by packing the tar again, or delete it."
+_NOT_REPORTED = ("folder", "label")  # skipped members that contain no data
+_HINT = "Pack the tar again to rebuild the index, or delete the index."
 
 
 def verify(form: Format, shard: Shard, values: bool) -> Iterator[Finding]:
-    """Read every header again, whatever an index says, and, if asked, hold every value against its encoding."""
+    """Read every header, even if there is an index, and, with `values`, check every value in its
+    encoding.
+    """
     at, seen = shard.chunk.at, tar.Seen(padding=[])
     try:
         view = spans.whole(shard.chunk)
@@ -36,21 +38,22 @@ def verify(form: Format, shard: Shard, values: bool) -> Iterator[Finding]:
     except FlareError as error:
         yield finding_of(error)
         return
-    for byte in (seen.padding or [])[:_SHOWN]:
-        yield Finding(str(at), "format", f"what fills the block up from byte {byte} is not zeros")
+    for byte in (seen.padding or [])[:MAX_FINDINGS]:
+        yield Finding(str(at), "format", f"the padding from byte {byte} is not zeros")
     if seen.end < len(tar.END) or size % tar.BLOCK:
         yield Finding(
             str(at),
             "format",
-            f"ends with {seen.end} bytes of zeros, {len(tar.END)} or more whole blocks are wanted",
+            f"the end marker is {seen.end} bytes,"
+            f" expected whole blocks and at least {len(tar.END)}",
             "Pack it again.",
         )
     for kind, count in sorted(seen.skipped.items()):
-        if kind not in _QUIET:
+        if kind not in _NOT_REPORTED:
             yield Finding(
                 str(at),
                 "skipped",
-                f"members that are a {kind}: {count}; they are passed over",
+                f"skipped members of kind {kind}: {count}",
                 "Pack the files themselves.",
             )
     yield from _names(table, at)
@@ -61,7 +64,9 @@ def verify(form: Format, shard: Shard, values: bool) -> Iterator[Finding]:
 
 def _names(table: Table, at: object) -> Iterator[Finding]:
     keys = key_text(table.keys, table.ends)
-    for row in pc.indices_nonzero(pc.match_substring_regex(keys, _SUSPECT))[:_SHOWN].to_pylist():
+    for row in pc.indices_nonzero(pc.match_substring_regex(keys, _SUSPECT))[
+        :MAX_FINDINGS
+    ].to_pylist():
         try:
             check_name(keys[row].as_py().removeprefix("./"), where=Place(at, row))
         except UnsafeError as error:
@@ -69,10 +74,10 @@ def _names(table: Table, at: object) -> Iterator[Finding]:
 
 
 def _index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
-    """Hold the index beside a tar against the tar."""
-    place = webdataset_index.place(shard.chunk)
+    """Compare the index of a tar with the tar."""
+    location = webdataset_index.location_of(shard.chunk)
     try:
-        place.size()
+        location.size()
     except MissingError:
         return
     except FlareError as error:
@@ -81,10 +86,15 @@ def _index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
     index = webdataset_index.read(shard.chunk, size)
     if index is None:
         yield Finding(
-            str(place), "index", "no index of this tar; its headers are read instead", _HINT
+            str(location),
+            "index",
+            "not a valid index of this tar; the tar headers are read instead",
+            _HINT,
         )
     elif not _same(index, table):
-        yield Finding(str(place), "index", "says other members than the tar has", _HINT)
+        yield Finding(
+            str(location), "index", "the index lists other members than the tar contains", _HINT
+        )
 
 
 def _same(index: Table, table: Table) -> bool:
@@ -99,14 +109,16 @@ def _values(form: Format, shard: Shard) -> Iterator[Finding]:
 
 
 def _steps(shard: Shard) -> Iterator[tuple[int, int]]:
-    """Cut the rows of a shard into runs of bounded bytes: (start, stop)."""
+    """Yield (start, stop) of steps with bounded rows and bytes."""
     ends, start = _ends(shard), 0
     while start < shard.rows:
         before = int(ends[start - 1]) if start else 0
         stop = max(
             start + 1,
             min(
-                start + _STEP, shard.rows, int(np.searchsorted(ends, before + _STEP_BYTES, "right"))
+                start + MAX_STEP_ROWS,
+                shard.rows,
+                int(np.searchsorted(ends, before + MAX_STEP_BYTES, "right")),
             ),
         )
         yield start, stop

@@ -1,4 +1,4 @@
-"""Writing samples as tar: Arrow joins headers, members and padding of a few thousand rows at a time."""
+"""Write samples as tar: Arrow joins headers, members and padding of up to 8192 rows at once."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ from flarecli.storage import Location
 
 __all__ = ["row_sizes", "write_index", "write_shard"]
 
-_JOINED, _STEP = (
-    1 << 20,
-    8192,
-)  # bytes and rows joined at once, about: small enough to stay in the cache
-_ALONE = 1 << 16  # bytes of a row from which on its members are written as they are, not joined
-_WIDE = 8  # rows joined at once, at least, of members smaller than a block: each column costs several calls of Arrow
-_FULL = 100
-# an absolute path, a drive, an address, an empty part or one of dots and spaces, a control character, a dot in the last part, `__this__/` at the top
-_UNFIT = r"^/|^~|(^|/)[A-Za-z]:|//|^\.[. ]+(/|$)|^ [. ]*(/|$)|/[. ]+(/|$)|/$|[\x00-\x1f\x7f\\]|\.[^/]*$|^__[^/]*__/|^$"
+# Approximate bytes and rows that are joined at once: small enough for the CPU cache.
+_STEP_BYTES, _STEP_ROWS = 1 << 20, 8192
+_MAX_JOINED_ROW_BYTES = 1 << 16  # members of larger rows are written without joining
+_MIN_STEP_ROWS = 8  # for members smaller than a block: each column costs several calls of Arrow
+_NAME_BYTES = 100  # of the name field of a header
+# An absolute path, a drive, a URL, a part that is empty or only dots and spaces, a control
+# character, a dot in the last part, or a top-level folder like `__this__/`.
+_INVALID_KEY = (
+    r"^/|^~|(^|/)[A-Za-z]:|//|^\.[. ]+(/|$)|^ [. ]*(/|$)|/[. ]+(/|$)|/$|[\x00-\x1f\x7f\\]"
+    r"|\.[^/]*$|^__[^/]*__/|^$"
+)
 
 
 def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
-    """Weigh an empty tar and each row of a batch: headers, and members filled up to whole blocks; int64 [rows].
+    """Return the bytes of an empty tar, and of each row: headers and padded members, int64 [rows].
 
-    raises  ValueFitError, UnsafeError naming the first row, `[row]` of the batch, with a key that would not read back or a member of 8 GiB
+    raises  ValueFitError or UnsafeError with the first row, `[row]` of the batch, that has an
+            invalid key or a member of 8 GiB or more
     """
     if KEY in batch.schema.names:
         _check_each(batch.column(KEY), "")
@@ -55,13 +58,14 @@ def write_shard(
     batches: Sequence[pa.RecordBatch],
     settings: Settings,
 ) -> Chunk:
-    """Write all rows as one tar, and its index beside it.
+    """Write rows as one tar with its index.
 
-    Its name is `00000.tar`, five digits, more past 99,999. Without a column of keys the key is `SHARD-ROW`. A null leaves its member out.
+    The name is `00000.tar`: five digits, more after 99,999. Without a key column the key is
+    `SHARD-ROW`. A null has no member. Duplicate keys are not checked here: the caller does, and
+    knows their rows.
 
-    A key that is there twice is for whoever fills the shard to refuse, who can name the row: see `KEY_COLUMN`.
-
-    raises  ValueFitError, before anything is written, for a key that would not read back, a row without members, a member of 8 GiB
+    raises  ValueFitError, before anything is written, for an invalid key, a row without members, or
+            a member of 8 GiB or more
     """
     name, rows = f"{number:05d}.tar", 0
     to, keys = at / name, []
@@ -80,18 +84,20 @@ def write_shard(
         raw = Sums(wanted)
         to = at / f"{name}.{compress.suffix_of(settings.compression)}"
         written = to.write(
-            compress.compressed(settings.compression, _summed(parts, raw), raw_size), wanted
+            compress.compressed(settings.compression, _with_checksums(parts, raw), raw_size), wanted
         )
         file = File(to.name, written.size, written.hashes, raw.size, raw.hex())
-    beside = at / webdataset_index.name_of(name)
-    index = beside.write([webdataset_index.text(table.as_found(), raw_size)], wanted)
-    return Chunk(to, rows, (file, File(beside.name, index.size, index.hashes)), NAME, (beside,))
+    index_at = at / webdataset_index.name_of(name)
+    index = index_at.write([webdataset_index.text(table.as_found(), raw_size)], wanted)
+    return Chunk(to, rows, (file, File(index_at.name, index.size, index.hashes)), NAME, (index_at,))
 
 
 def write_index(
     at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
 ) -> dict[str, File]:
-    """Write `shardindex.json` as `widsindex create` does, so that wids opens the folder; its MD5 sums only if they were taken."""
+    """Write `shardindex.json` as `widsindex create` does, so that wids opens the folder; with MD5
+    checksums if known.
+    """
     shards = []
     for chunk in chunks:
         file = chunk.files[0]
@@ -109,14 +115,14 @@ def write_index(
     return {SHARDS: File(SHARDS, written.size, written.hashes)}
 
 
-def _summed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
+def _with_checksums(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
     for part in parts:
         sums.update(part)
         yield part
 
 
 def _keys(batch: pa.RecordBatch, number: int, first: int) -> pa.Array:
-    """Give the key of each row: the column's, or the shard's number and the row's, which no other row of the dataset has."""
+    """Return the key of each row: the key column, or `SHARD-ROW`, which is unique in the dataset."""
     if KEY in batch.schema.names:
         return batch.column(KEY)
     rows = pa.array(np.arange(first, first + batch.num_rows)).cast(encodings.TEXT)
@@ -129,34 +135,41 @@ def _keys(batch: pa.RecordBatch, number: int, first: int) -> pa.Array:
 
 def _check_each(keys: pa.Array | pa.ChunkedArray, to: object) -> None:
     wrong = pc.or_kleene(
-        pc.match_substring_regex(keys, _UNFIT), pc.greater(pc.binary_length(keys), 255)
+        pc.match_substring_regex(keys, _INVALID_KEY), pc.greater(pc.binary_length(keys), 255)
     ).fill_null(True)
     for row in pc.indices_nonzero(wrong).to_pylist():
         _check_key(keys[row].as_py(), Place(to, row))
 
 
 def _check_key(key: str | None, where: Place) -> None:
-    """Refuse a key that would not come back as it is, or that is no plain relative path; `./` may stand before it."""
-    hint = "Change the keys, or leave the column out: then each row gets a key of its own."
+    """Raise ValueFitError for a key that would be read differently, UnsafeError unless it is a
+    plain relative path.
+
+    A key may start with `./`.
+    """
+    hint = "Change the keys, or leave out the column: then flare generates a key for each row."
     if key is None:
         raise ValueFitError("the key is null", where=where, hint=hint)
     check_name(key.removeprefix("./"), where=where)
     if "." in key.rpartition("/")[2]:
         raise ValueFitError(
-            f"the key {escape(key)!r:.80} has a dot in its last part, where its extension would begin",
+            f"the last part of the key {escape(key)!r:.80} contains a dot,"
+            " which would start the extension",
             where=where,
             hint=hint,
         )
     if re.match("__[^/]*__/", key):
         raise ValueFitError(
-            f"the key {escape(key)!r:.80} lies in a folder that webdataset passes over",
+            f"the key {escape(key)!r:.80} is in a folder that webdataset ignores",
             where=where,
             hint=hint,
         )
 
 
 def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[IntArray, IntArray]:
-    """Give the bytes before each member, and its size: int64 [members, rows] each; 0 and -1 where it is null."""
+    """Return the header bytes and the size of each member: int64 [members, rows] each; 0 and -1 for
+    a null.
+    """
     named = [one for one in columns if one.name != KEY]
     heads = np.empty((len(named), batch.num_rows), np.int64)
     sizes = np.empty_like(heads)
@@ -174,8 +187,8 @@ def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[I
 
 
 def _check_sizes(sizes: IntArray, to: object, first: int = 0) -> None:
-    """Refuse a member that no header can say the size of: written as it is, the others would be lost behind it."""
-    for row in np.flatnonzero((sizes > tar.LARGEST).any(0))[:1].tolist():
+    """Raise ValueFitError for a member that is too large for a tar header."""
+    for row in np.flatnonzero((sizes > tar.MAX_MEMBER_BYTES).any(0))[:1].tolist():
         tar.check_size(int(sizes[:, row].max()), Place(to, first + row))
 
 
@@ -186,17 +199,17 @@ def _names(keys: pa.Array, extension: str) -> pa.Array:
 
 
 def _is_plain(names: pa.Array) -> bool:
-    """Tell whether ustar holds every name in the field of names."""
+    """Return whether every name fits the name field of a header."""
     return (
         bool(pc.all(pc.string_is_ascii(names), min_count=0).as_py())
-        and (pc.max(pc.binary_length(names)).as_py() or 0) <= _FULL
+        and (pc.max(pc.binary_length(names)).as_py() or 0) <= _NAME_BYTES
     )
 
 
 def _table(
     columns: Columns, batches: Sequence[pa.RecordBatch], keys: Sequence[pa.Array], to: Location
 ) -> tuple[Table, int]:
-    """Reckon where each member will lie, and the size of the tar."""
+    """Return the positions of all members, and the size of the tar."""
     starts: list[IntArray] = []
     all_sizes: list[IntArray] = []
     end = 0
@@ -206,7 +219,7 @@ def _table(
         if (lone := (sizes < 0).all(0)).any():
             row = sum(part.shape[1] for part in all_sizes) + int(np.flatnonzero(lone)[0])
             raise ValueFitError(
-                "every column is null, and a sample without members is none", where=to, row=row
+                "every column is null; a sample needs at least one member", where=to, row=row
             )
         steps = (heads + np.where(sizes < 0, 0, tar.padded(sizes))).T.reshape(
             -1
@@ -239,20 +252,22 @@ def _table(
 def _parts(
     columns: Columns, batches: Sequence[pa.RecordBatch], keys: Sequence[pa.Array]
 ) -> Iterator[bytes | memoryview]:
-    """Give the tar's bytes."""
+    """Yield the bytes of the tar."""
     for batch, own in zip(batches, keys, strict=True):
         weight = max(1, batch.nbytes) // max(1, batch.num_rows)
         is_small = weight <= tar.BLOCK * len(extensions_of(columns))
-        step = max(_WIDE if is_small else 1, min(_STEP, _JOINED // weight))
+        step = max(_MIN_STEP_ROWS if is_small else 1, min(_STEP_ROWS, _STEP_BYTES // weight))
         for start in range(0, batch.num_rows, step):
             pieces = _pieces(columns, batch.slice(start, step), own.slice(start, step))
-            is_joined = is_small or weight <= _ALONE
-            yield from [_joined(pieces)] if is_joined else _one_by_one(pieces)
+            is_joined = is_small or weight <= _MAX_JOINED_ROW_BYTES
+            yield from [_join(pieces)] if is_joined else _without_copy(pieces)
     yield tar.END
 
 
 def _pieces(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> list[pa.Array]:
-    """Give header, data and padding of each column's members, large_binary [rows] each; all empty where a member is null."""
+    """Return header, data and padding of each column's members, large_binary [rows] each; empty for
+    a null.
+    """
     out = []
     for one, extension in zip(
         [one for one in columns if one.name != KEY], extensions_of(columns), strict=True
@@ -263,7 +278,7 @@ def _pieces(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> list[pa.
         out += [
             _heads(_names(keys, extension), sizes),
             data,
-            _run(np.zeros(int(padding.sum()), np.uint8), padding),
+            _split(np.zeros(int(padding.sum()), np.uint8), padding),
         ]
     return out
 
@@ -274,15 +289,15 @@ def _heads(names: pa.Array, sizes: IntArray) -> pa.Array:
         return pa.array(
             [tar.header(name, size) if size >= 0 else b"" for name, size in pairs], encodings.BINARY
         )
-    text = pc.ascii_rpad(names, _FULL, "\0")
-    field = np.frombuffer(text.buffers()[2] or b"", np.uint8)[: len(names) * _FULL].reshape(
-        -1, _FULL
+    text = pc.ascii_rpad(names, _NAME_BYTES, "\0")
+    field = np.frombuffer(text.buffers()[2] or b"", np.uint8)[: len(names) * _NAME_BYTES].reshape(
+        -1, _NAME_BYTES
     )
     there = sizes >= 0
-    return _run(tar.headers(field[there], sizes[there]).reshape(-1), there * tar.BLOCK)
+    return _split(tar.headers(field[there], sizes[there]).reshape(-1), there * tar.BLOCK)
 
 
-def _run(data: IntArray, lengths: IntArray) -> pa.Array:
+def _split(data: IntArray, lengths: IntArray) -> pa.Array:
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
     return pa.Array.from_buffers(
@@ -290,7 +305,7 @@ def _run(data: IntArray, lengths: IntArray) -> pa.Array:
     )
 
 
-def _joined(pieces: list[pa.Array]) -> memoryview:
+def _join(pieces: list[pa.Array]) -> memoryview:
     body = pc.binary_join_element_wise(
         *pieces, pa.scalar(b"", encodings.BINARY), null_handling="replace", null_replacement=""
     )
@@ -298,7 +313,7 @@ def _joined(pieces: list[pa.Array]) -> memoryview:
     return memoryview(body.buffers()[2] or b"")[int(bounds[0]) : int(bounds[-1])]
 
 
-def _one_by_one(pieces: list[pa.Array]) -> Iterator[memoryview]:
-    """Give large members as they lie in memory: joining them would cost more than a loop over few rows."""
+def _without_copy(pieces: list[pa.Array]) -> Iterator[memoryview]:
+    """Yield large members without copying."""
     for values in zip(*map(encodings.raw_values, pieces), strict=True):
         yield from (value for value in values if value is not None)
