@@ -8,7 +8,8 @@ A Stream keeps its chunks as columns, so that a million of them fit; a Chunk is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flarecli.errors import FlareError, format_place
@@ -228,6 +229,11 @@ class Cursor:
     rows: int | None = field(default=None, compare=False)
     window: int | None = field(default=None, compare=False)
     checksum: str | None = field(default=None, compare=False)
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Restore a pickle; fields that an earlier version did not have become None."""
+        for one, value in zip_longest(fields(self), state):
+            object.__setattr__(self, one.name, value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,18 +59,18 @@ def _run_task(task: Callable[[], None]) -> None:
 def _work(tasks: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
     while (task := tasks.get()) is not None:
         task()
-        del task  # it would keep its result alive until the next task comes
+        del task  # it would keep its result alive until the next task arrives
         idle.release()
 
 
 def close_idle_threads() -> None:
-    """End the pool's threads that have nothing to do."""
+    """End the idle threads of the pool."""
     while _idle.acquire(blocking=False):
         _tasks.put(None)
 
 
 def _reset_pool() -> None:
-    """Forget the pool's threads: a forked child does not have them."""
+    """Reset the pool in a forked child, which has none of its threads."""
     global _tasks, _idle
     _tasks, _idle = SimpleQueue(), threading.Semaphore(0)
 
@@ -152,14 +152,13 @@ class OrderedQueue(Generic[A, T]):
     One thread puts and takes. An error of a call is raised where its result would have been; it
     closes the queue. `len()` is the number of items whose results are not taken yet.
 
-    call          the function called with each item
-    workers       threads that call at a time; 0: the thread that puts and takes calls itself
-    max_items     items in the queue before results are waited for; at least 1, by default
-                  2 * workers
-    max_bytes     no further call starts while calls under way and results not taken weigh so much;
-                  one item alone may weigh more
-    weigh         bytes of an item from when it is put until its call returns; 0 by default
-    weigh_result  bytes of a result; by default those of its item
+    call          function of an item
+    workers       number of threads; 0: calls run on the thread that puts and takes
+    max_items     maximum number of items in the queue; at least 1, default 2 * workers
+    max_bytes     bound on the weight of calls in flight and results not taken; a single item may
+                  weigh more
+    weigh         returns the bytes of an item, counted until its call returns; default 0
+    weigh_result  returns the bytes of a result; default: those of its item
     """
 
     def __init__(
@@ -175,12 +174,12 @@ class OrderedQueue(Generic[A, T]):
         self._call, self._workers, self._max_bytes = call, workers, max_bytes
         self._max_items = max(1, 2 * workers if max_items is None else max_items)
         self._weigh, self._weigh_result = weigh, weigh_result
-        self._entries: deque[_Entry[A, T]] = deque()  # all that are not taken
-        self._waiting: deque[_Entry[A, T]] = deque()  # those of them that have not started
+        self._entries: deque[_Entry[A, T]] = deque()  # all whose results are not taken
+        self._waiting: deque[_Entry[A, T]] = deque()  # entries that have not started
         self._bytes = self._started_bytes = 0  # of all entries; of those that have started
-        self._running = self._starting = 0  # workers; those that have not begun
-        self._calling = 0  # calls under way
-        self._awaited: _Entry[A, T] | None = None  # what the taking thread waits for
+        self._running = self._starting = 0  # workers; workers whose thread has not started
+        self._calling = 0  # calls in flight
+        self._awaited: _Entry[A, T] | None = None  # the entry that the taking thread waits for
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -202,7 +201,7 @@ class OrderedQueue(Generic[A, T]):
         """Add an item, and return an iterator over the results that are due.
 
         Results are due if they are ready, and as long as the queue is full: exhaust the iterator
-        to make room for the next item. Raises RuntimeError if the queue is closed.
+        before putting the next item. Raises RuntimeError if the queue is closed.
         """
         if self._is_closed:
             raise RuntimeError("the queue is closed")
@@ -268,7 +267,7 @@ class OrderedQueue(Generic[A, T]):
             try:
                 _run_task(self._run_worker)
             except ReachError:
-                if self._running > 1:  # the other workers will take the item
+                if self._running > 1:  # another worker will take the item
                     with self._changed:
                         self._running -= 1
                         self._starting -= 1
@@ -283,7 +282,7 @@ class OrderedQueue(Generic[A, T]):
         while calls != max_calls and (entry := self._next()) is not None:
             calls += 1
             self._run(entry)
-            del entry  # it would keep its result alive until the next item comes
+            del entry  # it would keep its result alive until the next item
         if calls == max_calls:
             with self._changed:
                 self._running -= 1
@@ -292,7 +291,7 @@ class OrderedQueue(Generic[A, T]):
         """Remove and return the next item to call with; None ends the worker."""
         with self._changed:
             if self._may_start():
-                with contextlib.suppress(IndexError):  # closed meanwhile
+                with contextlib.suppress(IndexError):  # the queue was closed
                     entry = self._waiting.popleft()
                     self._started_bytes += entry.weight
                     self._calling += 1
@@ -309,7 +308,7 @@ class OrderedQueue(Generic[A, T]):
             del value
         except BaseException as error:
             entry.error = error
-            self._waiting.clear()  # results behind an error are never taken
+            self._waiting.clear()  # results after an error are never taken
         entry.item = None
         with self._changed:
             self._bytes += weight - entry.weight
@@ -354,7 +353,7 @@ def ordered_map(
     """Yield the result of each call in the order of the items; calls run ahead on the pool.
 
     The caller's thread takes the items from their iterator. Closing the iterator starts no further
-    call, and does not wait for those under way. For arguments and errors, see `OrderedQueue`.
+    call, and does not wait for calls in flight. For arguments and errors, see `OrderedQueue`.
     """
     queue = OrderedQueue(
         call,

@@ -1,4 +1,6 @@
-"""ordered_map and OrderedQueue: order, bounds on items and bytes, errors, closing, nesting, forks, no threads."""
+"""ordered_map and OrderedQueue: order, bounds on items and bytes, errors, closing, nesting, forks,
+no threads.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class Meter:
     st.lists(st.integers(0, 12), min_size=1, max_size=7),
     st.booleans(),
 )
-def test_results_come_in_order_within_all_bounds(
+def test_results_are_in_order_and_within_all_bounds(
     count, workers, max_items, max_bytes, delays, weights, is_result_weighed
 ):
     call, pulled, taken, started_bytes = Meter(delays), 0, 0, []
@@ -98,7 +100,7 @@ def test_results_come_in_order_within_all_bounds(
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 39), st.integers(0, 4), st.integers(1, 8))
-def test_an_error_is_raised_at_its_place(count, failing, workers, max_items):
+def test_an_error_is_raised_in_order(count, failing, workers, max_items):
     def call(item):
         if item == failing:
             raise KeyError(item)
@@ -111,7 +113,7 @@ def test_an_error_is_raised_at_its_place(count, failing, workers, max_items):
     assert out == list(range(min(count, failing)))
 
 
-def test_calls_behind_an_error_are_not_started():
+def test_calls_after_an_error_are_not_started():
     call = Meter([1])
 
     def failing(item):
@@ -125,7 +127,7 @@ def test_calls_behind_an_error_are_not_started():
     assert call.begun < 50
 
 
-def test_an_error_of_the_items_themselves_is_raised():
+def test_an_error_of_the_items_iterator_is_raised():
     def items():
         yield 1
         raise LookupError("no second item")
@@ -166,7 +168,7 @@ def test_an_iterator_that_a_worker_thread_collects_does_not_block():
 
 
 def run_with_timeout(call):
-    """Run a call on a thread of its own and return whether it ended within ten seconds."""
+    """Run a call on a new thread, and return whether it ended within ten seconds."""
     done = threading.Event()
     threading.Thread(target=lambda: (call(), done.set()), daemon=True).start()
     return done.wait(10)
@@ -184,7 +186,7 @@ def test_calls_that_use_the_pool_themselves_do_not_deadlock():
     assert found == [3**4]
 
 
-def test_prefetched_results_do_not_wait_for_their_taker():
+def test_calls_run_ahead_without_a_consumer():
     call = Meter([1])
     found = ordered_map(call, range(100), workers=2, max_items=20)
     next(found)
@@ -193,7 +195,7 @@ def test_prefetched_results_do_not_wait_for_their_taker():
     found.close()
 
 
-def test_results_that_weigh_much_stop_further_calls():
+def test_large_results_stop_further_calls():
     call, lock, bytes_held = Meter(), threading.Lock(), [0]
 
     def read(item):
@@ -221,7 +223,7 @@ def test_an_item_above_the_bound_runs_alone():
 # -- the push form
 
 
-def test_put_returns_what_is_ready_and_waits_when_the_queue_is_full():
+def test_put_returns_ready_results_and_waits_if_the_queue_is_full():
     gate = threading.Event()
 
     def call(item):
@@ -250,7 +252,7 @@ def test_a_queue_is_closed_by_the_error_it_raises():
         behind.put(1)
 
 
-def test_closing_a_queue_can_wait_for_calls_under_way():
+def test_closing_a_queue_can_wait_for_calls_in_flight():
     begun, ended = threading.Event(), []
 
     def call(item):
@@ -350,7 +352,7 @@ def test_calls_run_on_as_many_threads_as_the_system_allows(count, allowed):
         list(ordered_map(lambda item: {}[item], range(3), workers=3))
 
 
-def test_a_call_that_must_have_a_thread_raises_without_one(allowed):
+def test_a_call_that_needs_a_thread_raises_without_one(allowed):
     allowed(0)
     with pytest.raises(ReachError) as caught:
         submit(lambda: 1)
@@ -371,7 +373,7 @@ def test_idle_threads_end_and_new_ones_start_when_needed():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_gets_threads_of_its_own():
+def test_a_forked_child_has_its_own_threads():
     list(ordered_map(str, range(9), workers=3))
     child = os.fork()
     if not child:
@@ -384,7 +386,7 @@ def test_a_forked_child_gets_threads_of_its_own():
 
 
 class Held:
-    """A local object of a caller."""
+    """An object that is local to a caller."""
 
 
 def write_shards(call):
@@ -402,7 +404,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_error_keeps_nothing_of_its_caller_alive(name):
+def test_an_error_keeps_no_object_of_its_caller_alive(name):
     def caller():
         held = Held()
         with contextlib.suppress(KeyError):

@@ -20,12 +20,12 @@ RANK = "Give rank=R, ranks=N: rank R of N."
 PAIR = "Give rank=(R, N): rank R of N."
 ROWS = "Write rows like '5', '10:20', '-5:', '::100' or '3,1,4'."
 MIX = "Give {dataset: weight}, such as {a: 0.7, b: 0.3}."
-WEIGHTS = "Write it like flare.mix({a: 0.7, b: 0.3})."
-OPEN = "Give what flare.open gives."
+WEIGHTS = "Pass them as in flare.mix({a: 0.7, b: 0.3})."
+OPEN = "Pass a dataset that flare.open or flare.mix returned."
 COLUMNS = 'Write them like {"image": "jpeg", "label": "int"}.'
 DICT = 'Give a dict, such as {"OLD": "NEW"}.'
-POSITIONS = "Give whole numbers in a row: data[[7, 3]]."
-SLICE = "Give whole numbers, such as data[10:20] or data[::100]."
+POSITIONS = "Pass a flat list of integers, as in data[[7, 3]]."
+SLICE = "Pass a slice such as data[10:20] or data[::100]."
 
 
 @pytest.fixture(scope="module")
@@ -103,19 +103,23 @@ def test_cat_says_what_it_wants(here, options, message, hint):
         ({"batch": True}, "batch is True: a whole number is wanted", ""),
         ({"seed": "1"}, "seed is '1': a whole number is wanted", ""),
         ({"workers": None}, "workers is None: a whole number is wanted", ""),
-        ({"workers": 1 << 20}, "workers is 1048576: fewer than 65,536 are wanted", ""),
+        ({"workers": 1 << 20}, "workers is 1048576: expected fewer than 65,536", ""),
         ({"order": 1}, "order is 1: text is wanted", ""),
         ({"window": "4"}, "window is '4': a whole number is wanted", ""),
         ({"rank": "0/8"}, "rank is '0/8': a whole number is wanted", RANK),
         ({"rank": (0, 8)}, "rank is (0, 8): a whole number is wanted", RANK),
         ({"rank": 0.5, "ranks": 2}, "rank is 0.5: a whole number is wanted", RANK),
         ({"ranks": None}, "ranks is None: a whole number is wanted", RANK),
-        ({"rank": -1, "ranks": 2}, "rank -1 of 2 is no rank", ""),
-        ({"rank": np.int64(2), "ranks": np.uint8(2)}, "rank 2 of 2 is no rank", ""),
+        ({"rank": -1, "ranks": 2}, "rank -1 of 2: expected a rank below the number of ranks", ""),
+        (
+            {"rank": np.int64(2), "ranks": np.uint8(2)},
+            "rank 2 of 2: expected a rank below the number of ranks",
+            "",
+        ),
         ({"decode": ["n"]}, "decode is ['n']: a dict is wanted", ""),
         (
             {"decode": {"n": 3}},
-            "column 'n' is decoded by 3: a function, True or False is wanted",
+            "decoder of column 'n' is 3: expected a function, True or False",
             "",
         ),
         ({"transform": 3}, "transform is 3: a function or a list of functions is wanted", ""),
@@ -141,7 +145,11 @@ def test_what_is_no_dataset_makes_no_loader(data):
         (flare.Dataset, "<class 'flarecli.read.dataset.Dataset'>"),
         (iter([]), None),
     ):
-        told(lambda wrong=wrong: flare.Loader(wrong), f"{name or shown(wrong)} is no dataset", OPEN)
+        told(
+            lambda wrong=wrong: flare.Loader(wrong),
+            f"expected a dataset, got {name or shown(wrong)}",
+            OPEN,
+        )
 
 
 @pytest.mark.parametrize(
@@ -180,41 +188,39 @@ def test_what_is_no_dict_is_no_place_of_a_loader(data, state):
 def test_batches_are_refused_when_they_are_asked_for(data):
     told(lambda: data.batches(1.5), "size is 1.5: a whole number is wanted")
     told(lambda: data.batches(True), "size is True: a whole number is wanted")
-    told(lambda: data.batches(0), "rows 0 to 50 in batches of 0: at least 0, 0 and 1 are wanted")
-    told(
-        lambda: data.scan(size=-1), "rows 0 to 50 in batches of -1: at least 0, 0 and 1 are wanted"
-    )
+    told(lambda: data.batches(0), "rows 0 to 50 in batches of 0: expected at least 0, 0 and 1")
+    told(lambda: data.scan(size=-1), "rows 0 to 50 in batches of -1: expected at least 0, 0 and 1")
     told(
         lambda: data.scan(start=-1),
-        "rows -1 to 50 in batches of 8192: at least 0, 0 and 1 are wanted",
+        "rows -1 to 50 in batches of 8192: expected at least 0, 0 and 1",
     )
     told(
         lambda: data.scan(stop="end"),
-        "rows 0 to 'end' in batches of 8192: whole numbers are wanted",
+        "rows 0 to 'end' in batches of 8192: expected integers",
     )
     told(
         lambda: data.scan(start=True, size=1.5),
-        "rows True to None in batches of 1.5: whole numbers are wanted",
+        "rows True to None in batches of 1.5: expected integers",
     )
     told(lambda: data.batches(columns=3), "columns is 3: a list of names is wanted")
     told(lambda: data.scan(["m"]), "no column 'm'", "Choose from n, t.")
 
 
 def test_rows_that_are_none_are_refused(data):
-    told(lambda: data[1.5:], "slice(1.5, None, None) is no slice of rows", SLICE)
-    told(lambda: data[::0], "slice(None, None, 0) is no slice of rows", SLICE)
-    told(lambda: data.collated(3), "int is no list of positions of rows", POSITIONS)
-    told(lambda: data.collated(None), "NoneType is no list of positions of rows", POSITIONS)
-    told(lambda: data.collate(3), "3 is no list of samples")
+    told(lambda: data[1.5:], "expected a slice of integers, got slice(1.5, None, None)", SLICE)
+    told(lambda: data[::0], "expected a slice of integers, got slice(None, None, 0)", SLICE)
+    told(lambda: data.collated(3), "expected a list of row numbers, got int", POSITIONS)
+    told(lambda: data.collated(None), "expected a list of row numbers, got NoneType", POSITIONS)
+    told(lambda: data.collate(3), "expected a list of samples, got 3")
     told(
         lambda: data.read(0, {"n": 3}),
-        "ranges is {'n': 3}: a dict of ranges is wanted",
-        'Write it like {"frames": range(32, 42)}.',
+        "ranges is {'n': 3}: expected a dict of ranges",
+        'Pass a dict such as {"frames": range(32, 42)}.',
     )
     told(
         lambda: data.read(0, ["n"]),
-        "ranges is ['n']: a dict of ranges is wanted",
-        'Write it like {"frames": range(32, 42)}.',
+        "ranges is ['n']: expected a dict of ranges",
+        'Pass a dict such as {"frames": range(32, 42)}.',
     )
     told(lambda: data.select(3), "3 is not a list of names")
     told(lambda: data.rows([0], [3]), "[3] is not a list of names")
@@ -222,7 +228,7 @@ def test_rows_that_are_none_are_refused(data):
     told(lambda: data.decoded(["n"]), "how is ['n']: a dict is wanted")
     told(
         lambda: data.decoded({"n": "int"}),
-        "column 'n' is decoded by 'int': a function, True or False is wanted",
+        "decoder of column 'n' is 'int': expected a function, True or False",
     )
     told(lambda: data.order("1", 0, "shuffle"), "seed is '1': a whole number is wanted")
 
@@ -230,22 +236,22 @@ def test_rows_that_are_none_are_refused(data):
 def test_what_makes_no_mix_is_refused(data):
     listed = f"[{data!r}, {data!r}]"
     told(lambda: flare.mix([data, data]), f"weights is {listed[:59]}…: a dict is wanted", MIX)
-    told(lambda: flare.mix({"d": 1}), "'d' is no dataset", OPEN)
+    told(lambda: flare.mix({"d": 1}), "expected a dataset, got 'd'", OPEN)
     for wrong in ("1", True, None, float("inf"), 0, -1, 1 << 2000):
         told(
             lambda wrong=wrong: flare.mix({data: wrong}),
-            "a mix wants datasets, each with a weight above 0",
+            "expected datasets, each with a weight above 0",
             WEIGHTS,
         )
     told(lambda: flare.mix({data: 1}, rows=1.5), "rows is 1.5: a whole number is wanted")
-    told(lambda: flare.mix({data: 1}, rows=0), "rows is 0: an epoch has at least 1")
-    told(lambda: flare.Mix([data], []), "a mix wants datasets, each with a weight above 0", WEIGHTS)
-    told(lambda: flare.Mix(data, 1), "a mix wants datasets, each with a weight above 0", WEIGHTS)
-    told(lambda: flare.Mix(3, 1), "3 is no dataset", OPEN)
+    told(lambda: flare.mix({data: 1}, rows=0), "rows is 0: expected at least 1")
+    told(lambda: flare.Mix([data], []), "expected datasets, each with a weight above 0", WEIGHTS)
+    told(lambda: flare.Mix(data, 1), "expected datasets, each with a weight above 0", WEIGHTS)
+    told(lambda: flare.Mix(3, 1), "expected a dataset, got 3", OPEN)
     epoch = 1 << 60
     told(
         lambda: flare.mix({data: 1}).run(epoch=epoch),
-        f"epoch {epoch} of 50 rows ends past step 2^62",
+        f"epoch {epoch} of 50 rows ends after step 2^62",
     )
     assert flare.mix({data: np.float32(0.5)}).quotas.tolist() == [10_000]
 
@@ -306,7 +312,9 @@ def test_a_writer_says_what_it_wants_and_writes_nothing(here, options, message, 
 def test_the_other_verbs_say_what_they_want(here, data):
     told(lambda: flare.open("d", decode=[1]), "decode is [1]: a dict is wanted")
     told(lambda: flare.open("d", maps="no"), "maps is 'no': True or False is wanted")
-    told(lambda: flare.open("d", cache="c", cache_limit=-1), "cache_limit is -1, below 0")
+    told(
+        lambda: flare.open("d", cache="c", cache_limit=-1), "cache_limit is -1: expected at least 0"
+    )
     told(
         lambda: flare.open("d", cache_limit=1.5),
         "cache_limit is 1.5: a whole number or text is wanted",

@@ -109,8 +109,8 @@ def test_standard_input_where_no_stream_is_read(here, capfd):
             capfd,
             args,
             2,
-            "standard input is read once, and this looks at files",
-            "Write it to a file, and name that.",
+            "cannot read from standard input here",
+            "Write the data to a file and pass its name.",
         )
 
 

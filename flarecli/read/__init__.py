@@ -1,6 +1,6 @@
-"""Reading: an address resolves to a Playlist, a Playlist opens as a Dataset of rows, in any order.
+"""Reading: an address resolves to a Playlist, and a Playlist opens as a Dataset.
 
-What finds and names datasets is loaded at once; rows, runs and loaders are when they are first asked for.
+`resolve` is imported at once; datasets, runs and loaders are imported on first use.
 """
 
 from __future__ import annotations

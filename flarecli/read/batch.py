@@ -1,4 +1,4 @@
-"""What a worker of a loader does with the rows of a batch: read, decode, transform, collate."""
+"""The work of a loader's worker: read, decode, transform and collate the rows of a batch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from flarecli.read.protocols import Rows
 
 __all__ = ["Made", "Part", "Work", "parts_of"]
 
-_FOUND = 512  # rows that are found at once
+_BLOCK_ROWS = 512  # rows whose position in memory is looked up together
 
 
 class Block:
-    """Rows of several batches, int64 [k], one behind the other: where they lie in memory is found for all at once."""
+    """Rows of several consecutive batches, int64 [k], which are located in memory together."""
 
     def __init__(self, rows: IntArray) -> None:
         self.rows, self._is_read = rows, False
-        self._found: tuple[int, Found | None] = 0, None  # from which row on
+        self._found: tuple[int, Found | None] = 0, None  # the first located row, and the rows
 
     def batch(self, data: Rows, start: int, stop: int) -> dict[str, Any]:
-        """Give rows start..stop as one batch. Raises what reading them does."""
+        """Return rows start..stop as one batch. Raises the errors of `Rows.collated`."""
         first, found = self._found
         if not self._is_read and (
             found is None or not first <= start <= stop <= first + found.rows
@@ -40,7 +40,12 @@ class Block:
 
 
 class Part(NamedTuple):
-    """Rows of one batch, int64 [k], and whether their samples are wanted one by one; the block that they are in, and where they begin there."""
+    """The rows of one batch.
+
+    rows   int64 [k]
+    apart  return the samples of each row instead of a batch
+    block  the block that contains the rows, from its row `start` on
+    """
 
     rows: IntArray
     apart: bool = False
@@ -49,16 +54,19 @@ class Part(NamedTuple):
 
 
 def parts_of(rows: IntArray, batch: int, apart: bool = False) -> Iterator[Part]:
-    """Cut rows into batches, in blocks of many rows."""
-    most = batch * max(1, _FOUND // batch)
-    for first in range(0, len(rows), most):
-        block = Block(rows[first : first + most])
+    """Split rows into batches; consecutive batches share a block."""
+    block_rows = batch * max(1, _BLOCK_ROWS // batch)
+    for first in range(0, len(rows), block_rows):
+        block = Block(rows[first : first + block_rows])
         for start in range(0, len(block.rows), batch):
             yield Part(block.rows[start : start + batch], apart, block, start)
 
 
 class Made(NamedTuple):
-    """What came of a part: a batch, or the samples that each row became, where they are not one each or were wanted apart."""
+    """The result of a part: a batch, or the samples of each row.
+
+    samples  set if the part has `apart`, or if a transform returned other than one sample per row
+    """
 
     rows: IntArray
     batch: Any
@@ -66,7 +74,10 @@ class Made(NamedTuple):
 
 
 class Work:
-    """The work itself; it goes to other processes if the transforms do. `fetches`: shards are fetched whole into a cache first."""
+    """Make a batch of each part. Picklable if the transforms are.
+
+    fetches  download whole shards into the cache before reading them
+    """
 
     def __init__(
         self,
@@ -78,24 +89,21 @@ class Work:
         fetches: bool = False,
     ) -> None:
         self._data, self._collate, self._key, self._fetches = data, collate, (seed, epoch), fetches
-        self._pid, self._is_over = (
-            os.getpid(),
-            False,
-        )  # of the process that runs through the data, and lets go of what it has passed
+        self._pid, self._is_over = os.getpid(), False  # only this process releases shards
         self._transforms = [(one, _wants_rng(one)) for one in transforms]
 
     @property
     def is_inline(self) -> bool:
-        """Whether batches are made by the thread that takes them.
+        """Whether the thread that takes the batches makes them.
 
-        Copying mapped bytes costs less than handing a batch to another thread.
+        Copying mapped bytes costs less than passing a batch between threads.
         """
         return not self._transforms and self._collate is None and self._data.is_copied
 
     def __call__(self, part: Part) -> Made:
-        if self._fetches:  # whole shards: a piece read now would be fetched again with them
+        if self._fetches:  # a range read first would be downloaded again with its shard
             self._data.have(part.rows, os.getpid() == self._pid)
-            if self._is_over:  # nobody else lets go of it now
+            if self._is_over:  # `end` ran before this call added its shards
                 self._data.release_all()
         if not part.apart and not self._transforms and self._collate is None:
             if not self._fetches and part.block is not None:
@@ -109,13 +117,13 @@ class Work:
         return Made(part.rows, self.collated([one[0] for one in samples]))
 
     def end(self) -> None:
-        """Let go of what batches made ahead of the run have fetched; one that is still being made does so itself."""
+        """Release the shards that prefetched batches keep; a call in flight releases its own."""
         self._is_over = True
         if self._fetches:
             self._data.release_all()
 
     def samples(self, rows: IntArray) -> list[list[Any]]:
-        """Give the samples that each row becomes. Raises TransformError naming the row."""
+        """Return the samples of each row. Raises TransformError, which names the row."""
         return [
             self._transformed(int(row), sample)
             for row, sample in zip(rows, self._data.__getitems__(rows), strict=True)
@@ -147,7 +155,7 @@ class Work:
         return out
 
     def collated(self, samples: list[Any]) -> Any:
-        """Make a batch of samples."""
+        """Collate samples into a batch."""
         return self._data.collate(samples) if self._collate is None else self._collate(samples)
 
 

@@ -1,4 +1,4 @@
-"""A dataset: rows at an address, whatever holds them."""
+"""Dataset: random access, batches, selections and epochs over the rows of one or more streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, overload
+from typing import Any, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from flarecli.read.decode import Decoder, How, NotDecoded, collated, stacked
 from flarecli.read.epoch import WINDOW, Run, beginning
 from flarecli.read.epoch_order import Epoch
 from flarecli.read.gather import Found
-from flarecli.read.protocols import Closable
+from flarecli.read.protocols import Data
 from flarecli.read.shards import Series
 from flarecli.read.table import Joined, numbers_of
 from flarecli.suggest import choose
@@ -31,13 +31,13 @@ __all__ = ["Dataset"]
 ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
 
-class Dataset(Closable):
+class Dataset(Data):
     """Rows by position: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`, `data.batches(…)`.
 
-    columns   name and encoding of each, in the order of the format
-    schema    the Arrow schema of its batches: a number that the format keeps as text is a number there
-    exact     the schema of the same batches as stored, where such a number is that text
-    playlists what it was opened from
+    columns   name and encoding of each column, in the order of the format
+    schema    Arrow schema of the batches; numbers that the format stores as text are numbers
+    exact     Arrow schema of the batches as stored; numbers stored as text are text
+    playlists the playlists of the dataset
     raises    UsageError if streams cannot be joined by column
     """
 
@@ -51,7 +51,8 @@ class Dataset(Closable):
         series = [Series(parts) for parts in streams if parts]
         if not series:
             raise UsageError(
-                "no stream in it", where=playlists[0].at if playlists and playlists[0].at else ""
+                "playlist contains no streams",
+                where=playlists[0].at if playlists and playlists[0].at else "",
             )
         self._table = Joined(series)
         self.columns: Columns = self._table.columns
@@ -60,7 +61,7 @@ class Dataset(Closable):
             column.name: encodings.lookup(column.encoding) for column in self.columns
         }
         self._decoders = {name: Decoder(one, allow_pickle) for name, one in self._encodings.items()}
-        self._chosen: tuple[str, ...] | None = None  # columns, unless all
+        self._chosen: tuple[str, ...] | None = None  # columns; None: all
         self._read_sample: ReadSample | None = None
         self._describe()
 
@@ -77,7 +78,8 @@ class Dataset(Closable):
         return self._table.rows
 
     def __repr__(self) -> str:
-        return f"<Dataset: {len(self)} rows of {', '.join(f'{one.name!r} {one.encoding}' for one in self.columns)}>"
+        columns = ", ".join(f"{one.name!r} {one.encoding}" for one in self.columns)
+        return f"<Dataset: {len(self)} rows of {columns}>"
 
     def __iter__(self) -> Iterator[Sample]:
         for start in range(0, len(self), 64):
@@ -89,9 +91,10 @@ class Dataset(Closable):
     def __getitem__(self, index: slice | Sequence[int] | IntArray) -> list[Sample]: ...
 
     def __getitem__(self, index: Any) -> Sample | list[Sample]:
-        """Give one sample, or a list of them: column -> Python value.
+        """Return one sample or a list of samples: column -> Python value.
 
-        raises  RowsError (an IndexError) outside the data; UsageError for what is no position; UnsafeError for a pickle unless it was allowed
+        raises  RowsError (an IndexError) for a row outside the data; UsageError for an index that
+                is not an integer; UnsafeError for a pickle, unless pickles are allowed
         """
         if type(index) is int:
             sample = (self._read_sample or self._compile())(index)
@@ -101,15 +104,17 @@ class Dataset(Closable):
             return self._decoded([int(index)])[0]
         if isinstance(index, slice):
             return self._decoded(self._sliced(index))
-        if getattr(index, "ndim", 1) == 0:  # one number, as numpy and torch have it
-            return self._decoded(numbers_of([index.item()]))[0]
+        if isinstance(index, (np.generic, SupportsIndex)) and np.asarray(index).ndim == 0:
+            return self._decoded(numbers_of([np.asarray(index).item()]))[
+                0
+            ]  # a numpy or torch scalar
         return self._decoded(index)
 
     def _compile(self) -> ReadSample:
-        """Return the direct way to one sample of a mapped shard; decoding is chosen once per column.
+        """Return a fast reader of one sample of a mapped shard.
 
-        It returns None for rows that `_decoded` must read, and for those that fail: `_decoded`
-        reads them again and reports the row and the column.
+        It returns None for rows that `_decoded` must read. If decoding fails, it also returns None,
+        and `_decoded` reports the row and the column.
         """
         series, columns = self._table.series[0], self._chosen
         edges, position, count = series.edges, bisect_right, len(self)
@@ -144,8 +149,8 @@ class Dataset(Closable):
             return range(len(self))[index]
         except (TypeError, ValueError):
             raise UsageError(
-                f"{shown(index)} is no slice of rows",
-                hint="Give whole numbers, such as data[10:20] or data[::100].",
+                f"expected a slice of integers, got {shown(index)}",
+                hint="Pass a slice such as data[10:20] or data[::100].",
             ) from None
 
     def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]:
@@ -153,9 +158,7 @@ class Dataset(Closable):
 
     def _decoded(self, indices: Sequence[int] | IntArray) -> list[Sample]:
         rows, names = self.rows(indices), list(self._decoders)
-        if (
-            len(rows) == 1
-        ):  # as little around it as there can be; what fails is done again, and says where
+        if len(rows) == 1:  # fast path; errors are raised by the slow path, with row and column
             with contextlib.suppress(Exception):
                 return [
                     {name: decoder.value(rows[0][name]) for name, decoder in self._decoders.items()}
@@ -176,19 +179,20 @@ class Dataset(Closable):
             raise failed.named(name, int(indices[failed.at])) from failed.__cause__
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
-        """Give rows as one batch: column -> array [rows, …] of numbers and of arrays of one shape, a list of whatever else.
+        """Return rows as one batch: column -> values.
 
-        raises  as reading a row does
+        Numbers and arrays of one shape become an array [rows, …], other values a list. Raises the
+        errors of reading a row.
         """
         try:
             stored = self._table.read_columns(indices, self._chosen)
         except TypeError:
-            numbers_of(indices)  # says what is no list of positions
+            numbers_of(indices)  # raises UsageError for an invalid list
             raise
         return self._batch(stored, indices)
 
     def found(self, rows: IntArray, least: int) -> Found | None:
-        """Find rows in memory, int64 [k], from the first on: at least so many of them, or None; more if little is copied now."""
+        """Locate the first rows of int64 [k] in memory: at least `least`, or None."""
         stock = self._table.stock(rows, least, self._chosen)
         return (
             None
@@ -211,28 +215,29 @@ class Dataset(Closable):
 
     @property
     def is_copied(self) -> bool:
-        """Whether `collated` does little but copy bytes of local, uncompressed, mapped files."""
+        """Whether `collated` only copies bytes of local, uncompressed, mapped files."""
         return all(one.copies for one in self._decoders.values()) and all(
             one.is_mapped for one in self._table.series
         )
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Give samples, of whatever columns, as one batch; numbers of columns that are here have the dtype that they have here.
+        """Collate samples into one batch; numbers have the dtype of the dataset's column, if any.
 
-        raises  UsageError if two samples have other columns
+        raises  UsageError if the samples have different columns
         """
         return collated(samples, self.dtypes)
 
     @property
     def dtypes(self) -> dict[str, str | None]:
-        """The numpy dtype that each column has in a batch, where that is numbers; else None."""
+        """The numpy dtype of each column in a batch; None if its values are not numbers."""
         return {name: decoder.dtype for name, decoder in self._decoders.items()}
 
     def read(self, row: int, ranges: Mapping[str, range] | None = None) -> Sample:
-        """Give one sample; of a column of lists, only a range of its items: what lies there is one read.
+        """Return one sample, and of columns of lists only a range of the items, with one read.
 
-        ranges  column -> positions in its list, `range(32, 42)`; past its end there is nothing
-        raises  UsageError for a column without lists, a range that goes down; RowsError outside the data
+        ranges  column -> positions in its list, such as `range(32, 42)`; cut at the end of the list
+        raises  UsageError for a column that is not a list and for a descending range; RowsError for
+                a row outside the data
         """
         if ranges is None or (isinstance(ranges, Mapping) and not ranges):
             return self[row]
@@ -249,19 +254,17 @@ class Dataset(Closable):
             isinstance(one, range) for one in ranges.values()
         ):
             raise UsageError(
-                f"ranges is {shown(ranges)}: a dict of ranges is wanted",
-                hint='Write it like {"frames": range(32, 42)}.',
+                f"ranges is {shown(ranges)}: expected a dict of ranges",
+                hint='Pass a dict such as {"frames": range(32, 42)}.',
             )
         self._names(list(ranges))
         for name, one in ranges.items():
             if self._encodings[name].item is None:
-                raise UsageError(
-                    f"column {name!r} is no list, so no range of it can be read", column=name
-                )
+                raise UsageError(f"cannot read a range of column {name!r}: not a list", column=name)
             if not 0 <= one.start <= one.stop or one.step < 1:
                 raise UsageError(
-                    f"{one.start}:{one.stop}:{one.step} is no range of column {name!r}",
-                    hint="Give positions that go up.",
+                    f"invalid range {one.start}:{one.stop}:{one.step} of column {name!r}",
+                    hint="Pass an ascending range of positions from 0.",
                     column=name,
                 )
         return ranges
@@ -269,10 +272,10 @@ class Dataset(Closable):
     def rows(
         self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None
     ) -> list[Row]:
-        """Give encoded rows, in the order asked: column -> bytes as the format stores them, nothing decoded.
+        """Return encoded rows in the order of `indices`: column -> bytes as stored.
 
         indices  each in [-rows, rows)
-        raises   RowsError outside the data; UsageError for an unknown column
+        raises   RowsError for a row outside the data; UsageError for an unknown column
         """
         return self._table.read(indices, self._chosen if columns is None else self._names(columns))
 
@@ -295,10 +298,10 @@ class Dataset(Closable):
         columns: Sequence[str] | None = None,
         exact: bool = False,
     ) -> pa.RecordBatch:
-        """Give rows in the order asked as one batch of typed columns.
+        """Return rows in the order of `indices` as one typed batch.
 
-        exact   numbers kept as text stay that text, byte for byte
-        raises  ValueFitError for a value that its column's type cannot hold
+        exact   keep numbers that are stored as text as text
+        raises  ValueFitError for a value outside the range of its column's type
         """
         names = self._names(columns)
         rows = self.rows(indices, names)
@@ -321,11 +324,12 @@ class Dataset(Closable):
         exact: bool = False,
         views: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Give rows start..stop in order as batches of at most `size` rows and of bounded bytes.
+        """Yield rows start..stop in order as batches of at most `size` rows and of bounded bytes.
 
-        exact  numbers kept as text stay that text, byte for byte
-        views  text and bytes may be views over the mapped shard: faster, and what many of Arrow's kernels do not take
-        raises UsageError for a start or a stop below 0, a size below 1, an unknown column
+        exact  keep numbers that are stored as text as text
+        views  text and bytes may be Arrow views over the mapped shard: faster, but many Arrow
+               kernels do not support views
+        raises UsageError for a negative start or stop, a size below 1 or an unknown column
         """
         try:
             start, last, size = (
@@ -335,11 +339,12 @@ class Dataset(Closable):
             )
         except TypeError:
             raise UsageError(
-                f"rows {shown(start)} to {shown(stop)} in batches of {shown(size)}: whole numbers are wanted"
+                f"rows {shown(start)} to {shown(stop)} in batches of {shown(size)}: "
+                "expected integers"
             ) from None
         if start < 0 or last < 0 or size < 1:
             raise UsageError(
-                f"rows {start} to {last} in batches of {size}: at least 0, 0 and 1 are wanted"
+                f"rows {start} to {last} in batches of {size}: expected at least 0, 0 and 1"
             )
         batches = self._table.scan(self._names(columns), start, last, size, views)
         return batches if exact else self._all_natural(batches, start)
@@ -352,7 +357,7 @@ class Dataset(Closable):
             first += batch.num_rows
 
     def _natural(self, batch: pa.RecordBatch, rows: Sequence[int] | IntArray) -> pa.RecordBatch:
-        """Give numbers kept as text as numbers, JSON's strings without their quotes."""
+        """Convert numbers stored as text to numbers, and JSON strings to text."""
         if self._is_natural:
             return batch
         arrays, fields = [], []
@@ -368,27 +373,26 @@ class Dataset(Closable):
 
     @property
     def checksum(self) -> str:
-        """The xxh3_128 of what is listed: columns, and rows, size and checksums of each shard.
+        """The xxh3_128 of the listing: columns, and rows, size and checksums of each shard.
 
-        Datasets with equal checksums have the same rows in the same order, as far as their lists
-        tell. Where a list has no checksums of shards, names stand in for them. Addresses, columns
-        chosen by `select` and decoders are not covered; rows chosen by `where` are.
+        If a list has no checksums of its shards, their names are used instead. Rows chosen by
+        `where` are covered; addresses, columns chosen by `select` and decoders are not.
         """
         return self._table.checksum
 
     def begins_with(self, checksum: str, rows: int) -> bool:
-        """Return whether the first `rows` rows are all of the data that has this checksum."""
+        """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
         return self._table.begins_with(checksum, rows)
 
     @property
     def edges(self) -> IntArray:
-        """The row at which each chunk of the first stream begins, and the end: int64 [chunks + 1]."""
+        """The first row of each chunk of the first stream, then the end: int64 [chunks + 1]."""
         return self._table.edges
 
-    # -- less of the same data
+    # -- selections
 
     def select(self, columns: Sequence[str]) -> Dataset:
-        """Give the same rows with fewer columns, in the order named. Raises UsageError for an unknown column."""
+        """Return a dataset of some columns, in this order. Raises UsageError for an unknown column."""
         names = self._names(columns)
         out = copy.copy(self)
         by_name = {column.name: column for column in self.columns}
@@ -401,13 +405,14 @@ class Dataset(Closable):
 
     @checked
     def where(self, condition: str) -> Dataset:
-        """Give the rows that an SQL condition is true for, in their order; the columns that it looks at are read through once.
+        """Return the dataset of the rows for which an SQL condition is true, in their order.
 
-        raises  UsageError for what is no condition, or fails on a row
+        The columns of the condition are read once.
+
+        raises  UsageError for an invalid condition, or one that fails on a row
         """
-        position = "row of the data".ljust(
-            1 + max(map(len, self.schema.names), default=0)
-        )  # no column's name, and no condition's by accident
+        # longer than every column name, so it cannot clash
+        position = "row of the data".ljust(1 + max(map(len, self.schema.names), default=0))
         names = sql.columns_of(condition, self.schema.names) or self.schema.names[:1]
         schema, first = (
             pa.schema([self.schema.field(name) for name in names]).append(
@@ -427,8 +432,8 @@ class Dataset(Closable):
         kept, batches = sql.select(schema, numbered(), condition, known=self.schema.names)
         if kept is not schema:
             raise UsageError(
-                "where takes a condition, not a SELECT",
-                hint="Write it like \"aes > 4 and lang = 'en'\".",
+                "expected a condition, not a SELECT statement",
+                hint="Pass a condition such as \"aes > 4 and lang = 'en'\".",
             )
         parts = [batch.column(position).to_numpy() for batch in batches]
         out = copy.copy(self)
@@ -437,15 +442,18 @@ class Dataset(Closable):
 
     @checked
     def decoded(self, how: Mapping[str, How]) -> Dataset:
-        """Give the same rows with other values: `{column: False}` gives its stored bytes, `{column: function}` what that makes of them.
+        """Return the dataset with other decoders.
 
+        how     column -> True: decode by its encoding, False: the stored bytes, or a function of
+                the stored bytes
         raises  UsageError for an unknown column
         """
         self._names(list(how))
         for name, one in how.items():
             if not callable(one) and one is not True and one is not False:
                 raise UsageError(
-                    f"column {name!r} is decoded by {shown(one)}: a function, True or False is wanted",
+                    f"decoder of column {name!r} is {shown(one)}: "
+                    "expected a function, True or False",
                     column=name,
                 )
         out = copy.copy(self)
@@ -455,11 +463,11 @@ class Dataset(Closable):
         return out
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Give all rows as one Arrow table, in memory."""
+        """Return all rows as one Arrow table, in memory."""
         schema = pa.schema([self.schema.field(name) for name in self._names(columns)])
         return pa.Table.from_batches(list(self.scan(columns)), schema)
 
-    # -- in the order of training
+    # -- epochs
 
     @checked
     def run(
@@ -472,71 +480,78 @@ class Dataset(Closable):
         cursor: Cursor | None = None,
         window: int = WINDOW,
     ) -> Run:
-        """Give the samples of an epoch in a fixed order, those of one rank; see `Run`.
+        """Return an iterator over the samples of one rank in an epoch; see `Run`.
 
-        order   `shuffle`: all rows among each other; `windows`: chunks, then rows inside `window` of them at a time, for data
-                that is fetched; `sequential`
-        cursor  go on from the `cursor` of another run, with as many ranks as there are now; it says seed, epoch, order and window
-        raises  UsageError for a rank, an order or a place that is none, or one of other data
+        order   `shuffle`: a permutation of all rows; `windows`: shuffled chunks, with the rows of
+                `window` chunks mixed, for remote data; `sequential`
+        cursor  resume at the `cursor` of another run, with any number of ranks; it sets seed,
+                epoch, order and window
+        raises  UsageError for an invalid rank or order, and for a cursor of other data
         """
         return Run(self, beginning(seed, epoch, order, window, cursor), rank, ranks)
 
     @checked
     def order(self, seed: int, epoch: int, order: str, window: int = WINDOW) -> Epoch:
-        """Give an epoch: which row each of its steps has. Raises UsageError for an order that is none."""
+        """Return the order of an epoch. Raises UsageError for an unknown order."""
         return Epoch(np.asarray(self.edges), seed, epoch, order, window)
 
     def close(self) -> None:
-        """Close the shards that are open; a row that is read afterwards opens its shard again."""
+        """Close all open shards. Reading a row afterwards opens its shard again."""
         for one in self._table.series:
             one.close()
 
     def load(self) -> None:
-        """Load the code that reading takes, before processes are forked: each of them would do it again."""
+        """Import the code of the formats, so that forked processes share it."""
         for one in self._table.series:
             one.load()
 
     @property
     def room(self) -> int:
-        """Bytes that the cache before its shards may hold; 0 without one."""
+        """Cache bytes available for prefetched shards; 0 without a cache."""
         return min(one.room for one in self._table.series)
 
     @property
     def stored(self) -> int:
-        """Bytes of its shards, from what is listed; -1 where that does not say."""
+        """Total bytes of the shards as listed; -1 if a size is not listed."""
         sizes = [one.stored for one in self._table.series]
         return -1 if min(sizes) < 0 else sum(sizes)
 
     def expect(self, together: int) -> None:
-        """Say that most rows will be read, in whatever order, among `together` bytes: if memory has room for all, shards come in large pages."""
+        """Announce that most rows will be read: mapped shards then use large pages.
+
+        together  bytes of all data that will be read; large pages are used if they fit into memory
+        """
         if 2 * len(self) >= self._table.series[0].rows:
             for one in self._table.series:
                 one.expect(together)
 
     def weight(self, start: int, stop: int) -> int:
-        """Reckon the bytes of the shards that hold rows start..stop, from what is listed."""
+        """Return the listed bytes of the shards of rows start..stop."""
         return sum(one.weight(i) for one, chunks in self._table.spans(start, stop) for i in chunks)
 
     def fetch(self, start: int, stop: int) -> None:
-        """Fetch the shards that hold rows start..stop, whole, into the cache, or into memory until `release`; those that are there cost nothing."""
+        """Download the shards of rows start..stop into the cache, or into memory until `release`."""
         for one, chunks in self._table.spans(start, stop):
             for i in chunks:
                 one.fetch(i, passing=True)
 
     def have(self, rows: IntArray, passing: bool = False) -> None:
-        """Fetch the shards that hold these rows, int64 [k], whole into the cache, where they are not at hand; `passing`: as `fetch` does."""
+        """Download the shards of these rows, int64 [k], into the cache.
+
+        passing  keep shards that the cache cannot keep in memory until `release`, like `fetch`
+        """
         for one, chunks in self._table.holding(rows):
             for i in chunks:
                 one.fetch(i, passing)
 
     def release(self, start: int, stop: int) -> None:
-        """Let go of those shards in memory, and of the copies in the cache that have left it since."""
+        """Release the shards of rows start..stop: memory, and cached copies that were evicted."""
         for one, chunks in self._table.spans(start, stop):
             for i in chunks:
                 one.passed(i)
 
     def release_all(self) -> None:
-        """Let go of whatever shards runs have left in memory."""
+        """Release all shards that runs keep in memory."""
         for one in self._table.series:
             one.pass_all()
 
@@ -549,7 +564,10 @@ class Dataset(Closable):
         stop: int | None = None,
         views: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Give rows start..stop in order as typed batches of exactly `size` rows, the last one smaller; `views` as in `scan`."""
+        """Yield rows start..stop as typed batches of exactly `size` rows; the last may be smaller.
+
+        views  as in `scan`
+        """
         return _of_size(self.scan(columns, start, stop, size, views=views), size)
 
 
@@ -565,7 +583,7 @@ def _plain(
 
 
 def _of_size(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """Give the same rows in batches of exactly `size` rows, the last one smaller."""
+    """Yield the same rows in batches of exactly `size` rows; the last may be smaller."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Stored bytes to values, a column of many rows at a time: numbers by numpy, everything else one by one."""
+"""Decode the stored bytes of a column: numbers with numpy, other values one at a time."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from flarecli.errors import FlareError, UsageError, ValueFitError
 
 __all__ = ["Decoder", "How", "NotDecoded", "collated", "stacked"]
 
-How: TypeAlias = "Callable[[bytes], Any] | bool"  # of a column: a function from its stored bytes, True as its encoding says, False not at all
+# How to decode a column: a function of the stored bytes, True: by its encoding, False: not at all
+How: TypeAlias = "Callable[[bytes], Any] | bool"
 
 
 class NotDecoded(Exception):
-    """The value at a position cannot be decoded."""
+    """The value at position `at` cannot be decoded."""
 
     def __init__(self, at: int, error: FlareError) -> None:
         super().__init__(str(error))
         self.at, self.error = at, error
 
     def named(self, column: str, row: int) -> FlareError:
-        """Say it of a column of a row."""
+        """Return the error with its column and row."""
         return self.error.changed(address="", row=row).of_column(column)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What makes values of one column's stored bytes. Picklable if `how` is."""
+    """Decode one column. Picklable if `how` is."""
 
     encoding: Encoding
     allow_pickle: bool = False
@@ -40,7 +41,7 @@ class Decoder:
 
     @property
     def dtype(self) -> str | None:
-        """The numpy dtype of a batch of its values, where they are numbers; else None."""
+        """The numpy dtype of a batch of its values if they are numbers, else None."""
         kind = self.encoding
         return (
             None
@@ -50,7 +51,7 @@ class Decoder:
 
     @property
     def copies(self) -> bool:
-        """Whether its values are little but copies of what is stored: bytes, text, numbers, arrays of one shape."""
+        """Whether decoding only copies bytes: bytes, text, numbers, arrays of one shape."""
         kind = self.encoding
         return self.how is False or (
             self.how is True and (kind.name in ("bytes", "str") or self._is_stacked)
@@ -63,7 +64,7 @@ class Decoder:
         )
 
     def values(self, data: Sequence[Any]) -> list[Any]:
-        """Give the Python value of each; None stays None. Raises NotDecoded."""
+        """Return the Python value of each; None stays None. Raises NotDecoded."""
         data = data.tolist() if isinstance(data, np.ndarray) else data
         if self.how is False:
             return list(data)
@@ -77,7 +78,10 @@ class Decoder:
             if self.encoding.name == "str":
                 try:
                     return [one.decode() for one in data]
-                except (UnicodeDecodeError, AttributeError):  # one by one, which says which it is
+                except (
+                    UnicodeDecodeError,
+                    AttributeError,
+                ):  # decoding one at a time reports the position
                     pass
         return [self._value(one, at) for at, one in enumerate(data)]
 
@@ -108,7 +112,8 @@ class Decoder:
             raise NotDecoded(at, ValueFitError(f"{type(error).__name__}: {error}")) from error
 
     def array(self, data: Sequence[Any]) -> Any:
-        """Give numbers, or arrays of the one shape that the encoding names, as one array [rows, …] that owns its bytes; None of anything else.
+        """Give numbers, or arrays of the one shape that the encoding names, as one array [rows, …]
+        that owns its bytes; None of anything else.
 
         data  bytes of each, or voids in one array, over whose memory the values then lie
         """
@@ -126,7 +131,7 @@ class Decoder:
         except TypeError:  # a null
             return None
         if len(joined) != size * len(data) or set(map(len, data)) - {size}:
-            return None  # one by one, which says which it is
+            return None  # decoding one at a time reports the position
         return np.frombuffer(joined, kind.dtype or kind.arrow.to_pandas_dtype()).reshape(
             len(data), *kind.shape
         )
@@ -135,31 +140,33 @@ class Decoder:
 def collated(
     samples: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    """Collate samples by column. Raises UsageError if they are no dicts of the same columns."""
+    """Collate samples by column. Raises UsageError unless all are dicts of the same columns."""
     if not isinstance(samples, Sequence):
-        raise UsageError(f"{shown(samples)} is no list of samples")
+        raise UsageError(f"expected a list of samples, got {shown(samples)}")
     if not samples:
         return {}
     if not all(isinstance(one, Mapping) for one in samples):
         raise UsageError(
-            "a sample is no dict, so it makes no batch",
-            hint="Give collate=, which makes a batch of a list of samples.",
+            "cannot collate a sample that is not a dict",
+            hint="Pass collate=, a function that makes a batch of a list of samples.",
         )
     first = samples[0].keys()
     if any(one.keys() != first for one in samples):
         other = next(one.keys() ^ first for one in samples if one.keys() != first)
         raise UsageError(
-            f"column {min(other, key=str)!r} is in one sample and not in another",
-            hint="Give collate=, or the same columns in each.",
+            f"column {min(other, key=str)!r} is missing in some samples",
+            hint="Pass collate=, or return the same columns in every sample.",
             column=min(other, key=str),
         )
     return {name: stacked([one[name] for one in samples], dtypes.get(name)) for name in first}
 
 
 def stacked(values: list[Any], dtype: str | None = None) -> Any:
-    """Collate one column: numbers as an array, arrays of one shape and dtype as one with an axis more; else the list itself.
+    """Collate one column.
 
-    dtype  what Python's numbers become, if they fit; int64 and float64 else
+    Numbers become an array; arrays of one shape and dtype are stacked; other values stay a list.
+
+    dtype  of Python numbers, if all fit; otherwise int64 or float64
     """
     first = values[0] if values else None
     if isinstance(first, np.ndarray):
@@ -184,7 +191,7 @@ def stacked(values: list[Any], dtype: str | None = None) -> Any:
 
 
 def _fitted(values: list[Any], dtypes: Sequence[str]) -> Any:
-    """Give numbers as an array of the first dtype that can hold them; as they are, if none can."""
+    """Return numbers as an array of the first dtype that can hold them, else the list."""
     for dtype in dtypes:
         try:
             with np.errstate(over="raise"):

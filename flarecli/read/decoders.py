@@ -1,4 +1,4 @@
-"""Decoders to give as `decode=`: stored bytes to arrays that batch. Picklable, so worker processes take them."""
+"""Decoders for `decode=`: stored bytes to arrays. Picklable, so worker processes can use them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from flarecli.media import FORMATS
 
 __all__ = ["Audio", "Image", "Text", "Video", "audio", "image", "text", "video"]
 
-_ALONE = {
-    "protocol_whitelist": "none"
-}  # some containers name files and addresses, which FFmpeg would open or listen at
+# some containers refer to files and addresses, which FFmpeg would open
+_NO_PROTOCOLS = {"protocol_whitelist": "none"}
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture file -> uint8 [height, width, channels], or [height, width] of mode L."""
+    """Decode an image file to uint8 [height, width, channels], or [height, width] in mode L."""
 
     size: tuple[int, int] | None
     mode: str
@@ -40,9 +39,7 @@ class Image:
                     return np.asarray(self._in_mode(picture))
                 width, height = self.size
                 if picture.format == "JPEG":
-                    picture.draft(
-                        self.mode, self._least(picture.size)
-                    )  # decodes no more than is kept
+                    picture.draft(self.mode, self._least(picture.size))  # decode at a lower scale
                 box = self._box(picture.size) if self.crop else None
                 return np.asarray(
                     self._in_mode(picture).resize(
@@ -50,21 +47,20 @@ class Image:
                     )
                 )
         except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-            raise ValueFitError(f"no picture: {error}") from error
+            raise ValueFitError(f"invalid image: {error}") from error
 
     def _in_mode(self, picture: Any) -> Any:
-        return (
-            picture if picture.mode == self.mode else picture.convert(self.mode)
-        )  # which copies, and holds the interpreter, also where nothing changes
+        # `convert` always copies, and holds the interpreter lock
+        return picture if picture.mode == self.mode else picture.convert(self.mode)
 
     def _least(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Give the size that a picture may be decoded at, in its own proportions."""
+        """Return the smallest sufficient size to decode at, with the aspect ratio of the image."""
         width, height = self.size or size
         scale = max(width / size[0], height / size[1])
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
     def _box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Give the largest part in the middle with the proportions wanted: left, top, right, bottom."""
+        """Return the largest centered box with the target aspect ratio: left, top, right, bottom."""
         width, height = self.size or size
         scale = min(size[0] / width, size[1] / height)
         left, top = (size[0] - width * scale) / 2, (size[1] - height * scale) / 2
@@ -73,11 +69,11 @@ class Image:
 
 @checked
 def image(size: int | tuple[int, int] | None = None, mode: str = "RGB", crop: bool = True) -> Image:
-    """Decode pictures to uint8 [height, width, channels].
+    """Return a decoder of images to uint8 [height, width, channels].
 
-    size  pixels: one number, or (width, height); None leaves each as large as it is
-    mode  of Pillow: `RGB`, `L`, …
-    crop  the middle part with the proportions wanted; False changes the proportions
+    size  pixels: one number or (width, height); None keeps the size of each image
+    mode  a Pillow mode: `RGB`, `L`, …
+    crop  crop the center to the target aspect ratio; False: stretch
     """
     return Image(_pair(size), mode, crop)
 
@@ -85,13 +81,13 @@ def image(size: int | tuple[int, int] | None = None, mode: str = "RGB", crop: bo
 def _pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     pair = (size, size) if isinstance(size, int) else size
     if pair is not None and min(pair) < 1:
-        raise UsageError(f"{pair[0]} x {pair[1]} is no size of a picture")
+        raise UsageError(f"size is {pair[0]} x {pair[1]}: expected at least 1 x 1")
     return pair
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """UTF-8 -> uint8 [size]: its bytes, cut or filled up with zeros."""
+    """Return the bytes of a text as uint8 [size], truncated or padded with zeros."""
 
     size: int
 
@@ -104,15 +100,15 @@ class Text:
 
 @checked
 def text(size: int) -> Text:
-    """Give text as its first `size` bytes, uint8 [size], zeros behind its end."""
+    """Return a decoder of text to its first `size` bytes, uint8 [size], padded with zeros."""
     if size < 0:
-        raise UsageError(f"{size} is no number of bytes")
+        raise UsageError(f"size is {size}: expected at least 0")
     return Text(size)
 
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """A sound file -> float32 [channels, samples]."""
+    """Decode an audio file to float32 [channels, samples]."""
 
     rate: int | None
     seconds: float
@@ -120,7 +116,7 @@ class Audio:
     def __call__(self, data: bytes) -> Any:
         av = _av()
         try:
-            with av.open(io.BytesIO(data), options=_ALONE) as file:
+            with av.open(io.BytesIO(data), options=_NO_PROTOCOLS) as file:
                 stream = file.streams.audio[0]
                 rate = self.rate or stream.rate
                 resampler, parts, left = (
@@ -130,7 +126,7 @@ class Audio:
                 )
                 for frame in itertools.chain(
                     file.decode(stream), [None]
-                ):  # which brings what the resampler still holds
+                ):  # None flushes the resampler
                     for one in resampler.resample(frame):
                         parts.append(one.to_ndarray()[:, :left])
                         left -= parts[-1].shape[1]
@@ -138,26 +134,24 @@ class Audio:
                         break
                 return np.concatenate(parts, axis=1)
         except (av.error.FFmpegError, IndexError, ValueError) as error:
-            raise ValueFitError(f"no sound: {error}") from error
+            raise ValueFitError(f"invalid audio: {error}") from error
 
 
 @checked
 def audio(rate: int | None = None, seconds: float = 600.0) -> Audio:
-    """Decode sound to float32 [channels, samples], by PyAV.
+    """Return a decoder of audio to float32 [channels, samples]. Requires PyAV.
 
-    rate     samples a second to convert to; None keeps its own
-    seconds  the most that is decoded
+    rate     sample rate in Hz; None keeps the rate of each file
+    seconds  maximum duration that is decoded
     """
     if (rate is not None and rate < 1) or not seconds > 0:
-        raise UsageError(
-            f"rate is {rate}, seconds {seconds}: at least 1, and more than 0 are wanted"
-        )
+        raise UsageError(f"rate is {rate}, seconds {seconds}: expected at least 1, and more than 0")
     return Audio(rate, seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """A video file -> uint8 [frames, height, width, 3]."""
+    """Decode a video file to uint8 [frames, height, width, 3]."""
 
     frames: int
     step: int
@@ -168,7 +162,7 @@ class Video:
         width, height = self.size or (None, None)
         out: list[Any] = []
         try:
-            with av.open(io.BytesIO(data), options=_ALONE) as file:
+            with av.open(io.BytesIO(data), options=_NO_PROTOCOLS) as file:
                 for k, frame in enumerate(file.decode(file.streams.video[0])):
                     if len(out) == self.frames:
                         break
@@ -176,14 +170,19 @@ class Video:
                         out.append(frame.reformat(width, height, "rgb24").to_ndarray())
                 return np.stack(out)
         except (av.error.FFmpegError, IndexError, ValueError) as error:
-            raise ValueFitError(f"no video: {error}") from error
+            raise ValueFitError(f"invalid video: {error}") from error
 
 
 @checked
 def video(frames: int, step: int = 1, size: int | tuple[int, int] | None = None) -> Video:
-    """Decode the first `frames` frames of a video, every `step`-th, to uint8 [frames, height, width, 3], by PyAV; size is (width, height)."""
+    """Return a decoder of video to uint8 [frames, height, width, 3]. Requires PyAV.
+
+    frames  maximum number of frames
+    step    decode every `step`-th frame
+    size    pixels: one number or (width, height); None keeps the size of each video
+    """
     if frames < 1 or step < 1:
-        raise UsageError(f"frames is {frames}, step {step}: at least 1 is wanted")
+        raise UsageError(f"frames is {frames}, step {step}: expected at least 1")
     return Video(frames, step, _pair(size))
 
 

@@ -1,4 +1,4 @@
-"""A run through an epoch: samples in a keyed order, on one of any number of ranks, from any step on."""
+"""Iterate over the samples of one rank in an epoch; a cursor resumes at any step."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["WINDOW", "Run", "beginning", "check_place", "parse_state"]
 
 _NO_CHECKSUM = "saved by an earlier version of flare, without the checksum of its data"
 
-WINDOW = 8  # chunks whose rows are mixed, unless something else is said
-_BLOCK = 1 << 14  # steps mapped to rows at once
-_READ = 64  # rows read at once
+WINDOW = 8  # default number of chunks whose rows are mixed
+_BLOCK = 1 << 14  # steps that are mapped to rows at once
+_READ_ROWS = 64  # rows that are read at once
 
 
 def beginning(
     seed: int, epoch: int, order: str, window: int, cursor: Cursor | None = None
 ) -> Cursor:
-    """Give the place where a run begins: at the beginning of an epoch, or at a cursor, which says seed, epoch, order and window.
+    """Return the cursor at which a run starts: the start of an epoch, or the given cursor.
 
-    raises  UsageError for a cursor that is no place, or where something else is asked for than it says
+    raises  UsageError for an invalid cursor, and if the other arguments differ from the cursor's
     """
     if cursor is None:
         return Cursor(seed, epoch, 0, order, window=window)
@@ -44,21 +44,19 @@ def beginning(
         )
     except TypeError:
         raise UsageError(
-            f"{shown(cursor)} is no place of a run",
-            hint="Give whole numbers: flare.Cursor(seed, epoch, step, order).",
+            f"invalid cursor: {shown(cursor)}",
+            hint="Pass integers: flare.Cursor(seed, epoch, step, order).",
         ) from None
-    for name, given, unsaid in (
-        ("seed", seed, 0),
-        ("epoch", epoch, 0),
-        ("order", order, "shuffle"),
-        ("window", window, WINDOW),
+    for name, given, default, saved in (
+        ("seed", seed, 0, place.seed),
+        ("epoch", epoch, 0, place.epoch),
+        ("order", order, "shuffle", place.order),
+        ("window", window, WINDOW, place.window),
     ):
-        if given not in (unsaid, its := getattr(place, name)) and (
-            name != "window" or place.order == "windows"
-        ):
+        if given not in (default, saved) and (name != "window" or place.order == "windows"):
             raise UsageError(
-                f"{name} is {given!r:.60}, the cursor's is {its!r:.60}",
-                hint=f"Leave {name} out: the cursor says it.",
+                f"{name} is {given!r:.60}, the cursor's is {saved!r:.60}",
+                hint=f"Leave {name} out: the cursor sets it.",
             )
     return place
 
@@ -72,10 +70,10 @@ def _text(given: Any) -> str | None:
 def parse_state(
     state: Mapping[str, Any], keys: Set[str], owner: str, method: str
 ) -> dict[str, Any]:
-    """Return a saved state with Python's integers: `order` and `checksum` are text, the other keys integers.
+    """Check a saved state and return it with Python integers; `order` and `checksum` are text.
 
-    raises  UsageError if it lacks a key, has another one, or a value of another type; it names the
-            version if only the checksum is missing
+    raises  UsageError for missing or unknown keys and values of another type; a missing checksum
+            has its own message
     """
     texts = ("order", "checksum")
     try:
@@ -95,15 +93,15 @@ def parse_state(
 
 
 def check_place(data: Rows, rows: int, place: Cursor) -> None:
-    """Raise UsageError if a place is outside its epoch, or was saved in other data.
+    """Raise UsageError if a cursor is outside its epoch, or was saved with other data.
 
-    A place without rows and checksum was made by hand: only its step is checked. In order
-    `sequential`, rows may have been added behind those of the data that it was saved in.
+    Of a cursor without rows and checksum, made by hand, only the step is checked. In order
+    `sequential`, a cursor stays valid after rows were appended.
 
-    rows  of the epoch
+    rows  the number of rows of the epoch
     """
     if not 0 <= place.step <= rows:
-        raise UsageError(f"step {place.step} is outside the epoch, which has {rows}")
+        raise UsageError(f"step {place.step} is outside the epoch, which has {rows} steps")
     if place.rows is None and place.checksum is None:
         return
     is_same_length = place.rows in (None, rows)
@@ -118,31 +116,31 @@ def check_place(data: Rows, rows: int, place: Cursor) -> None:
             return
     hint = "Open the data that it was saved with."
     if not is_same_length:
-        raise UsageError(f"saved in data of {place.rows} rows, here are {rows}", hint=hint)
+        raise UsageError(f"saved with data of {place.rows} rows; this data has {rows}", hint=hint)
     if place.checksum is None:
         hint = (
-            "If the data has not changed, give dataclasses.replace(cursor, checksum=data.checksum)."
+            "If the data has not changed, pass dataclasses.replace(cursor, checksum=data.checksum)."
         )
         raise UsageError(_NO_CHECKSUM, hint=hint)
     raise UsageError(
-        f"saved in data with checksum {shown(place.checksum)}, this data has {data.checksum!r}",
+        f"saved with data of checksum {shown(place.checksum)}; this data has {data.checksum!r}",
         hint=hint,
     )
 
 
 class Run:
-    """Iterate it once: the samples of one rank, in order; `cursor` is the place behind the last one given.
+    """An iterator over the samples of one rank, in order. `cursor` is the current position.
 
-    Every step of an epoch has one row, and rank r of R takes steps r, r + R, … behind the place where the run began. So
-    the ranks together give each row once, in one order, and another number of ranks goes on where they stopped. Where
-    the rows are no multiple of the ranks, the last ranks give one row less.
+    Every step of an epoch reads one row. Rank r of R reads steps r, r + R, … from the start of the
+    run on. So the ranks together read each row once, and any number of ranks can resume. If the
+    number of rows is not a multiple of the ranks, the last ranks have one row less.
 
-    raises  UsageError for a rank outside the ranks, an order that is none, a place outside the epoch
+    raises  UsageError for a rank outside the ranks, an unknown order or a step outside the epoch
     """
 
     def __init__(self, data: Rows, cursor: Cursor, rank: int, ranks: int) -> None:
         if not 0 <= rank < ranks:
-            raise UsageError(f"rank {rank} of {ranks} is no rank")
+            raise UsageError(f"rank {rank} of {ranks}: expected a rank below the number of ranks")
         self._ranks = ranks
         self._epoch = data.order(
             cursor.seed,
@@ -157,7 +155,9 @@ class Run:
 
     @property
     def cursor(self) -> Cursor:
-        """The place behind the samples given so far, if every rank gave as many: after k of them, k × ranks steps on."""
+        """The current position, if every rank has read as many samples: k samples are k * ranks
+        steps.
+        """
         start = self._place
         step = min(self._epoch.rows, start.step + self._given * self._ranks)
         return Cursor(
@@ -172,12 +172,13 @@ class Run:
 
     def __repr__(self) -> str:
         at = self.cursor
-        return f"<Run: {len(self)} samples left, seed {at.seed}, epoch {at.epoch}, step {at.step} of {self._epoch.rows}, {at.order}>"
+        place = f"epoch {at.epoch}, step {at.step} of {self._epoch.rows}, {at.order}"
+        return f"<Run: {len(self)} samples left, seed {at.seed}, {place}>"
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
             "a Run cannot be sent to another process",
-            hint="Send the dataset and `cursor`: data.run(cursor=cursor).",
+            hint="Send the dataset and the cursor, and call data.run(cursor=cursor) there.",
         )
 
     def __iter__(self) -> Run:
@@ -189,19 +190,19 @@ class Run:
         return sample
 
     def __len__(self) -> int:
-        """How many samples are left on this rank."""
+        """Return the number of samples left on this rank."""
         return max(0, -(-(self._epoch.rows - self._begun) // self._ranks) - self._given)
 
 
 def _read(data: Rows, order: Order, place: Cursor, rank: int, ranks: int) -> Iterator[Sample]:
-    """Give the samples; what fetches ahead ends with this."""
+    """Yield the samples; prefetching ends with the generator."""
     fetching, block = begun(data, order, place, ranks), _BLOCK * ranks
     try:
         for first in range(place.step + rank, order.rows, block):
             steps = np.arange(first, min(first + block, order.rows), ranks, dtype=np.int64)
             rows = order.at(steps)
-            for start in range(0, len(rows), _READ):
-                some = rows[start : start + _READ]
+            for start in range(0, len(rows), _READ_ROWS):
+                some = rows[start : start + _READ_ROWS]
                 if fetching:
                     fetching.reached(int(steps[start]))
                     data.have(some, passing=True)

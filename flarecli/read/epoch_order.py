@@ -1,9 +1,9 @@
-"""Orders of an epoch: which row each step has, by arithmetic, whatever the number of ranks.
+"""The order of an epoch: computes the row of each step, independently of the number of ranks.
 
-sequential  step i has row i
+sequential  step i reads row i
 shuffle     a keyed permutation of all rows
-windows     chunks in a keyed order; `window` of them at a time, and their rows in a keyed order among each other, so
-            that whoever reads in this order has `window` chunks open, or in a cache, and no more
+windows     a keyed permutation of the chunks, with the rows of `window` consecutive chunks
+            permuted together; a reader needs only `window` chunks open or cached at a time
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ ORDERS = ("shuffle", "windows", "sequential")
 
 
 class Epoch:
-    """One epoch of rows in an order.
+    """The order of one epoch.
 
-    edges   int64 [chunks + 1]: the row at which each chunk begins, and the end
-    window  chunks whose rows are mixed, of order `windows`
-    raises  UsageError for an order that is none, or a window below 1
+    edges   int64 [chunks + 1]: the first row of each chunk, then the end
+    window  number of chunks whose rows are mixed, for order `windows`
+    raises  UsageError for an unknown order or a window below 1
     """
 
     beside = 1
 
     def __init__(self, edges: IntArray, seed: int, epoch: int, order: str, window: int) -> None:
         if order not in ORDERS:
-            raise UsageError(f"order is {shown(order)}", hint=f"Choose one of {', '.join(ORDERS)}.")
+            raise UsageError(
+                f"unknown order {shown(order)}", hint=f"Choose one of {', '.join(ORDERS)}."
+            )
         if window < 1 or seed < 0 or epoch < 0:
             raise UsageError(
-                f"window is {window}, seed {seed}, epoch {epoch}: at least 1, 0 and 0 are wanted"
+                f"window is {window}, seed {seed}, epoch {epoch}: expected at least 1, 0 and 0"
             )
-        if epoch >= MAX_EPOCH:  # keys are made of 64 bits: later epochs would repeat earlier ones
+        if epoch >= MAX_EPOCH:  # keys have 64 bits: later epochs would repeat earlier ones
             raise UsageError(f"epoch is {epoch}: expected less than 2^{MAX_EPOCH.bit_length() - 1}")
         self.rows = int(edges[-1])
         self._seed, self._epoch, self._order = seed, epoch, order
@@ -48,20 +50,17 @@ class Epoch:
         if order == "windows":
             chunks = len(edges) - 1
             self._chunks = positions(np.arange(chunks), chunks, seed, epoch)
-            self._firsts = edges[:-1][
-                self._chunks
-            ]  # the first row of each chunk, in the order of the chunks
-            self._starts = np.concatenate(
-                [[0], np.cumsum(np.diff(edges)[self._chunks])]
-            )  # the step at which each begins, before mixing
-            self._bounds = self._starts[
-                [*range(0, chunks, window), chunks]
-            ]  # the step at which each window begins
+            # the first row of each chunk, in permuted order, and its first step before mixing
+            self._firsts = edges[:-1][self._chunks]
+            self._starts = np.concatenate([[0], np.cumsum(np.diff(edges)[self._chunks])])
+            # the first step of each window
+            self._bounds = self._starts[[*range(0, chunks, window), chunks]]
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Give what is read one after the other from a step on: its first step, the step behind it, runs of rows (start, stop), one a chunk.
+        """Yield the windows from a step on: first step, end step, row ranges (start, stop) of
+        chunks.
 
-        Nothing of order `shuffle`, which reads everything at once.
+        Order `shuffle` has no windows.
         """
         if self._order == "sequential":
             chunk = max(0, int(np.searchsorted(self._edges, step, "right")) - 1)
@@ -85,7 +84,7 @@ class Epoch:
                 )
 
     def at(self, steps: IntArray) -> IntArray:
-        """Give the row of each step.
+        """Return the row of each step.
 
         steps   int64 [k], each in [0, rows)
         return  int64 [k]

@@ -1,8 +1,8 @@
-"""The checksum of a listing: saved with a place in an epoch, so that no run resumes on other data.
+"""The checksum of a listing: saved with a cursor, so that a run never resumes on other data.
 
 It covers what a playlist or an index lists, in order: the columns, and for each shard its rows, its
-size, its checksums and those of its companion files. Names count only where a list has no complete
-checksums, and the address never does: a dataset that was moved or copied keeps its checksum.
+size, its checksums and those of its companion files. Names are covered only if checksums are
+missing. The address is not covered: a dataset that was moved or copied keeps its checksum.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["checksum_of", "listing_checksum"]
 
 
 def listing_checksum(streams: Sequence[Stream], columns: Columns, rows: IntArray) -> str:
-    """Return the checksum of the first `len(rows)` shards that some streams list one after another.
+    """Return the checksum of the first `len(rows)` shards of the concatenated streams.
 
-    rows    int64 [shards], as listed or as the shards themselves say
-    raises  ReachError if no list has the size of a file, and the file cannot be reached
+    rows    int64 [shards], from the list or from the shards
+    raises  ReachError if a size is not listed and the file cannot be reached
     """
     parts = [_json([(one.name, one.encoding) for one in columns]), _words(rows)]
     left = len(rows)
@@ -36,7 +36,7 @@ def listing_checksum(streams: Sequence[Stream], columns: Columns, rows: IntArray
 
 
 def checksum_of(parts: Sequence[bytes]) -> str:
-    """Return one checksum over several byte strings, whose borders count."""
+    """Return one checksum of several byte strings and their lengths."""
     sums = Sums([DEFAULT])
     for part in parts:
         sums.update(len(part).to_bytes(8, "little"))
@@ -45,7 +45,7 @@ def checksum_of(parts: Sequence[bytes]) -> str:
 
 
 def _listed(stream: Stream, count: int) -> Iterator[bytes]:
-    """Yield what a stream lists of its first `count` shards."""
+    """Yield the listed facts of the first `count` shards of a stream."""
     sizes = (
         np.full(count, -1, np.int64)
         if stream.sizes is None

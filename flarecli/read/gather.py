@@ -1,7 +1,4 @@
-"""Rows of a series that were found in memory, those of several shards and batches at once; a batch of them is copied when it is made.
-
-To find 64 rows takes as long as copying 20 KB of each, to find 512 little longer.
-"""
+"""Gather rows from mapped shards: locate the rows of several batches at once, copy one at a time."""
 
 from __future__ import annotations
 
@@ -19,18 +16,22 @@ __all__ = ["Found", "Stock"]
 
 
 class Found(NamedTuple):
-    """Rows that were found in memory: how many, and what gives those of start..stop as a batch."""
+    """Rows located in memory.
+
+    rows   the number of rows
+    batch  returns rows start..stop as a batch
+    """
 
     rows: int
     batch: Callable[[int, int], dict[str, Any]]
 
 
 class Stock:
-    """Rows in the order asked. Shards that are not compressed are held as long as this is.
+    """Located rows in the requested order. It keeps the maps of its shards open.
 
-    parts  what was found, of one shard each
-    sizes  rows of each
-    order  int64 [rows]: the place of each row of the parts, one behind the other, among those asked for
+    parts  the located rows of each shard
+    sizes  the number of rows of each part
+    order  int64 [rows]: the requested position of each row of the concatenated parts
     """
 
     def __init__(self, parts: Sequence[spans.Lying], sizes: Sequence[int], order: IntArray) -> None:
@@ -41,9 +42,8 @@ class Stock:
             back = np.empty_like(order)
             back[order] = np.arange(len(order))
             taken = itemgetter(*back.tolist())
-        self._columns: dict[
-            str, Any
-        ] = {}  # an array of voids, or of each value: what it lies in, where it starts there, where it stops
+        # an array of voids, or (buffer, start, stop) of each value
+        self._columns: dict[str, Any] = {}
         for name, of_parts in pieces.items():
             if all(
                 isinstance(one, np.ndarray) and one.dtype == of_parts[0].dtype for one in of_parts
@@ -58,14 +58,19 @@ class Stock:
             self._columns[name] = places if len(parts) == 1 else taken(places)
 
     def columns(self, start: int, stop: int) -> dict[str, Any]:
-        """Give the stored bytes of rows start..stop: name -> of one size an array of voids [rows] of its own, else a list of bytes."""
+        """Copy the stored bytes of rows start..stop.
+
+        return  name -> array of voids [rows] if all values have one size, else a list of bytes
+        """
         return {name: self._cut(one, start, stop) for name, one in self._columns.items()}
 
     def _cut(self, one: Any, start: int, stop: int) -> Any:
         if isinstance(one, np.ndarray):
             return one if stop - start == self.rows else one[start:stop].copy()
         values = [source[at:end] for source, at, end in one[start:stop]]
-        return [*map(bytes, values)] if self._is_viewed else values  # slices of a view are views
+        return (
+            [*map(bytes, values)] if self._is_viewed else values
+        )  # a slice of a memoryview is no copy
 
 
 def _places(source: Any, one: Any, size: int) -> Iterable[tuple[Any, int, int]]:

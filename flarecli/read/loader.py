@@ -1,4 +1,4 @@
-"""A loader for training: batches in a keyed order, read, decoded, transformed and collated ahead by threads or processes."""
+"""A loader for training: threads or processes make batches ahead, in a keyed order."""
 
 from __future__ import annotations
 
@@ -24,31 +24,37 @@ from flarecli.read.shard_ahead import begun
 
 __all__ = ["Loader"]
 
-_BLOCK = 1 << 14  # steps mapped to rows at once, about
-_WORKERS = 1 << 16  # no machine starts as many
+_BLOCK = 1 << 14  # approximate number of steps that are mapped to rows at once
+_MAX_WORKERS = 1 << 16
 _KEYS = {"seed", "epoch", "step", "order", "window", "rows", "ranks", "skip", "checksum"}
 
 
 class Loader(Closable):
-    """Batches of a dataset, one epoch a loop: `for batch in loader`, column -> array [batch, …], or a list where there is none.
+    """Batches of a dataset, one epoch per loop. A batch is a dict: column -> array [batch, …] or
+    list.
 
-    The next loop is the next epoch. A loop that was left goes on where it was left; `save()` tells that place and `load()` goes
-    there, in another process, with any other number of workers or ranks. Batches are the same whatever the workers.
+    The next loop is the next epoch; a loop that was left early is continued. `save()` returns the
+    position and `load()` resumes there, also in another process and with any number of workers or
+    ranks. The number of workers does not change the batches.
 
     data        a Dataset or a Mix
-    batch       samples in a batch; the last one of an epoch may have fewer, unless `drop_last`
-    seed        which shuffle
-    workers     threads that work ahead; 0: everything happens where a batch is taken
-    order       `shuffle`, `windows` (for data that is fetched: `window` chunks are open at a time) or `sequential`
-    rank, ranks rank r of R takes steps r, r + R, … of an epoch: each step has one row, whatever the ranks
+    batch       samples per batch; the last batch of an epoch may be smaller, unless `drop_last`
+    seed        random seed of the order
+    workers     threads that make batches ahead; 0: the calling thread makes them
+    order       `shuffle`, `windows` (for remote data: `window` chunks are open at a time) or
+                `sequential`
+    rank, ranks rank r of R reads steps r, r + R, … of an epoch; each step reads one row
     decode      as in `Dataset.decoded`
-    transform   a function, or several in turn: a sample -> a sample, or a list of samples, which may be empty. One with a parameter
-                `rng` is given a numpy Generator that depends on seed, epoch and row alone
-    collate     a list of samples -> a batch, instead of arrays by dtype and shape
-    processes   the workers are processes, for transforms that hold the interpreter's lock; `start` is how they begin
-    ahead       batches made ahead at most
-    drop_last   leave out what is no whole batch on every rank, so that all ranks give as many
-    raises      UsageError for what makes no sense; while iterating TransformError naming the row, and what reading raises
+    transform   one or several functions of a sample; they return a sample or a list of samples,
+                which may be empty. A function with a parameter `rng` receives a numpy Generator
+                that depends only on seed, epoch and row
+    collate     function of a list of samples that returns the batch
+    processes   use worker processes, for transforms that hold the interpreter lock
+    start       start method of the processes: `fork`, `spawn` or `forkserver`
+    ahead       maximum number of batches made ahead
+    drop_last   drop batches that are not complete on every rank
+    raises      UsageError for invalid arguments; while iterating, TransformError, which names the
+                row, and the errors of reading
     """
 
     @checked
@@ -75,12 +81,12 @@ class Loader(Closable):
         check_rows(data)
         if batch < 1 or workers < 0 or (ahead is not None and ahead < 1):
             raise UsageError(
-                f"batch is {batch}, workers {workers}, ahead {ahead}: at least 1, 0 and 1 are wanted"
+                f"batch is {batch}, workers {workers}, ahead {ahead}: expected at least 1, 0 and 1"
             )
-        if workers >= _WORKERS:
-            raise UsageError(f"workers is {workers}: fewer than {_WORKERS:,} are wanted")
+        if workers >= _MAX_WORKERS:
+            raise UsageError(f"workers is {workers}: expected fewer than {_MAX_WORKERS:,}")
         if not 0 <= rank < ranks:
-            raise UsageError(f"rank {rank} of {ranks} is no rank")
+            raise UsageError(f"rank {rank} of {ranks}: expected a rank below the number of ranks")
         self.data = data.decoded(decode) if decode else data
         self.batch, self.workers, self.rank, self.ranks, self.drop_last = (
             batch,
@@ -91,13 +97,9 @@ class Loader(Closable):
         )
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._collate, self._processes, self._start = collate, processes, start
-        self._ahead = (
-            ahead or workers + 2
-        )  # few: memory that is used again costs less than fresh memory (measured: half)
-        self._window, self._skip = (
-            window,
-            0,
-        )  # samples of the row at the place that were given already
+        self._ahead = ahead or workers + 2  # few, so that the allocator reuses the memory
+        self._window = window
+        self._skip = 0  # samples of the current row that were already yielded
         self._place, self._loop = Cursor(seed, epoch, 0, order), 0
         self._running: weakref.ref[Generator[Any, None, None]] | None = None
         self._order()
@@ -108,7 +110,7 @@ class Loader(Closable):
 
     @property
     def cursor(self) -> Cursor:
-        """The place behind the batches given so far, if every rank gave as many."""
+        """The current position, if every rank has read as many batches."""
         place = self._place
         return Cursor(
             place.seed,
@@ -128,7 +130,7 @@ class Loader(Closable):
         return f"<Loader: {len(self)} batches of {self.batch} left, {place}>"
 
     def __len__(self) -> int:
-        """How many batches are left of this epoch, where each row is one sample."""
+        """Return the number of batches left in this epoch, if each row is one sample."""
         left = self._order().rows - self._place.step
         return (
             left // (self.batch * self.ranks)
@@ -137,7 +139,7 @@ class Loader(Closable):
         )
 
     def save(self) -> dict[str, Any]:
-        """Tell the place behind the last batch given, as plain numbers and text: JSON can hold it."""
+        """Return the position after the last batch as a dict of integers and strings."""
         place = self._place
         known = {"seed": place.seed, "epoch": place.epoch, "step": place.step, "order": place.order}
         return known | {
@@ -149,7 +151,10 @@ class Loader(Closable):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go to a place that `save` returned. Raises UsageError for any other state, and for one of other data."""
+        """Resume at a state that `save` returned.
+
+        raises  UsageError for an invalid state, and for a state of other data
+        """
         state = parse_state(state, _KEYS, "a Loader", "save")
         skip, window = state["skip"], state["window"]
         place = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
@@ -159,17 +164,17 @@ class Loader(Closable):
         if state["ranks"] < 1 or skip < 0:
             raise UsageError(f"ranks is {state['ranks']}, skip {skip}: expected at least 1 and 0")
         if skip and state["ranks"] != self.ranks:
-            hint = f"Go on with {state['ranks']} ranks until a row ends, or to the next epoch."
+            hint = f"Resume with {state['ranks']} ranks."
             raise UsageError(
-                "saved in the middle of what a transform made of a row, on another number of ranks",
+                f"saved between samples of one row with {state['ranks']} ranks, not {self.ranks}",
                 hint=hint,
             )
         if skip and (not self._transforms or place.step == rows):
             raise UsageError(
-                f"saved after {skip} samples of a row; here a row is one sample"
+                f"saved after {skip} samples of a row; without transforms a row is one sample"
                 if not self._transforms
-                else f"saved after {skip} samples of the row at step {rows}, where the epoch ends",
-                hint="Use the transforms that it was saved with.",
+                else f"saved after {skip} samples of the row at step {rows}, the end of the epoch",
+                hint="Use the transforms that the state was saved with.",
             )
         self._place, self._window, self._skip = place, window, skip
         self._loop += 1
@@ -177,16 +182,16 @@ class Loader(Closable):
     # -- batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the batches that are left of this epoch; whichever loop was begun before ends."""
+        """Return an iterator over the remaining batches of this epoch; an earlier iterator ends."""
         self._loop += 1
         epoch = self._epoch(self._loop)
         self._running = weakref.ref(epoch)
         return epoch
 
     def close(self) -> None:
-        """End the loop that is running, with its workers, and close the shards that are open.
+        """End the running loop and its workers, and close all open shards.
 
-        Another loop goes on at the same place.
+        The next loop continues at the same position.
         """
         self._loop += 1
         if self._running is not None and (epoch := self._running()) is not None:
@@ -209,9 +214,9 @@ class Loader(Closable):
             place.epoch,
             fetching is not None,
         )
-        held: deque[tuple[Any, int, int]] = (
-            deque()
-        )  # samples that no batch has yet, and the place behind each: rows, and samples of the next one
+        # samples that are not in a batch yet, with the position after each: rows, samples of the
+        # row
+        held: deque[tuple[Any, int, int]] = deque()
         try:
             flow, close = self._flow(work, self._parts(order, place.step, self._skip, held))
         except BaseException:
@@ -231,8 +236,9 @@ class Loader(Closable):
                     for row, samples in zip(made.rows, several, strict=True):
                         if skip and skip >= len(samples):
                             raise UsageError(
-                                f"saved after {skip} samples of row {row}, which has {len(samples)} now",
-                                hint="Use the transforms that it was saved with.",
+                                f"saved after {skip} samples of row {row}, "
+                                f"which now has {len(samples)}",
+                                hint="Use the transforms that the state was saved with.",
                             )
                         held.extend(
                             (one, rows + (at == len(samples)), at % len(samples))
@@ -255,26 +261,25 @@ class Loader(Closable):
             work.end()
 
     def _parts(self, order: Order, first: int, skip: int, held: Sequence[Any]) -> Iterator[Part]:
-        """Give the rows of each batch of this rank."""
+        """Yield the rows of each batch of this rank."""
         stop, whole = order.rows, self.batch * self.ranks
         if self.drop_last:
             stop = first + (stop - first) // whole * whole
-        start, block, most = (
-            first + self.rank,
-            whole,
-            max(1, _BLOCK // self.batch) * whole,
-        )  # the first batch waits for itself alone
+        start, max_block = first + self.rank, max(1, _BLOCK // self.batch) * whole
+        block = whole  # the first block is one batch, so that it is ready early
         while start < stop:
             rows = order.at(np.arange(start, min(start + block, stop), self.ranks, dtype=np.int64))
             for part in parts_of(rows, self.batch):
                 yield part._replace(apart=True) if held or skip else part
                 skip = 0
-            start, block = start + block, most
+            start, block = start + block, max_block
 
     def _flow(self, work: Work, parts: Iterator[Part]) -> tuple[Iterator[Made], Callable[[], None]]:
-        """Start the workers; return the batches in order, and the function that ends the workers."""
+        """Start the workers; return the batches in order, and a function that ends the workers."""
         workers = 0 if not self._processes and work.is_inline else self.workers
-        max_items = max(self._ahead, workers) + 1 if workers else 1  # the one that is taken counts
+        max_items = (
+            max(self._ahead, workers) + 1 if workers else 1
+        )  # one more: the batch that is being taken
         if not workers or not self._processes:
             flow = ordered_map(work, parts, workers=workers, max_items=max_items)
             return flow, flow.close

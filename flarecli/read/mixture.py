@@ -1,7 +1,8 @@
-"""Several datasets as one, by weight: which one a step takes from is arithmetic, so that a run goes on from any step.
+"""A weighted mix of datasets. The dataset of each step is computed, so a run resumes at any step.
 
-Steps go in blocks of 10,000; in each, every dataset has its share of places, in a keyed order. A dataset's own steps are
-counted through all blocks and epochs of the mix: its rows come in its own shuffles, each once before any comes again.
+Each block of 10,000 steps contains exactly the share of every dataset, in a keyed order. The steps
+of a dataset are counted across all blocks and epochs of the mix: its rows follow its own shuffles,
+so each row is read once before any is read again.
 """
 
 from __future__ import annotations
@@ -21,29 +22,32 @@ from flarecli.read.decode import How, collated, stacked
 from flarecli.read.epoch import WINDOW, Run, beginning
 from flarecli.read.fingerprint import checksum_of
 from flarecli.read.permutation import positions
-from flarecli.read.protocols import Closable, Order
+from flarecli.read.protocols import DATASET_HINT, Data, Order
 from flarecli.read.table import numbers_of
 
 __all__ = ["Mix", "mix"]
 
-BLOCK = 10_000  # steps; a weight counts in parts of this
-_STEPS = 1 << 62  # of all epochs, so that int64 counts them
-_KEY = 1 << 40  # epochs from here on key the blocks, not the rows
+BLOCK = 10_000  # steps; weights are rounded to 1 / BLOCK
+_MAX_STEPS = 1 << 62  # of all epochs together, to fit into int64
+_KEY = 1 << 40  # epochs from here on are keys of blocks, not of rows
 
 
 @checked
 def mix(weights: Mapping[Dataset, float], rows: int | None = None) -> Mix:
-    """Mix datasets: `flare.mix({a: 0.7, b: 0.3})` takes seven of ten samples from a, whatever their sizes.
+    """Mix datasets: `flare.mix({a: 0.7, b: 0.3})` reads 7 of 10 samples from a, for any sizes.
 
-    weights  above 0; what counts is their ratio, in ten-thousandths
-    rows     steps of an epoch; as many as there are rows in all, unless it is given
-    raises   UsageError for a weight that is none, a dataset without rows, or datasets of other columns
+    weights  above 0; only their ratio matters, rounded to 1 / 10,000
+    rows     steps of an epoch; by default the number of rows of all datasets
+    raises   UsageError for an invalid weight, an empty dataset or datasets with different columns
     """
     return Mix(tuple(weights), tuple(weights.values()), rows)
 
 
-class Mix(Closable):
-    """Several datasets by weight; a Loader takes it as it takes a Dataset. Rows are numbered one dataset behind the other."""
+class Mix(Data):
+    """A weighted mix of datasets; a Loader reads it like a Dataset.
+
+    Row numbers count the rows of the concatenated datasets.
+    """
 
     @checked
     def __init__(
@@ -51,7 +55,7 @@ class Mix(Closable):
     ) -> None:
         for part in parts if isinstance(parts, Sequence) else [parts]:
             if not isinstance(part, Dataset):
-                raise UsageError(f"{shown(part)} is no dataset", hint="Give what flare.open gives.")
+                raise UsageError(f"expected a dataset, got {shown(part)}", hint=DATASET_HINT)
         weights = (
             list(weights)
             if isinstance(weights, (Sequence, np.ndarray)) and np.ndim(weights)
@@ -63,19 +67,19 @@ class Mix(Closable):
             or not all(_is_weight(weight) for weight in weights)
         ):
             raise UsageError(
-                "a mix wants datasets, each with a weight above 0",
-                hint="Write it like flare.mix({a: 0.7, b: 0.3}).",
+                "expected datasets, each with a weight above 0",
+                hint="Pass them as in flare.mix({a: 0.7, b: 0.3}).",
             )
         if not all(len(part) for part in parts):
-            raise UsageError("a dataset without rows cannot be mixed")
+            raise UsageError("cannot mix an empty dataset")
         if rows is not None and rows < 1:
-            raise UsageError(f"rows is {rows}: an epoch has at least 1")
+            raise UsageError(f"rows is {rows}: expected at least 1")
         names = [column.name for column in parts[0].columns]
         for part in parts:
             if other := {column.name for column in part.columns} ^ set(names):
                 raise UsageError(
-                    f"column {min(other)!r} is in one dataset and not in another",
-                    hint="Select the same columns of each.",
+                    f"column {min(other)!r} is missing in some datasets",
+                    hint="Select the same columns of each dataset.",
                     column=min(other),
                 )
         self.parts, self._names = tuple(parts), names
@@ -84,10 +88,11 @@ class Mix(Closable):
         self.rows = rows or int(self._firsts[-1])
 
     def __repr__(self) -> str:
-        return f"<Mix: {len(self.parts)} datasets, {len(self)} rows of {', '.join(map(repr, self._names))}>"
+        names = ", ".join(map(repr, self._names))
+        return f"<Mix: {len(self.parts)} datasets, {len(self)} rows of {names}>"
 
     def __len__(self) -> int:
-        """Rows of all datasets."""
+        """Return the number of rows of all datasets."""
         return int(self._firsts[-1])
 
     def __getitem__(self, row: int) -> Sample:
@@ -103,10 +108,10 @@ class Mix(Closable):
     def _split(
         self, indices: Sequence[int] | IntArray
     ) -> Iterator[tuple[Dataset, IntArray, IntArray]]:
-        """Give each dataset with the places of its rows in `indices`, and its rows."""
+        """Yield each dataset, the positions of its rows in `indices`, and its own row numbers."""
         given = numbers_of(indices)
         if len(given) and not (given.min() >= 0 and given.max() < len(self)):
-            raise RowsError(f"a row is outside the mix, which has {len(self)}")
+            raise RowsError(f"row outside the mix, which has {len(self)} rows")
         owner = np.searchsorted(self._firsts, given, "right") - 1
         for k in np.unique(owner):
             at = np.flatnonzero(owner == k)
@@ -114,7 +119,7 @@ class Mix(Closable):
 
     @property
     def checksum(self) -> str:
-        """The checksum of its datasets, of their weights and of the rows of an epoch."""
+        """The checksum of the datasets, their weights and the number of steps of an epoch."""
         numbers = np.asarray([self.rows, *self.quotas.tolist()], "<i8").tobytes()
         return checksum_of([*(part.checksum.encode() for part in self.parts), numbers])
 
@@ -123,7 +128,7 @@ class Mix(Closable):
         return False
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
-        """Give rows as one batch; see `Dataset.collated`."""
+        """Return rows as one batch; see `Dataset.collated`."""
         found = [(at, part.collated(rows)) for part, at, rows in self._split(indices)]
         return {
             name: _merged([(at, batch[name]) for at, batch in found], len(indices))
@@ -131,19 +136,19 @@ class Mix(Closable):
         }
 
     def found(self, rows: IntArray, least: int) -> None:
-        """Find nothing: rows of several datasets are read batch by batch."""
+        """Return None: rows of several datasets are not located together."""
 
     @property
     def is_copied(self) -> bool:
-        """See `Dataset.is_copied`."""
+        """Whether all datasets only copy bytes; see `Dataset.is_copied`."""
         return all(part.is_copied for part in self.parts)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Give samples as one batch; numbers have the dtypes of the first dataset."""
+        """Collate samples into one batch; numbers have the dtypes of the first dataset."""
         return collated(samples, self.parts[0].dtypes)
 
     def decoded(self, how: Mapping[str, How]) -> Mix:
-        """Give the same rows with other values; see `Dataset.decoded`."""
+        """Return the mix with other decoders; see `Dataset.decoded`."""
         out = copy.copy(self)
         out.parts = tuple(part.decoded(how) for part in self.parts)
         return out
@@ -159,62 +164,62 @@ class Mix(Closable):
         cursor: Cursor | None = None,
         window: int = WINDOW,
     ) -> Run:
-        """Give the samples of an epoch; see `Dataset.run`."""
+        """Return an iterator over the samples of an epoch; see `Dataset.run`."""
         return Run(self, beginning(seed, epoch, order, window, cursor), rank, ranks)
 
     @checked
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
-        """Give an epoch: the number of the row that each step takes."""
+        """Return the order of an epoch."""
         return _MixOrder(self, seed, epoch, order, window)
 
     def close(self) -> None:
-        """See `Dataset.close`."""
+        """Close the open shards of all datasets."""
         for part in self.parts:
             part.close()
 
     def load(self) -> None:
-        """See `Dataset.load`."""
+        """Import the code of the formats of all datasets."""
         for part in self.parts:
             part.load()
 
     @property
     def room(self) -> int:
-        """Bytes that the smallest cache before a dataset may hold; 0 where no dataset has one."""
+        """Available bytes of the smallest cache of a dataset; 0 if no dataset has a cache."""
         return min((part.room for part in self.parts if part.room), default=0)
 
     @property
     def stored(self) -> int:
-        """See `Dataset.stored`."""
+        """Total bytes of the shards of all datasets; -1 if a size is not listed."""
         sizes = [part.stored for part in self.parts]
         return -1 if min(sizes) < 0 else sum(sizes)
 
     def expect(self, together: int) -> None:
-        """See `Dataset.expect`."""
+        """Announce that most rows will be read; see `Dataset.expect`."""
         for part in self.parts:
             part.expect(together)
 
     def weight(self, start: int, stop: int) -> int:
-        """See `Dataset.weight`; all rows of one dataset."""
+        """Return the listed bytes of the shards of rows start..stop, which are of one dataset."""
         part, first = self._part(start)
         return part.weight(start - first, stop - first)
 
     def fetch(self, start: int, stop: int) -> None:
-        """See `Dataset.fetch`; all rows of one dataset."""
+        """Download the shards of rows start..stop, which are of one dataset."""
         part, first = self._part(start)
         part.fetch(start - first, stop - first)
 
     def have(self, rows: IntArray, passing: bool = False) -> None:
-        """See `Dataset.have`."""
+        """Download the shards of these rows; see `Dataset.have`."""
         for part, _, own in self._split(rows):
             part.have(own, passing)
 
     def release(self, start: int, stop: int) -> None:
-        """See `Dataset.release`; all rows of one dataset."""
+        """Release the shards of rows start..stop, which are of one dataset."""
         part, first = self._part(start)
         part.release(start - first, stop - first)
 
     def release_all(self) -> None:
-        """See `Dataset.release_all`."""
+        """Release all shards that runs keep in memory."""
         for part in self.parts:
             part.release_all()
 
@@ -225,8 +230,8 @@ class Mix(Closable):
 
 class _MixOrder:
     def __init__(self, whole: Mix, seed: int, epoch: int, order: str, window: int) -> None:
-        if (epoch + 1) * whole.rows > _STEPS:
-            raise UsageError(f"epoch {epoch} of {whole.rows} rows ends past step 2^62")
+        if (epoch + 1) * whole.rows > _MAX_STEPS:
+            raise UsageError(f"epoch {epoch} of {whole.rows} rows ends after step 2^62")
         self.rows, self.beside = whole.rows, len(whole.parts)
         self._mix, self._seed, self._first, self._how = (
             whole,
@@ -235,10 +240,10 @@ class _MixOrder:
             (order, window),
         )
         self._orders: dict[tuple[int, int], Order] = {}
-        self._of_part(0, 0)  # says whether there is such an order
+        self._of_part(0, 0)  # raises UsageError for an unknown order
 
     def at(self, steps: IntArray) -> IntArray:
-        """Give the row of each step; int64 [k]."""
+        """Return the row of each step; int64 [k]."""
         given = self._first + np.asarray(steps, np.int64)
         out = np.empty(len(given), np.int64)
         blocks = given // BLOCK
@@ -252,7 +257,7 @@ class _MixOrder:
         return out
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Give the windows of all datasets, as the steps come to them."""
+        """Yield the windows of all datasets, by first step."""
         return heapq.merge(
             *(self._windows(k, step) for k in range(self.beside)), key=lambda window: window[0]
         )
@@ -273,19 +278,19 @@ class _MixOrder:
             own = (epoch + 1) * rows
 
     def _own(self, k: int, step: int) -> int:
-        """Give how many steps a dataset has had before a step of this epoch."""
+        """Return the number of steps of a dataset before a step of this epoch."""
         block, inside = divmod(self._first + step, BLOCK)
         return block * int(self._mix.quotas[k]) + int(
             np.count_nonzero(self._block(block)[0][:inside] == k)
         )
 
     def _step(self, k: int, own: int) -> int:
-        """Give the step of this epoch at which a dataset has a step of its own."""
+        """Return the step of this epoch at which a dataset reaches its own step `own`."""
         block, which = divmod(own, int(self._mix.quotas[k]))
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
-        """Give the dataset of each step of a block, and which of its own steps it is; int64 [BLOCK]."""
+        """Return the dataset of each step of a block, and the dataset's own step; int64 [BLOCK]."""
         ends = np.cumsum(self._mix.quotas)
         part = np.searchsorted(
             ends, positions(np.arange(BLOCK), BLOCK, self._seed, _KEY + block), "right"
@@ -308,7 +313,7 @@ class _MixOrder:
         if len(self._orders) > 4 * len(self._mix.parts):
             self._orders.clear()
         found = self._orders.get((k, epoch))
-        if found is None:  # several threads come here
+        if found is None:  # several threads may create it; all are equal
             found = self._orders[k, epoch] = self._mix.parts[k].order(
                 self._seed + k, epoch, *self._how
             )
@@ -316,7 +321,7 @@ class _MixOrder:
 
 
 def _is_weight(given: object) -> bool:
-    """Whether this is a number above 0, numpy's too; a truth value is none."""
+    """Return whether this is a finite number above 0, also of numpy; a bool is not a number."""
     try:
         return 0 < float(number(given)) < float("inf")
     except (TypeError, ValueError, OverflowError):
@@ -324,10 +329,10 @@ def _is_weight(given: object) -> bool:
 
 
 def _quotas(weights: Any) -> IntArray:
-    """Give whole numbers that add up to BLOCK, at least 1 each, nearest to the weights' ratio."""
+    """Return integers in the ratio of the weights, at least 1 each, with the sum BLOCK."""
     if len(weights) > BLOCK:
-        raise UsageError(f"{len(weights)} datasets cannot be mixed, {BLOCK} can")
-    shares = weights / weights.max()  # first, since the sum of large ones may be no number
+        raise UsageError(f"cannot mix {len(weights)} datasets: the limit is {BLOCK}")
+    shares = weights / weights.max()  # the sum of large weights may overflow
     shares = shares / shares.sum()
     exact = shares * (BLOCK - len(weights)) + 1 if (shares * BLOCK < 1).any() else shares * BLOCK
     out = np.floor(exact + 1e-9).astype(np.int64)
@@ -336,7 +341,7 @@ def _quotas(weights: Any) -> IntArray:
 
 
 def _merged(parts: Sequence[tuple[IntArray, Any]], rows: int) -> Any:
-    """Put the columns of several datasets together."""
+    """Merge a column of several datasets; the integers are positions in the batch."""
     if len(parts) == 1:
         return parts[0][1]
     first = parts[0][1]

@@ -1,4 +1,4 @@
-"""The way in: what lies at an address, as a Dataset."""
+"""Open the dataset at an address."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ def open(
     cache: Address | None = None,
     cache_limit: int | str = "10GB",
 ) -> Dataset:
-    """Open the dataset at one or several addresses; several are put behind one another.
+    """Open the dataset at one or several addresses; several are concatenated.
 
-    sources       a playlist, an MDS folder, a shard, a folder of files; local or HTTP(S); globs and braces; a path of pathlib
-    streams       names of the streams to read; streams with the same number of rows are joined by column
-    allow_private data may name private and loopback addresses
-    allow_local   data may name file://, paths outside its folder and symbolic links
-    allow_host    private hosts and networks that data may name, such as `10.0.0.7:8080` or `10.1.0.0/16`
-    allow_pickle  decode `pkl` columns, which runs code that the data brings
-    maps          False where files may be cut short while they are read
-    decode        column -> False for its stored bytes, or a function from them to a value; see `Dataset.decoded`
-    cache         a folder that keeps what comes over the network, `cache_limit` bytes at most: a number, or `10GB`
+    sources       playlists, MDS folders, shards or folders of files; local, HTTP(S) or in a bucket;
+                  globs, braces and pathlib paths are allowed
+    streams       names of the streams to read; streams of equal length are joined by column
+    allow_private the data may refer to private and loopback addresses
+    allow_local   the data may refer to file://, paths outside its folder and symbolic links
+    allow_host    private hosts and networks that the data may refer to, such as `10.0.0.7:8080`
+                  or `10.1.0.0/16`
+    allow_pickle  decode `pkl` columns; this runs code that the data contains
+    maps          pass False if files may be truncated while they are read
+    decode        column -> False for the stored bytes, or a function of them; see `Dataset.decoded`
+    cache         folder that caches downloads, with at most `cache_limit` bytes: a number or `10GB`
     raises        MissingError, FormatError, UnsafeError, UnfinishedError: see `resolve`
     """
     typed = address_texts(sources)
@@ -52,7 +54,7 @@ def open(
     if cache is not None:
         limit = parse_size(cache_limit) if isinstance(cache_limit, str) else cache_limit
         if limit < 0:
-            raise UsageError(f"cache_limit is {limit}, below 0")
+            raise UsageError(f"cache_limit is {limit}: expected at least 0")
         guard = replace(guard, keeper=Cache(address_text(cache), limit))
     found = resolve(typed, format=format, guard=guard, maps=maps)
     data = Dataset(select_streams(found, streams), found, allow_pickle)

@@ -1,8 +1,9 @@
-"""A shuffle that is held nowhere: a keyed permutation, so that any step of any epoch is a matter of arithmetic.
+"""A keyed permutation of rows: computes any step of any epoch without storing the shuffle.
 
-A number below `rows` is written as a pair (left, right) in Z_a x Z_b with a·b just above `rows`; each round adds
-a keyed hash of one half to the other, so the whole is a bijection on the pairs, and the few results past the end
-are walked on until they fall inside. Steps are mapped in blocks that stay in the cache.
+A Feistel network: a number below `rows` is a pair (left, right) in Z_a x Z_b, where a·b is just
+above `rows`. Each round adds a keyed hash of one half to the other, which is a bijection on the
+pairs. A result outside `rows` is permuted again until it is inside (cycle walking). Steps are
+mapped in blocks that fit into the CPU cache.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ _GOLDEN, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
 def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray:
-    """Map steps of an epoch to rows: a fixed shuffle of `range(rows)`, held nowhere.
+    """Return the row of each step: a keyed permutation of `range(rows)`.
 
-    A result depends on (step, rows, seed, epoch) alone, so a run resumes at any step.
+    A result depends only on (step, rows, seed, epoch), so a run can resume at any step.
 
     steps   int64 [k], each in [0, rows)
     rows    at least 1; seed and epoch are at least 0, and both change the order
-    return  int64 [k], each in [0, rows), distinct where the steps are
+    return  int64 [k], each in [0, rows), distinct for distinct steps
     raises  RowsError if a step is outside [0, rows)
     source  cycle walking over a Feistel network: Black and Rogaway, CT-RSA 2002
     """
     steps = np.asarray(steps, np.int64)
     if len(steps) and (rows < 1 or steps.min() < 0 or steps.max() >= rows):
-        raise RowsError(f"a step is outside 0 to {rows - 1}")
+        raise RowsError(f"step outside 0 to {rows - 1}")
     a, b = _sides(rows)
     keys = _keys(seed, epoch)
     return _inside(
@@ -49,11 +50,11 @@ def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray
 def positions_apart(
     steps: IntArray, which: IntArray, rows: Sequence[int], seed: int, epochs: Sequence[int]
 ) -> IntArray:
-    """Map steps that lie in several small shuffles, all at once: what `positions` gives for those of each.
+    """Return the rows of steps in n separate permutations: `positions` for each of them.
 
     steps   int64 [k], each in [0, rows[which])
-    which   int64 [k]: the shuffle of each, in [0, n)
-    rows, epochs   n each, as `positions` takes them
+    which   int64 [k]: the permutation of each step, in [0, n)
+    rows, epochs   n each, as in `positions`
     return  int64 [k]
     """
     sides = np.array([_sides(one) for one in rows], np.uint64).reshape(-1, 2)
@@ -69,10 +70,10 @@ def positions_apart(
 
 
 def _inside(steps: IntArray, rows: Any, permuted: Callable[[IntArray, Any], IntArray]) -> IntArray:
-    """Permute steps, block by block, until all of them are inside of their shuffle.
+    """Permute steps, one block at a time, until each result is below its number of rows.
 
-    rows      one, or uint64 [k]: of each step's shuffle
-    permuted  what permutes numbers, of the steps at the places that it is given: a slice, or int64 [n]
+    rows      one number, or uint64 [k]: the number of rows for each step
+    permuted  permutes numbers; its second argument selects their steps: a slice or int64 [n]
     """
     out = np.empty(len(steps), np.int64)
     for start in range(0, len(steps), _BLOCK):
@@ -88,7 +89,7 @@ def _inside(steps: IntArray, rows: Any, permuted: Callable[[IntArray, Any], IntA
 
 
 def _sides(rows: int) -> tuple[int, int]:
-    """Give a and b: a·b is `rows` or just above, and neither is much larger than the other."""
+    """Return a and b of similar size; a·b is `rows` or just above."""
     a = math.isqrt(max(rows - 1, 0)) + 1
     return a, -(-rows // a)
 
@@ -97,9 +98,8 @@ def _keys(seed: int, epoch: int) -> list[np.uint64]:
     state = (seed * 0xD1342543DE82EF95 + epoch * 0xAF251AF3B0F025B5 + 1) & _MASK
     keys = []
     for i in range(_ROUNDS):
-        mixed = (
-            state + (i + 1) * _GOLDEN
-        ) & _MASK  # splitmix64: keys of neighbouring seeds have nothing in common
+        # splitmix64: the keys of adjacent seeds are unrelated
+        mixed = (state + (i + 1) * _GOLDEN) & _MASK
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
         keys.append(np.uint64(mixed ^ (mixed >> 31)))
@@ -107,27 +107,28 @@ def _keys(seed: int, epoch: int) -> list[np.uint64]:
 
 
 def _permuted(numbers: IntArray, a: Any, b: Any, keys: Iterable[Any]) -> IntArray:
-    """Permute pairs; each step writes over what the one before left, so a block stays in the cache. Sides and keys: one, or one for each number."""
+    """Permute numbers in place, so that a block stays in the CPU cache.
+
+    a, b, keys  one of each, or one for each number
+    """
     high, low = np.asarray(a, np.uint64), np.asarray(b, np.uint64)
     left = numbers // low
     right = numbers - left * low
     mixed, spare = np.empty_like(left), np.empty_like(left)
     for i, key in enumerate(keys):
         half, other, size = (left, right, low) if i % 2 else (right, left, high)
-        np.add(half, key, out=mixed)  # uint64 wraps, as it should
+        np.add(half, key, out=mixed)  # uint64 wraps around
         np.multiply(mixed, _MIX1, out=mixed)
         np.right_shift(mixed, _HALF, out=spare)
         np.bitwise_xor(mixed, spare, out=mixed)
         np.multiply(mixed, _MIX2, out=mixed)
-        np.right_shift(
-            mixed, _HALF, out=mixed
-        )  # 32 bits, times the size, over 2^32: below the size, and no division
+        # 32 bits * size / 2^32 is below size; this needs no division
+        np.right_shift(mixed, _HALF, out=mixed)
         np.multiply(mixed, size, out=mixed)
         np.right_shift(mixed, _HALF, out=mixed)
         np.add(other, mixed, out=other)
-        np.subtract(
-            other, size, out=spare
-        )  # wraps to something huge where nothing is to be taken away
+        # other % size: the difference wraps to a huge number if other < size
+        np.subtract(other, size, out=spare)
         np.minimum(other, spare, out=other)
     np.multiply(left, low, out=left)
     return np.add(left, right, out=left)

@@ -1,6 +1,7 @@
-"""Work done in processes of its own, for what holds the interpreter's lock: a pipe to each, values pickled, arrays beside them.
+"""Worker processes for transforms that hold the interpreter lock.
 
-No shared memory: what a killed process leaves there fills it for everyone.
+Each process has a pipe; values are pickled, with arrays out of band (pickle protocol 5). No shared
+memory is used, because a killed process would leave it allocated.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from flarecli.errors import FlareError, ReachError, TransformError, UsageError
 
 __all__ = ["Process", "close_all"]
 
-_LOOK_S = 1.0  # how often a process looks whether its parent is there
+_PARENT_CHECK_S = 1.0  # how often a worker checks that its parent is alive
 _END_S = 0.3
 
 
 class Process:
-    """A call made in another process; one thread at a time uses it.
+    """A worker process that runs one function. One thread at a time may call it.
 
-    start   `fork`, `spawn` or `forkserver`; None is what Python does by default
-    raises  UsageError if the call cannot be sent there; ReachError where no process can be started
+    start   `fork`, `spawn` or `forkserver`; None: Python's default
+    raises  UsageError if the function cannot be pickled; ReachError if no process can be started
     """
 
     def __init__(self, call: Callable[[Any], Any], start: str | None = None) -> None:
@@ -37,7 +38,7 @@ class Process:
         except ValueError:
             known = ", ".join(multiprocessing.get_all_start_methods())
             raise UsageError(
-                f"processes cannot be started by {start!r:.60}", hint=f"Choose one of {known}."
+                f"unknown start method {start!r:.60}", hint=f"Choose one of {known}."
             ) from None
         self._pipe, other = context.Pipe()
         self._process = context.Process(  # type: ignore[attr-defined]
@@ -47,13 +48,16 @@ class Process:
             self._process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self._pipe.close()
-            hint = "Define what it calls at the top of a module, or take threads."
+            hint = "Define the function at the top level of a module, or use threads."
             raise UsageError(f"cannot be sent to another process: {error}", hint=hint) from error
         except OSError as error:
             self._pipe.close()
-            hint = "Give it fewer workers, or let the user or the container have more processes and memory (`ulimit -u`)."
+            hint = (
+                "Use fewer workers, or raise the limits on processes (`ulimit -u`) and memory "
+                "of the user or the container."
+            )
             raise ReachError(
-                f"the system lets no further process start: {(error.strerror or str(error)).lower()}",
+                f"cannot start another process: {(error.strerror or str(error)).lower()}",
                 hint=hint,
             ) from error
         finally:
@@ -71,7 +75,8 @@ class Process:
                 f"a worker process ended (exit code {code})",
                 hint="It may have run out of memory."
                 if is_killed
-                else "Read its traceback on stderr; modules that a transform needs must be importable there.",
+                else "See its traceback on stderr; the worker must be able to import the modules "
+                "of the transforms.",
             ) from None
         if kind == "value":
             return value
@@ -79,20 +84,20 @@ class Process:
         raise value
 
     def close_pipe(self) -> None:
-        """End the process when it is done with what it is at."""
+        """Close the pipe: the process ends after its current call."""
         self._pipe.close()
 
     def end(
         self, force: Callable[[multiprocessing.process.BaseProcess], None], until: float
     ) -> bool:
-        """End it; say whether it has."""
+        """Apply `force`, wait until the deadline, and return whether the process has ended."""
         force(self._process)
         self._process.join(max(0.0, until - time.monotonic()))
         return self._process.exitcode is not None
 
 
 def close_all(processes: Sequence[Process]) -> None:
-    """End processes within a second: by their pipes, then by force."""
+    """End processes within a second: close their pipes, then terminate, then kill."""
     for one in processes:
         one.close_pipe()
     left = list(processes)
@@ -126,13 +131,16 @@ def _received(pipe: Connection) -> Any:
 
 
 def _serve(pipe: Connection, call: Callable[[Any], Any], own: dict[str, Own]) -> None:
-    """Answer until the pipe ends, or the parent does: siblings that were forked hold the pipe open."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    """Run calls until the pipe or the parent ends.
+
+    Forked siblings keep the pipe open, so the parent is checked too.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     OWN.update(own)
     parent = os.getppid()
     try:
         while True:
-            while not pipe.poll(_LOOK_S):
+            while not pipe.poll(_PARENT_CHECK_S):
                 if os.getppid() != parent:
                     return
             item = _received(pipe)
@@ -148,19 +156,9 @@ def _serve(pipe: Connection, call: Callable[[Any], Any], own: dict[str, Own]) ->
                 answer = "error", known, "".join(traceback.format_exception(error))
             try:
                 _send(pipe, answer)
-            except (
-                pickle.PicklingError,
-                AttributeError,
-                TypeError,
-                ValueError,
-            ) as error:  # nothing is sent before all of it is pickled
-                _send(
-                    pipe,
-                    (
-                        "error",
-                        TransformError(f"what was made cannot be sent to another process: {error}"),
-                        "",
-                    ),
-                )
+            except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
+                # `_send` pickles everything first, so nothing was sent
+                failed = TransformError(f"cannot send the batch to another process: {error}")
+                _send(pipe, ("error", failed, ""))
     except (EOFError, OSError):
         return

@@ -1,4 +1,4 @@
-"""What a run or a loader takes rows from: a Dataset, or a Mix of some."""
+"""The interface between runs or loaders and the data that they read: a Dataset or a Mix."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from flarecli.model import IntArray, Sample
 from flarecli.read.decode import How
 from flarecli.read.gather import Found
 
-__all__ = ["Closable", "Order", "Rows", "check_rows"]
+__all__ = ["DATASET_HINT", "Closable", "Data", "Order", "Rows", "check_rows"]
+
+DATASET_HINT = "Pass a dataset that flare.open or flare.mix returned."
 
 
 class Closable:
-    """A context manager that closes itself at its end. What is used after `close()` opens again."""
+    """A context manager that calls `close()`. A closed object opens its files again when used."""
 
     def close(self) -> None:
-        """Close the files that are open."""
+        """Close all open files."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -28,88 +30,96 @@ class Closable:
         self.close()
 
 
+class Data(Closable):
+    """The base class of Dataset and Mix, which implement `Rows`."""
+
+
 class Order(Protocol):
-    """One epoch: which row each step has. `beside`: windows that are read at the same time."""
+    """The order of one epoch.
+
+    rows    the number of steps
+    beside  the number of windows that are read at the same time
+    """
 
     rows: int
     beside: int
 
     def at(self, steps: IntArray) -> IntArray:
-        """Give the row of each step; int64 [k] to int64 [k]."""
+        """Return the row of each step: int64 [k] -> int64 [k]."""
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Give what is read one after the other from a step on: first step, step behind, runs of rows (start, stop)."""
+        """Yield the windows from a step on: first step, end step, row ranges (start, stop)."""
 
 
 class Rows(Protocol):
-    """Rows by number, and orders of them."""
+    """Rows by position, and the order of their epochs."""
 
     def __len__(self) -> int: ...
     def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]: ...
 
     @property
     def checksum(self) -> str:
-        """Which rows these are, and in which order: equal for equal data."""
+        """The checksum of the rows and their order; equal for equal data."""
 
     def begins_with(self, checksum: str, rows: int) -> bool:
-        """Return whether the first `rows` rows are all of the data that has this checksum."""
+        """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
-        """Give rows as one batch."""
+        """Return rows as one batch."""
 
     def found(self, rows: IntArray, least: int) -> Found | None:
-        """Find rows in memory, from the first on: at least so many of them, or None where that is no faster than `collated`."""
+        """Locate the first rows in memory: at least `least`, or None if `collated` is as fast."""
 
     @property
     def is_copied(self) -> bool:
-        """Whether `collated` does little but copy bytes of local, uncompressed, mapped files."""
+        """Whether `collated` only copies bytes of local, uncompressed, mapped files."""
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Give samples as one batch, numbers with the dtypes that rows have."""
+        """Collate samples into one batch; numbers have the dtypes of the columns."""
 
     def decoded(self, how: Mapping[str, How]) -> Rows:
-        """Give the same rows with other values."""
+        """Return the same rows with other decoders."""
 
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
-        """Give an epoch."""
+        """Return the order of an epoch."""
 
     def close(self) -> None:
-        """Close the shards that are open."""
+        """Close all open shards."""
 
     def load(self) -> None:
-        """Load the code that reading takes, before processes are forked."""
+        """Import the code of the formats, so that forked processes share it."""
 
     @property
     def room(self) -> int:
-        """Bytes of the cache before its shards; 0 without one."""
+        """Cache bytes available for prefetched shards; 0 without a cache."""
 
     @property
     def stored(self) -> int:
-        """Bytes of its shards, from what is listed; -1 where that does not say."""
+        """Total bytes of the shards as listed; -1 if a size is not listed."""
 
     def expect(self, together: int) -> None:
-        """Say that most rows will be read, in whatever order, among so many bytes."""
+        """Announce that most rows will be read, as part of `together` bytes."""
 
     def weight(self, start: int, stop: int) -> int:
-        """Reckon the bytes of the shards that hold rows start..stop."""
+        """Return the listed bytes of the shards of rows start..stop."""
 
     def fetch(self, start: int, stop: int) -> None:
-        """Fetch the shards that hold rows start..stop into the cache, whole; those that are there cost nothing."""
+        """Download the shards of rows start..stop into the cache, unless they are cached."""
 
     def have(self, rows: IntArray, passing: bool = False) -> None:
-        """Fetch the shards that hold these rows, int64 [k], where they are not there yet.
+        """Download the shards of these rows, int64 [k], unless they are cached.
 
-        passing  as for `fetch`, whose shards they are too: `release` will come
+        passing  `release` will be called for the shards, as after `fetch`
         """
 
     def release(self, start: int, stop: int) -> None:
-        """Let go of those shards in memory."""
+        """Release the shards of rows start..stop."""
 
     def release_all(self) -> None:
-        """Let go of whatever shards runs have left in memory."""
+        """Release all shards that runs keep in memory."""
 
 
 def check_rows(data: object) -> None:
-    """Refuse what is neither a Dataset nor a Mix. Raises UsageError."""
-    if isinstance(data, type) or not hasattr(data, "order") or not hasattr(data, "collated"):
-        raise UsageError(f"{shown(data)} is no dataset", hint="Give what flare.open gives.")
+    """Raise UsageError unless `data` is a Dataset or a Mix."""
+    if not isinstance(data, Data):
+        raise UsageError(f"expected a dataset, got {shown(data)}", hint=DATASET_HINT)

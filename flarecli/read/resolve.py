@@ -1,8 +1,8 @@
-"""Addresses to playlists: what lies there is found out in one fixed order, and the first that is there counts.
+"""Resolve addresses to playlists.
 
-`playlist.yaml`, `index.json`, `spec.json`, `000000/spec.json`, `*.ffr`, `*.tar`, plain files. When the first that is
-there is broken, that is the answer: nothing falls back to the next, or damage would turn into a smaller dataset that
-looks whole.
+A folder is checked for `playlist.yaml`, `index.json`, `spec.json`, `000000/spec.json`, `*.ffr`,
+`*.tar` and plain files, in this order; the first that exists is used. If it is damaged, resolving
+fails: falling back to the next could return an incomplete dataset without an error.
 """
 
 from __future__ import annotations
@@ -35,26 +35,25 @@ __all__ = [
     "select_streams",
 ]
 
-_BEGUN = (
-    ".flare/journal",
-    ".flare/lock",
-)  # either is there from a pack's first step to its last but one
+_BEGUN = (".flare/journal", ".flare/lock")  # at least one exists until a pack is finished
 _UNPACK = b'{"verb": "unpack"'
-_LIST_LIMIT = 1 << 20  # files of a listing
+_LIST_LIMIT = 1 << 20  # files per listing
 
 
 def expand(address: str, guard: Guard | None = None) -> list[str]:
-    """Expand braces (`{00000..00127}`, `{a,b}`) and globs (`*`, `?`, `[…]`, `**`), in bytewise order; in buckets by listing what lies there.
+    """Expand braces (`{00000..00127}`, `{a,b}`) and globs (`*`, `?`, `[…]`, `**`), in bytewise
+    order.
 
-    raises  MissingError if a glob finds nothing; UsageError for a glob that cannot be listed, or that finds too much
+    raises  MissingError if a glob matches nothing; UsageError if the address cannot be listed, or
+            if a glob matches too many files
     """
     return [one for one, _ in _expanded(address, guard)]
 
 
 def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
-    """Give each address, and whether a listing has just said that it is there."""
+    """Return each address, and whether it is known to exist."""
     if _is_on_disk(address):
-        return [(address, True)]  # a name that is there is a name, whatever signs it holds
+        return [(address, True)]  # an existing file may have `*` or `{` in its name
     out: list[tuple[str, bool]] = []
     for one in braced(address):
         if not any(sign in one for sign in SIGNS):
@@ -98,14 +97,15 @@ def resolve(
     maps: bool = True,
     expanded: bool = False,
 ) -> list[Playlist]:
-    """Find out what lies at each address; no shard is opened.
+    """Resolve each address to a Playlist, without opening a shard.
 
-    format    what the shards are where no list says it, instead of what their names say; a list that says another is refused by `select_streams`
-    maps      False where the files may be cut short while they are read
-    expanded  the addresses are what `expand` gave: a brace or a sign that is in one of them is part of a name
-    return    one Playlist a source, in order; neighbouring shard files of one folder share one
-    raises    MissingError if nothing is there; UnfinishedError for an unfinished pack; FormatError, UnsafeError for
-              what is there and broken
+    format    format of shards that are not listed; if a list has another format, `select_streams`
+              raises UsageError
+    maps      pass False if files may be truncated while they are read
+    expanded  the addresses are results of `expand`: braces and globs in them are literal
+    return    one Playlist per source, in order; consecutive shards of one folder share a Playlist
+    raises    MissingError if nothing exists at an address; UnfinishedError for an unfinished pack;
+              FormatError and UnsafeError for damaged or unsafe data
     """
     texts = address_texts(sources)
     addresses = (
@@ -120,8 +120,8 @@ def resolve(
     for address, is_there in addresses:
         if address == "-" and not is_there:
             raise UsageError(
-                "standard input is read once, and this looks at files",
-                hint="Write it to a file, and name that.",
+                "cannot read from standard input here",
+                hint="Write the data to a file and pass its name.",
             )
         before, at = at, locate(address, guard)
         at = at if maps else at.unmapped()
@@ -138,14 +138,14 @@ def resolve(
             and (one.at, one.format) == (last.at, last.format)
             and isinstance(last.urls, list)
         ):
-            last.urls.extend(one.urls)  # which was made here
+            last.urls.extend(one.urls)  # `_of_file` made this list
         else:
             out.append(found)
     return out
 
 
 def _is_a_shard(found: Playlist) -> bool:
-    """Whether this is what `_of_file` makes of a shard that was named itself, or of several; a folder's listing tells sizes."""
+    """Return whether this is a playlist of shards that were named themselves, not of a folder."""
     return found.at is None and len(found.streams) == 1 and found.streams[0].sizes is None
 
 
@@ -170,8 +170,8 @@ def _is_folder(at: Location) -> bool:
 def read_list(at: Location, format: str | None = None) -> Playlist:
     """Read the playlist or the `index.json` at an address.
 
-    format  what the user says that the shards are
-    raises  MissingError if nothing is there; FormatError if it is damaged
+    format  format of the shards, if the list has none
+    raises  MissingError if the list does not exist; FormatError if it is damaged
     """
     return _formatted(_indexed(at.folder) if at.name == INDEX else playlists.read(at), format)
 
@@ -188,15 +188,14 @@ def _of_file(at: Location, format: str | None, is_there: bool) -> Playlist:
         kind = formats.FALLBACK
     if kind is None:
         raise FormatError(
-            "no format claims this name",
+            "unknown format",
             where=at,
-            hint=f"Name the format with -f: {', '.join(formats.all_names())}.",
+            hint=f"Choose the format with -f: {', '.join(formats.all_names())}.",
         )
     if not is_there:
-        at.size()  # what is not there is said now
-    url = (
-        at.path if not at.is_local and "?" in at.path else at.name
-    )  # a signed address is nothing without its query
+        at.size()  # raises MissingError
+    # the query of a signed address is kept
+    url = at.path if not at.is_local and "?" in at.path else at.name
     return Playlist((Stream("data", at.folder, kind, [url]),))
 
 
@@ -213,7 +212,7 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
         _refuse_unfinished(at)
     if (at / playlists.PLAYLIST).exists():
         return _formatted(playlists.read(at / playlists.PLAYLIST), format)
-    if not at.is_local:  # a playlist in a bucket is whole, even while another pack is to replace it
+    if not at.is_local:  # in a bucket the old playlist stays valid until a pack replaces it
         _refuse_unfinished(at)
     if (at / INDEX).exists():
         return _formatted(_indexed(at), format)
@@ -223,20 +222,20 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
     if not _lists(str(at)):
         tried = ", ".join((playlists.PLAYLIST, *INDEX_FILES))
         raise MissingError(
-            f"none of {tried} is there", where=at, hint="Name a playlist, an index.json or a shard."
+            f"found none of {tried}", where=at, hint="Pass a playlist, an index.json or a shard."
         )
     if isinstance(at.store, LocalStore) and os.path.join(at.store.root, at.path) == "/":
         raise UsageError(
-            "the whole of this machine is no dataset",
+            "refusing to read the root folder as a dataset",
             where=at,
-            hint="Name the folder that the data lies in.",
+            hint="Pass the folder of the dataset.",
         )
     entries = list(at.list() if at.is_local else itertools.islice(at.list(), _LIST_LIMIT + 1))
     if not entries:
-        raise MissingError("an empty folder", where=at)
+        raise MissingError("folder is empty", where=at)
     if not at.is_local and len(entries) > _LIST_LIMIT:
         raise UsageError(
-            f"more than {_LIST_LIMIT} files lie there", where=at, hint="Name a folder further down."
+            f"more than {_LIST_LIMIT} files in the folder", where=at, hint="Pass a subfolder."
         )
     shards = [
         entry.name
@@ -256,18 +255,18 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
             }
         )
         hint = (
-            f"Name one of the datasets in it: {', '.join(map(shell_quoted, below[:5]))}."
+            f"Pass one of the datasets in it: {', '.join(map(shell_quoted, below[:5]))}."
             if below
-            else "Name the shards, or pack again: the index is written last."
+            else "Pass the shards, or pack again: the index is written last."
         )
         missing = formats.facts(formats.of_suffix(shards[0])).index_files[0]
         if missing == INDEX and at.is_local and not below:
             command = f"flare playlist {shell_quoted(str(at))} --reindex"
-            hint = f"Run `{command}` to make it from the shards, if none of them is missing."
+            hint = f"If no shard is missing, run `{command}` to create the index."
         what = (
-            f"1 shard, and no {missing} beside it"
+            f"found 1 shard, but no {missing}"
             if len(shards) == 1
-            else f"{len(shards)} shards, and no {missing} beside them"
+            else f"found {len(shards)} shards, but no {missing}"
         )
         raise FormatError(what, where=at, hint=hint)
     form = formats.of_folder([entry.name for entry in entries])
@@ -293,7 +292,7 @@ def _refuse_unfinished(at: Location) -> None:
 
 
 def _is_unpack(journal: Location) -> bool:
-    """Say whether a journal is that of an unpack, whose first line begins so."""
+    """Return whether a journal was written by `flare unpack`."""
     try:
         return journal.read(0, min(len(_UNPACK), journal.size())) == _UNPACK
     except FlareError:
@@ -310,10 +309,10 @@ def _holds(at: Location) -> bool:
 def _formatted(found: Playlist, format: str | None) -> Playlist:
     if format is not None:
         formats.find(format)
-        is_said = found.at is not None  # names of shards say less than a list does
+        is_listed = found.at is not None  # the format in a list has precedence over -f
         streams = tuple(
             stream
-            if is_said and formats.is_known(stream.format)
+            if is_listed and formats.is_known(stream.format)
             else replace(stream, format=format)
             for stream in found.streams
         )
@@ -346,11 +345,11 @@ def _named(stream: Stream, found: Playlist) -> Stream:
 
 
 def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list[list[Stream]]:
-    """Choose streams by name and put those of several sources behind one another.
+    """Select streams by name, and concatenate the streams of several sources.
 
-    return  one list for each stream, its parts in the order of the sources
-    raises  UsageError for a name that no source has, sources whose streams do not pair up, or that share shards; for one that is listed as
-            another format than the user meant
+    return  one list per stream: its parts in the order of the sources
+    raises  UsageError for an unknown name, for sources with different streams or with the same
+            shards, and for a list with another format than `format`
     """
     chosen, names = [], name_list(names)
     for one in found:
@@ -363,11 +362,11 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
         chosen.append([stream for stream in one.streams if not names or stream.name in names])
         for stream in chosen[-1]:
             if one.meant not in ("", stream.format):
-                told = f"stream {stream.name!r} is listed as {stream.format}, -f says {one.meant}"
+                message = f"stream {stream.name!r} is listed as {stream.format}, not {one.meant}"
                 raise UsageError(
-                    told,
+                    message,
                     where=one.at or "",
-                    hint="Leave -f out: it is for what does not say its format.",
+                    hint="Leave -f out: it is for data without a list.",
                 )
     if len(chosen) == 1:
         return [[stream] for stream in chosen[0]]
@@ -378,19 +377,21 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
     for one, streams in zip(found, chosen, strict=True):
         if sorted(stream.name for stream in streams) != sorted(first):
             raise UsageError(
-                f"its streams are not {', '.join(first)}",
+                f"streams differ from those of the first source: {', '.join(first)}",
                 where=one.at or "",
-                hint="Name the streams to read with --stream.",
+                hint="Choose the streams to read with --stream.",
             )
     return [[next(s for s in streams if s.name == name) for streams in chosen] for name in first]
 
 
 def refuse_repeats(found: Sequence[Playlist], chosen: Sequence[Sequence[Stream]]) -> None:
-    """Refuse sources that share shards, but for one that is named again as it is.
+    """Raise UsageError if two sources contain the same shard, which would repeat its rows.
 
-    found   one Playlist a source
-    chosen  the streams of each that are read
-    raises  UsageError naming a shard and both of its lists
+    A shell expands `out/*` to an index, a playlist and their shards. A source that is named twice
+    with the same address is allowed.
+
+    found   one Playlist per source
+    chosen  the streams of each source that are read
     """
     import numpy as np
 
@@ -400,7 +401,7 @@ def refuse_repeats(found: Sequence[Playlist], chosen: Sequence[Sequence[Stream]]
             np.fromiter(
                 (hash(place) for stream in streams for place in places_of(stream)), np.int64
             )
-        )  # a million are 8 MB
+        )
         lists["" if one.at is None else place_of(one.at), shards.tobytes()] = (one, streams, shards)
     every = [shards for _, _, shards in lists.values()]
     if not every or np.unique(np.concatenate(every)).size == sum(shards.size for shards in every):
@@ -411,9 +412,9 @@ def refuse_repeats(found: Sequence[Playlist], chosen: Sequence[Sequence[Stream]]
             for i, place in enumerate(places_of(stream)):
                 if (other := seen.get(hash(place))) is not None:
                     named = " and by ".join(str(by.at or by.streams[0].at) for by in (other, one))
-                    hint = "Name the folder alone, or its playlist."
+                    hint = "Pass only the folder or only its playlist."
                     raise UsageError(
-                        f"it is named by {named}: its rows would come twice",
+                        f"listed by {named}: its rows would be read twice",
                         where=stream.chunk(i).at,
                         hint=hint,
                     )
@@ -421,14 +422,14 @@ def refuse_repeats(found: Sequence[Playlist], chosen: Sequence[Sequence[Stream]]
 
 
 def places_of(stream: Stream) -> Iterator[str]:
-    """Say where each shard lies, in the same words whatever lists it."""
+    """Yield the absolute address of each shard, the same for every list of the shard."""
     folder = place_of(stream.at)
     for url in stream.urls:
         yield url if is_url(url) else f"{folder}/{url.removeprefix('./')}"
 
 
 def place_of(at: Location) -> str:
-    """Say where a file lies, however the user came to it: a local one by its whole path."""
+    """Return the absolute address of a file; for a local file its path."""
     return (
         os.path.join(at.store.root, at.path) if isinstance(at.store, LocalStore) else at.key
     ).rstrip("/")

@@ -1,4 +1,4 @@
-"""Rows as people name them on a command line: `5`, `10:20`, `-5:`, `::100`, `3,1,4`."""
+"""Parse row specifications of the command line: `5`, `10:20`, `-5:`, `::100`, `3,1,4`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _PART = re.compile(
 
 
 def parse_rows(spec: str, rows: int) -> list[range]:
-    """Read a row specification against a dataset of `rows` rows; what it names keeps its order.
+    """Parse a row specification for a dataset of `rows` rows.
 
-    return  ranges inside [0, rows); a single row is a range of one
-    raises  UsageError if it is no specification; RowsError for a single row outside the data
+    return  ranges inside [0, rows) in the order of the specification; a row is a range of one
+    raises  UsageError for an invalid specification; RowsError for a single row outside the data
     """
     out = []
     for part in spec.split(","):
         match = _PART.fullmatch(part)
         if not match:
             raise UsageError(
-                f"{spec!r} names no rows", hint="Write rows like 5, 10:20, -5:, ::100 or 3,1,4."
+                f"invalid rows: {spec!r}", hint="Write rows like 5, 10:20, -5:, ::100 or 3,1,4."
             )
         if match[1] is not None:
             row = int(match[1])
@@ -35,6 +35,6 @@ def parse_rows(spec: str, rows: int) -> list[range]:
         else:
             start, stop, step = (None if text is None else int(text) for text in match.groups()[1:])
             if step == 0:
-                raise UsageError(f"{spec!r} steps by 0")
+                raise UsageError(f"invalid rows: {spec!r} has step 0")
             out.append(range(rows)[slice(start, stop, step)])
     return out

@@ -1,7 +1,7 @@
-"""Remote shards fetched before a run reaches them: the window it is in, then as much of the next two as there is room for.
+"""Prefetch of remote shards: the current window of a run, then the next ones as space permits.
 
-Two, or as many as are little data, since batches are made ahead of the run: where a window is a few batches, the next one is read while
-this one is still given.
+At most two windows are prefetched, or more if they are small: batches are made ahead of the run, so
+a worker may already read the next small window.
 """
 
 from __future__ import annotations
@@ -20,73 +20,71 @@ from flarecli.read.shards import keep_freed
 
 __all__ = ["Fetching", "begun", "expected"]
 
-_THREADS, _AHEAD = 4, 2  # windows ahead
-_BESIDE = 8
-_LITTLE = 8 << 20  # bytes that are read whatever their pages
-_NEAR = (
-    32 << 20
-)  # bytes that may be at hand however many windows that is: two small ones are read in less than a thread waits for its turn
+_THREADS, _WINDOWS_AHEAD = 4, 2
+_MAX_LOCAL_RANKS = 8
+_MIN_LARGE_PAGE_BYTES = 8 << 20  # less data is read with normal pages
+_MIN_AHEAD_BYTES = 32 << 20  # prefetched regardless of the number of windows
 _TICK_S, _END_S = 0.5, 1.0
 
 
 def begun(data: Rows, order: Order, place: Cursor, ranks: int) -> Fetching | None:
-    """Begin to fetch what a run reads from a place on; None where no cache keeps it, or all of it is read at once.
+    """Start to prefetch the shards of a run; return None without a cache or in order `shuffle`.
 
-    ranks  that share the rows; a few of them are on one machine, which then reads all that is there
+    ranks  number of ranks that share the rows; a few are assumed to run on one machine, which then
+           reads all shards
     """
     expected(data, ranks)
     return Fetching(data, order, place.step) if place.order != "shuffle" and data.room else None
 
 
 def expected(data: Rows, ranks: int) -> None:
-    """Say that this process will read most rows, if not too many ranks share them."""
-    keep_freed()  # also where other processes open the shards, and batches come from them
-    if ranks <= _BESIDE and (together := data.stored) >= _LITTLE:
+    """Announce that this machine will read most rows, unless many ranks share them."""
+    keep_freed()  # worker processes open the shards, but this process copies their batches
+    if ranks <= _MAX_LOCAL_RANKS and (together := data.stored) >= _MIN_LARGE_PAGE_BYTES:
         data.expect(together)
 
 
 class Fetching:
-    """Threads that fetch what an order will read, from a step on. What cannot be fetched is left: whoever reads it says why.
+    """Threads that download the shards of an epoch, from a step on. Errors are left to the reader.
 
-    The windows at hand take no more than the data's `room` together, which is less once other processes share the cache: what this one is
-    ahead of them must not drive out what they still need, or they would fetch it again.
+    Prefetched windows use at most `data.room` bytes. This is less if other processes share the
+    cache, because prefetched shards must not evict shards that those processes still need.
     """
 
     def __init__(self, data: Rows, order: Order, step: int) -> None:
         self._data, self._step = data, step
         self._wake, self._closed = threading.Condition(), False
         self._windows = order.windows(step)
-        most = order.beside + _AHEAD
+        max_windows = order.beside + _WINDOWS_AHEAD
         self._firsts: deque[int] = deque(
-            [-1] * most, most
-        )  # the steps at which windows begin, that which is fetched last
-        self._todo: deque[tuple[int, int]] = deque()  # runs of rows of that window
+            [-1] * max_windows, max_windows
+        )  # first step of each window
+        self._todo: deque[tuple[int, int]] = deque()  # row ranges of the last window
         self._end = 0
-        self._bytes = 0  # of what was fetched and is not behind the run
-        self._passed: list[
-            tuple[int, int, int, int]
-        ] = []  # a heap: the step behind a run's window, the run, its bytes
+        self._bytes = 0  # prefetched and not yet passed
+        # a heap: the end of the window, start and stop of the rows, bytes
+        self._passed: list[tuple[int, int, int, int]] = []
         self._futures: list[Future[None]] = []
-        with contextlib.suppress(ReachError):  # without threads, batches fetch what they need
+        with contextlib.suppress(ReachError):  # without threads, batches download on demand
             for _ in range(_THREADS):
                 self._futures.append(submit(self._work))
 
     def reached(self, step: int) -> None:
-        """Say where the run is; shards that lie behind it are let go."""
+        """Set the step of the run, and release the shards of windows that ended before it."""
         over = []
         with self._wake:
-            may_go_on = any(self._step < first <= step for first in self._firsts)
+            is_next_window = any(self._step < first <= step for first in self._firsts)
             self._step = step
             while self._passed and self._passed[0][0] <= step:
                 over.append(heapq.heappop(self._passed))
                 self._bytes -= over[-1][3]
-            if over or may_go_on:  # else each batch would wake threads that find nothing to do
+            if over or is_next_window:  # otherwise there is no work for the threads
                 self._wake.notify_all()
         for _, start, stop, _ in over:
             self._data.release(start, stop)
 
     def _next(self) -> tuple[int, int] | None:
-        """Wait until another run of rows may be fetched; None at the end."""
+        """Wait until the next row range may be downloaded and return it; None at the end."""
         with self._wake:
             while not self._closed:
                 if not self._todo:
@@ -98,9 +96,9 @@ class Fetching:
                     self._todo.extend(spans)
                     continue
                 size = self._data.weight(*self._todo[0])
-                bytes_then = self._bytes + size
-                is_near = self._step >= self._firsts[0] or bytes_then <= _NEAR
-                if self._step >= self._firsts[-1] or (is_near and bytes_then <= self._data.room):
+                total = self._bytes + size
+                is_near = self._step >= self._firsts[0] or total <= _MIN_AHEAD_BYTES
+                if self._step >= self._firsts[-1] or (is_near and total <= self._data.room):
                     self._bytes += size
                     heapq.heappush(self._passed, (self._end, *self._todo[0], size))
                     return self._todo.popleft()
@@ -115,7 +113,7 @@ class Fetching:
                 self._data.release(*span)
 
     def close(self) -> None:
-        """End the threads; a transfer under way ends by itself later."""
+        """End the threads; a transfer in flight ends later by itself."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()

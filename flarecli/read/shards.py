@@ -1,4 +1,4 @@
-"""One stream of rows over many shards: which shard holds a row, shards opened when first needed, many rows at once."""
+"""The rows of many shards as one sequence, and the open shards of the process."""
 
 from __future__ import annotations
 
@@ -29,76 +29,74 @@ __all__ = ["Series", "keep_freed"]
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
 _all: weakref.WeakSet[Series] = weakref.WeakSet()
-_BATCH_BYTES = 16 << 20  # what a scan holds at once, roughly
-_TOGETHER = 8  # rows of a shard that are worth finding by columns
-_AT_ONCE = 8 << 20  # bytes of rows that are found at once, reckoned, but for the least
-_HELD = 256  # twice the shards that are held besides those that are open, where the system gives handles for so many
+_BATCH_BYTES = 16 << 20  # approximate size of a batch of a scan
+_MIN_SHARD_ROWS = 8  # rows per shard from which reading by columns is faster
+_GATHER_BYTES = 8 << 20  # approximate size of the rows that are located at once
+_MAX_GATHERED_FILES = 256  # twice the shards whose maps a Stock keeps open, if handles permit
 
 
-SHARDS = 512  # whose tables are kept
-_FILES = 1024  # of them mapped, where the system gives handles for so many
-_BLOCK = 1 << 24  # bytes
+SHARDS = 512  # open shards of the process, with their tables in memory
+_MAX_FILES = 1024  # mapped files of open shards, if handles permit
+_TRIM_BLOCK_BYTES = 1 << 24
 _lock = threading.Lock()
-_order: deque[tuple[weakref.ref[Series], int, int]] = (
-    deque()
-)  # who holds it, its position, its files; the first opened first
+# open shards, oldest first: the series, the position in it, the number of files
+_order: deque[tuple[weakref.ref[Series], int, int]] = deque()
 _files = 0
 
 
 class Series:
-    """Streams with the same columns, one behind the other. Picklable; its shards are opened again in each process.
+    """Concatenated streams with the same columns. Picklable: each process opens its own shards.
 
-    rows     how many rows there are in all
-    columns  the same in every stream
-    raises   UsageError if the columns differ; whatever opening a shard raises, when a listing says no rows
+    rows     the number of rows of all streams
+    columns  the columns of every stream
+    raises   UsageError if the columns differ; the errors of opening a shard, if a list has no rows
     """
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self.streams = tuple(streams)
         self.name = self.streams[0].name
-        self._firsts = np.cumsum(
-            [0, *(len(stream) for stream in self.streams)]
-        )  # position of each stream's first chunk
+        # the first chunk of each stream
+        self._firsts = np.cumsum([0, *(len(stream) for stream in self.streams)])
         self._begins: list[int] = self._firsts.tolist()
         self._open: dict[int, Shard] = {}
         self._readers: dict[tuple[str, ...] | None, dict[int, Callable[[int], Row]]] = {}
-        self._expected = 0  # bytes that will be read, with these
-        self._asked: set[int] = set()  # shards for which that was said
-        self._fetched: dict[
-            int, Chunk
-        ] = {}  # to make a chunk takes as long as to open it: its address is checked
-        self._turns: dict[int, threading.Lock] = {}  # of threads that fetch a chunk
-        self._passing: set[int] = set()  # what runs have asked for and not passed
+        self._expected = 0  # bytes that will be read; see `expect`
+        self._advised: set[int] = set()  # shards that `_expect` was called for
+        self._fetched: dict[int, Chunk] = {}  # kept, because making a chunk checks its address
+        self._fetch_locks: dict[int, threading.Lock] = {}
+        self._passing: set[int] = set()  # fetched by runs and not released
         self._lock = threading.Lock()
         _all.add(self)
+        self.columns: Columns = ()  # `_columns` opens a shard if none are listed
         self.columns = self._columns()
-        self.starts = self._starts()  # int64 [chunks + 1]: the row at which each chunk begins
-        self.edges = memoryview(self.starts)  # the same, whose items are Python's own integers
+        self.starts = self._starts()  # int64 [chunks + 1]: the first row of each chunk
+        self.edges = memoryview(self.starts)  # indexing returns Python integers
 
     def __reduce__(self) -> tuple[object, ...]:
         return Series, (self.streams,)
 
     @property
     def rows(self) -> int:
-        """Rows in all."""
+        """The number of rows of all streams."""
         return int(self.starts[-1])
 
     @property
     def chunks(self) -> int:
-        """Chunks in all."""
+        """The number of chunks of all streams."""
         return int(self._firsts[-1])
 
     def _columns(self) -> Columns:
-        """Ask the listing, or the first shard where it does not say."""
+        """Return the listed columns; if none are listed, those of the first shard."""
         out: Columns | None = None
         for stream, first in zip(self.streams, self._firsts.tolist(), strict=False):
             own = stream.columns
             if own is None:
                 own = self.shard(first).columns if len(stream) else ()
             if out is not None and own != out and len(stream):
-                hint = "Read them one by one, or pack them again with the same columns."
+                hint = "Read the streams separately, or pack them again with the same columns."
                 raise UsageError(
-                    f"stream {stream.name!r} has other columns than the one before",
+                    f"the columns of stream {stream.name!r} differ from those of the previous "
+                    "stream",
                     where=stream.at,
                     hint=hint,
                 )
@@ -118,49 +116,46 @@ class Series:
             parts.append(rows)
         rows = np.concatenate(parts)
         if rows.sum(dtype=np.float64) >= 1 << 61 and sum(rows.tolist()) >= 1 << 62:
-            raise FormatError(f"{sum(rows.tolist())} rows are listed", where=self.streams[0].at)
+            raise FormatError(
+                f"too many rows: {sum(rows.tolist())} are listed", where=self.streams[0].at
+            )
         return np.cumsum(rows, dtype=np.int64)
 
     def checksum(self, rows: int) -> str | None:
-        """Return the checksum of what is listed of the first `rows` rows; None if no shard ends there."""
+        """Return the checksum of the listing of the first `rows` rows; None if no shard ends there."""
         shards = int(np.searchsorted(self.starts, rows)) if rows < self.rows else self.chunks
         if self.starts[shards] != rows:
             return None
         return listing_checksum(self.streams, self.columns, np.diff(self.starts[: shards + 1]))
 
     def load(self) -> None:
-        """Load the code that reading takes."""
+        """Import the code of the formats."""
         for stream in self.streams:
             if stream.format:
                 formats.find(stream.format)
 
     def chunk(self, i: int) -> Chunk:
-        """Make the chunk at a position."""
+        """Return the chunk at a position."""
         k = bisect_right(self._begins, i) - 1
         return self.streams[k].chunk(i - self._begins[k])
 
     def at(self, row: int) -> int:
-        """Give the position of the chunk that holds a row; by no call of numpy, which would let go of the interpreter: others wait for this."""
+        """Return the position of the chunk of a row."""
+        # no call of numpy: releasing the interpreter lock here costs more than the search
         return bisect_right(self.edges, row) - 1
 
     def shard(self, i: int) -> Shard:
-        """Open the shard at a position; its own columns must be the listed ones."""
+        """Return the open shard at a position. Raises if its columns differ from the listed ones."""
         with self._lock:
             if (shard := self._open.get(i)) is not None:
                 return shard
         chunk = self._fetched.get(i) or self.chunk(i)
-        columns = (
-            self.streams[bisect_right(self._begins, i) - 1].columns
-            or getattr(self, "columns", None)
-            or None
-        )
+        columns = self.streams[bisect_right(self._begins, i) - 1].columns or self.columns or None
         with self._lock:
-            expected = 0 if i in self._asked else self._expected
-            self._asked.update((i,) if expected else ())
-        if (
-            expected
-        ):  # before its table is read, which would bring the first megabytes in small pages
-            with contextlib.suppress(FlareError):  # opening it says so
+            expected = 0 if i in self._advised else self._expected
+            self._advised.update((i,) if expected else ())
+        if expected:  # before the table is read, which would use small pages
+            with contextlib.suppress(FlareError):  # `open_shard` raises the same error
                 _expect(chunk, expected)
         keep_freed()
         shard = formats.find(chunk.format or "").open_shard(chunk, columns)
@@ -171,12 +166,12 @@ class Series:
 
     @property
     def room(self) -> int:
-        """Bytes that a run may have at hand of the cache before its shards, now; 0 without one."""
+        """Cache bytes currently available for prefetched shards; 0 without a cache."""
         return min(stream.at.store.room for stream in self.streams)
 
     @property
     def is_mapped(self) -> bool:
-        """Whether its shards are local and not compressed, by the name of the first of each stream."""
+        """Whether shards are local and uncompressed, judged by the first name of each stream."""
         return all(
             stream.at.is_local and not (len(stream) and spans.suffix(stream.chunk(0)))
             for stream in self.streams
@@ -184,7 +179,7 @@ class Series:
 
     @property
     def stored(self) -> int:
-        """Bytes of all chunks, from what is listed; -1 where that does not say."""
+        """Total bytes of the chunks as listed; -1 if a size is not listed."""
         sizes = [stream.stored for stream in self.streams]
         return (
             -1
@@ -193,15 +188,15 @@ class Series:
         )
 
     def expect(self, together: int) -> None:
-        """Say that all chunks will be read, among so many bytes."""
+        """Announce that all chunks will be read, as part of `together` bytes."""
         with self._lock:
             self._expected, held = together, [*self._open.values()]
-            self._asked.update(self._open)
+            self._advised.update(self._open)
         for shard in held:
             _expect(shard.chunk, together)
 
     def weight(self, i: int) -> int:
-        """Reckon the bytes of a chunk, from what is listed; 0 where nothing is."""
+        """Return the listed bytes of a chunk; 0 if they are not listed."""
         k = bisect_right(self._begins, i) - 1
         stream, i = self.streams[k], i - self._begins[k]
         if stream.sizes is None or stream.sizes[i] < 0:
@@ -211,17 +206,15 @@ class Series:
         )
 
     def fetch(self, i: int, passing: bool = False) -> None:
-        """Fetch a chunk whole into the cache before its store, unless it was; what the cache cannot keep is left where it is.
+        """Download a chunk into the cache, once. A chunk that does not fit is not downloaded.
 
-        passing  a run reads it in one place alone, and `passed` will say when that is over
+        passing  a run reads the chunk only in one window, and will call `passed` after it
         """
         if i in self._fetched:
             return
         with self._lock:
-            turn = self._turns.setdefault(i, threading.Lock())
-        with (
-            turn
-        ):  # who waits here is woken at once; between processes the cache asks again and again
+            fetch_lock = self._fetch_locks.setdefault(i, threading.Lock())
+        with fetch_lock:  # the cache's own lock between processes polls, so it is slower
             if i in self._fetched:
                 return
             chunk = self.chunk(i)
@@ -230,17 +223,17 @@ class Series:
             for at, file in zip_longest((chunk.at, *chunk.beside), chunk.files):
                 at.store.keep(at.path, file.size if file else None, passing)
             self._fetched[i] = chunk
-            if passing and i not in self._passing:  # a run ended meanwhile
+            if passing and i not in self._passing:  # the run ended during the download
                 self._pass(i, chunk)
 
     def passed(self, i: int) -> None:
-        """Let go of a chunk that a run has passed."""
+        """Release a chunk after the window of a run."""
         chunk = self._fetched.get(i) or self.chunk(i)
         self.let_go(i)
         self._pass(i, chunk)
 
     def pass_all(self) -> None:
-        """Let go of all chunks in memory that runs have not passed; shards that are open stay so."""
+        """Release all chunks that runs keep in memory; open shards stay open."""
         for i in list(self._passing):
             self._pass(i, self.chunk(i))
 
@@ -250,31 +243,31 @@ class Series:
             at.store.passed(at.path)
 
     def close(self) -> None:
-        """Close all shards that are open."""
+        """Close all open shards of this series."""
         for i in list(self._open):
             self.let_go(i)
 
     def let_go(self, i: int) -> None:
-        """Close the shard at a position, if it is open; it is opened again when it is needed."""
+        """Close the shard at a position, if it is open. Using it opens it again."""
         with self._lock:
             shard = self._open.pop(i, None)
             for readers in self._readers.values():
                 readers.pop(i, None)
             self._fetched.pop(i, None)
-            self._turns.pop(i, None)
-            self._asked.discard(i)
+            self._fetch_locks.pop(i, None)
+            self._advised.discard(i)
         if shard is not None:
-            shard.memo.clear()  # a format may hold it elsewhere
+            shard.memo.clear()  # the format may keep a reference to the shard
             for at in (shard.chunk.at, *shard.chunk.beside):
                 at.forget()
 
     def read_rows(
         self, rows: IntArray, columns: Sequence[str] | None = None, ranges: Ranges | None = None
     ) -> list[Row]:
-        """Give encoded rows in the order asked; those of one shard are read together.
+        """Return encoded rows in the order of `rows`; the rows of one shard are read together.
 
         rows    int64 [k], each in [0, rows)
-        ranges  column of lists -> (start, stop): the items to read, of formats whose columns can be lists
+        ranges  column of lists -> (start, stop): read only these items
         """
         if not len(rows):
             return []
@@ -293,16 +286,21 @@ class Series:
     def stock(
         self, rows: IntArray, least: int, columns: Sequence[str] | None = None
     ) -> Stock | None:
-        """Find rows in memory, in the order asked, from the first on; None where the format or the store cannot, or few of them lie together.
+        """Locate the first rows in memory, in the order of `rows`.
+
+        Return None if the format or the store cannot locate rows, or if the rows are spread over
+        too many shards.
 
         rows   int64 [k], each in [0, rows)
-        least  so many at any rate; more as long as they are few bytes, since what is on a disk is read ahead, and lie in local shards that are
-               not compressed: others may have to be fetched, or are copied when they are found
+        least  the number of rows to locate; more are located if they are small and all in mapped
+               shards (locating rows of other shards downloads or copies them)
         """
         if len(rows) > least:
             i = self.at(int(rows[0]))
             size = self.weight(i) // max(1, self.edges[i + 1] - self.edges[i])
-            rows = rows[: max(least, _AT_ONCE // size if size and _is_mapped(self.shard(i)) else 0)]
+            rows = rows[
+                : max(least, _GATHER_BYTES // size if size and _is_mapped(self.shard(i)) else 0)
+            ]
         where: IntArray = self.starts.searchsorted(rows, "right") - 1
         own, order = rows - self.starts[where], where.argsort(kind="stable")
         where = where[order]
@@ -310,7 +308,10 @@ class Series:
             0,
             *((where[1:] != where[:-1]).nonzero()[0] + 1).tolist(),
         ]  # in that order, of each shard
-        if len(rows) < _TOGETHER * len(firsts) or len(firsts) > files_limit(_HELD) // 2:
+        if (
+            len(rows) < _MIN_SHARD_ROWS * len(firsts)
+            or len(firsts) > files_limit(_MAX_GATHERED_FILES) // 2
+        ):
             return None
         bounds, parts = [*firsts, len(rows)], list[spans.Lying]()
         for first, stop in pairwise(bounds):
@@ -326,7 +327,7 @@ class Series:
         return Stock(parts, [stop - first for first, stop in pairwise(bounds)], order)
 
     def _by_shard(self, rows: IntArray) -> tuple[list[int], dict[int, list[int]]]:
-        """Give the position of each row in its shard, and the shards: each with the places in `rows` of what it holds."""
+        """Return the position of each row in its shard, and shard -> indices into `rows`."""
         where: IntArray = np.searchsorted(self.starts, rows, "right") - 1
         own: list[int] = (rows - self.starts[where]).tolist()
         shards: dict[int, list[int]] = {}
@@ -335,7 +336,7 @@ class Series:
         return own, shards
 
     def read_row(self, row: int, columns: Sequence[str] | None = None) -> Row:
-        """Give one encoded row, with as little around it as there can be; `row` is in [0, rows)."""
+        """Return one encoded row; `row` is in [0, rows). Fast path of `read_rows`."""
         i = bisect_right(self.edges, row) - 1
         shard = self.shard(i)
         return formats.find(shard.chunk.format or "").read_rows(
@@ -343,11 +344,11 @@ class Series:
         )[0]
 
     def row_readers(self, columns: tuple[str, ...] | None) -> dict[int, Callable[[int], Row]]:
-        """Return the direct readers of open shards by position; closing a shard removes its reader."""
+        """Return position -> fast row reader of open shards; closing a shard removes its reader."""
         return self._readers.setdefault(columns, {})
 
     def add_reader(self, i: int, columns: tuple[str, ...] | None) -> None:
-        """Make the direct reader of a shard, if it is mapped."""
+        """Add the fast row reader of a shard, if the shard is mapped."""
         shard = self.shard(i)
         if _is_mapped(shard):
             reader = formats.find(shard.chunk.format or "").row_reader(shard, columns)
@@ -364,7 +365,7 @@ class Series:
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None, size: int, views: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Give rows start..stop as batches of at most `size` rows, none across two shards, each of bounded bytes."""
+        """Yield rows start..stop as batches of one shard, at most `size` rows and bounded bytes."""
         while start < stop:
             end = self.span(start, stop, size)
             i = int(np.searchsorted(self.starts, start, "right")) - 1
@@ -375,7 +376,9 @@ class Series:
             start = end
 
     def span(self, start: int, stop: int, size: int) -> int:
-        """Give the row at which a batch that begins at `start` ends: `size` rows, one shard, bounded bytes at most."""
+        """Return the end of the batch that starts at `start`: one shard, `size` rows, bounded
+        bytes.
+        """
         i = int(np.searchsorted(self.starts, start, "right")) - 1
         shard = self.shard(i)
         weight = sum(
@@ -393,17 +396,17 @@ def _is_mapped(shard: Shard) -> bool:
 
 
 def _expect(chunk: Chunk, together: int) -> None:
-    """Ask for what is read of a chunk in large pages, if it is mapped: what is compressed is not."""
+    """Advise large pages for the maps of a chunk; compressed files are not mapped."""
     for at in () if spans.suffix(chunk) else (chunk.at, *chunk.beside):
         if at.is_local and (view := at.map()) is not None:
             expect(view, together)
 
 
 def _note(holder: Series, i: int, shard: Shard) -> None:
-    """Note that a shard was opened, and close others until there is room."""
+    """Register an open shard, and close the oldest ones until the limits are met."""
     global _files
     files = 1 + len(shard.chunk.beside) if shard.chunk.at.may_map else 0
-    limit, over = files_limit(_FILES), []
+    limit, over = files_limit(_MAX_FILES), []
     with _lock:
         _order.append((weakref.ref(holder), i, files))
         _files += files
@@ -429,23 +432,22 @@ def close_shards() -> None:
 
 @functools.cache
 def keep_freed() -> None:
-    """Let the allocator keep what is given back, for the next batch. Once a process is enough.
+    """Make glibc keep freed memory for the next batch, once per process.
 
-    glibc gives the end of its heap back to the system as soon as 128 KB of it are free, and a batch of small rows is ten times that: most
-    would come in fresh pages, which is a third of what reading rows of 20 KB costs, and five sixths in a virtual machine (measured). A large
-    block that is freed tells it what sizes come and go: from then on it keeps twice as much. No page of this one is touched. Other
-    allocators do as they did.
+    glibc returns the top of its heap to the system once 128 KB of it are free, so every batch would
+    fault in new pages. Freeing a large mmapped block raises M_MMAP_THRESHOLD to its size and
+    M_TRIM_THRESHOLD to twice that (source: mallopt(3)). The block itself is never touched.
     """
-    bytes(_BLOCK)
+    bytes(_TRIM_BLOCK_BYTES)
 
 
 def _forked() -> None:
-    """In a child no other thread holds a lock."""
+    """Replace the locks in a forked child: their owners do not exist there."""
     global _lock
     _lock = threading.Lock()
     for one in _all:
         one._lock = threading.Lock()
-        one._turns = {}
+        one._fetch_locks = {}
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -1,6 +1,7 @@
-"""Bytes handed to the process that takes a worker's batches, through memory that both map.
+"""A ring buffer in shared memory that carries columns of bytes from a worker to its parent.
 
-A pipe carries 64 KB at a time, and each of them wakes a process. The memory has no name: it is gone when both have ended, however they end.
+A pipe carries 64 KB at a time, and each write wakes a process. The memory is anonymous (memfd): it
+is freed when both processes have ended, even if they are killed.
 """
 
 from __future__ import annotations
@@ -17,15 +18,22 @@ from flarecli.read.shards import keep_freed
 
 __all__ = ["Passed", "passed", "taken"]
 
-_HEAD = mmap.PAGESIZE  # bytes before the ring: how many were taken from it so far
-_LEAST = 1 << 16  # bytes that go through a pipe at once
-_MOST = 1 << 24  # bytes of a ring: each worker has one, and they stay until it ends
-_BATCHES = 4  # that a ring has room for
-_PIECES = 1024  # written at once, which is what systems allow
+_HEADER_BYTES = mmap.PAGESIZE  # before the ring: uint64, the number of bytes read so far
+_MIN_BYTES = 1 << 16  # less goes through the pipe
+_MAX_RING_BYTES = 1 << 24  # of each worker, until it ends
+_RING_BATCHES = 4  # batches that fit into a ring
+_MAX_PIECES = 1024  # of one pwritev call (IOV_MAX)
 
 
 class Passed(NamedTuple):
-    """Where columns of bytes lie: the ring, its bytes, its handle when it is told for the first time, the first byte, the size of each piece."""
+    """The position of columns of bytes in a ring.
+
+    ring    id of the ring
+    size    bytes of the ring
+    handle  file descriptor of the ring, when it is sent for the first time
+    start   first byte, counted from the creation of the ring
+    sizes   column -> bytes of each value
+    """
 
     ring: bytes
     size: int
@@ -35,34 +43,32 @@ class Passed(NamedTuple):
 
 
 class _Ring:
-    """Where this process writes; `end` counts all bytes written so far."""
+    """The ring that this process writes; `end` counts all bytes written so far."""
 
     def __init__(self, size: int) -> None:
         self.fd = os.memfd_create("flare", os.MFD_CLOEXEC)
         self.process, self.size, self.end, self.is_told = os.getpid(), size, 0, False
         self.name = self.process.to_bytes(8, "little") + os.urandom(8)
-        os.ftruncate(self.fd, _HEAD + size)
+        os.ftruncate(self.fd, _HEADER_BYTES + size)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it was refused
+        with contextlib.suppress(AttributeError):  # memfd_create failed
             os.close(self.fd)
 
     def write(self, pieces: Sequence[bytes], total: int) -> int | None:
-        """Write pieces behind one another; give where they begin, or None if there is no room until others are taken."""
+        """Write pieces one after another and return their start, or None if the ring is full."""
         start = (
             self.end
             if self.end % self.size + total <= self.size
             else -(-self.end // self.size) * self.size
         )
-        free = int.from_bytes(
-            os.pread(self.fd, 8, 0), "little"
-        )  # all bytes before this one were taken
+        free = int.from_bytes(os.pread(self.fd, 8, 0), "little")  # all bytes before it were read
         if free != self.end and start + total - free > self.size:
             return None
-        at = first = _HEAD + start % self.size
-        for k in range(0, len(pieces), _PIECES):
-            at += os.pwritev(self.fd, pieces[k : k + _PIECES], at)
-        if at - first != total:  # the system had no memory
+        at = first = _HEADER_BYTES + start % self.size
+        for k in range(0, len(pieces), _MAX_PIECES):
+            at += os.pwritev(self.fd, pieces[k : k + _MAX_PIECES], at)
+        if at - first != total:  # out of memory
             return None
         self.end = start + total
         return start
@@ -73,19 +79,22 @@ _maps: dict[bytes, mmap.mmap] = {}
 
 
 def passed(columns: Mapping[str, Sequence[bytes]]) -> Passed | None:
-    """Put pieces where the other process finds them; None if they had better be sent. What is given has to get to one `taken`, in order."""
+    """Write columns into the ring; return None if they must go through the pipe.
+
+    Every result must reach one `taken` call, in order.
+    """
     global _own
     sizes = {name: list(map(len, pieces)) for name, pieces in columns.items()}
     total = sum(map(sum, sizes.values()))
-    if not _LEAST <= total <= _MOST or not hasattr(os, "memfd_create"):
+    if not _MIN_BYTES <= total <= _MAX_RING_BYTES or not hasattr(os, "memfd_create"):
         return None
     try:
         if (
             _own is None
             or _own.process != os.getpid()
-            or (2 * total > _own.size and _own.size < _MOST)
+            or (2 * total > _own.size and _own.size < _MAX_RING_BYTES)
         ):
-            _own = _Ring(min(_MOST, _BATCHES * total))
+            _own = _Ring(min(_MAX_RING_BYTES, _RING_BATCHES * total))
         start = _own.write(list(chain.from_iterable(columns.values())), total)
     except OSError:
         return None
@@ -96,10 +105,10 @@ def passed(columns: Mapping[str, Sequence[bytes]]) -> Passed | None:
 
 
 def taken(place: Passed) -> dict[str, list[bytes]]:
-    """Take columns; their room is free again."""
+    """Read columns out of the ring, and free their space."""
     map_ = _maps.get(place.ring) or _mapped(place)
     out = dict[str, list[bytes]]()
-    at = first = _HEAD + place.start % place.size
+    at = first = _HEADER_BYTES + place.start % place.size
     for name, sizes in place.sizes.items():
         out[name] = pieces = []
         for size in sizes:
@@ -111,16 +120,14 @@ def taken(place: Passed) -> dict[str, list[bytes]]:
 
 def _mapped(place: Passed) -> mmap.mmap:
     keep_freed()
-    for other in list(
-        _maps
-    ):  # of this process, which has a larger one now, or of one that has ended
+    for other in list(_maps):  # unmap the smaller ring of the worker, and rings of ended workers
         if other[:8] == place.ring[:8] or not os.path.exists(
             f"/proc/{int.from_bytes(other[:8], 'little')}"
         ):
             del _maps[other]
     fd = place.handle.detach()
     try:
-        map_ = _maps[place.ring] = mmap.mmap(fd, _HEAD + place.size)
+        map_ = _maps[place.ring] = mmap.mmap(fd, _HEADER_BYTES + place.size)
     finally:
         os.close(fd)
     return map_

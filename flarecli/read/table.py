@@ -1,4 +1,4 @@
-"""Streams of equal length, side by side: their columns are those of one table. And some of its rows, where a condition chose them."""
+"""A table: the columns of one or more streams of equal length, and optionally a selection of rows."""
 
 from __future__ import annotations
 
@@ -18,29 +18,24 @@ __all__ = ["Joined", "numbers_of"]
 
 
 def numbers_of(indices: Sequence[int] | IntArray) -> IntArray:
-    """Give positions of rows as int64 [k], wherever they lie. Raises UsageError for no list of whole numbers, RowsError for one past int64."""
+    """Return row numbers as int64 [k], without checking their range.
+
+    raises  UsageError unless they are a flat list of integers; RowsError for one above int64
+    """
     try:
         given = np.asarray(indices)
     except ValueError:  # lists of several lengths
         given = np.zeros((0, 0))
     if given.ndim != 1:
         raise UsageError(
-            f"{type(indices).__name__} is no list of positions of rows",
-            hint="Give whole numbers in a row: data[[7, 3]].",
+            f"expected a list of row numbers, got {type(indices).__name__}",
+            hint="Pass a flat list of integers, as in data[[7, 3]].",
         )
-    if given.dtype.kind not in "iu" and len(
-        given
-    ):  # a mask, or fractions: as numbers they would name other rows without a word
-        hint = (
-            "Give the positions where it is true: numpy.flatnonzero(mask)."
-            if given.dtype.kind == "b"
-            else ""
-        )
-        raise UsageError(f"{given.dtype.name} values are no positions of rows", hint=hint)
-    if (
-        given.dtype == np.uint64 and len(given) and given.max() >= 1 << 63
-    ):  # it would wrap around, and count from the end
-        raise RowsError(f"row {int(given.max())} is more than any data has")
+    if given.dtype.kind not in "iu" and len(given):  # converted to int64 they name other rows
+        hint = "Convert the mask with numpy.flatnonzero(mask)." if given.dtype.kind == "b" else ""
+        raise UsageError(f"expected row numbers, got values of type {given.dtype.name}", hint=hint)
+    if given.dtype == np.uint64 and len(given) and given.max() >= 1 << 63:  # it would wrap around
+        raise RowsError(f"row {int(given.max())} is above the limit of 2^63 - 1")
     return given.astype(np.int64, copy=False)
 
 
@@ -49,26 +44,24 @@ def _joined(parts: Sequence[str], picked: bytes) -> str:
 
 
 class Joined:
-    """Rows over one or several series with other columns. Picklable.
+    """The rows of one or several series with different columns. Picklable.
 
-    columns  of all series, in their order
-    raises   UsageError if two have another number of rows, or a column of one name
+    columns  the columns of all series, in order
+    raises   UsageError if the numbers of rows differ, or if two columns have the same name
     """
 
     def __init__(self, series: Sequence[Series], picked: IntArray | None = None) -> None:
         self.series = tuple(series)
-        self._picked = (
-            picked  # int64 [rows], rising: the rows of the series that are rows here; None: all
-        )
+        self._picked = picked  # int64 [rows], ascending: the selected rows of the series; None: all
         self._owner: dict[str, Series] = {}
         for one in self.series:
             self._join(one)
         self.columns: Columns = tuple(column for one in self.series for column in one.columns)
         self.rows = self.series[0].rows if picked is None else len(picked)
-        self._checksum = ""  # computed when it is first asked for
+        self._checksum = ""  # computed on first use
 
     def _join(self, one: Series) -> None:
-        hint = "Name the streams to read with --stream."
+        hint = "Choose the streams to read with --stream."
         first = self.series[0]
         if one.rows != first.rows:
             raise UsageError(
@@ -78,19 +71,20 @@ class Joined:
         for column in one.columns:
             if column.name in self._owner:
                 raise UsageError(
-                    f"streams {self._owner[column.name].name!r} and {one.name!r} both have a column {column.name!r}",
+                    f"streams {self._owner[column.name].name!r} and {one.name!r} both have a "
+                    f"column {column.name!r}",
                     hint=hint,
                     column=column.name,
                 )
             self._owner[column.name] = one
 
     def only(self, rows: IntArray) -> Joined:
-        """Give some of these rows; int64 [k], rising."""
+        """Return the table of some of these rows; int64 [k], ascending."""
         return Joined(self.series, rows if self._picked is None else self._picked[rows])
 
     @property
     def checksum(self) -> str:
-        """The checksum of what is listed, and of the choice of rows."""
+        """The checksum of the listing and of the selected rows."""
         if not self._checksum:
             parts = [str(one.checksum(one.rows)) for one in self.series]
             picked = b"" if self._picked is None else np.asarray(self._picked, "<i8").tobytes()
@@ -98,7 +92,7 @@ class Joined:
         return self._checksum
 
     def begins_with(self, checksum: str, rows: int) -> bool:
-        """Return whether the first `rows` rows are all of the data that has this checksum."""
+        """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
         if self._picked is not None or not 0 <= rows <= self.rows:
             return False
         parts = [one.checksum(rows) for one in self.series]
@@ -106,12 +100,15 @@ class Joined:
 
     @property
     def edges(self) -> IntArray:
-        """The row at which each chunk of the first stream begins, and the end: int64 [chunks + 1]."""
+        """The first row of each chunk of the first stream, then the end: int64 [chunks + 1]."""
         starts = self.series[0].starts
         return starts if self._picked is None else np.searchsorted(self._picked, starts)
 
     def places(self, indices: Sequence[int] | IntArray) -> IntArray:
-        """Give the rows of the series that rows here are: int64 [k], inside them. Raises RowsError outside the data, UsageError for no positions."""
+        """Return the rows of the series for rows of this table: int64 [k].
+
+        raises  RowsError for a row outside the data; UsageError for invalid row numbers
+        """
         at = numbers_of(indices)
         if len(at) and at.view(np.uint64).max() < self.rows:  # none is below 0 either
             return at if self._picked is None else self._picked[at]
@@ -124,7 +121,7 @@ class Joined:
         return at if self._picked is None else self._picked[at]
 
     def _alone(self, indices: Sequence[int] | IntArray) -> int | None:
-        """Give the one row asked for, if it is one and there; whatever else is left to `places`."""
+        """Return the row if `indices` is one valid row; otherwise None, and `places` checks it."""
         try:
             row = indices[0] if len(indices) == 1 else None
         except (TypeError, LookupError):
@@ -143,7 +140,7 @@ class Joined:
         names: Sequence[str] | None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Give encoded rows in the order asked; `names` None is all columns."""
+        """Return encoded rows in the order of `indices`; `names` None: all columns."""
         if len(self.series) == 1:
             if ranges is None and (row := self._alone(indices)) is not None:
                 return [
@@ -170,13 +167,13 @@ class Joined:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its rows are all rows of one series."""
+        """Whether the table is one whole series."""
         return len(self.series) == 1 and self._picked is None
 
     def read_columns(
         self, indices: Sequence[int] | IntArray, names: Sequence[str] | None
     ) -> Mapping[str, Sequence[Any]]:
-        """Give encoded rows as columns: name -> bytes of each row, in the order asked."""
+        """Return encoded rows as columns: name -> bytes of each row, in the order of `indices`."""
         if len(self.series) == 1 and len(indices) > 1:
             found = self.series[0].stock(self.places(indices), len(indices), names)
             if found is not None:
@@ -188,7 +185,7 @@ class Joined:
         }
 
     def stock(self, rows: IntArray, least: int, names: Sequence[str] | None) -> Stock | None:
-        """Find rows in memory, int64 [k], inside the data, from the first on; see `Series.stock`."""
+        """Locate the first rows of int64 [k] in memory; see `Series.stock`."""
         return (
             self.series[0].stock(self.places(rows), least, names) if len(self.series) == 1 else None
         )
@@ -203,12 +200,14 @@ class Joined:
     def scan(
         self, names: Sequence[str], start: int, stop: int, size: int, views: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Give rows start..stop in order as batches of at most `size` rows and of bounded bytes, as they are stored."""
+        """Yield rows start..stop in order as stored, in batches of at most `size` rows and bounded
+        bytes.
+        """
         picked = self._picked
         if picked is None:
             yield from self._scan(names, start, stop, size, views)
             return
-        while start < stop:  # what lies between two picked rows is passed over by whole batches
+        while start < stop:  # whole batches are read, then the selected rows are taken from them
             first, last = int(picked[start]), int(picked[min(stop, start + size) - 1]) + 1
             batch = next(self._scan(names, first, last, size, False))
             end = min(
@@ -240,10 +239,10 @@ class Joined:
             )
             start = end
 
-    # -- through a cache
+    # -- chunks of rows
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[Series, range]]:
-        """Give the positions of the chunks that hold rows start..stop, in each series."""
+        """Yield each series and the positions of its chunks of rows start..stop."""
         if start >= stop:
             return
         first, last = (
@@ -255,7 +254,7 @@ class Joined:
             yield one, range(one.at(first), one.at(last) + 1)
 
     def holding(self, rows: IntArray) -> Iterator[tuple[Series, list[int]]]:
-        """Give the positions of the chunks that hold these rows, int64 [k], in each series."""
+        """Yield each series and the positions of its chunks of these rows, int64 [k]."""
         at = self.places(rows)
         for one in self.series:
             chunks: list[int] = np.subtract(np.searchsorted(one.starts, at, "right"), 1).tolist()

@@ -1,11 +1,12 @@
-"""Datasets for PyTorch: by position, and as a stream that shards itself over ranks and workers and goes on from an exact place.
+"""Datasets for PyTorch: map-style, and iterable with sharding over ranks and workers and exact
+resume.
 
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     stream = flarecli.torch.IterableDataset(flare.open("train"), batch=64, seed=1)
     loader = StatefulDataLoader(stream, batch_size=None, num_workers=4)
 
-`flare.Loader` needs no torch, and no processes unless a transform is Python: try it first.
+Try `flare.Loader` first: it needs no torch, and processes only for transforms in pure Python.
 """
 
 from flarecli.errors import MissingLibraryError

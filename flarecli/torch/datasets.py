@@ -1,4 +1,4 @@
-"""Rows by position for torch's samplers, and streams of batches that know their place."""
+"""Map-style dataset for torch's samplers, and iterable dataset of batches that can resume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 import numpy as np
-import numpy.random  # torch uses it in each worker: one that is forked has it then, and does not load it
+import numpy.random  # torch uses it in each worker; forked workers inherit it
 from torch.utils import data as torch_data
 
 from flarecli.arguments import checked
@@ -35,16 +35,16 @@ from flarecli.torch.tensors import tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
 
-_BLOCK = 1 << 14  # steps mapped to rows at once, about
-_MOST = 1 << 31  # rows of a batch, and threads
+_BLOCK = 1 << 14  # approximate number of steps that are mapped to rows at once
+_MAX_COUNT = 1 << 31  # of rows per batch, and of threads
 _KEYS = {"seed", "epoch", "order", "window", "rows", "batch", "ranks", "workers", "step", "given"}
 _KEYS |= {"checksum"}
 
 
 class MapDataset(Closable, torch_data.Dataset):  # type: ignore[misc]
-    """Rows by position, for DataLoader and its samplers: a batch is read at once.
+    """A map-style dataset. The rows of a batch are read together.
 
-    transform  a function of a sample; what it returns is the sample
+    transform  function of a sample that returns the item
     """
 
     @checked
@@ -57,7 +57,7 @@ class MapDataset(Closable, torch_data.Dataset):  # type: ignore[misc]
         return len(self.data)
 
     def close(self) -> None:
-        """Close the shards that this process has open."""
+        """Close the open shards of this process."""
         self.data.close()
 
     def __getitem__(self, index: int) -> Any:
@@ -70,18 +70,21 @@ class MapDataset(Closable, torch_data.Dataset):  # type: ignore[misc]
 
 
 class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[misc]
-    """One epoch of batches, for `DataLoader(stream, batch_size=None)`; the same batches in the same order with any `num_workers`.
+    """An iterable dataset of batches, for `DataLoader(stream, batch_size=None)`.
 
-    Worker w of W makes batches w, w + W, … of its rank. `set_epoch` chooses the epoch of the next loop, in all workers.
+    `num_workers` does not change the batches or their order: worker w of W makes batches w, w + W,
+    … of its rank. `set_epoch` sets the epoch of the next loop in all workers.
 
     data        a Dataset or a Mix
-    batch       rows of a batch; a transform that makes several samples of a row, or none, makes larger and smaller ones
-    collated    False: give samples one by one, for `DataLoader(stream, batch_size=batch)`
-    rank, ranks those of torch.distributed, or of RANK and WORLD_SIZE, unless given; in a DataLoader that
-                accelerate prepared, all rows, since accelerate divides them
-    threads     work ahead inside each worker
-    transform, collate, decode, order, window, drop_last   as in `flare.Loader`; arrays become tensors unless `collate` is given
-    raises      UsageError for what makes no sense
+    batch       rows per batch; a batch has more or fewer samples if a transform returns other than
+                one sample per row
+    collated    False: yield single samples, for `DataLoader(stream, batch_size=batch)`
+    rank, ranks default: those of torch.distributed, or of RANK and WORLD_SIZE; in a DataLoader
+                prepared by accelerate all rows, because accelerate divides them
+    threads     threads that make batches ahead in each worker
+    transform, collate, decode, order, window, drop_last   as in `flare.Loader`; arrays become
+                tensors unless `collate` is given
+    raises      UsageError for invalid arguments
     """
 
     @checked
@@ -104,14 +107,15 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         threads: int = 0,
     ) -> None:
         check_rows(data)
-        if not 1 <= batch < _MOST or not 0 <= threads < _MOST:
+        if not 1 <= batch < _MAX_COUNT or not 0 <= threads < _MAX_COUNT:
             raise UsageError(
-                f"batch is {batch}, threads {threads}: expected at least 1 and 0, and less than 2^31"
+                f"batch is {batch}, threads {threads}: expected at least 1 and 0, "
+                "and less than 2^31"
             )
         self._given_rank, self._given_ranks = rank, ranks
-        self._inherited: Inherited | None = None  # of a process that was spawned
+        self._inherited: Inherited | None = None  # set in spawned processes
         if rank is not None and ranks is not None:
-            share_of(self, rank, ranks)  # a rank outside the ranks is reported here
+            share_of(self, rank, ranks)  # raises UsageError for a rank outside the ranks
         _check_epoch(epoch)
         self.data = data.decoded(decode) if decode else data
         self.data.load()
@@ -123,21 +127,19 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
             drop_last,
             seed,
         )
-        self._epoch = _shared(epoch, 0)  # and the step to begin at: workers that live on see them
+        self._epoch = _shared(epoch, 0)  # epoch and first step; persistent workers read them
         self._rows = self.data.order(seed, epoch, order, window).rows
-        self._at = (
-            Cursor(seed, epoch, 0, order),
-            0,
-        )  # where the loop is: batches behind it, samples of the next one given
+        # the position of the loop, and the number of samples already yielded of the next batch
+        self._at = Cursor(seed, epoch, 0, order), 0
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, given, workers
 
     def __getstate__(self) -> dict[str, Any]:
-        if not get_spawning_popen():  # a copy has an epoch of its own
+        if not get_spawning_popen():  # a copy has its own epoch
             return self.__dict__ | {"_epoch": tuple(self._epoch), "_inherited": None}
         found: Share | UsageError
         try:
             found = self._share(is_iterated=True)
-        except UsageError as error:  # only a DataLoader worker raises it
+        except UsageError as error:  # raised in the worker that iterates
             found = error
         return self.__dict__ | {"_inherited": Inherited(os.getpid(), found)}
 
@@ -153,7 +155,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
 
     @property
     def rank(self) -> int:
-        """The rank whose rows this process gives."""
+        """The rank whose rows this process yields."""
         return self._share().rank
 
     @property
@@ -163,17 +165,20 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
 
     @checked
     def set_epoch(self, epoch: int, step: int = 0) -> None:
-        """Choose the epoch of the next loop, and where it begins: after k batches on every rank step is k × batch × ranks, whatever they are now."""
+        """Set the epoch of the next loop, and its first step.
+
+        step  after k batches on every rank: k * batch * ranks; the number of ranks may change
+        """
         _check_epoch(epoch)
         check_place(self.data, self._rows, Cursor(self._seed, epoch, step, self._order))
         self._epoch[0], self._epoch[1], self._resume = epoch, step, None
 
     def close(self) -> None:
-        """Close the shards that this process has open."""
+        """Close the open shards of this process."""
         self.data.close()
 
     def __len__(self) -> int:
-        """Batches of an epoch on this rank; samples, where they are given one by one and each row is one."""
+        """Return the number of batches of an epoch on this rank, or of rows if not `collated`."""
         rank, ranks = self._share()
         whole = self._batch * ranks
         if not self._collated:
@@ -184,7 +189,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         return -(-max(0, self._rows - rank) // whole)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tell the place of this process's loop."""
+        """Return the position of the loop of this process."""
         place, given = self._at
         return {
             "seed": place.seed,
@@ -201,14 +206,17 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place that as many ranks and workers saved. Raises UsageError for the state of another stream."""
+        """Resume at a state saved with the same number of ranks and workers.
+
+        raises  UsageError for an invalid state, or a state of another dataset
+        """
         state = parse_state(state, _KEYS, "an IterableDataset", "state_dict")
         own = self.state_dict()
         for key in ("seed", "order", "window", "rows", "batch", "ranks"):
             if state[key] != own[key]:
                 raise UsageError(
-                    f"saved with {key} {state[key]}, here it is {own[key]}",
-                    hint="Use set_epoch(epoch, step) to go on with other ranks.",
+                    f"saved with {key} {state[key]}, this dataset has {own[key]}",
+                    hint="Use set_epoch(epoch, step) to resume with other ranks.",
                 )
         place = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
         saved = replace(place, rows=state["rows"], checksum=state["checksum"])
@@ -221,10 +229,11 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
             )
         if given and (self._collated or place.step == self._rows):
             raise UsageError(
-                f"saved after {given} samples of a batch; this stream gives whole batches"
+                f"saved after {given} samples of a batch; this dataset yields whole batches"
                 if self._collated
-                else f"saved after {given} samples of the batch at step {self._rows}, where the epoch ends",
-                hint="Use the options that it was saved with.",
+                else f"saved after {given} samples of the batch at step {self._rows}, "
+                "the end of the epoch",
+                hint="Use the options that the state was saved with.",
             )
         self._at, self._resume = (
             (place, state["given"]),
@@ -232,8 +241,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         )
 
     def __iter__(self) -> Iterator[Any]:
-        # Of accelerate's processes only the first may take batches: rows that are divided twice are
-        # reported here, in all of them, not at the first batch.
+        # With accelerate only process 0 may iterate, so the check runs here, in all processes
         if self._given_ranks is not None:
             self._share(is_iterated=True)
         return self._loop() if torch_data.get_worker_info() is None else self._reported()
@@ -248,8 +256,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         epoch, step, given, saved = self._resume or (*self._epoch, 0, workers)
         self._resume = None
         if saved != workers:
-            hint = "Use as many, or set_epoch(epoch, step)."
-            raise UsageError(f"saved by {saved} workers, here are {workers}", hint=hint)
+            hint = "Use the same number, or set_epoch(epoch, step)."
+            raise UsageError(f"saved with {saved} workers, not {workers}", hint=hint)
         order = self.data.order(self._seed, epoch, self._order, self._window)
         self._at = Cursor(self._seed, epoch, step, self._order), given
         if given and step + worker * self._batch * ranks + rank >= order.rows:
@@ -279,7 +287,9 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
             work.end()
 
     def _given(self, work: Work, made: Made, given: int, step: int) -> Iterator[Any]:
-        """Yield what was made of a part; the place is behind it, at `step`, before it is taken."""
+        """Yield the batch or the samples of a part; before the last one the position moves to
+        `step`.
+        """
         place = self._at[0]
         behind = Cursor(place.seed, place.epoch, step, place.order)
         if not self._collated:
@@ -309,25 +319,23 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         stop = order.rows
         if self._drop_last:
             stop = start + (stop - start) // whole * whole
-        begin, block, most = (
+        begin, block, max_block = (
             start + worker * whole,
             workers * whole,
             max(1, _BLOCK // self._batch) * workers * whole,
         )
-        inside = np.arange(
-            rank, whole, ranks, dtype=np.int64
-        )  # steps of a batch, from its first of all ranks on
-        while begin < stop:  # the first batch waits for itself alone
+        inside = np.arange(rank, whole, ranks, dtype=np.int64)  # steps of a batch of this rank
+        while begin < stop:  # the first block is one batch, so that it is ready early
             firsts = np.arange(begin, min(begin + block, stop), workers * whole, dtype=np.int64)
             steps = (firsts[:, None] + inside).ravel()
             rows = order.at(steps if steps[-1] < stop else steps[steps < stop])
             yield from parts_of(rows, self._batch, not self._collated)
-            begin, block = begin + block, most
+            begin, block = begin + block, max_block
 
 
 @contextlib.contextmanager
 def _hint_shown() -> Iterator[None]:
-    """Add the hint of an error to what is shown of it: torch carries only that out of a worker."""
+    """Add the hint of an error to its traceback: torch sends only the traceback from a worker."""
     try:
         yield
     except FlareError as error:
@@ -338,22 +346,22 @@ def _hint_shown() -> Iterator[None]:
 
 def _changed(given: int, samples: int) -> UsageError:
     return UsageError(
-        f"saved after {given} samples of a batch, which has {samples} now",
-        hint="Use the options and transforms that it was saved with.",
+        f"saved after {given} samples of a batch, which now has {samples}",
+        hint="Use the options and transforms that the state was saved with.",
     )
 
 
 def _check_epoch(epoch: int) -> None:
     if not 0 <= epoch < 1 << 63:
-        raise UsageError(f"epoch is {epoch}: at least 0 and below 2^63 is wanted")
+        raise UsageError(f"epoch is {epoch}: expected at least 0 and less than 2^63")
 
 
 def _shared(*values: int) -> Any:
-    """Give integers in memory that forked processes share, and spawned ones do if they are given it as they begin."""
+    """Return integers in memory that is shared with forked processes, and with spawned workers."""
     return RawArray("q", values)
 
 
 def _worker() -> tuple[int, int]:
-    """Which worker this is, of how many; 0 of 1 where there are none."""
+    """Return the worker's number and the number of workers; 0, 1 in the main process."""
     info = torch_data.get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)

@@ -1,13 +1,13 @@
-"""Which rank a process is, of how many, and whether accelerate divides the rows itself.
+"""The rank of a process and the world size; detects whether accelerate divides the rows.
 
-torch.distributed knows the rank once it is initialised, which trainers do after the dataset was
-made: so ranks are looked up when a loop begins. A DataLoader's spawned worker knows nothing of it
-and takes what its parent found.
+Trainers initialize torch.distributed after the dataset is created, so ranks are looked up when a
+loop starts. In a spawned DataLoader worker torch.distributed is not initialized; the worker
+inherits the rank of its parent.
 
 accelerate divides the rows of an IterableDataset in a prepared DataLoader among its processes: by
-default process 0 reads all of them and sends each process its part (`DataLoaderDispatcher`);
-with `dispatch_batches=False` each process reads all and keeps its part (`IterableDatasetShard`).
-Either way the dataset must give all rows. Source: accelerate, src/accelerate/data_loader.py.
+default process 0 reads all rows and sends each process its part (`DataLoaderDispatcher`); with
+`dispatch_batches=False` each process reads all rows and keeps its part (`IterableDatasetShard`).
+In both cases the dataset must yield all rows. Source: accelerate, src/accelerate/data_loader.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Share(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    """What a process found when it sent a dataset to a process that it started."""
+    """The share or the error of a parent process, sent to a process that it spawned."""
 
     pid: int
     found: Share | UsageError
@@ -44,44 +44,49 @@ class Inherited(NamedTuple):
 def share_of(
     dataset: object, rank: int | None, ranks: int | None, is_iterated: bool = False
 ) -> Share:
-    """Return the share of the rows that a dataset gives in this process.
+    """Return the share of the rows that a dataset yields in this process.
 
-    rank, ranks  as the user gave them; None: those of accelerate, torch.distributed or the environment
-    is_iterated  a loop begins: if accelerate is in use, its prepared DataLoader must run it
-    raises       UsageError for a rank outside the ranks, and where rows would be divided twice or not at all
+    rank, ranks  arguments of the user; None: from accelerate, torch.distributed or the environment
+    is_iterated  a loop starts: if accelerate is in use, check which DataLoader runs it
+    raises       UsageError for a rank outside the ranks, and if rows would be divided twice or not
+                 at all
     """
     processes = _accelerate_processes()
     if processes > 1 and rank is None and ranks is None:
         if is_iterated and not _is_prepared(dataset):
             raise UsageError(
                 f"accelerate runs {processes} processes, and did not prepare this DataLoader",
-                hint="Pass it to accelerator.prepare, or give the dataset rank=accelerator.process_index, "
-                "ranks=accelerator.num_processes.",
+                hint="Pass it to accelerator.prepare, or pass the dataset "
+                "rank=accelerator.process_index, ranks=accelerator.num_processes.",
             )
         return Share(0, 1)
     found = Share(0, 1) if rank is not None and ranks is not None else _launched()
     share = Share(found.rank if rank is None else rank, found.ranks if ranks is None else ranks)
     if not 0 <= share.rank < share.ranks < _MAX_RANKS:
         raise UsageError(
-            f"rank {share.rank} of {share.ranks}: expected a rank below the number of ranks, and that below 2^31"
+            f"rank {share.rank} of {share.ranks}: expected a rank below the number of ranks, "
+            "and that below 2^31"
         )
     if share.ranks > 1 and processes > 1 and is_iterated and _is_prepared(dataset):
         raise UsageError(
             f"accelerate divides the rows of this DataLoader among {processes} processes, "
-            f"and its dataset gives only those of rank {share.rank} of {share.ranks}",
+            f"and its dataset yields only those of rank {share.rank} of {share.ranks}",
             hint="Leave out rank and ranks, or do not pass the DataLoader to accelerator.prepare.",
         )
     return share
 
 
 def inherited_share(inherited: Inherited | None) -> Share | None:
-    """Return what the parent of this DataLoader worker found; None in any other process. Raises what the parent met."""
+    """Return the share of the parent of this DataLoader worker; None in any other process.
+
+    Raises the error of the parent, if it had one.
+    """
     parent = multiprocessing.parent_process()
     if (
         inherited is None
         or torch_data.get_worker_info() is None
         or parent is None
-        or parent.pid != inherited.pid  # a worker that was forked from a process that was spawned
+        or parent.pid != inherited.pid  # forked from a spawned process
     ):
         return None
     if isinstance(inherited.found, UsageError):
@@ -90,7 +95,7 @@ def inherited_share(inherited: Inherited | None) -> Share | None:
 
 
 def _launched() -> Share:
-    """Return what torch.distributed says, or what a launcher such as torchrun put into the environment."""
+    """Return the share of torch.distributed, or of the environment of a launcher like torchrun."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Share(torch.distributed.get_rank(), torch.distributed.get_world_size())
     ranks = os.environ.get("WORLD_SIZE", "1")
@@ -98,7 +103,8 @@ def _launched() -> Share:
     if not (rank.isdecimal() and ranks.isdecimal()):
         raise UsageError(
             f"RANK is {rank!r:.60} and WORLD_SIZE is {ranks!r:.60}: expected two numbers",
-            hint="Give the dataset rank=R, ranks=N, or initialise torch.distributed before the loop.",
+            hint="Pass the dataset rank=R, ranks=N, or initialize torch.distributed before the "
+            "loop.",
         )
     return Share(int(rank), int(ranks))
 
@@ -113,7 +119,7 @@ def _accelerate_processes() -> int:
 
 
 def _is_prepared(dataset: object) -> bool:
-    """Return whether the DataLoader that accelerate runs at this moment reads this dataset."""
+    """Return whether the DataLoader that accelerate currently runs reads this dataset."""
     from accelerate.data_loader import IterableDatasetShard
     from accelerate.state import GradientState
 

@@ -1,4 +1,4 @@
-"""Batches as tensors, and how a DataLoader's worker sends them to the process that takes them."""
+"""Convert batches to tensors, and pickle them efficiently between a DataLoader's processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flarecli.read import Passed, passed, taken
 
 __all__ = ["tensors"]
 
-_SMALL = 1 << 18  # bytes of a tensor
+_MAX_INLINE_BYTES = 1 << 18  # larger tensors are sent through torch's shared memory
 _OF_NUMPY = {
     torch.bool,
     torch.uint8,
@@ -31,18 +31,18 @@ _OF_NUMPY |= {torch.complex64, torch.complex128}
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a batch with tensors in place of numpy arrays, over the same memory; one that has none but tensors as it is.
+    """Return a batch with its numpy arrays as tensors, which share their memory.
 
-    As a DataLoader's `collate_fn` it spares what torch does by default: looking at each item of each list.
+    Use it as the `collate_fn` of a DataLoader: torch's default visits every item of every list.
     """
     if isinstance(batch, _Sent):
         return batch
     try:
         made = _with_tensors(batch)
     except AttributeError:
-        hint = "Give it to a DataLoader of an IterableDataset, with batch_size=None."
+        hint = "Use it in a DataLoader of an IterableDataset, with batch_size=None."
         raise UsageError(
-            f"{type(batch).__name__} is no batch, a dict of columns is wanted", hint=hint
+            f"expected a dict of columns, got {type(batch).__name__}", hint=hint
         ) from None
     return made if torch_data.get_worker_info() is None else _Sent(made)
 
@@ -55,21 +55,21 @@ def _with_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensor(array: Any) -> Any:
-    """Give an array as a tensor; one of texts, dates and whatever else torch has no type for as it is."""
+    """Return an array as a tensor; arrays of types that torch does not have stay arrays."""
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError):
         return array
 
 
-# -- what was made
+# -- batches of a worker
 
 
 class _Sent(dict[str, Any]):
-    """A batch made by a worker; it arrives as a dict of the same values.
+    """A batch of a worker, which is unpickled as a plain dict.
 
-    Torch gives a file of shared memory to each tensor that crosses, which takes longer than copying a small one: those go with the rest.
-    Lists of many bytes go through memory that both processes map.
+    Torch creates a shared-memory file for each tensor, which is slower than copying a small one:
+    small tensors are pickled. Lists of bytes go through the shared ring.
     """
 
     def __copy__(self) -> _Sent:
@@ -93,14 +93,16 @@ def _is_bytes(value: Any) -> bool:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether this is a small tensor that numpy has a type for."""
+    """Return whether this is a small CPU tensor of a dtype that numpy has."""
     if (
         type(value) is not torch.Tensor
         or value.layout is not torch.strided
         or value.device.type != "cpu"
     ):
         return False
-    return bool(value.nbytes <= _SMALL and not value.requires_grad and value.dtype in _OF_NUMPY)
+    return bool(
+        value.nbytes <= _MAX_INLINE_BYTES and not value.requires_grad and value.dtype in _OF_NUMPY
+    )
 
 
 def _arrived(
@@ -114,4 +116,4 @@ def _arrived(
     return {name: made[name] for name in names}
 
 
-ForkingPickler.register(_Sent, _sent)  # between processes alone; to a file it goes as any dict
+ForkingPickler.register(_Sent, _sent)  # only between processes; `pickle` writes a plain dict

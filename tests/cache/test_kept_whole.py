@@ -415,7 +415,9 @@ def streamed(data, **options):
 
 @pytest.mark.parametrize("begin", [partial(flare.Loader, batch=16), flare.Dataset.run, streamed])
 def test_what_was_fetched_ahead_of_a_run_that_ends_leaves_memory(shards, monkeypatch, begin):
-    monkeypatch.setattr(shard_ahead, "_NEAR", 0)  # so that it has not fetched all of them by then
+    monkeypatch.setattr(
+        shard_ahead, "_MIN_AHEAD_BYTES", 0
+    )  # so that some shards are not fetched yet
     _, data = shards
     loop = iter(begin(data, order="windows", window=1))
     next(loop)

@@ -198,7 +198,7 @@ def test_what_makes_no_sense_is_told_with_what_would(told, line, error, hint):
             "s3:/bucket/x: no such file or folder",
             "Use two slashes: s3://bucket/x",
         ),
-        ("pack empty new", "empty: an empty folder", ""),
+        ("pack empty new", "empty: folder is empty", ""),
         ("playlist --check missing.yaml", "missing.yaml: no such file or folder", ""),
     ],
 )
@@ -234,13 +234,8 @@ def test_an_index_that_was_cut_short_can_be_made_again(
     assert capfd.readouterr().err == f"error: out/index.json: {message}\nhint: {hint}\n"
     (tmp_path / "out" / "index.json").unlink()
     assert main(["inspect", "out"]) == 4
-    hint = (
-        "Run `flare playlist out --reindex` to make it from the shards, if none of them is missing."
-    )
-    assert (
-        capfd.readouterr().err
-        == f"error: out: 1 shard, and no index.json beside it\nhint: {hint}\n"
-    )
+    hint = "If no shard is missing, run `flare playlist out --reindex` to create the index."
+    assert capfd.readouterr().err == f"error: out: found 1 shard, but no index.json\nhint: {hint}\n"
     assert main(["playlist", "out", "--reindex"]) == 0
     assert (tmp_path / "out" / "index.json").read_bytes() == whole
 

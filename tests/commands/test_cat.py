@@ -167,7 +167,7 @@ def test_neighbours_are_scanned_and_the_rest_is_taken_in_small_blocks(plain, mon
     ("options", "error", "message"),
     [
         ({"rows": "35"}, RowsError, "row 35 is outside the data, which has 35 rows"),
-        ({"rows": "x"}, UsageError, "'x' names no rows"),
+        ({"rows": "x"}, UsageError, "invalid rows: 'x'"),
         ({"columns": ["nope"]}, UsageError, "no column 'nope'"),
         ({"columns": ["nope"], "where": "id > 1"}, UsageError, "no column 'nope'"),
         ({"head": -1}, UsageError, "--head: expected at least 0, got -1"),

@@ -207,7 +207,7 @@ def test_bytes_in_lists_are_plain_values_too(tmp_path):
 def test_a_format_that_the_list_does_not_say_is_refused(out, tmp_path):
     """Nothing but the list is read: what it tells of one format would be shown as another's."""
     shards = sorted(str(path) for path in out.glob("*.mds"))
-    hint = "Leave -f out: it is for what does not say its format."
+    hint = "Leave -f out: it is for data without a list."
     for address, at in (
         (out, "playlist.yaml"),
         (out / "playlist.yaml", "playlist.yaml"),
@@ -215,7 +215,7 @@ def test_a_format_that_the_list_does_not_say_is_refused(out, tmp_path):
     ):
         with pytest.raises(UsageError) as caught:
             commands.inspect(str(address), format="granular")
-        assert str(caught.value) == f"{out}/{at}: stream 'data' is listed as mds, -f says granular"
+        assert str(caught.value) == f"{out}/{at}: stream 'data' is listed as mds, not granular"
         assert (caught.value.hint, caught.value.exit_code) == (hint, 2)
         assert commands.inspect(str(address), format="mds").format == "mds"
     for verb in (
@@ -229,7 +229,7 @@ def test_a_format_that_the_list_does_not_say_is_refused(out, tmp_path):
             list(verb(str(out), format="granular"))
         assert (
             str(caught.value)
-            == f"{out}/playlist.yaml: stream 'data' is listed as mds, -f says granular"
+            == f"{out}/playlist.yaml: stream 'data' is listed as mds, not granular"
         )
     assert not (tmp_path / "un").exists()
     assert commands.inspect(shards, format="mds").rows == commands.inspect(str(out)).rows
@@ -249,4 +249,4 @@ def test_a_format_that_the_list_does_not_say_is_refused(out, tmp_path):
     )
     with pytest.raises(UsageError) as caught:
         commands.inspect(str(tmp_path / "half.yaml"), format="mds")
-    assert str(caught.value) == f"{tmp_path}/half.yaml: stream 'more' is listed as csv, -f says mds"
+    assert str(caught.value) == f"{tmp_path}/half.yaml: stream 'more' is listed as csv, not mds"

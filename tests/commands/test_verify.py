@@ -360,7 +360,7 @@ def test_nothing_at_the_address_is_an_error(tmp_path):
     with pytest.raises(MissingError) as caught:
         commands.verify(str(tmp_path / "none"))
     assert str(caught.value) == f"{tmp_path}/none: no such file or folder"
-    with pytest.raises(MissingError, match="an empty folder"):
+    with pytest.raises(MissingError, match="folder is empty"):
         commands.verify(str(tmp_path))
 
 

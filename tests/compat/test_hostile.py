@@ -192,7 +192,7 @@ def test_addresses_inside_a_video_are_not_opened(tmp_path, web):
         f"ffconcat version 1.0\nfile {there}\n",
     ):
         for kind in ("mp4", "webm"):
-            with pytest.raises(ValueFitError, match="^no video: "):
+            with pytest.raises(ValueFitError, match="^invalid video: "):
                 granular.decoders[kind](data.encode())
     assert web.requests == []
 

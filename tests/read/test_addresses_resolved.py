@@ -1,4 +1,4 @@
-"""Addresses that stand for files: the same wildcards and the same limits on a command line and in a list of indexes."""
+"""Globs and limits of addresses on the command line and in lists of indexes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flarecli.write import Writer
         (["?", "b*"], ["x/b.csv"]),
     ],
 )
-def test_files_below_a_folder_are_named_in_bytewise_order(tmp_path, pattern, found):
+def test_files_are_listed_in_bytewise_order(tmp_path, pattern, found):
     for name in ("x/y/c.csv", "x/b.csv", "a.csv", ".hidden.csv", "a.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("n\n1\n")
@@ -32,7 +32,7 @@ def test_files_below_a_folder_are_named_in_bytewise_order(tmp_path, pattern, fou
     assert open_index([str(tmp_path / "l.txt")]).rows in (len(found), None)
 
 
-def test_more_files_than_may_be_looked_at_are_refused(tmp_path, monkeypatch):
+def test_too_many_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("flarecli.storage.base.MAX_LISTED", 2)
     for name in "abc":
         (tmp_path / f"{name}.csv").write_text("n\n1\n")
@@ -44,7 +44,7 @@ def test_more_files_than_may_be_looked_at_are_refused(tmp_path, monkeypatch):
     )
 
 
-def test_a_list_names_no_bucket_by_a_sign(tmp_path):
+def test_a_glob_in_a_bucket_name_is_refused_in_a_list(tmp_path):
     (tmp_path / "l.txt").write_text("s3://b*/x.csv")
     with pytest.raises(UsageError) as caught:
         open_index([str(tmp_path / "l.txt")])
@@ -54,7 +54,7 @@ def test_a_list_names_no_bucket_by_a_sign(tmp_path):
     assert str(caught.value) == "s3://b*/x.mds: a bucket is named without *, ? or ["
 
 
-def test_what_signs_an_address_does_not_hide_what_lies_there(tmp_path, web, capfd, monkeypatch):
+def test_the_query_of_a_signed_address_does_not_hide_its_format(tmp_path, web, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Writer("d", columns={"n": "int"}) as writer:
         writer.write({"n": 7})
@@ -67,10 +67,10 @@ def test_what_signs_an_address_does_not_hide_what_lies_there(tmp_path, web, capf
 
 @pytest.mark.parametrize("verb", ["verify", "cat", "inspect", "playlist"])
 @pytest.mark.parametrize("address", ["/", "//", "/.", "file:///"])
-def test_the_whole_of_a_machine_is_no_dataset(capfd, verb, address):
+def test_the_root_folder_is_refused(capfd, verb, address):
     assert main([verb, address]) == 2
     out, err = capfd.readouterr()
     assert (out, err.split(": ", 2)[2]) == (
         "",
-        "the whole of this machine is no dataset\nhint: Name the folder that the data lies in.\n",
+        "refusing to read the root folder as a dataset\nhint: Pass the folder of the dataset.\n",
     )

@@ -1,4 +1,4 @@
-"""Saved places carry the checksum of their data, and every field of a state is checked."""
+"""Cursors and states contain the checksum of their data, and every field is checked."""
 
 import dataclasses
 import json
@@ -72,7 +72,7 @@ def test_a_cursor_is_refused_after_its_dataset_was_replaced(tmp_path, format, or
     cursor = run.cursor
     assert cursor.checksum == old.checksum and len(old.checksum) == 32
     new = replaced(100)
-    message = f"saved in data with checksum {old.checksum!r}, this data has {new.checksum!r}"
+    message = f"saved with data of checksum {old.checksum!r}; this data has {new.checksum!r}"
     assert refusal(lambda: new.run(cursor=cursor)) == (message, OPEN)
     same = replaced(0)
     assert len(list(same.run(cursor=cursor))) == ROWS - 1
@@ -84,12 +84,12 @@ def test_a_loader_state_is_refused_after_its_dataset_was_replaced(tmp_path):
     state = json.loads(json.dumps(loader.save()))
     before = loader.data.checksum
     new = pack(tmp_path / "d", 100, overwrite=True)
-    message = f"saved in data with checksum {before!r}, this data has {new.checksum!r}"
+    message = f"saved with data of checksum {before!r}; this data has {new.checksum!r}"
     assert refusal(lambda: flare.Loader(new, 4).load(state)) == (message, OPEN)
     assert refusal(lambda: new.run(cursor=loader.cursor)) == (message, OPEN)
 
 
-def test_a_place_in_a_mix_is_refused_in_another_mix(tmp_path):
+def test_a_cursor_of_a_mix_is_refused_by_another_mix(tmp_path):
     a, b = pack(tmp_path / "a"), pack(tmp_path / "b", 100)
     mixed = flare.mix({a: 0.5, b: 0.5})
     run = mixed.run(1)
@@ -101,7 +101,7 @@ def test_a_place_in_a_mix_is_refused_in_another_mix(tmp_path):
     for changed in (flare.mix({a: 0.5, other: 0.5}), flare.mix({a: 0.6, b: 0.4})):
         assert len(changed) == len(mixed)
         message = (
-            f"saved in data with checksum {mixed.checksum!r}, this data has {changed.checksum!r}"
+            f"saved with data of checksum {mixed.checksum!r}; this data has {changed.checksum!r}"
         )
         assert refusal(lambda changed=changed: changed.run(cursor=run.cursor)) == (message, OPEN)
         assert refusal(lambda changed=changed: flare.Loader(changed, 4).load(loader.save())) == (
@@ -110,12 +110,12 @@ def test_a_place_in_a_mix_is_refused_in_another_mix(tmp_path):
         )
 
 
-def test_the_checksum_covers_the_rows_chosen_and_not_the_columns_or_the_place(tmp_path):
+def test_the_checksum_covers_selected_rows_but_not_columns_or_address(tmp_path):
     data = pack(tmp_path / "d")
     less, other = data.where("n < 20"), data.where("n >= 20")
     assert len(less) == len(other) and less.checksum != other.checksum
     cursor = less.run(1).cursor
-    with pytest.raises(UsageError, match=r"^saved in data with checksum '[0-9a-f]{32}', this data"):
+    with pytest.raises(UsageError, match=r"^saved with data of checksum '[0-9a-f]{32}'; this data"):
         other.run(cursor=cursor)
     assert data.select(["n"]).decoded({"n": False}).checksum == data.checksum
     assert pickle.loads(pickle.dumps(data)).checksum == data.checksum
@@ -123,8 +123,8 @@ def test_the_checksum_covers_the_rows_chosen_and_not_the_columns_or_the_place(tm
     assert flare.open(str(tmp_path / "moved")).checksum == data.checksum
 
 
-def test_lists_without_checksums_are_told_apart_by_names_sizes_and_rows(tmp_path):
-    for name, shift in (("a", 0), ("b", 1000)):  # numbers of more digits: larger shards
+def test_lists_without_checksums_differ_by_names_sizes_and_rows(tmp_path):
+    for name, shift in (("a", 0), ("b", 1000)):  # numbers with more digits make larger shards
         pack(tmp_path / name, shift, format="json")
         (tmp_path / name / "playlist.yaml").unlink()
         index = json.loads((tmp_path / name / "index.json").read_text())
@@ -142,7 +142,7 @@ def test_lists_without_checksums_are_told_apart_by_names_sizes_and_rows(tmp_path
     assert len({a.checksum, first, second}) == 3
 
 
-def test_a_sequential_run_goes_on_behind_rows_that_were_added(tmp_path):
+def test_a_sequential_run_resumes_after_rows_were_appended(tmp_path):
     old = pack(tmp_path / "a", rows=14)
     run = old.run(order="sequential")
     first = [next(run)["n"] for _ in range(5)]
@@ -152,17 +152,17 @@ def test_a_sequential_run_goes_on_behind_rows_that_were_added(tmp_path):
     assert first + numbers(grown.run(cursor=run.cursor)) == list(range(24))
     turned = flare.open([str(tmp_path / "b"), str(tmp_path / "a")])
     assert refusal(lambda: turned.run(cursor=run.cursor)) == (
-        "saved in data of 14 rows, here are 24",
+        "saved with data of 14 rows; this data has 24",
         OPEN,
     )
     shuffled = old.run().cursor
     assert refusal(lambda: grown.run(cursor=shuffled)) == (
-        "saved in data of 14 rows, here are 24",
+        "saved with data of 14 rows; this data has 24",
         OPEN,
     )
 
 
-def test_a_place_of_an_earlier_version_is_refused_with_the_line_that_accepts_it(data):
+def test_a_cursor_of_an_earlier_version_is_refused_with_a_hint_that_accepts_it(data):
     loader = flare.Loader(data, 4, seed=3)
     next(iter(loader))
     state = loader.save()
@@ -171,7 +171,7 @@ def test_a_place_of_an_earlier_version_is_refused_with_the_line_that_accepts_it(
     assert refusal(lambda: flare.Loader(data, 4).load(state)) == (EARLIER, hint)
     flare.Loader(data, 4).load(state | {"checksum": data.checksum})
     old = Cursor(3, 0, 4, "shuffle", rows=ROWS, window=8)
-    hint = "If the data has not changed, give dataclasses.replace(cursor, checksum=data.checksum)."
+    hint = "If the data has not changed, pass dataclasses.replace(cursor, checksum=data.checksum)."
     assert refusal(lambda: data.run(cursor=old)) == (EARLIER, hint)
     assert len(list(data.run(cursor=dataclasses.replace(old, checksum=checksum)))) == ROWS - 4
     assert len(list(data.run(cursor=Cursor(3, 0, 4, "shuffle")))) == ROWS - 4  # made by hand
@@ -197,7 +197,7 @@ def test_the_checksum_of_a_listing_is_the_same_in_every_process(tmp_path):
     stream = data.playlists[0].streams[0]
     rows = np.full(len(stream), 7)
     rows[-1] = 5
-    assert listing_checksum([stream], data.columns, rows) != data.checksum  # which joins streams
+    assert listing_checksum([stream], data.columns, rows) != data.checksum  # of the joined streams
 
 
 HUGE = st.sampled_from([1 << 31, 1 << 62, (1 << 63) - 1, 1 << 63, 1 << 64, 1 << 128, 10**5000])
@@ -228,7 +228,7 @@ ANY = st.one_of(
         max_size=3,
     )
 )
-def test_a_loader_refuses_a_state_or_gives_exactly_the_rows_left(data, change):
+def test_a_loader_refuses_a_state_or_yields_exactly_the_remaining_rows(data, change):
     loader = flare.Loader(data, 4, workers=0)
     before = loader.save()
     state = before | change
@@ -259,7 +259,7 @@ def test_a_loader_refuses_a_state_or_gives_exactly_the_rows_left(data, change):
     INTEGERS,
     INTEGERS,
 )
-def test_a_run_refuses_a_cursor_or_gives_exactly_the_rows_left(data, cursor, rank, ranks):
+def test_a_run_refuses_a_cursor_or_yields_exactly_the_remaining_rows(data, cursor, rank, ranks):
     try:
         run = data.run(cursor=cursor, rank=rank, ranks=ranks)
     except FlareError as error:
@@ -274,16 +274,16 @@ def test_a_run_refuses_a_cursor_or_gives_exactly_the_rows_left(data, cursor, ran
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"skip": 5}, "saved after 5 samples of a row; here a row is one sample"),
+        ({"skip": 5}, "saved after 5 samples of a row; without transforms a row is one sample"),
         ({"skip": -1}, "ranks is 1, skip -1: expected at least 1 and 0"),
         ({"ranks": 0}, "ranks is 0, skip 0: expected at least 1 and 0"),
         ({"epoch": 1 << 63}, f"epoch is {1 << 63}: expected less than 2^63"),
-        ({"checksum": "0" * 32}, "saved in data with checksum"),
+        ({"checksum": "0" * 32}, "saved with data of checksum"),
         ({"checksum": None}, "not a state that a Loader saved"),
         ({"step": 10**5000}, "not a state that a Loader saved"),
     ],
 )
-def test_a_state_outside_its_ranges_is_refused_and_changes_nothing(data, change, message):
+def test_a_state_with_invalid_values_is_refused_and_changes_nothing(data, change, message):
     loader = flare.Loader(data, 4, seed=4)
     before = loader.save()
     assert refusal(lambda: loader.load(before | change))[0].startswith(message)
@@ -294,7 +294,7 @@ def two(sample):
     return [sample, sample]
 
 
-def test_a_place_behind_the_samples_of_a_row_is_refused(data):
+def test_a_state_after_the_last_sample_of_a_row_is_refused(data):
     loader = flare.Loader(data, 3, workers=0, transform=two)
     batch = next(iter(loader))
     state = loader.save()
@@ -303,8 +303,8 @@ def test_a_place_behind_the_samples_of_a_row_is_refused(data):
     changed.load(state)
     message, _ = refusal(lambda: next(iter(changed)))
     row = numbers(data.run())[1]
-    assert message == f"saved after 1 samples of row {row}, which has 1 now"
+    assert message == f"saved after 1 samples of row {row}, which now has 1"
     at_end = state | {"step": ROWS}
     assert refusal(lambda: flare.Loader(data, 3, transform=two).load(at_end))[0] == (
-        f"saved after 1 samples of the row at step {ROWS}, where the epoch ends"
+        f"saved after 1 samples of the row at step {ROWS}, the end of the epoch"
     )

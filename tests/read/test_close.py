@@ -1,4 +1,4 @@
-"""Datasets and loaders close what they have open, and open it again when they are used."""
+"""Datasets and loaders close their files, and open them again on use."""
 
 import os
 
@@ -21,14 +21,14 @@ def data(tmp_path):
 
 
 def mapped(data):
-    """Return how many shards of a dataset this process maps."""
+    """Return the number of shards of a dataset that this process maps."""
     folder = os.path.dirname(str(data.playlists[0].at))
     with open("/proc/self/maps") as lines:
         return len({line.split()[-1] for line in lines if f"{folder}/" in line})
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")
-def test_a_closed_dataset_maps_no_file_and_opens_it_again(data):
+def test_a_closed_dataset_maps_no_file_until_it_is_read_again(data):
     with data:
         assert [data[n]["n"] for n in range(ROWS)] == list(range(ROWS))
         assert mapped(data) == 3
@@ -43,7 +43,7 @@ def test_a_closed_dataset_maps_no_file_and_opens_it_again(data):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_closed_loader_ends_its_loop_and_goes_on_in_the_next(data, workers):
+def test_a_closed_loader_ends_its_loop_and_resumes_in_the_next(data, workers):
     with flare.Loader(data, 5, workers=workers, order="sequential", transform=dict) as loader:
         loop = iter(loader)
         assert next(loop)["n"].tolist() == [0, 1, 2, 3, 4]

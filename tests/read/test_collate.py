@@ -1,4 +1,4 @@
-"""Batches out of several shards: what rows read one by one say, whatever lies where, and nothing that the data's own memory shares."""
+"""Batches over several shards equal the single rows, and share no memory with the data."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("rows", ORDERS.values(), ids=ORDERS.keys())
 @pytest.mark.parametrize("maps", [True, False])
-def test_a_batch_is_what_its_rows_are(folder: str, maps: bool, rows: list[int]) -> None:
+def test_a_batch_equals_its_rows(folder: str, maps: bool, rows: list[int]) -> None:
     data = flare.open(folder, maps=maps)
     batch, one_by_one = data.collated(rows), [data[int(row)] for row in rows]
     assert list(batch) == sorted(COLUMNS)
@@ -70,14 +70,14 @@ def test_a_batch_is_what_its_rows_are(folder: str, maps: bool, rows: list[int]) 
     }
 
 
-def test_what_is_stored_comes_as_bytes(folder: str) -> None:
+def test_columns_that_are_not_decoded_are_bytes(folder: str) -> None:
     rows = ORDERS["all, mixed"]
     batch = flare.open(folder, decode={"n": False, "x": len}).select(["x", "n"]).collated(rows)
     assert batch["n"] == [(int(row) - 50).to_bytes(8, "little", signed=True) for row in rows]
     assert batch["x"].tolist() == [8] * ROWS
 
 
-def test_a_batch_may_be_written_over(folder: str) -> None:
+def test_a_batch_can_be_modified(folder: str) -> None:
     data = flare.open(folder)
     for name, values in data.collated(range(30)).items():
         if isinstance(values, np.ndarray):
@@ -85,7 +85,7 @@ def test_a_batch_may_be_written_over(folder: str) -> None:
             assert np.array_equal(data.collated(range(30))[name][5], data[5][name])
 
 
-def test_a_damaged_row_is_named_out_of_many(folder: str, tmp_path: Path) -> None:
+def test_a_damaged_row_of_a_batch_is_named(folder: str, tmp_path: Path) -> None:
     for path in Path(folder).iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     data = flare.open(str(tmp_path))

@@ -1,4 +1,6 @@
-"""Datasets: rows by position, batches, several sources, streams joined by column, addresses in the one fixed order."""
+"""Datasets: rows by position, batches, several sources, joined streams, and resolution of
+addresses.
+"""
 
 import pickle
 import shutil
@@ -74,25 +76,28 @@ def test_rows_outside_the_data_are_an_index_error(out, row):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (1.0, "float is no list of positions of rows"),
-        (None, "NoneType is no list of positions of rows"),
-        (np.array(1.5), "float64 values are no positions of rows"),
-        (np.True_, "bool values are no positions of rows"),
-        ([True], "bool values are no positions of rows"),
-        ([True, False], "bool values are no positions of rows"),
-        ([[7, 3], [1, 2]], "list is no list of positions of rows"),
-        ([[7, 3], [1]], "list is no list of positions of rows"),
-        (np.array([2**64 - 1], np.uint64), "row 18446744073709551615 is more than any data has"),
-        (np.array([3, 2**63], np.uint64), "row 9223372036854775808 is more than any data has"),
+        (1.0, "expected a list of row numbers, got float"),
+        (None, "expected a list of row numbers, got NoneType"),
+        (np.array(1.5), "expected row numbers, got values of type float64"),
+        (np.True_, "expected row numbers, got values of type bool"),
+        ([True], "expected row numbers, got values of type bool"),
+        ([True, False], "expected row numbers, got values of type bool"),
+        ([[7, 3], [1, 2]], "expected a list of row numbers, got list"),
+        ([[7, 3], [1]], "expected a list of row numbers, got list"),
+        (
+            np.array([2**64 - 1], np.uint64),
+            "row 18446744073709551615 is above the limit of 2^63 - 1",
+        ),
+        (np.array([3, 2**63], np.uint64), "row 9223372036854775808 is above the limit of 2^63 - 1"),
     ],
 )
-def test_what_is_no_position_names_no_row(out, wanted, message):
+def test_invalid_row_numbers_are_refused(out, wanted, message):
     with pytest.raises(UsageError) as caught:
         read.open(out)[wanted]
     assert str(caught.value) == message
 
 
-def test_one_number_of_numpys_is_one_row(out):
+def test_a_numpy_integer_selects_one_row(out):
     data = read.open(out)
     assert data[np.array(3)] == ROWS[3]
     assert data[np.array([3], np.uint64)] == [ROWS[3]]
@@ -101,7 +106,7 @@ def test_one_number_of_numpys_is_one_row(out):
 
 
 @pytest.mark.parametrize(("start", "stop", "size"), [(-1, None, 8), (0, -1, 8), (0, None, 0)])
-def test_batches_of_rows_that_are_none_are_refused(out, start, stop, size):
+def test_batches_of_invalid_ranges_are_refused(out, start, stop, size):
     data = read.open(out)
     for ask in (
         lambda: data.scan(None, start, stop, size),
@@ -109,25 +114,25 @@ def test_batches_of_rows_that_are_none_are_refused(out, start, stop, size):
     ):
         with pytest.raises(
             UsageError,
-            match=f"^rows {start} to {stop or 200} in batches of {size}: at least 0, 0 and 1 are wanted$",
+            match=f"^rows {start} to {stop or 200} in batches of {size}: expected at least 0, 0 and 1$",
         ):
             ask()
 
 
-def test_a_condition_may_name_any_column(tmp_path):
+def test_a_condition_can_use_any_column(tmp_path):
     name = "row of the data"
     data = read.open(pack(tmp_path / "d", [{name: 9 - i} for i in range(10)], {name: "int"}))
     assert [row[name] for row in data.where(f'"{name}" > 6')] == [9, 8, 7]
 
 
-def test_an_unknown_column_names_those_there_are(out):
+def test_an_unknown_column_is_an_error_that_lists_the_columns(out):
     with pytest.raises(UsageError) as caught:
         read.open(out).rows([0], ["x"])
     assert (str(caught.value), caught.value.hint) == ("no column 'x'", "Choose from n, t.")
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
-def test_batches_have_the_size_asked_and_all_rows_in_order(out, size):
+def test_batches_have_the_given_size_and_all_rows_in_order(out, size):
     batches = list(read.open(out).batches(size))
     assert [batch.num_rows for batch in batches[:-1]] == [size] * (len(batches) - 1)
     assert [row for batch in batches for row in batch.to_pylist()] == ROWS
@@ -138,19 +143,19 @@ def test_batches_have_the_size_asked_and_all_rows_in_order(out, size):
     ] == list(range(13, 57))
 
 
-def test_a_taken_batch_is_what_the_rows_are(out):
+def test_a_batch_of_take_equals_the_rows(out):
     batch = read.open(out).take([9, 0, 199], ["t", "n"])
     assert batch.schema.names == ["t", "n"]
     assert batch.to_pylist() == [{"t": ROWS[i]["t"], "n": i} for i in (9, 0, 199)]
 
 
-def test_datasets_pickle(out):
+def test_datasets_can_be_pickled(out):
     data = read.open(out)
     data[0]
     assert pickle.loads(pickle.dumps(data))[5] == ROWS[5]
 
 
-def test_several_sources_stand_behind_one_another(out, tmp_path):
+def test_several_sources_are_concatenated(out, tmp_path):
     more = pack(tmp_path / "more", ROWS[:10])
     data = read.open([out, f"{more}/playlist.yaml"])
     assert len(data) == 210
@@ -164,8 +169,14 @@ def test_sources_with_other_columns_are_refused(out, tmp_path):
     other = pack(tmp_path / "other", [{"z": 1}], {"z": "int"})
     with pytest.raises(UsageError) as caught:
         read.open([out, other])
-    assert str(caught.value) == f"{other}: stream 'data' has other columns than the one before"
-    assert caught.value.hint == "Read them one by one, or pack them again with the same columns."
+    assert (
+        str(caught.value)
+        == f"{other}: the columns of stream 'data' differ from those of the previous stream"
+    )
+    assert (
+        caught.value.hint
+        == "Read the streams separately, or pack them again with the same columns."
+    )
 
 
 def joined(tmp_path, left, right):
@@ -202,7 +213,7 @@ def test_streams_of_other_lengths_do_not_join(tmp_path):
         read.open(address)
     assert (str(caught.value), caught.value.hint) == (
         "stream 'labels' has 2 rows, 'images' has 3",
-        "Name the streams to read with --stream.",
+        "Choose the streams to read with --stream.",
     )
     with pytest.raises(UsageError, match="^.*set.yaml: no stream 'masks'$"):
         read.open(address, streams=["masks"])
@@ -211,7 +222,7 @@ def test_streams_of_other_lengths_do_not_join(tmp_path):
 # -- resolution
 
 
-def test_a_broken_playlist_is_the_answer_even_beside_a_whole_index(out, tmp_path):
+def test_a_damaged_playlist_is_an_error_even_with_a_valid_index(out, tmp_path):
     shutil.copytree(out, tmp_path / "d")
     (tmp_path / "d" / "playlist.yaml").write_text("data: [\n")
     with pytest.raises(FormatError) as caught:
@@ -222,22 +233,22 @@ def test_a_broken_playlist_is_the_answer_even_beside_a_whole_index(out, tmp_path
     )
 
 
-def test_an_index_is_read_where_there_is_no_playlist(out, tmp_path):
+def test_an_index_is_read_without_a_playlist(out, tmp_path):
     shutil.copytree(out, tmp_path / "d")
     (tmp_path / "d" / "playlist.yaml").unlink()
     assert list(read.open(str(tmp_path / "d"))) == ROWS
     assert list(read.open(str(tmp_path / "d" / "index.json"))) == ROWS
 
 
-def test_shards_without_an_index_are_not_taken_for_plain_files(out, tmp_path):
+def test_shards_without_an_index_are_not_read_as_plain_files(out, tmp_path):
     shutil.copytree(out, tmp_path / "d")
     for name in ("playlist.yaml", "index.json"):
         (tmp_path / "d" / name).unlink()
-    with pytest.raises(FormatError, match=r"/d: \d+ shards, and no index.json beside them$"):
+    with pytest.raises(FormatError, match=r"/d: found \d+ shards, but no index.json$"):
         read.open(str(tmp_path / "d"))
     with pytest.raises(FormatError) as caught:
         read.open(str(GOLDEN / "splits_mds" / "data"))
-    assert caught.value.hint.startswith("Name one of the datasets in it: ")
+    assert caught.value.hint.startswith("Pass one of the datasets in it: ")
 
 
 @pytest.mark.parametrize("name", ["journal", "lock"])
@@ -250,7 +261,7 @@ def test_an_unfinished_pack_is_refused(out, tmp_path, name):
             read.open(str(tmp_path / address))
 
 
-def test_a_pack_killed_before_its_first_note_is_no_folder_of_files(tmp_path):
+def test_a_pack_killed_before_its_first_journal_entry_is_not_read_as_a_folder_of_files(tmp_path):
     (tmp_path / "d" / ".flare").mkdir(parents=True)
     with pytest.raises(MissingError):
         read.open(str(tmp_path / "d"))
@@ -260,13 +271,13 @@ def test_a_pack_killed_before_its_first_note_is_no_folder_of_files(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["nowhere", "nowhere/x.mds", "nowhere/playlist.yaml", "*.mds"])
-def test_nothing_there(tmp_path, address):
+def test_a_missing_address_is_an_error(tmp_path, address):
     with pytest.raises(MissingError) as caught:
         read.open(str(tmp_path / address))
     assert caught.value.exit_code == 3
 
 
-def test_a_playlist_that_leaves_its_folder_is_refused_until_the_user_says_so(out, tmp_path):
+def test_a_playlist_with_paths_outside_its_folder_is_refused_unless_allowed(out, tmp_path):
     (stream,) = read.resolve(out)[0].streams
     (tmp_path / "sub").mkdir()
     away = type(stream)(
@@ -304,13 +315,13 @@ def test_braces_and_globs_expand_in_order(tmp_path):
         read.expand("{0..99999999999}")
 
 
-# -- which rows
+# -- row specifications
 
 
 @given(
     st.integers(1, 50), st.integers(-60, 60), st.integers(-60, 60), st.sampled_from([1, 2, 7, -1])
 )
-def test_row_specifications_mean_what_slices_mean(rows, start, stop, step):
+def test_row_specifications_equal_slices(rows, start, stop, step):
     assert [i for part in read.parse_rows(f"{start}:{stop}:{step}", rows) for i in part] == list(
         range(rows)
     )[start:stop:step]
@@ -322,13 +333,13 @@ def test_row_specifications_mean_what_slices_mean(rows, start, stop, step):
 
 
 @pytest.mark.parametrize("spec", ["", "x", "1:2:3:4", "1,,2", "::0", "1.5"])
-def test_what_names_no_rows_is_refused(spec):
+def test_invalid_row_specifications_are_refused(spec):
     with pytest.raises(UsageError):
         read.parse_rows(spec, 10)
 
 
 @pytest.mark.parametrize(("row", "rows"), [(0, 0), (5, 5), (-6, 5), (-1, 0)])
-def test_a_single_row_outside_is_refused_on_both_sides(row, rows):
+def test_a_single_row_outside_the_data_is_refused(row, rows):
     with pytest.raises(RowsError, match=f"^row {row} is outside the data, which has {rows} rows$"):
         read.parse_rows(f"0:,{row}", rows)
     assert rows == 0 or [one[0] for one in read.parse_rows(f"{rows - 1},{-rows}", rows)] == [
@@ -342,7 +353,7 @@ def test_a_shuffle_is_a_permutation(rows, seed, epoch):
     assert sorted(read.positions(np.arange(rows), rows, seed, epoch).tolist()) == list(range(rows))
 
 
-def test_a_shuffle_depends_on_seed_and_epoch_and_needs_no_table():
+def test_a_shuffle_depends_on_seed_and_epoch_and_stores_no_table():
     steps = np.arange(1000)
     one = read.positions(steps, 10**12, 1)
     assert (one == read.positions(steps[::-1], 10**12, 1)[::-1]).all()
@@ -357,7 +368,7 @@ def test_a_shuffle_depends_on_seed_and_epoch_and_needs_no_table():
         == 4
     )
     assert abs(one.mean() / 10**12 - 0.5) < 0.05
-    with pytest.raises(RowsError, match="^a step is outside 0 to 9$"):
+    with pytest.raises(RowsError, match="^step outside 0 to 9$"):
         read.positions(np.array([10]), 10, 0)
 
 
@@ -378,7 +389,7 @@ def test_locations_of_a_dataset_are_below_it(out):
     assert all(isinstance(chunk.at, Location) and str(chunk.at).startswith(out) for chunk in stream)
 
 
-def test_a_batch_over_several_shards_is_in_the_order_asked(tmp_path):
+def test_a_batch_over_several_shards_is_in_the_requested_order(tmp_path):
     data = read.open(
         pack(tmp_path / "out", [{"n": n, "t": str(n) * 5} for n in range(200)], shard_bytes=3000)
     )
@@ -395,7 +406,7 @@ def test_a_batch_over_several_shards_is_in_the_order_asked(tmp_path):
         )
 
 
-def test_streams_by_the_thousand_are_told_apart_by_the_names_of_their_shards(tmp_path):
+def test_thousands_of_streams_differ_by_the_names_of_their_shards(tmp_path):
     (tmp_path / "playlist.yaml").write_text(
         "".join(f"s{i}:\n  content: [{i}.{'mds' if i % 2 else 'ffr'}]\n" for i in range(3000))
     )
@@ -406,7 +417,7 @@ def test_streams_by_the_thousand_are_told_apart_by_the_names_of_their_shards(tmp
         read.resolve(str(tmp_path))
 
 
-def test_the_weight_of_a_chunk_is_told_by_its_own_listing(tmp_path, monkeypatch):
+def test_the_listed_bytes_of_a_chunk_are_those_of_its_own_list(tmp_path, monkeypatch):
     rows = [{"n": i, "t": "x" * i} for i in range(20)]
     with Writer(
         str(tmp_path / "d"),

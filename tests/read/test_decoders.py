@@ -1,4 +1,6 @@
-"""Presets: pictures as arrays of one shape, text as bytes of one length; truth from Pillow itself."""
+"""Decoders: images as arrays of one shape, text as bytes of one length; expected values from
+Pillow.
+"""
 
 import io
 import wave
@@ -25,7 +27,7 @@ def picture(size, kind="PNG", mode="RGB"):
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 @pytest.mark.parametrize("size", [(640, 480), (48, 90), (1000, 20)])
-def test_pictures_become_arrays_of_one_shape(kind, size):
+def test_images_become_arrays_of_one_shape(kind, size):
     data = picture(size, kind)
     whole = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     assert (flare.presets.image()(data) == whole).all()
@@ -46,54 +48,54 @@ def test_pictures_become_arrays_of_one_shape(kind, size):
     assert np.abs(wide.astype(int) - np.asarray(squeezed)).mean() < 8
 
 
-def test_what_is_no_picture_is_refused():
+def test_invalid_images_are_refused():
     for data in (b"", b"no picture", picture((64, 64), "JPEG")[:200]):
-        with pytest.raises(ValueFitError, match="^no picture: "):
+        with pytest.raises(ValueFitError, match="^invalid image: "):
             flare.presets.image(8)(data)
-    with pytest.raises(UsageError, match="^0 x 0 is no size of a picture$"):
+    with pytest.raises(UsageError, match="^size is 0 x 0: expected at least 1 x 1$"):
         flare.presets.image(0)
 
 
-def test_a_picture_for_which_pillow_runs_a_program_is_refused(monkeypatch):
+def test_an_image_for_which_pillow_runs_a_program_is_refused(monkeypatch):
     monkeypatch.setattr(
         "PIL.EpsImagePlugin.Ghostscript",
         lambda *given, **named: pytest.fail("a program was asked for"),
     )
     out = io.BytesIO()
     Image.new("RGB", (8, 8)).save(out, "EPS")
-    with pytest.raises(ValueFitError, match="^no picture: "):
+    with pytest.raises(ValueFitError, match="^invalid image: "):
         flare.presets.image(8)(out.getvalue())
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: flare.presets.text(-1), "-1 is no number of bytes"),
-        (lambda: flare.presets.video(0), "frames is 0, step 1: at least 1 is wanted"),
-        (lambda: flare.presets.video(4, step=0), "frames is 4, step 0: at least 1 is wanted"),
-        (lambda: flare.presets.video(4, size=(0, 8)), "0 x 8 is no size of a picture"),
+        (lambda: flare.presets.text(-1), "size is -1: expected at least 0"),
+        (lambda: flare.presets.video(0), "frames is 0, step 1: expected at least 1"),
+        (lambda: flare.presets.video(4, step=0), "frames is 4, step 0: expected at least 1"),
+        (lambda: flare.presets.video(4, size=(0, 8)), "size is 0 x 8: expected at least 1 x 1"),
         (
             lambda: flare.presets.audio(0),
-            "rate is 0, seconds 600.0: at least 1, and more than 0 are wanted",
+            "rate is 0, seconds 600.0: expected at least 1, and more than 0",
         ),
         (
             lambda: flare.presets.audio(seconds=0),
-            "rate is None, seconds 0: at least 1, and more than 0 are wanted",
+            "rate is None, seconds 0: expected at least 1, and more than 0",
         ),
         (
             lambda: flare.presets.audio(seconds=float("nan")),
-            "rate is None, seconds nan: at least 1, and more than 0 are wanted",
+            "rate is None, seconds nan: expected at least 1, and more than 0",
         ),
     ],
 )
-def test_settings_that_decode_nothing_are_refused_before_the_first_row(make, message):
+def test_invalid_settings_are_refused_before_the_first_row(make, message):
     with pytest.raises(UsageError) as caught:
         make()
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("hertz", "wanted"), [(44100, 16000), (8000, 48000), (8000, 8000)])
-def test_the_end_of_a_sound_is_there_at_another_rate_too(hertz, wanted):
+def test_resampled_audio_includes_its_end(hertz, wanted):
     pytest.importorskip("av")
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
@@ -114,14 +116,14 @@ def test_text_becomes_bytes_of_one_length():
     assert flare.presets.text(8)(b"ab").tolist() == [97, 98, 0, 0, 0, 0, 0, 0]
 
 
-def test_moving_pictures_need_a_library(monkeypatch):
+def test_video_without_pyav_is_an_error(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "av", None)
     for preset in (flare.presets.video(4), flare.presets.audio()):
         with pytest.raises(MissingLibraryError, match="^PyAV is not installed$"):
             preset(b"")
 
 
-def test_what_a_film_or_a_sound_names_is_not_opened(web):
+def test_addresses_inside_video_and_audio_are_not_opened(web):
     pytest.importorskip("av")
     there = web.page("/canary.ts", b"canary")
     session = f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video {web.port} RTP/AVP 96\na=rtpmap:96 H264/90000\n"
@@ -131,14 +133,14 @@ def test_what_a_film_or_a_sound_names_is_not_opened(web):
         session,
     )
     for data in lists:
-        with pytest.raises(ValueFitError, match="^no video: "):
+        with pytest.raises(ValueFitError, match="^invalid video: "):
             flare.presets.video(4)(data.encode())
-        with pytest.raises(ValueFitError, match="^no sound: "):
+        with pytest.raises(ValueFitError, match="^invalid audio: "):
             flare.presets.audio()(data.encode())
     assert web.requests == []
 
 
-def test_films_and_sounds_become_arrays():
+def test_video_and_audio_become_arrays():
     pytest.importorskip("av")
     media = Path(__file__).parents[2] / "fixtures" / "media"
     for name in ("whole.mp4", "whole.mkv", "whole.webm", "whole.mov", "fragments.mp4"):
@@ -154,7 +156,7 @@ def test_films_and_sounds_become_arrays():
         assert (found.dtype, found.shape[1]) == (np.float32, 400)
 
 
-def test_a_loader_batches_what_presets_make(tmp_path):
+def test_a_loader_batches_decoded_values(tmp_path):
     with flare.Writer(str(tmp_path / "d"), columns={"image": "jpeg", "text": "str"}) as writer:
         for n in range(10):
             writer.write({"image": picture((40 + n, 30), "JPEG"), "text": "x" * n})

@@ -1,4 +1,4 @@
-"""Runs: one row a step, whatever the ranks, and another number of ranks goes on where they stopped."""
+"""Runs: one row per step for any number of ranks, and resume with another number of ranks."""
 
 import pickle
 
@@ -43,7 +43,7 @@ def test_ranks_share_an_epoch(data, order):
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("block", [1, 4, 50])
-def test_steps_that_are_mapped_in_blocks_are_the_same(data, monkeypatch, order, block):
+def test_the_block_size_does_not_change_the_steps(data, monkeypatch, order, block):
     whole = numbers(data.run(3, 2, order))
     monkeypatch.setattr("flarecli.read.epoch._BLOCK", block)
     for ranks in (1, 3):
@@ -53,7 +53,7 @@ def test_steps_that_are_mapped_in_blocks_are_the_same(data, monkeypatch, order, 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_a_run_goes_on_with_any_number_of_ranks(data, draw):
+def test_a_run_resumes_with_any_number_of_ranks(data, draw):
     data_, order = data, draw.draw(st.sampled_from(ORDERS))
     seed, epoch = draw.draw(st.integers(0, 2**40)), draw.draw(st.integers(0, 99))
     whole = numbers(data_.run(seed, epoch, order))
@@ -79,7 +79,7 @@ def test_a_run_goes_on_with_any_number_of_ranks(data, draw):
     st.randoms(),
 )
 @settings(deadline=None)
-def test_steps_of_many_windows_have_the_rows_that_each_has_alone(sizes, window, seed, epoch, rng):
+def test_steps_of_many_windows_equal_single_steps(sizes, window, seed, epoch, rng):
     edges = np.cumsum([0, *sizes])
     whole, rows = Epoch(edges, seed, epoch, "windows", window), int(edges[-1])
     alone = np.array([whole.at(np.array([step]))[0] for step in range(rows)], np.int64)
@@ -88,7 +88,7 @@ def test_steps_of_many_windows_have_the_rows_that_each_has_alone(sizes, window, 
     assert np.array_equal(whole.at(some), alone[some])
 
 
-def test_windows_hold_few_chunks_open():
+def test_order_windows_needs_few_open_chunks():
     edges = np.cumsum([0, *([100] * 50)])
     rows = Epoch(edges, 1, 0, "windows", 4).at(np.arange(5000))
     assert sorted(rows) == list(range(5000))
@@ -109,13 +109,13 @@ def test_the_cursor_counts_steps_of_all_ranks(data):
     assert (run.cursor.step, len(run)) == (ROWS, 0)
 
 
-def test_what_makes_no_run_is_refused(data):
+def test_invalid_arguments_of_a_run_are_refused(data):
     for message, options in (
-        ("rank 8 of 8 is no rank", {"rank": 8, "ranks": 8}),
-        ("order is 'random'", {"order": "random"}),
-        ("window is 0, seed 0, epoch 0: at least 1, 0 and 0 are wanted", {"window": 0}),
+        ("rank 8 of 8: expected a rank below the number of ranks", {"rank": 8, "ranks": 8}),
+        ("unknown order 'random'", {"order": "random"}),
+        ("window is 0, seed 0, epoch 0: expected at least 1, 0 and 0", {"window": 0}),
         (
-            f"step 104 is outside the epoch, which has {ROWS}",
+            f"step 104 is outside the epoch, which has {ROWS} steps",
             {"cursor": Cursor(0, 0, 104, "shuffle")},
         ),
     ):
@@ -139,43 +139,43 @@ OTHER = "Open the data that it was saved with."
         ),
         (
             {"cursor": Cursor(0, 0, 9, "shuffle", rows=200)},
-            f"saved in data of 200 rows, here are {ROWS}",
+            f"saved with data of 200 rows; this data has {ROWS}",
             OTHER,
         ),
         (
             {"cursor": Cursor(0, 0, 9, "windows", rows=50)},
-            f"saved in data of 50 rows, here are {ROWS}",
+            f"saved with data of 50 rows; this data has {ROWS}",
             OTHER,
         ),
         (
             {"cursor": Cursor(0, 0, -1, "shuffle")},
-            f"step -1 is outside the epoch, which has {ROWS}",
+            f"step -1 is outside the epoch, which has {ROWS} steps",
             "",
         ),
         (
             {"cursor": Cursor(1, 0, 9, "shuffle"), "seed": 2},
             "seed is 2, the cursor's is 1",
-            "Leave seed out: the cursor says it.",
+            "Leave seed out: the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 4, 9, "shuffle"), "epoch": 5},
             "epoch is 5, the cursor's is 4",
-            "Leave epoch out: the cursor says it.",
+            "Leave epoch out: the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 0, 9, "shuffle"), "order": "windows"},
             "order is 'windows', the cursor's is 'shuffle'",
-            "Leave order out: the cursor says it.",
+            "Leave order out: the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 0, 9, "windows", window=3), "window": 4},
             "window is 4, the cursor's is 3",
-            "Leave window out: the cursor says it.",
+            "Leave window out: the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 0, 1.5, "shuffle")},
-            "Cursor(seed=1, epoch=0, step=1.5, order='shuffle', rows=Non… is no place of a run",
-            "Give whole numbers: flare.Cursor(seed, epoch, step, order).",
+            "invalid cursor: Cursor(seed=1, epoch=0, step=1.5, order='shuffle', rows=Non…",
+            "Pass integers: flare.Cursor(seed, epoch, step, order).",
         ),
         (
             {"rank": "0/8"},
@@ -184,7 +184,7 @@ OTHER = "Open the data that it was saved with."
         ),
     ],
 )
-def test_a_place_of_another_run_is_refused(data, options, message, hint):
+def test_a_cursor_of_another_run_is_refused(data, options, message, hint):
     for rows in (data, flarecli.mix({data: 1})):
         with pytest.raises(UsageError) as caught:
             rows.run(**options)
@@ -192,7 +192,7 @@ def test_a_place_of_another_run_is_refused(data, options, message, hint):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_cursor_says_of_what_run_it_is(data, order):
+def test_a_cursor_contains_the_options_of_its_run(data, order):
     run = data.run(5, 1, order, window=3)
     seen = [next(run)["n"] for _ in range(20)]
     cursor = pickle.loads(pickle.dumps(run.cursor))
@@ -206,11 +206,11 @@ def test_a_cursor_says_of_what_run_it_is(data, order):
     )
     assert sorted(seen + rest) == list(range(ROWS))
     less = data.where("n < 50")
-    with pytest.raises(UsageError, match=f"^saved in data of {ROWS} rows, here are 50$"):
+    with pytest.raises(UsageError, match=f"^saved with data of {ROWS} rows; this data has 50$"):
         less.run(cursor=cursor)
 
 
-def test_a_loaders_cursor_is_a_place_of_a_run(data):
+def test_a_run_resumes_at_the_cursor_of_a_loader(data):
     loader = flarecli.Loader(data, 10, 7, order="windows", window=2)
     batch = next(iter(loader))
     assert loader.cursor == Cursor(7, 0, 10, "windows")

@@ -1,4 +1,4 @@
-"""Batches whose rows were found many at a time: each is what its rows are one by one, owns its memory, and is damaged alone."""
+"""Batches whose rows are located together: each equals its rows, owns its memory and fails alone."""
 
 import platform
 import re
@@ -50,7 +50,7 @@ def apart(samples: list[dict]) -> list[dict]:
 @pytest.mark.parametrize("maps", [True, False])
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_batches_are_what_their_rows_are(
+def test_batches_equal_their_rows(
     folders: dict[str, str], kind: str, maps: bool, data: st.DataObject
 ) -> None:
     whole = flare.open(folders[kind], maps=maps)
@@ -93,8 +93,8 @@ def test_each_batch_owns_its_memory(folders: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("compression", "rows"), [(None, 41), ("zstd", 10)]
-)  # of 200 KB in 8 MiB; what is compressed is copied at once
-def test_no_more_is_found_than_may_be_read_at_once(
+)  # of 200 KB in 8 MiB; compressed rows are copied
+def test_the_rows_located_at_once_are_bounded(
     tmp_path: Path, compression: str | None, rows: int
 ) -> None:
     with flare.Writer(
@@ -115,7 +115,7 @@ def test_a_damaged_row_fails_in_its_own_batch(tmp_path: Path, workers: int) -> N
     shard = path / "shard.00000.mds"
     data = bytearray(shard.read_bytes())
     starts = np.frombuffer(data, "<u4", 1001, 4)
-    data[starts[700]] += 1  # a length
+    data[starts[700]] += 1  # the length of a value
     shard.write_bytes(data)
     given_ = []
     with pytest.raises(FormatError) as caught:
@@ -139,7 +139,7 @@ HANDLES = """
 
 
 def test_blocks_over_many_shards_need_few_handles(tmp_path: Path) -> None:
-    """512 rows lie in all of these: were they held for them, there would be too few handles."""
+    """512 rows span all shards: keeping every shard open would exceed the limit of handles."""
     with flare.Writer(
         str(tmp_path / "data"), columns={"n": "int", "t": "str"}, settings=Settings(shard_rows=20)
     ) as writer:
@@ -182,8 +182,8 @@ FAULTS = """
 )
 @pytest.mark.parametrize(
     "kind", ["slices", "batches of processes"]
-)  # with those, the process that is looked at opens no shard
-def test_what_is_read_comes_in_memory_that_was_used_before(tmp_path: Path, kind: str) -> None:
+)  # then the measured process opens no shard
+def test_batches_reuse_freed_memory(tmp_path: Path, kind: str) -> None:
     with flare.Writer(str(tmp_path / "data"), columns={"b": "bytes"}) as writer:
         for n in range(2048):
             writer.write({"b": bytes([n % 256]) * 20_000})

@@ -1,4 +1,4 @@
-"""Few handles and many shards, many datasets in one process: what is open stays within what the system gives."""
+"""Many shards and datasets in one process stay within the limit of file handles."""
 
 import resource
 import subprocess
@@ -51,7 +51,7 @@ def test_epochs_over_many_shards_need_few_handles(folders):
     assert (ran.stdout, ran.stderr) == ("True\n", "")
 
 
-def test_as_many_files_are_mapped_as_a_share_of_the_handles(monkeypatch):
+def test_mapped_files_are_limited_to_a_share_of_the_handles(monkeypatch):
     for handles, files in (
         (16, 8),
         (64, 16),

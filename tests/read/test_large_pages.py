@@ -1,4 +1,4 @@
-"""Shards that are read whole come into memory in large pages: when, and when not."""
+"""Large pages are advised for shards that are read completely, and only for those."""
 
 import mmap
 from pathlib import Path
@@ -30,9 +30,9 @@ def folder(tmp_path: Path) -> str:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the files that were asked for in large pages, however small."""
+    """Return the sizes of the maps for which large pages were advised, however small."""
     out: list[int] = []
-    monkeypatch.setattr(shard_ahead, "_LITTLE", 0)
+    monkeypatch.setattr(shard_ahead, "_MIN_LARGE_PAGE_BYTES", 0)
     monkeypatch.setattr(ahead, "use_large_pages", lambda view: out.append(len(view)))
     return out
 
@@ -42,7 +42,7 @@ def stored(folder: str) -> list[int]:
 
 
 @pytest.mark.parametrize("order", ["shuffle", "windows", "sequential"])
-def test_an_epoch_asks_for_each_shard_once_and_reads_the_same(
+def test_an_epoch_advises_large_pages_once_per_shard(
     folder: str, asked: list[int], order: str
 ) -> None:
     data = flare.open(folder)
@@ -51,7 +51,7 @@ def test_an_epoch_asks_for_each_shard_once_and_reads_the_same(
     assert sorted(seen) == list(range(ROWS))
 
 
-def test_shards_that_were_open_are_asked_for_too(folder: str, asked: list[int]) -> None:
+def test_large_pages_are_advised_for_open_shards_too(folder: str, asked: list[int]) -> None:
     data = flare.open(folder)
     assert data[0]["n"] == 0 and not asked
     run = data.run(order="sequential")
@@ -59,7 +59,7 @@ def test_shards_that_were_open_are_asked_for_too(folder: str, asked: list[int]) 
     assert len(asked) == 1
 
 
-def test_a_shard_is_asked_for_before_its_table_is_read(
+def test_large_pages_are_advised_before_the_table_is_read(
     folder: str, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_shard, before = mds.open_shard, list[int]()
@@ -70,26 +70,26 @@ def test_a_shard_is_asked_for_before_its_table_is_read(
     assert before == [1, 2, 3]
 
 
-def test_rows_read_one_by_one_ask_for_nothing(folder: str, asked: list[int]) -> None:
+def test_single_rows_advise_no_large_pages(folder: str, asked: list[int]) -> None:
     data = flare.open(folder)
     assert len([data[n] for n in range(0, ROWS, 7)]) and data.to_arrow().num_rows == ROWS
     assert asked == []
 
 
-def test_a_few_rows_of_many_do_not_bring_the_shards(folder: str, asked: list[int]) -> None:
+def test_a_small_selection_advises_no_large_pages(folder: str, asked: list[int]) -> None:
     some = flare.open(folder).where("n < 100")
     assert sum(len(batch["n"]) for batch in flare.Loader(some, 32)) == 100
     assert asked == []
 
 
-def test_many_ranks_read_their_own_rows_alone(folder: str, asked: list[int]) -> None:
+def test_many_ranks_advise_no_large_pages(folder: str, asked: list[int]) -> None:
     list(flare.Loader(flare.open(folder), 4, rank=3, ranks=9))
     assert asked == []
     list(flare.Loader(flare.open(folder), 4, rank=3, ranks=8))
     assert asked
 
 
-def test_data_larger_than_half_of_the_memory_get_no_large_pages(
+def test_data_above_half_of_the_memory_gets_no_large_pages(
     folder: str, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "_memory_bytes", lambda: 2 * sum(stored(folder)) - 1)
@@ -100,13 +100,13 @@ def test_data_larger_than_half_of_the_memory_get_no_large_pages(
     assert sorted(asked) == stored(folder)
 
 
-def test_a_mix_asks_for_what_all_its_datasets_take(folder: str, asked: list[int]) -> None:
+def test_a_mix_advises_the_bytes_of_all_its_datasets(folder: str, asked: list[int]) -> None:
     data = flare.open(folder)
     list(flare.Loader(flare.mix({data: 0.5, flare.open(folder): 0.5})))
     assert len(asked) >= len(stored(folder))
 
 
-def test_a_map_asked_for_in_large_pages_is_not_read_ahead_in_small_ones(
+def test_a_map_with_large_pages_is_not_read_ahead_in_small_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(1 << 16))
@@ -115,7 +115,7 @@ def test_a_map_asked_for_in_large_pages_is_not_read_ahead_in_small_ones(
     ahead.use_large_pages(view)
     if view.obj not in ahead._in_large_pages:
         pytest.skip("this system has no large pages")
-    monkeypatch.setattr(ahead, "_WILLNEED", -1)  # no advice at all: asking would fail
+    monkeypatch.setattr(ahead, "_WILLNEED", -1)  # an invalid advice: using it would fail
     ahead.read_ahead(view, [(0, 5000)])
     ahead._in_large_pages.discard(view.obj)
     with pytest.raises(OSError):

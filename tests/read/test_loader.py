@@ -1,4 +1,6 @@
-"""The loader: the same batches whatever works ahead, an exact place, errors that name the row, an end that is quick."""
+"""The loader: batches do not depend on workers, states are exact, errors name the row, closing is
+quick.
+"""
 
 import json
 import operator
@@ -35,7 +37,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def always_threads(monkeypatch):
-    """Use threads for these local files too."""
+    """Use threads also for local files."""
     monkeypatch.setattr(Work, "is_inline", False)
 
 
@@ -70,7 +72,7 @@ def test_batches_are_arrays_by_dtype_and_shape_and_lists(data):
         {"workers": 2, "processes": True, "start": "fork"},
     ],
 )
-def test_what_works_ahead_changes_nothing(data, order, options):
+def test_workers_do_not_change_the_batches(data, order, options):
     loader = flare.Loader(data, 7, seed=5, order=order, transform=shifted, **options)
     first = list(loader)
     assert np.concatenate([batch["n"] for batch in first]).tolist() == [
@@ -88,7 +90,7 @@ def shifted(sample):
     return {**sample, "n": sample["n"] + 1}
 
 
-def test_processes_that_begin_anew_give_the_same(data):
+def test_spawned_processes_yield_the_same_batches(data):
     loader = flare.Loader(
         data,
         50,
@@ -104,7 +106,7 @@ def test_processes_that_begin_anew_give_the_same(data):
 
 @pytest.mark.parametrize("taken", [0, 1, 7, 14, 15])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_saved_place_is_exact(data, taken, workers):
+def test_a_saved_state_is_exact(data, taken, workers):
     whole = flare.Loader(data, 7, seed=5, workers=0)
     wanted = numbers(whole) + numbers(whole)
     loader = flare.Loader(data, 7, seed=5, workers=workers)
@@ -123,7 +125,7 @@ def test_a_saved_place_is_exact(data, taken, workers):
     assert numbers(other) == wanted[15:]
 
 
-def test_a_loop_goes_on_where_the_last_one_was_left(data):
+def test_a_loop_continues_where_the_previous_one_stopped(data):
     loader = flare.Loader(data, 10, seed=1)
     first = next(iter(loader))["n"].tolist()
     assert first + [n for batch in numbers(loader) for n in batch] == [
@@ -141,7 +143,7 @@ def test_a_loop_goes_on_where_the_last_one_was_left(data):
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_a_loader_goes_on_with_other_ranks_and_workers(data, draw):
+def test_a_loader_resumes_with_other_ranks_and_workers(data, draw):
     seed, batch = draw.draw(st.integers(0, 1 << 40)), draw.draw(st.integers(1, 9))
     order = draw.draw(st.sampled_from(["shuffle", "windows", "sequential"]))
     seen, state = [], None
@@ -169,7 +171,7 @@ def test_a_loader_goes_on_with_other_ranks_and_workers(data, draw):
     assert seen == [sample["n"] for sample in data.run(seed, 0, order)]
 
 
-def test_a_place_crosses_processes_that_begin_in_any_way(data):
+def test_a_state_is_valid_in_processes_of_every_start_method(data):
     fork = {"workers": 2, "processes": True, "start": "fork"}
     turns = [
         (1, {"workers": 2}),
@@ -195,7 +197,7 @@ def test_a_place_crosses_processes_that_begin_in_any_way(data):
     assert is_idle()
 
 
-def test_transforms_make_several_samples_or_none(data):
+def test_transforms_may_return_several_samples_or_none(data):
     def several(sample):
         return [{"n": sample["n"] * 100 + k} for k in range(sample["n"] % 4)]
 
@@ -203,7 +205,7 @@ def test_transforms_make_several_samples_or_none(data):
     for workers in (0, 3):
         loader, seen = flare.Loader(data, 8, seed=2, workers=workers, transform=several), []
         while loader.cursor.epoch == 0:
-            for batch in loader:  # each batch in a loader of its own
+            for batch in loader:  # one loader per batch
                 seen += batch["n"].tolist()
                 state = loader.save()
                 loader = flare.Loader(data, 8, workers=workers, transform=several)
@@ -216,12 +218,12 @@ def test_transforms_make_several_samples_or_none(data):
         next(loop)
     with pytest.raises(
         UsageError,
-        match="^saved in the middle of what a transform made of a row, on another number of ranks$",
+        match="^saved between samples of one row with 2 ranks, not 1$",
     ):
         flare.Loader(data, 8).load(other.save())
 
 
-def test_transforms_run_in_turn_and_draw_by_row(data):
+def test_transforms_run_in_order_with_a_generator_per_row(data):
     def draw(sample, rng):
         return {"n": sample["n"], "drawn": float(rng.random())}
 
@@ -276,7 +278,7 @@ def test_a_worker_process_that_dies_is_an_error(data):
         list(flare.Loader(data, transform=lambda sample: sample, processes=True, start="spawn"))
 
 
-def test_ranks_that_drop_the_last_give_as_many_batches(data):
+def test_ranks_with_drop_last_yield_the_same_number_of_batches(data):
     for ranks in (1, 2, 3, 5):
         parts = [
             numbers(flare.Loader(data, 10, seed=1, rank=rank, ranks=ranks, drop_last=True))
@@ -288,7 +290,7 @@ def test_ranks_that_drop_the_last_give_as_many_batches(data):
         assert len(set(seen)) == len(seen) == ROWS // (10 * ranks) * 10 * ranks
 
 
-def test_decoders_are_given_to_the_loader(data):
+def test_a_loader_accepts_decoders(data):
     (batch,) = flare.Loader(
         data.select(["text", "n"]), ROWS, order="sequential", decode={"text": len, "n": False}
     )
@@ -296,33 +298,33 @@ def test_decoders_are_given_to_the_loader(data):
     assert batch["n"][3] == (3).to_bytes(8, "little")
 
 
-def test_what_makes_no_loader_or_no_batch_is_refused(data):
+def test_invalid_arguments_and_samples_are_refused(data):
     for options, message in (
-        ({"batch": 0}, "batch is 0, workers 2, ahead None: at least 1, 0 and 1 are wanted"),
-        ({"rank": 1}, "rank 1 of 1 is no rank"),
-        ({"order": "random"}, "order is 'random'"),
+        ({"batch": 0}, "batch is 0, workers 2, ahead None: expected at least 1, 0 and 1"),
+        ({"rank": 1}, "rank 1 of 1: expected a rank below the number of ranks"),
+        ({"order": "random"}, "unknown order 'random'"),
         ({"decode": {"x": False}}, "no column 'x'"),
     ):
         with pytest.raises(UsageError) as caught:
             flare.Loader(data, **options)
         assert str(caught.value) == message
-    with pytest.raises(UsageError, match="^a sample is no dict, so it makes no batch$"):
+    with pytest.raises(UsageError, match="^cannot collate a sample that is not a dict$"):
         list(flare.Loader(data, transform=lambda sample: sample["n"]))
-    with pytest.raises(UsageError, match="^column 'odd' is in one sample and not in another$"):
+    with pytest.raises(UsageError, match="^column 'odd' is missing in some samples$"):
         list(flare.Loader(data, transform=lambda sample: {"odd": 1} if sample["n"] % 2 else {}))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rows": 104}, "saved in data of 104 rows, here are 103"),
-        ({"step": 104}, "step 104 is outside the epoch, which has 103"),
-        ({"order": "x"}, "order is 'x'"),
+        ({"rows": 104}, "saved with data of 104 rows; this data has 103"),
+        ({"step": 104}, "step 104 is outside the epoch, which has 103 steps"),
+        ({"order": "x"}, "unknown order 'x'"),
         ({"step": "1"}, "not a state that a Loader saved"),
         ({"more": 1}, "not a state that a Loader saved"),
     ],
 )
-def test_a_place_that_is_none_is_refused_and_changes_nothing(data, change, message):
+def test_an_invalid_state_is_refused_and_changes_nothing(data, change, message):
     loader = flare.Loader(data, seed=4)
     with pytest.raises(UsageError) as caught:
         loader.load(loader.save() | change)
@@ -358,7 +360,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_an_interrupt_ends_everything_soon(data, kind):
+def test_an_interrupt_ends_all_workers_soon(data, kind):
     at = str(data.playlists[0].at)
     child = subprocess.Popen(
         [sys.executable, "-c", SLOW, at, kind],
@@ -374,7 +376,7 @@ def test_an_interrupt_ends_everything_soon(data, kind):
     assert (child.returncode, err) == (0, "")
 
 
-def test_a_flare_error_crosses_processes(data):
+def test_errors_of_worker_processes_keep_their_fields(data):
     (path,) = {str(data.playlists[0].at)}
     loader = flare.Loader(
         flare.open(path), 10, decode={"text": int}, workers=1, processes=True, start="fork"
@@ -392,7 +394,7 @@ def threads_of_transforms(found):
     return transform
 
 
-def test_local_bytes_are_copied_by_the_thread_that_takes_batches(data, monkeypatch):
+def test_batches_of_local_bytes_are_made_by_the_calling_thread(data, monkeypatch):
     monkeypatch.undo()
     read, names = type(data).collated, set()
 
@@ -410,13 +412,13 @@ def test_local_bytes_are_copied_by_the_thread_that_takes_batches(data, monkeypat
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_transforms_run_on_as_many_threads_as_are_asked_for(data, workers):
+def test_transforms_run_on_the_given_number_of_threads(data, workers):
     names = set()
     list(flare.Loader(data, 5, workers=workers, transform=threads_of_transforms(names)))
     assert names == {"flare-pool" if workers else "MainThread"}
 
 
-def test_numbers_that_a_columns_dtype_cannot_hold_come_wider(data):
+def test_numbers_outside_a_columns_dtype_get_a_wider_dtype(data):
     batch = data.collate([{"weight": 1e39, "n": 2**70}, {"weight": float("inf"), "n": 1}])
     assert (batch["weight"].dtype, batch["weight"].tolist()) == (np.float64, [1e39, float("inf")])
     assert batch["n"] == [2**70, 1]
@@ -427,21 +429,21 @@ def four(sample):
     return [sample] * 4
 
 
-def test_a_loop_that_was_replaced_gives_nothing_more(data):
+def test_an_iterator_replaced_by_a_newer_one_ends(data):
     loader = flare.Loader(data, 2, workers=0, transform=four)
     old, new = iter(loader), iter(loader)
     next(new)
     place = loader.save()
-    assert next(old, None) is None  # which was never begun
+    assert next(old, None) is None  # never started
     assert loader.save() == place
     newest = iter(loader)
     next(newest)
     place = loader.save()
-    assert next(new, None) is None  # in the middle of what a row became
+    assert next(new, None) is None  # between the samples of a row
     assert loader.save() == place
 
 
-def test_numpys_integers_are_integers(data):
+def test_numpy_integers_are_accepted(data):
     numbers_of = {
         name: np.int64(value)
         for name, value in {
@@ -471,10 +473,10 @@ def test_numpys_integers_are_integers(data):
     assert str(caught.value) == "seed is 1.5: a whole number is wanted"
 
 
-def test_processes_are_started_in_a_way_that_there_is(data):
+def test_an_unknown_start_method_is_refused(data):
     with pytest.raises(UsageError) as caught:
         next(iter(flare.Loader(data, processes=True, start="thread")))
-    assert str(caught.value) == "processes cannot be started by 'thread'"
+    assert str(caught.value) == "unknown start method 'thread'"
     assert caught.value.hint.startswith("Choose one of fork, ")
 
 
@@ -482,7 +484,7 @@ def unsendable(sample):
     return lambda: sample
 
 
-def test_what_no_pickle_holds_is_named(data):
+def test_values_that_cannot_be_pickled_are_named(data):
     with pytest.raises(TransformError) as caught:
         next(
             iter(
@@ -497,7 +499,7 @@ def test_what_no_pickle_holds_is_named(data):
                 )
             )
         )
-    said = str(caught.value).partition("what was made cannot be sent to another process: ")[2]
+    said = str(caught.value).partition("cannot send the batch to another process: ")[2]
     assert said.startswith(
         ("Can't pickle ", "Can't get local object ")
-    )  # Python's words, up to 3.12 and since
+    )  # Python's wording up to 3.12, and since

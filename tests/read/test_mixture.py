@@ -1,4 +1,6 @@
-"""Datasets mixed by weight: the ratio holds everywhere, each dataset's rows come once before any comes again, and a run goes on from any step."""
+"""Mixes: every block has the exact ratio, rows repeat only after all were read, and runs resume at
+any step.
+"""
 
 from collections import Counter
 
@@ -30,7 +32,7 @@ def keys(samples):
     return [(sample["of"], sample["n"]) for sample in samples]
 
 
-def test_the_ratio_is_that_of_the_weights_and_rows_come_in_turn(parts):
+def test_the_ratio_follows_the_weights_and_rows_repeat_only_after_all_were_read(parts):
     a, b, _ = parts
     both = flare.mix({a: 0.7, b: 0.3})
     seen = keys(sample for epoch in range(3) for sample in both.run(5, epoch))
@@ -62,7 +64,7 @@ def test_a_block_has_exactly_the_share_of_each(parts):
     st.integers(0, 50),
     st.lists(st.tuples(st.integers(1, 5), st.integers(1, 60)), min_size=1, max_size=6),
 )
-def test_a_run_goes_on_with_any_number_of_ranks(parts, seed, epoch, pieces):
+def test_a_run_resumes_with_any_number_of_ranks(parts, seed, epoch, pieces):
     whole = flare.mix(dict(zip(parts, (0.6, 0.3, 0.1), strict=True)), rows=400)
     wanted, seen, cursor = keys(whole.run(seed, epoch)), [], None
     for ranks, taken in pieces:
@@ -81,7 +83,7 @@ def test_a_run_goes_on_with_any_number_of_ranks(parts, seed, epoch, pieces):
 @pytest.mark.parametrize(
     "options", [{"workers": 0}, {"workers": 2}, {"workers": 1, "processes": True, "start": "fork"}]
 )
-def test_a_loader_takes_a_mix(parts, options):
+def test_a_loader_reads_a_mix(parts, options):
     whole = flare.mix({parts[0]: 0.5, parts[2]: 0.5})
     batches = list(flare.Loader(whole, 32, seed=3, **options))
     assert [
@@ -92,7 +94,7 @@ def test_a_loader_takes_a_mix(parts, options):
     assert all((batch["of"] == 1).all() and batch["w"].dtype == np.float32 for batch in made)
 
 
-def test_rows_of_a_mix_stand_behind_one_another(parts):
+def test_row_numbers_of_a_mix_count_the_concatenated_datasets(parts):
     whole = flare.mix({parts[0]: 1, parts[1]: 1})
     assert keys([whole[0], whole[300], *whole.__getitems__([369, 299])]) == [
         ("a", 0),
@@ -100,27 +102,27 @@ def test_rows_of_a_mix_stand_behind_one_another(parts):
         ("b", 69),
         ("a", 299),
     ]
-    with pytest.raises(RowsError, match="^a row is outside the mix, which has 370$"):
+    with pytest.raises(RowsError, match="^row outside the mix, which has 370 rows$"):
         whole[370]
 
 
-def test_what_cannot_be_mixed_is_refused(parts):
+def test_invalid_mixes_are_refused(parts):
     a, b, _ = parts
     for weights, message in (
-        ({}, "a mix wants datasets, each with a weight above 0"),
-        ({a: 0, b: 1}, "a mix wants datasets, each with a weight above 0"),
-        ({a: float("nan")}, "a mix wants datasets, each with a weight above 0"),
-        ({a: 1, b.where("n < 0"): 1}, "a dataset without rows cannot be mixed"),
-        ({a: 1, b.select(["n"]): 1}, "column 'of' is in one dataset and not in another"),
+        ({}, "expected datasets, each with a weight above 0"),
+        ({a: 0, b: 1}, "expected datasets, each with a weight above 0"),
+        ({a: float("nan")}, "expected datasets, each with a weight above 0"),
+        ({a: 1, b.where("n < 0"): 1}, "cannot mix an empty dataset"),
+        ({a: 1, b.select(["n"]): 1}, "column 'of' is missing in some datasets"),
     ):
         with pytest.raises(UsageError) as caught:
             flare.mix(weights)
         assert str(caught.value) == message
-    with pytest.raises(UsageError, match="^order is 'x'$"):
+    with pytest.raises(UsageError, match="^unknown order 'x'$"):
         flare.mix({a: 1}).run(order="x")
 
 
-def test_weights_that_add_up_to_no_number_mix_all_the_same(parts):
+def test_weights_with_an_infinite_sum_are_accepted(parts):
     a, b, _ = parts
     assert flare.mix({a: 1.5e308, b: 0.5e308}).quotas.tolist() == [7500, 2500]
 
@@ -128,7 +130,7 @@ def test_weights_that_add_up_to_no_number_mix_all_the_same(parts):
 @pytest.mark.parametrize(
     ("rows", "what"), [([True, False], "bool"), ([1.7], "float64"), ([slice(1, 2)], "object")]
 )
-def test_what_is_no_position_names_no_row_of_a_mix(parts, rows, what):
+def test_invalid_row_numbers_of_a_mix_are_refused(parts, rows, what):
     a, b, _ = parts
-    with pytest.raises(UsageError, match=f"^{what} values are no positions of rows$"):
+    with pytest.raises(UsageError, match=f"^expected row numbers, got values of type {what}$"):
         flare.mix({a: 1, b: 1}).__getitems__(rows)

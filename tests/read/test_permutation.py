@@ -1,4 +1,6 @@
-"""The shuffle: a bijection at any size, as even as numpy's permutation, and the same in any process."""
+"""The shuffle: a bijection at any size, as uniform as numpy's permutation, and equal in every
+process.
+"""
 
 import subprocess
 import sys
@@ -29,7 +31,7 @@ ROWS, CELLS = 10**6, 100
 
 
 @pytest.mark.parametrize("part", range(8))
-def test_every_row_comes_once(part):
+def test_every_row_is_read_once(part):
     assert len(SIZES) >= 180
     for rows in SIZES[part::8]:
         seen = np.zeros(rows, bool)
@@ -43,13 +45,15 @@ def test_every_row_comes_once(part):
 
 
 def excess(counts, expected):
-    """Chi-square of counts that are evenly expected, as standard deviations above what chance gives."""
+    """Return the chi-square of counts against a uniform distribution, in standard deviations."""
     statistic, freedom = ((counts - expected) ** 2 / expected).sum(), counts.size - 1
     return (statistic - freedom) / (2 * freedom) ** 0.5
 
 
 def faults(order, rows):
-    """Measures of an order, each 0 for a perfect one, in standard deviations: where rows go, what follows what, how far they move."""
+    """Return statistics of an order in standard deviations: position, successor and distance of
+    rows.
+    """
     at = np.arange(len(order))
     cell = order * CELLS // rows if rows < 1 << 50 else order // (rows // CELLS)
     place = at * CELLS // len(order)
@@ -75,14 +79,14 @@ def faults(order, rows):
 
 
 @pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (0, 1), (1, 0), (2**40, 7)])
-def test_a_shuffle_is_as_even_as_numpys(seed, epoch):
+def test_a_shuffle_is_as_uniform_as_numpys(seed, epoch):
     own, _ = faults(positions(np.arange(ROWS), ROWS, seed, epoch), ROWS)
     other, _ = faults(np.random.default_rng(seed + epoch).permutation(ROWS), ROWS)
     assert other.max() < 5, other
     assert own.max() < 5, own
 
 
-def test_a_shuffle_of_a_million_million_rows_is_even_where_it_is_sampled():
+def test_samples_of_a_shuffle_of_10_to_the_12_rows_are_uniform():
     rows = 10**12
     for first in (0, rows - ROWS):
         order = positions(np.arange(first, first + ROWS), rows, seed=3)
@@ -94,7 +98,7 @@ def test_a_shuffle_of_a_million_million_rows_is_even_where_it_is_sampled():
         assert abs(excess(low, ROWS / 97)) < 5
 
 
-def test_epochs_and_seeds_have_nothing_in_common():
+def test_orders_of_epochs_and_seeds_are_independent():
     orders = [
         positions(np.arange(ROWS), ROWS, seed, epoch) for seed, epoch in ((5, 0), (5, 1), (6, 0))
     ]
@@ -142,7 +146,7 @@ SPLITS = """
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_runs_split_at_random_over_processes_give_each_row_once_in_order(tmp_path, start):
+def test_runs_split_over_processes_read_each_row_once_in_order(tmp_path, start):
     with flare.Writer(
         str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=10)
     ) as writer:

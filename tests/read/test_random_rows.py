@@ -1,4 +1,4 @@
-"""One row at a time: the direct way gives what reading many rows gives, and falls back to it."""
+"""The fast path of single rows returns the same as reading many rows, and falls back to it."""
 
 import io
 import os
@@ -33,11 +33,11 @@ FORMATS = ["mds", "ffrecord", "granular", "webdataset", "json", "csv"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_each_row_alone_is_what_many_rows_are(tmp_path, format):
+def test_single_rows_equal_rows_read_together(tmp_path, format):
     columns = {name: COLUMNS[name] for name in ("a", "b", "c")}
     data = packed(tmp_path / "d", format, columns=COLUMNS if format[0] in "mgw" else columns)
     wanted = data[list(range(ROWS))]
-    for _ in range(2):  # the first turn opens the shards
+    for _ in range(2):  # the first round opens the shards
         assert [data[n] for n in range(ROWS)] == wanted
         assert [data[n - ROWS] for n in range(ROWS)] == wanted
         assert data[np.int64(7)] == wanted[7]
@@ -57,7 +57,7 @@ def test_each_row_alone_is_what_many_rows_are(tmp_path, format):
             data[row]
 
 
-def test_views_of_the_data_have_rows_and_values_of_their_own(tmp_path):
+def test_selections_have_their_own_rows_and_values(tmp_path):
     data = packed(tmp_path / "d", "mds")
     assert data[3] == sample(3)
     chosen, stored = data.where("a > 0"), data.decoded({"a": False, "b": len})
@@ -72,7 +72,7 @@ def test_streams_joined_by_column_and_compressed_shards_are_read(tmp_path, compr
     assert [data[n] for n in [*range(ROWS), *range(ROWS)]] == [*map(sample, range(ROWS))] * 2
 
 
-def test_shards_that_were_closed_are_opened_again(tmp_path):
+def test_closed_shards_are_opened_again(tmp_path):
     data = packed(tmp_path / "d", "mds")
     (series,) = data._table.series
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_shards_that_were_closed_are_opened_again(tmp_path):
         assert not series.row_readers(None)
 
 
-def test_values_that_samples_lack_are_none(tmp_path):
+def test_missing_values_are_none(tmp_path):
     with tarfile.open(tmp_path / "d.tar", "w") as tar:
         for name, body in (("0.cls", b"5"), ("1.txt", b"x"), ("2.cls", b"6"), ("2.txt", b"y")):
             member = tarfile.TarInfo(name)
@@ -101,7 +101,9 @@ def test_values_that_samples_lack_are_none(tmp_path):
         ("mds", lambda body: body.replace("ä".encode() * 3, b"\xff" * 6), ValueFitError, "'b'"),
     ],
 )
-def test_a_damaged_row_is_reported_as_when_many_are_read(tmp_path, format, change, kind, message):
+def test_a_damaged_row_has_the_same_error_as_when_many_are_read(
+    tmp_path, format, change, kind, message
+):
     folder = tmp_path / "d"
     data = packed(folder, format)
     last = sorted(name for name in os.listdir(folder) if name.endswith((".mds", ".ffr")))

@@ -1,4 +1,6 @@
-"""The same shards named twice, as a shell does with `out/*`: an error that names a shard and both lists, in every command that reads rows."""
+"""Shards listed twice, as a shell does with `out/*`, are an error that names a shard and both
+lists.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from flarecli.errors import UsageError
 from flarecli.model import Settings
 from flarecli.write import Writer
 
-HINT = "hint: Name the folder alone, or its playlist.\n"
+HINT = "hint: Pass only the folder or only its playlist.\n"
 
 
 @pytest.fixture(autouse=True)
 def two(tmp_path, monkeypatch):
-    """Two datasets of two shards, beside each other."""
+    """Create two datasets of two shards."""
     monkeypatch.chdir(tmp_path)
     for name in ("d", "e"):
         with Writer(name, columns={"n": "int"}, settings=Settings(shard_rows=2)) as writer:
@@ -32,10 +34,10 @@ def two(tmp_path, monkeypatch):
     [["cat"], ["inspect"], ["playlist"], ["unpack", "u"], ["pack", "o"]],
     ids=lambda one: one[0],
 )
-def test_what_a_shell_makes_of_a_packed_folder_is_an_error_that_names_both_lists(command, capfd):
+def test_all_files_of_a_packed_folder_are_an_error_that_names_both_lists(command, capfd):
     names = sorted(f"d/{name}" for name in os.listdir("d"))
     assert main([command[0], *names, *command[1:]]) == 2
-    told = "error: d/shard.00000.mds: it is named by d/index.json and by d/playlist.yaml: its rows would come twice\n"
+    told = "error: d/shard.00000.mds: listed by d/index.json and by d/playlist.yaml: its rows would be read twice\n"
     assert capfd.readouterr() == ("", told + HINT)
     assert sorted(os.listdir()) == ["d", "e"]
 
@@ -43,7 +45,7 @@ def test_what_a_shell_makes_of_a_packed_folder_is_an_error_that_names_both_lists
 @pytest.mark.parametrize(
     "format", ["json", "csv", "ffrecord", "granular", "granular-refs", "webdataset"]
 )
-def test_of_every_format(format, tmp_path, capfd):
+def test_repeated_shards_of_every_format_are_refused(format, tmp_path, capfd):
     column = {"ffrecord": "data", "webdataset": "txt"}.get(format, "n")
     with Writer(
         "x", format=format, columns={column: "bytes" if format == "ffrecord" else "str"}
@@ -51,23 +53,23 @@ def test_of_every_format(format, tmp_path, capfd):
         writer.write({column: b"a" if format == "ffrecord" else "a"})
     with pytest.raises(UsageError) as caught:
         flarecli.open([str(path) for path in sorted(Path("x").iterdir())])
-    assert caught.value.message.endswith(": its rows would come twice")
+    assert caught.value.message.endswith(": its rows would be read twice")
 
 
-def test_a_shard_beside_its_list_is_one_too(capfd):
+def test_a_shard_and_its_list_are_refused(capfd):
     assert main(["cat", "d", "./d/shard.00001.mds"]) == 2
-    told = "error: d/shard.00001.mds: it is named by d/playlist.yaml and by d: its rows would come twice\n"
+    told = "error: d/shard.00001.mds: listed by d/playlist.yaml and by d: its rows would be read twice\n"
     assert capfd.readouterr() == ("", told + HINT)
 
 
-def test_a_folder_without_a_list_is_one_too(capfd):
+def test_a_folder_without_a_list_and_its_shard_are_refused(capfd):
     for name in ("f/a.ffr", "f/b.ffr"):
         os.makedirs("f", exist_ok=True)
         with FileWriter(name, 1) as writer:
             writer.write_one(name.encode())
     for sources in (["f", "f/b.ffr"], ["f/b.ffr", "f"]):
         with pytest.raises(
-            UsageError, match="^f/b.ffr: it is named by f and by f: its rows would come twice$"
+            UsageError, match="^f/b.ffr: listed by f and by f: its rows would be read twice$"
         ):
             flarecli.open(sources)
     assert [row["data"] for row in flarecli.open(["f", "f"])] == [b"f/a.ffr", b"f/b.ffr"] * 2
@@ -78,7 +80,7 @@ def test_a_folder_without_a_list_is_one_too(capfd):
     ]
 
 
-def test_whoever_names_the_same_address_again_gets_its_rows_again():
+def test_the_same_address_given_twice_is_read_twice():
     assert (
         len(flarecli.open(["d", "d"]))
         == len(flarecli.open(["d", str(Path("d").absolute()), "d/playlist.yaml"])) * 2 // 3
@@ -87,7 +89,7 @@ def test_whoever_names_the_same_address_again_gets_its_rows_again():
     assert len(flarecli.open(["d", "e"])) == len(flarecli.open(["d/*.mds", "e/*.mds"])) == 8
 
 
-def test_streams_that_are_not_read_may_share_shards():
+def test_unselected_streams_may_share_shards():
     Path("p.yaml").write_text(
         "a:\n  content: [d/shard.00000.mds]\nb:\n  content: [d/shard.00001.mds]\n"
     )
@@ -99,17 +101,17 @@ def test_streams_that_are_not_read_may_share_shards():
         flarecli.open(["p.yaml", "q.yaml"], streams=["a"])
     assert (
         str(caught.value)
-        == "d/shard.00000.mds: it is named by p.yaml and by q.yaml: its rows would come twice"
+        == "d/shard.00000.mds: listed by p.yaml and by q.yaml: its rows would be read twice"
     )
 
 
-def test_streams_of_two_names_in_a_playlist_may_list_the_same_shards(capfd):
+def test_two_streams_of_a_playlist_may_list_the_same_shards(capfd):
     assert main(["playlist", "a=d", "b=d"]) == 0
     out = capfd.readouterr().out
     assert out.count("d/shard.00000.mds") == 2
 
 
-def test_neighbouring_shards_of_a_folder_share_a_playlist():
+def test_consecutive_shards_of_a_folder_share_a_playlist():
     (one,) = flarecli.read.resolve("d/shard.0000{0,1}.mds")
     assert (len(one.streams), list(one.streams[0].urls)) == (
         1,

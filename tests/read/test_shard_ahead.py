@@ -1,4 +1,6 @@
-"""Remote data by windows through a cache much smaller than it: shards come ahead, each once an epoch, and the cache stays within its limit."""
+"""Prefetch of remote shards into a small cache: each shard is downloaded once per epoch, within the
+limit.
+"""
 
 import random
 import re
@@ -37,7 +39,7 @@ def served(web, packed):
 
 
 def fetched(web, sizes):
-    """Bytes of each shard that were asked for, as a multiple of its size."""
+    """Return the requested bytes of each shard as a multiple of its size."""
     out = Counter()
     for path, headers in web.requests:
         name = path.rpartition("/")[2]
@@ -48,7 +50,7 @@ def fetched(web, sizes):
 
 
 @pytest.mark.parametrize(("order", "workers"), [("windows", 2), ("windows", 0), ("sequential", 2)])
-def test_each_shard_is_fetched_once_in_an_epoch(served, packed, tmp_path, order, workers):
+def test_each_shard_is_downloaded_once_per_epoch(served, packed, tmp_path, order, workers):
     sizes = {name: len(body) for name, body in packed.items()}
     limit = sum(sizes.values()) // 5
     data = flare.open(
@@ -63,7 +65,7 @@ def test_each_shard_is_fetched_once_in_an_epoch(served, packed, tmp_path, order,
     assert sorted(seen) == list(range(ROWS))
     times = fetched(served, sizes)
     assert len(times) == sum(name.endswith(".mds") for name in sizes)
-    assert max(times.values()) < 1.001  # a byte or two tell the version
+    assert max(times.values()) < 1.001  # one byte checks the version
     assert (
         sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
         <= limit
@@ -105,7 +107,7 @@ def of_torch(data, workers):
     ],
     ids=["run", "mix", "torch", "torch's workers"],
 )
-def test_whatever_reads_by_windows_is_fetched_ahead(served, packed, tmp_path, read):
+def test_every_reader_of_windows_prefetches(served, packed, tmp_path, read):
     sizes = {name: len(body) for name, body in packed.items()}
     data = flare.open(
         served.url("/d/playlist.yaml"),
@@ -117,12 +119,12 @@ def test_whatever_reads_by_windows_is_fetched_ahead(served, packed, tmp_path, re
         (tmp_path / name).write_bytes(body)
     assert read(data) == read(flare.open(str(tmp_path / "playlist.yaml")))
     assert set(fetched(served, sizes)) == {name for name in sizes if name.endswith(".mds")}
-    if read is not of_a_mix:  # its conditions have read a part of each
+    if read is not of_a_mix:  # its conditions have read parts of the shards
         assert max(fetched(served, sizes).values()) < 1.001
     assert is_idle()
 
 
-def test_a_run_that_is_left_leaves_no_thread(served, tmp_path):
+def test_an_abandoned_run_ends_its_threads(served, tmp_path):
     run = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache")).run(
         order="windows", window=1
     )
@@ -131,7 +133,7 @@ def test_a_run_that_is_left_leaves_no_thread(served, tmp_path):
     assert is_idle()
 
 
-def test_the_windows_of_a_mix_come_as_its_steps_do(packed, tmp_path):
+def test_the_windows_of_a_mix_follow_its_steps(packed, tmp_path):
     for name, body in packed.items():
         (tmp_path / name).write_bytes(body)
     data = flare.open(str(tmp_path))
@@ -153,8 +155,10 @@ def test_the_windows_of_a_mix_come_as_its_steps_do(packed, tmp_path):
     [(0, 3, 3, 9), (4_000_000, 1, 12, 14)],
     ids=["the next two windows", "small windows further"],
 )
-def test_so_much_is_fetched_ahead(served, packed, tmp_path, monkeypatch, near, window, least, most):
-    monkeypatch.setattr(shard_ahead, "_NEAR", near)
+def test_the_prefetched_bytes_are_bounded(
+    served, packed, tmp_path, monkeypatch, near, window, least, most
+):
+    monkeypatch.setattr(shard_ahead, "_MIN_AHEAD_BYTES", near)
     data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"))
     served.requests.clear()
     loop = iter(flare.Loader(data, 32, order="windows", window=window))
@@ -164,7 +168,7 @@ def test_so_much_is_fetched_ahead(served, packed, tmp_path, monkeypatch, near, w
     loop.close()
 
 
-def test_a_shard_that_is_gone_is_named(served, packed, tmp_path):
+def test_a_missing_shard_is_named(served, packed, tmp_path):
     name = sorted(name for name in packed if name.endswith(".mds"))[4]
     served.page(f"/d/{name}", b"", status=404)
     data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"))
@@ -173,15 +177,15 @@ def test_a_shard_that_is_gone_is_named(served, packed, tmp_path):
     assert Path(caught.value.where).name == name
 
 
-def test_rows_of_a_local_list_of_links_are_not_looked_for_ahead(served, packed, tmp_path):
-    """Finding many at once would open shards that the first batches have no part in."""
+def test_rows_of_a_local_list_of_links_are_not_located_ahead(served, packed, tmp_path):
+    """Locating many rows at once would open shards that the first batches do not need."""
     lines = (
         packed["playlist.yaml"]
         .decode()
         .replace("shard.", served.url("/d/shard."))
         .splitlines(keepends=True)
     )
-    (tmp_path / "links.yaml").write_text("".join(lines[:-1]))  # but the last, which is its sum
+    (tmp_path / "links.yaml").write_text("".join(lines[:-1]))  # without the last line, its checksum
     data = flare.open(str(tmp_path / "links.yaml"), allow_host=f"127.0.0.1:{served.port}")
     edges = data._table.edges
     rows = {seed: data.order(seed, 0, "shuffle", 1).at(np.arange(16)) for seed in range(50)}

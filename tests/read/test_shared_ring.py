@@ -1,4 +1,6 @@
-"""Bytes that go from a worker to who takes its batches through memory that both map: all of them, in order, or not that way at all."""
+"""The shared ring transfers columns of bytes completely and in order, or reports that they do not
+fit.
+"""
 
 import multiprocessing
 import os
@@ -28,7 +30,7 @@ def columns(number, seed=1):
 
 
 def serve(queue, room, over):
-    """Pass what fits, send what does not; stay until all of it was taken, as a worker does."""
+    """Write columns that fit into the ring, send the others, and wait until all were read."""
     for number in range(ROUNDS):
         place = passed(columns(number))
         queue.put((number, place, None if place else columns(number)))
@@ -38,10 +40,10 @@ def serve(queue, room, over):
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("ahead", [1, 3, 30])
-def test_a_process_gets_what_another_passed(start, ahead, monkeypatch):
+def test_a_process_reads_what_another_wrote(start, ahead, monkeypatch):
     monkeypatch.syspath_prepend(
         Path(__file__).parents[2]
-    )  # a new process looks for this module there
+    )  # so that a spawned process can import this module
     context = multiprocessing.get_context(start)
     queue, room, over = context.Queue(), context.Semaphore(ahead), context.Event()
     process = context.Process(target=serve, args=(queue, room, over))
@@ -65,7 +67,7 @@ def own(monkeypatch):
 
 
 def told(place):
-    """What a pipe would make of the handle."""
+    """Replace the handle as a pipe would."""
     return place._replace(handle=None if place.handle is None else Handle(shared_ring._own.fd))
 
 
@@ -77,13 +79,13 @@ class Handle:
         return os.dup(self.fd)
 
 
-def test_nothing_is_written_over_before_it_was_taken(own):
+def test_unread_bytes_are_not_overwritten(own):
     data = {"x": [bytes([n]) * 30_000 for n in range(10)]}
     places = []
     while (place := passed(data)) is not None:
         places.append(told(place))
         data = {"x": [bytes([len(places)]) * 30_000 for _ in range(10)]}
-    assert len(places) == shared_ring._BATCHES
+    assert len(places) == shared_ring._RING_BATCHES
     assert taken(places[0]) == {"x": [bytes([n]) * 30_000 for n in range(10)]}
     again = passed(data)
     assert again is not None and passed(data) is None
@@ -94,31 +96,31 @@ def test_nothing_is_written_over_before_it_was_taken(own):
 @pytest.mark.parametrize(
     ("size", "does"),
     [
-        (shared_ring._LEAST - 1, False),
-        (shared_ring._LEAST, True),
-        (shared_ring._MOST, True),
-        (shared_ring._MOST + 1, False),
+        (shared_ring._MIN_BYTES - 1, False),
+        (shared_ring._MIN_BYTES, True),
+        (shared_ring._MAX_RING_BYTES, True),
+        (shared_ring._MAX_RING_BYTES + 1, False),
     ],
 )
-def test_little_and_very_much_go_through_the_pipe(own, size, does):
+def test_small_and_very_large_columns_go_through_the_pipe(own, size, does):
     assert (passed({"x": [bytes(size)]}) is not None) is does
 
 
-def test_a_larger_batch_gets_a_larger_ring_and_the_old_one_goes(own):
+def test_a_larger_batch_replaces_the_ring(own):
     for size in (100_000, 150_000, 900_000, 12_000_000, 100_000):
         assert taken(told(passed({"x": [bytes(size)]}))) == {"x": [bytes(size)]}
         assert len(shared_ring._maps) == 1
-    assert shared_ring._own.size == shared_ring._MOST
+    assert shared_ring._own.size == shared_ring._MAX_RING_BYTES
 
 
-def test_batches_of_more_than_half_a_ring_go_on_fitting(own):
+def test_batches_above_half_of_the_ring_keep_fitting(own):
     for size in (9, 12, 7, 15, 2, 16, 10, 11):
         assert taken(told(passed({"x": [bytes([size]) * (size << 20)]}))) == {
             "x": [bytes([size]) * (size << 20)]
         }
 
 
-def test_the_memory_of_processes_that_have_ended_is_let_go(own):
+def test_rings_of_ended_processes_are_unmapped(own):
     gone = multiprocessing.Process(target=int)
     gone.start()
     gone.join()
@@ -128,7 +130,7 @@ def test_the_memory_of_processes_that_have_ended_is_let_go(own):
 
 
 def memories():
-    """Handles of this process on memory without a name: other tests' threads open and close files meanwhile."""
+    """Count the memfd handles of this process; other threads may close files meanwhile."""
     return sum(
         "memfd:flare" in os.readlink(fd)
         for fd in Path("/proc/self/fd").iterdir()
@@ -136,7 +138,7 @@ def memories():
     )
 
 
-def test_what_the_system_does_not_give_goes_through_the_pipe(own, monkeypatch):
+def test_without_shared_memory_columns_go_through_the_pipe(own, monkeypatch):
     def none(*_):
         raise OSError("no memory")
 

@@ -1,4 +1,6 @@
-"""Streams for PyTorch: the same batches with any number of workers, each row once over ranks, places that are exact. Needs torch."""
+"""Datasets for PyTorch: workers do not change the batches, ranks share the rows, and runs resume
+exactly.
+"""
 
 import numpy as np
 import pytest
@@ -49,7 +51,7 @@ def test_rows_by_position(data):
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 3}])
 @pytest.mark.parametrize("threads", [0, 2])
-def test_workers_change_nothing(data, options, threads):
+def test_workers_do_not_change_the_batches(data, options, threads):
     wanted = [sample["n"] for sample in data.run(4, 2)]
     stream = IterableDataset(data, 8, seed=4, threads=threads)
     stream.set_epoch(2)
@@ -69,7 +71,7 @@ def test_workers_change_nothing(data, options, threads):
     assert (len(stream), len(one_by_one)) == (13, ROWS)
 
 
-def test_workers_that_live_on_are_told_the_epoch(data):
+def test_persistent_workers_follow_set_epoch(data):
     stream = IterableDataset(data, 8, seed=4)
     loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
     for epoch in (0, 1, 5):
@@ -98,7 +100,7 @@ def test_ranks_share_an_epoch(data, ranks, num_workers):
     assert {len(list(one)) for one in even} == {len(one) for one in even} == {ROWS // (4 * ranks)}
 
 
-def test_ranks_come_from_the_launcher(data, monkeypatch):
+def test_ranks_are_read_from_the_environment(data, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert numbers(IterableDataset(data, 4)) == cut(
@@ -109,7 +111,7 @@ def test_ranks_come_from_the_launcher(data, monkeypatch):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("collated", [True, False])
 @pytest.mark.parametrize("taken", [1, 5, 12])
-def test_a_stateful_loader_goes_on_exactly(data, num_workers, collated, taken):
+def test_a_stateful_loader_resumes_exactly(data, num_workers, collated, taken):
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
     def loader():
@@ -130,7 +132,7 @@ def test_a_stateful_loader_goes_on_exactly(data, num_workers, collated, taken):
     assert seen + numbers(other) == wanted
 
 
-def test_other_ranks_go_on_from_a_step(data):
+def test_another_number_of_ranks_resumes_from_a_step(data):
     ranks, order = (
         [IterableDataset(data, 4, seed=1, rank=rank, ranks=3) for rank in range(3)],
         [sample["n"] for sample in data.run(1)],
@@ -144,19 +146,19 @@ def test_other_ranks_go_on_from_a_step(data):
     assert rest == [order[12::2], order[13::2]]
 
 
-def test_places_of_another_stream_are_refused(data):
+def test_states_of_another_dataset_are_refused(data):
     stream = IterableDataset(data, 8, seed=6)
     for change, message in (
-        ({"seed": 7}, "saved with seed 7, here it is 6"),
-        ({"ranks": 2}, "saved with ranks 2, here it is 1"),
-        ({"step": 999}, "step 999 is outside the epoch, which has 103"),
+        ({"seed": 7}, "saved with seed 7, this dataset has 6"),
+        ({"ranks": 2}, "saved with ranks 2, this dataset has 1"),
+        ({"step": 999}, "step 999 is outside the epoch, which has 103 steps"),
         ({"more": 1}, "not a state that an IterableDataset saved"),
     ):
         with pytest.raises(UsageError) as caught:
             stream.load_state_dict(stream.state_dict() | change)
         assert str(caught.value) == message
     stream.load_state_dict(stream.state_dict() | {"workers": 2})
-    with pytest.raises(UsageError, match="^saved by 2 workers, here are 1$"):
+    with pytest.raises(UsageError, match="^saved with 2 workers, not 1$"):
         next(iter(stream))
     with pytest.raises(
         UsageError, match="^batch is 0, threads 0: expected at least 1 and 0, and less than 2\\^31$"
@@ -170,13 +172,21 @@ def told(call, message, hint=""):
     assert (str(caught.value), caught.value.hint) == (message, hint)
 
 
-TENSORS = "Give it to a DataLoader of an IterableDataset, with batch_size=None."
+TENSORS = "Use it in a DataLoader of an IterableDataset, with batch_size=None."
 SAVED = "Pass what its state_dict() returned."
 
 
-def test_what_makes_no_stream_is_refused(data):
-    told(lambda: IterableDataset("d"), "'d' is no dataset", "Give what flare.open gives.")
-    told(lambda: MapDataset(None), "None is no dataset", "Give what flare.open gives.")
+def test_invalid_arguments_are_refused(data):
+    told(
+        lambda: IterableDataset("d"),
+        "expected a dataset, got 'd'",
+        "Pass a dataset that flare.open or flare.mix returned.",
+    )
+    told(
+        lambda: MapDataset(None),
+        "expected a dataset, got None",
+        "Pass a dataset that flare.open or flare.mix returned.",
+    )
     told(lambda: MapDataset(data, 3), "transform is 3: a function is wanted")
     told(lambda: IterableDataset(data, 1.5), "batch is 1.5: a whole number is wanted")
     told(
@@ -191,7 +201,7 @@ def test_what_makes_no_stream_is_refused(data):
     )
     told(
         lambda: IterableDataset(data, epoch=1 << 63),
-        f"epoch is {1 << 63}: at least 0 and below 2^63 is wanted",
+        f"epoch is {1 << 63}: expected at least 0 and less than 2^63",
     )
     stream = IterableDataset(
         data, np.int64(8), np.uint8(6), epoch=np.int32(1), rank=np.int8(0), ranks=np.int8(1)
@@ -199,7 +209,7 @@ def test_what_makes_no_stream_is_refused(data):
     assert stream.state_dict() == IterableDataset(data, 8, 6, epoch=1, rank=0, ranks=1).state_dict()
     assert {type(value) for value in stream.state_dict().values()} == {int, str}
     told(lambda: stream.set_epoch(1.5), "epoch is 1.5: a whole number is wanted")
-    told(lambda: stream.set_epoch(-1), "epoch is -1: at least 0 and below 2^63 is wanted")
+    told(lambda: stream.set_epoch(-1), "epoch is -1: expected at least 0 and less than 2^63")
     told(lambda: stream.set_epoch(0, "4"), "step is '4': a whole number is wanted")
     for state in (
         None,
@@ -220,7 +230,7 @@ def test_what_makes_no_stream_is_refused(data):
             for key, value in stream.state_dict().items()
         }
     )
-    told(lambda: tensors([{"n": 1}]), "list is no batch, a dict of columns is wanted", TENSORS)
+    told(lambda: tensors([{"n": 1}]), "expected a dict of columns, got list", TENSORS)
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -245,7 +255,7 @@ def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, given
         ]
 
 
-def test_a_loop_that_is_left_and_begun_again_gets_its_own_batches(tmp_path):
+def test_a_restarted_loop_yields_its_own_batches(tmp_path):
     with flare.Writer(str(tmp_path / "d"), columns={"body": "bytes"}) as writer:
         for n in range(250):
             writer.write({"body": bytes([n]) * 9000})
@@ -259,7 +269,7 @@ def test_a_loop_that_is_left_and_begun_again_gets_its_own_batches(tmp_path):
         assert seen[:stop] == wanted[: len(seen[:stop])]
 
 
-def test_a_rank_or_their_number_alone_is_taken_too(data, monkeypatch):
+def test_rank_or_ranks_may_be_given_alone(data, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "2")
     for given, same in (
@@ -274,7 +284,7 @@ def test_a_rank_or_their_number_alone_is_taken_too(data, monkeypatch):
     wrong = "^RANK is 'one' and WORLD_SIZE is '3': expected two numbers$"
     with pytest.raises(UsageError, match=wrong):
         len(IterableDataset(data))
-    monkeypatch.delenv("RANK")  # as Lightning starts its processes, before torch.distributed knows
+    monkeypatch.delenv("RANK")  # Lightning's environment before torch.distributed is initialized
     stream = IterableDataset(data)
     with pytest.raises(
         UsageError, match="^RANK is '' and WORLD_SIZE is '3': expected two numbers$"
@@ -282,7 +292,7 @@ def test_a_rank_or_their_number_alone_is_taken_too(data, monkeypatch):
         next(iter(stream))
 
 
-def test_what_torch_has_no_type_for_stays_an_array():
+def test_arrays_of_types_that_torch_lacks_stay_arrays():
     made = tensors(
         {
             "text": np.array(["a", "b"]),
@@ -308,7 +318,7 @@ def odd(samples):
     )
 
 
-def test_tensors_that_numpy_has_no_type_for_come_from_workers(data):
+def test_tensors_of_types_that_numpy_lacks_are_sent_by_workers(data):
     stream = IterableDataset(data, 64, transform=dict, collate=odd)
     batch = next(iter(DataLoader(stream, batch_size=None, num_workers=1, timeout=20)))
     assert batch["small"].dtype == torch.float8_e4m3fn and batch["turned"].tolist() == [-1j, -1j]

@@ -91,7 +91,7 @@ def refusal(read):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_way_in_refuses_the_same(packed, case):
+def test_every_dataset_class_raises_the_same_error(packed, case):
     CASES[case](packed)
     address = str(packed)
     wanted = refusal(lambda: list(flare.open(address)))
@@ -102,7 +102,7 @@ def test_every_way_in_refuses_the_same(packed, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_source_for_ray_refuses_the_same(packed, case):
+def test_a_ray_source_raises_the_same_error(packed, case):
     pytest.importorskip("ray", reason="needs ray: pip install 'flarecli[ray]'")
     from flarecli.ray import FlareSource
 
@@ -117,7 +117,7 @@ def test_a_source_for_ray_refuses_the_same(packed, case):
 
 
 @pytest.mark.parametrize("case", ["cut", "link"])
-def test_a_worker_reports_the_same_with_its_hint(packed, case):
+def test_a_worker_reports_the_same_error_with_its_hint(packed, case):
     CASES[case](packed)
     kind, message, hint = refusal(lambda: list(flare.open(str(packed))))
     data = flare.open(str(packed))

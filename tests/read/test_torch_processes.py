@@ -1,4 +1,4 @@
-"""Processes that are started after threads, that pickle what they get, and that are killed."""
+"""Worker processes that are started beside threads, receive pickles, and are killed."""
 
 import copy
 import hashlib
@@ -103,7 +103,7 @@ def test_workers_started_beside_reading_threads_give_the_same_bytes(
     packed, compressed, web, kind, workers, start
 ):
     if start != "fork":
-        workers = min(workers, 2)  # each starts an interpreter of its own
+        workers = min(workers, 2)  # each starts an interpreter
     address = {"mapped": packed, "compressed": compressed}.get(kind) or served(web, packed)
     data = flare.open(address)
     assert data[0]["n"] == 0  # shards and connections are open
@@ -116,12 +116,14 @@ def test_workers_started_beside_reading_threads_give_the_same_bytes(
         assert digest(rows) == WHOLE
     finally:
         stop()
-    assert digest(flare.Loader(data, 16)) == WHOLE  # the parent's connections are its own still
+    assert digest(flare.Loader(data, 16)) == WHOLE  # the connections of the parent still work
 
 
 @pytest.fixture
 def kill_self(tmp_path, monkeypatch):
-    """Return a transform that kills its process at row 77, from a module that spawned processes can import."""
+    """Return a transform that kills its process at row 77, from a module that spawned processes can
+    import.
+    """
     body = "import os\n\n\ndef kill(sample):\n    if sample['n'] == 77:\n        os.kill(os.getpid(), 9)\n    return sample\n"
     (tmp_path / "killing_transform.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -131,7 +133,7 @@ def kill_self(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("start", STARTS)
 def test_a_killed_dataloader_worker_is_reported(packed, kill_self, start):
-    # Without a timeout torch looks every 5 s for workers that ended; fork is reported at once.
+    # Without a timeout torch checks every 5 s for ended workers; with fork it notices at once.
     options = {"num_workers": 1, "multiprocessing_context": start}
     data = flare.open(packed)
     stream = DataLoader(IterableDataset(data, 8, transform=kill_self), batch_size=None, **options)
@@ -196,14 +198,14 @@ def test_every_public_object_survives_a_pickle_and_a_copy(packed, tmp_path):
     assert pickle.loads(pickle.dumps(shard)).rows == 10
 
 
-def test_no_pickle_carries_handles_or_more_than_it_needs(packed):
+def test_pickles_contain_no_handles_and_no_open_shards(packed):
     data = flare.open(packed)
     closed = len(pickle.dumps(data))
     list(data)
-    assert len(pickle.dumps(data)) <= closed + 100  # nothing of the shards that are open now
+    assert len(pickle.dumps(data)) <= closed + 100  # open shards are not pickled
 
 
-def test_what_cannot_cross_processes_is_refused_where_it_is_pickled(packed, tmp_path):
+def test_objects_that_cannot_be_pickled_raise_an_error_with_a_hint(packed, tmp_path):
     data = flare.open(packed)
     run = data.run(1)
     next(run)
@@ -212,7 +214,7 @@ def test_what_cannot_cross_processes_is_refused_where_it_is_pickled(packed, tmp_
     writer = flare.Writer(str(tmp_path / "out"), columns={"n": "int"})
     try:
         for one, hint in (
-            (run, "Send the dataset and `cursor`: data.run(cursor=cursor)."),
+            (run, "Send the dataset and the cursor, and call data.run(cursor=cursor) there."),
             (writer, "Open a Writer in each process, each for its own folder."),
         ):
             with pytest.raises(UsageError) as caught:

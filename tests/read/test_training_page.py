@@ -1,4 +1,4 @@
-"""What docs/training.md shows is so."""
+"""The examples of docs/training.md run."""
 
 import doctest
 from pathlib import Path
@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 def test_the_examples_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = PAGE.read_text().replace("\n```\n", "\n")  # a fence is no output
+    text = PAGE.read_text().replace("\n```\n", "\n")  # a closing fence is not expected output
     test = doctest.DocTestParser().get_doctest(text, {}, "training.md", str(PAGE), 0)
     told = []
     failed = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=told.append)

@@ -1,4 +1,6 @@
-"""Less of a dataset, or other values: columns chosen, rows chosen, ranges of lists, decoders; in other processes too."""
+"""Selections of columns and rows, ranges of lists, decoders and custom encodings, also in other
+processes.
+"""
 
 import json
 import multiprocessing
@@ -34,7 +36,7 @@ def data(tmp_path_factory):
     return flare.open(path)
 
 
-def test_columns_chosen_stand_in_the_order_asked(data):
+def test_selected_columns_are_in_the_given_order(data):
     few = data.select(["text", "label"])
     wanted = [{"text": row["text"], "label": row["label"]} for row in ROWS]
     assert [column.name for column in few.columns] == few.schema.names == ["text", "label"]
@@ -51,7 +53,7 @@ def test_columns_chosen_stand_in_the_order_asked(data):
     )
 
 
-def test_rows_chosen_by_a_condition_are_a_dataset(data):
+def test_rows_selected_by_a_condition_are_a_dataset(data):
     some = data.where("label = 3 AND score > 10")
     wanted = [row for row in ROWS if row["label"] == 3 and row["score"] > 10]
     assert len(some) == len(wanted)
@@ -74,7 +76,7 @@ def test_rows_chosen_by_a_condition_are_a_dataset(data):
         some[len(wanted)]
 
 
-def test_a_condition_that_no_row_fulfils_leaves_an_empty_dataset(data):
+def test_a_condition_without_matches_returns_an_empty_dataset(data):
     none = data.where("label > 99")
     assert (len(none), list(none), list(none.run()), none.to_arrow().num_rows) == (0, [], [], 0)
 
@@ -82,25 +84,25 @@ def test_a_condition_that_no_row_fulfils_leaves_an_empty_dataset(data):
 @pytest.mark.parametrize(
     ("condition", "message"),
     [
-        ("SELECT * FROM dataframe", "where takes a condition, not a SELECT"),
+        ("SELECT * FROM dataframe", "expected a condition, not a SELECT statement"),
         ("nothing > 3", "--where: no column 'nothing'"),
         ("", "--where is empty"),
     ],
 )
-def test_what_is_no_condition_is_refused(data, condition, message):
+def test_invalid_conditions_are_refused(data, condition, message):
     with pytest.raises(UsageError) as caught:
         data.where(condition)
     assert str(caught.value) == message
 
 
-def test_all_rows_as_one_table(data):
+def test_to_arrow_returns_all_rows(data):
     table = data.to_arrow(["text", "score"])
     assert table.schema.names == ["text", "score"]
     assert table.to_pylist() == [{"text": row["text"], "score": row["score"]} for row in ROWS]
     assert data.select([]).to_arrow().schema.names == []
 
 
-def test_columns_take_another_decoder(data):
+def test_decoded_replaces_the_decoder_of_a_column(data):
     raw = data.decoded({"label": False, "text": len})
     assert raw[9] == {"label": (2).to_bytes(8, "little"), "score": 2.25, "text": 9}
     assert raw[[9, 9]] == [raw[9]] * 2
@@ -137,7 +139,7 @@ def test_rows_collate_to_arrays_by_dtype_and_shape(data):
     batch["label"][0] = 1
 
 
-def test_a_range_of_a_list_is_the_same_part_of_it():
+def test_a_range_of_a_list_equals_its_slice():
     found = [
         flare.open(str(path.parent)) for path in sorted((GOLDEN / "granular").rglob("refs.bag"))
     ]
@@ -153,8 +155,8 @@ def test_a_range_of_a_list_is_the_same_part_of_it():
         assert data.read(row).keys() == whole.keys() == part.keys()
     other = next(column.name for column in data.columns if not column.encoding.endswith("[]"))
     for ranges, message in (
-        ({other: range(2)}, f"column {other!r} is no list, so no range of it can be read"),
-        ({name: range(3, 1)}, f"3:1:1 is no range of column {name!r}"),
+        ({other: range(2)}, f"cannot read a range of column {other!r}: not a list"),
+        ({name: range(3, 1)}, f"invalid range 3:1:1 of column {name!r}"),
         ({"no": range(2)}, "no column 'no'"),
     ):
         with pytest.raises(UsageError) as caught:
@@ -166,7 +168,7 @@ def test_a_range_of_a_list_is_the_same_part_of_it():
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_other_processes_read_the_same(data, start):
+def test_other_processes_read_the_same_rows(data, start):
     data[0]
     some = data.where("label < 5").select(["score"])
     look = operator.itemgetter([3, 100], -1, slice(4, 9))
@@ -175,7 +177,7 @@ def test_other_processes_read_the_same(data, start):
     assert look(pickle.loads(pickle.dumps(some))) == look(some)
 
 
-# -- encodings of one's own
+# -- custom encodings
 
 
 def to_json(value):
@@ -190,7 +192,7 @@ def point():
 
 
 @pytest.mark.parametrize("format", ["mds", "granular", "granular-refs", "webdataset"])
-def test_values_of_an_own_encoding_come_back(point, tmp_path, format):
+def test_values_of_a_custom_encoding_round_trip(point, tmp_path, format):
     with flare.Writer(
         str(tmp_path / "d"), columns={"p": "point", "n": "int"}, format=format
     ) as writer:
@@ -202,7 +204,7 @@ def test_values_of_an_own_encoding_come_back(point, tmp_path, format):
     assert data.to_arrow(["p"])["p"][2].as_py() == b"[2, 4]"
 
 
-def test_what_an_own_encoding_cannot_do_names_the_row(point, tmp_path):
+def test_an_error_of_a_custom_encoding_names_the_row(point, tmp_path):
     with flare.Writer(str(tmp_path / "d"), columns={"p": "point"}) as writer:
         writer.write({"p": 1})
         with pytest.raises(ValueFitError) as caught:
@@ -231,13 +233,13 @@ def test_what_an_own_encoding_cannot_do_names_the_row(point, tmp_path):
         ("x[]", "'x[]' cannot name an encoding"),
     ],
 )
-def test_names_that_no_own_encoding_can_have(name, message):
+def test_invalid_names_of_custom_encodings_are_refused(name, message):
     with pytest.raises(UsageError) as caught:
         flare.encoding(name, bytes, bytes)
     assert str(caught.value) == message
 
 
-def test_schemas_of_own_encodings(point):
+def test_schemas_of_custom_encodings(point):
     assert encodings.field(flare.Column("p", "point")).type == pa.large_binary()
     assert encodings.field(flare.Column("p", "point[]")).type == pa.large_list(pa.large_binary())
 
@@ -245,26 +247,26 @@ def test_schemas_of_own_encodings(point):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (np.arange(200) % 100 == 0, "bool values are no positions of rows"),
-        ([True, False], "bool values are no positions of rows"),
-        ([1.5], "float64 values are no positions of rows"),
-        (np.array([0.0, 1.0], np.float32), "float32 values are no positions of rows"),
-        ("label", "str is no list of positions of rows"),
+        (np.arange(200) % 100 == 0, "expected row numbers, got values of type bool"),
+        ([True, False], "expected row numbers, got values of type bool"),
+        ([1.5], "expected row numbers, got values of type float64"),
+        (np.array([0.0, 1.0], np.float32), "expected row numbers, got values of type float32"),
+        ("label", "expected a list of row numbers, got str"),
     ],
 )
-def test_what_is_no_position_names_no_other_row(data, rows, message):
+def test_invalid_row_numbers_are_refused(data, rows, message):
     for read in (data.__getitem__, data.__getitems__, data.collated, data.rows, data.take):
         with pytest.raises(UsageError) as caught:
             read(rows)
         assert str(caught.value) == message or isinstance(rows, str)
-        assert bool(caught.value.hint) is message.startswith(("bool", "str is"))
+        assert bool(caught.value.hint) is message.endswith((" bool", " str"))
 
 
-def test_a_dataset_and_a_loader_say_what_they_are_and_want(data):
+def test_repr_of_a_dataset_and_a_loader(data):
     assert repr(data) == "<Dataset: 200 rows of 'label' int, 'score' float32, 'text' str>"
     with pytest.raises(UsageError) as caught:
         flare.Loader("out")
     assert (str(caught.value), caught.value.hint) == (
-        "'out' is no dataset",
-        "Give what flare.open gives.",
+        "expected a dataset, got 'out'",
+        "Pass a dataset that flare.open or flare.mix returned.",
     )

@@ -140,8 +140,8 @@ def test_processes_that_cannot_start_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fork", forked)
     with pytest.raises(ReachError) as caught:
         next(iter(flare.Loader(data, 1, processes=True, start="fork", workers=2)))
-    hint = "Give it fewer workers, or let the user or the container have more processes and memory (`ulimit -u`)."
+    hint = "Use fewer workers, or raise the limits on processes (`ulimit -u`) and memory of the user or the container."
     assert message_and_hint(caught) == (
-        "the system lets no further process start: resource temporarily unavailable",
+        "cannot start another process: resource temporarily unavailable",
         hint,
     )

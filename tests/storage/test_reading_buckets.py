@@ -163,7 +163,7 @@ def test_folders_without_an_index_are_what_their_files_say(s3, tmp_path):
         (locate(f"{s3}/tars") / name).delete()
     assert commands.inspect(f"{s3}/tars").rows == 2
     put(s3, "loose/shard.00000.mds")
-    with pytest.raises(FormatError, match="1 shard, and no index.json beside it"):
+    with pytest.raises(FormatError, match="found 1 shard, but no index.json"):
         resolve(f"{s3}/loose")
     with pytest.raises(MissingError):
         resolve(f"{s3}/nothing")
