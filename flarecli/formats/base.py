@@ -1,7 +1,9 @@
-"""The contract of a format: what it declares about itself, and how its shards are read, written and checked.
+"""The contract of a format: what it declares about itself, and how its shards are read, written and
+checked.
 
-A format is a subclass of `Format`. It moves batches and bytes: it touches no clock and no screen, and handles no Python values.
-Code outside `formats/` asks the object for every fact, and never compares its name.
+A format is a subclass of `Format`. It converts between Arrow batches and stored bytes; it does not
+print, read the clock or create Python values. Code outside `formats/` reads every fact from the
+object and never compares format names.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from flarecli.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from flarecli.formats.byte_ranges import Lying
+    from flarecli.formats.byte_ranges import LocatedRows
     from flarecli.model import (
         Chunk,
         Column,
@@ -48,7 +50,7 @@ Ranges = Mapping[str, tuple[int, int]]
 Substitutes = Mapping[str, str | None]
 Span = tuple[
     "Location", int | None, int | None
-]  # a file, and the bytes start..stop of it if they are known
+]  # a file, its first byte and its end byte; None: unknown
 
 # Encodings that formats often replace together, see `Format.substitutes`.
 SMALL_INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
@@ -58,7 +60,7 @@ BINARY = (
     *("bytes", "pkl", "pil", "jpeg", "png", "mp4", "webm", "jpeg_array", "jpegarray"),
     *("list[jpeg]", "list[png]", "list[pil]"),
 )
-EACH = "X[]"  # a list of what its items are stored as
+EACH = "X[]"  # a list whose items are stored as their own encoding is
 LISTED_PICTURES = {f"{name}[]": f"list[{name}]" for name in ("jpeg", "png", "pil")}
 
 _LISTS = ("jpeg[]", "png[]", "pil[]")
@@ -69,9 +71,9 @@ _BYTES = ("bytes", "jpeg_array", "jpegarray", "pkl", "mp4", "webm", "list")
 def encoding_group(encoding: str) -> str:
     """Return the key of an encoding in `Format.substitutes`.
 
-    An encoding is its own key, except: `ndarray` for arrays of any dtype and shape, `bytes` for the user's own
-    encodings; and for lists `ndarray[]` for arrays, `bytes[]` for values of bytes, `*[]` for everything else but
-    pictures (`jpeg[]`, `png[]`, `pil[]`).
+    An encoding is its own key, except: `ndarray` for arrays of any dtype and shape, and `bytes` for
+    the user's own encodings. Lists have the keys `ndarray[]` for arrays, `bytes[]` for values of
+    bytes, their own name for images (`jpeg[]`, `png[]`, `pil[]`), and `*[]` for all others.
     """
     is_list = encoding.endswith("[]")
     item = encoding.removesuffix("[]")
@@ -86,29 +88,34 @@ def encoding_group(encoding: str) -> str:
 
 
 class Format:
-    """A shard format. Subclasses set the facts that differ from the defaults, and override the methods.
+    """A shard format. Subclasses set the facts that differ from the defaults, and override the
+    methods.
 
     name              as users and playlists write it
     suffixes          endings of the names of its shards
     index_files       files, relative to the dataset's folder, that list its shards
-    key_column        the column that holds each sample's key; the other columns are then named after file
+    key_column        the column with each sample's key; the other columns are then named after file
                       extensions. Empty: samples have no key
-    default_key       the column that names the files of `unpack` unless the user names one
+    default_key       the column that names the files of `unpack` by default
     holds_null        whether a value may be null
-    record_checksums  the hash by which each record is protected inside the shard; empty: none
-    is_listed         whether a folder of shards needs no index: it is listed, in the order of the names
+    record_checksums  the hash that protects each record inside the shard; empty: none
+    is_listed         whether a folder of shards needs no index: its files are listed in name order
     is_plain          whether any file is a shard of one row without structure
-    is_multi_file     whether a shard is several files, and `open_shard` looks for those that are not listed
-    shards_in         the subfolder of a dataset that holds nothing but shards; empty: the dataset's folder
-    checks_forward    whether `verify_shard` reads a local shard once, from front to back, in bounded memory
+    is_multi_file     whether a shard is several files; `open_shard` finds those that are not listed
+    shards_in         the subfolder of a dataset that contains only shards; empty: the dataset's
+                      folder
+    checks_forward    whether `verify_shard` reads a local shard once, from front to back, in
+                      bounded memory
     options           pack options that apply to it: `newline`, `separator`
-    separator         the one separator it has; None: the user chooses, if `separator` is among its options
+    separator         its only separator; None: the user chooses it, if `separator` is an option
     writable          whether it can be packed
     reads_streams     whether `scan_stream` reads a stream that cannot seek
-    typed             whether the Arrow types of `read_batch` are its own types, and not those of the encodings
+    typed             whether the Arrow types of `read_batch` are stored in the file; otherwise they
+                      follow from the encodings
     sizes_are_exact   whether `row_sizes` add up to the size of the shard's main file
-    substitutes       encoding (`encoding_group`) -> the encoding that is written in its place, None: cannot be held.
-                      (EACH: a list of what its items are stored as). Others are written as they are
+    substitutes       encoding (`encoding_group`) -> the encoding that is written instead; None: the
+                      format cannot store it; EACH: a list of its items' substitutes. Encodings that
+                      are not listed are written unchanged
     """
 
     name: ClassVar[str]
@@ -150,13 +157,16 @@ class Format:
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Read the header, footer or companion of a shard; check counts before allocating for them.
 
-        columns  the columns that a listing declares: used where the shard has none of its own, compared where it has
+        columns  the columns that a listing declares: used if the shard declares none, else compared
         raises   FormatError, IntegrityError
         """
         raise NotImplementedError
 
     def written_by(self, listed_by: str) -> str | None:
-        """Return the writer of a dataset, if the layout tells; `listed_by` is the name of the list in use, or empty."""
+        """Return the writer of a dataset if the layout shows it.
+
+        listed_by  name of the index in use, or empty
+        """
         return None
 
     # -- reading
@@ -177,10 +187,11 @@ class Format:
     def row_reader(
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
-        """Return a function that reads the stored bytes of one row of a mapped shard, columns in the order asked.
+        """Return a function that reads the stored bytes of one row of a mapped shard, columns in
+        the order asked.
 
-        It does as little as possible, and its errors for an invalid row are of any type: whoever needs to know
-        the place of the damage reads the row again with `read_rows`.
+        For an invalid row it may raise any error. Callers then read the row again with `read_rows`,
+        which reports the damaged row.
         """
         read_rows = self.read_rows
         names = [one.name for one in shard.columns] if columns is None else columns
@@ -207,28 +218,31 @@ class Format:
 
     def read_columns(
         self, shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None
-    ) -> Lying | None:
-        """Locate the stored bytes of rows in memory, column by column; None if `read_rows` must read them."""
+    ) -> LocatedRows | None:
+        """Locate the stored bytes of rows in memory by column; None if they must be read."""
         return None
 
     def scan_stream(
         self, blocks: Iterable[bytes], columns: Columns | None = None, where: object = "-"
     ) -> Iterator[pa.RecordBatch]:
-        """Read a stream that cannot seek, in bounded memory. Raises UsageError if the format cannot."""
+        """Read a stream that cannot seek, in bounded memory.
+
+        Raises UsageError if the format cannot.
+        """
         raise UsageError(f"{self.name} cannot be read from a stream", where=where)
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
-        """Return the file and the bytes that hold a row, or one column of it; None if they are not known."""
+        """Return the file and byte range of a row, or of one of its columns; None if unknown."""
         return None
 
     def packed_files(self, chunk: Chunk) -> list[tuple[str, int]] | None:
-        """Return (path, row) of the files that a shard packs, in the order of the rows; None if it packs none."""
+        """Return (path, row) of the files packed in a shard, in row order; None if it has none."""
         return None
 
     # -- writing
 
     def store_as(self, encoding: str) -> str | None:
-        """Return the encoding that is written in place of one, the same if it is held; None if it cannot be held."""
+        """Return the encoding that is written for an encoding; None if it cannot be stored."""
         instead = self.substitutes.get(encoding_group(encoding), encoding)
         if instead != EACH:
             return instead
@@ -238,7 +252,7 @@ class Format:
     def held(self, one: Column) -> Column:
         """Return a column as this format stores it.
 
-        raises  UsageError for an unknown encoding, or one that it cannot hold; both name the column
+        raises  UsageError naming the column if its encoding is unknown or cannot be stored
         """
         try:
             encodings.lookup(one.encoding)
@@ -247,19 +261,22 @@ class Format:
         instead = self.store_as(one.encoding)
         if instead is None:
             raise UsageError(
-                f"{self.name} cannot hold {one.encoding}",
-                hint="Choose another --format, or the columns to pack with -c.",
+                f"{self.name} cannot store {one.encoding}",
+                hint="Choose another --format, or select the columns to pack with -c.",
             ).of_column(one.name)
         return one if instead == one.encoding else encodings.column(one.name, instead)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return columns in the order of the format, each as it is stored. Raises UsageError for columns it cannot hold."""
+        """Return columns in the order of the format, each as it is stored.
+
+        raises  UsageError for columns that it cannot store
+        """
         raise NotImplementedError
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the bytes of an empty shard, and those that each row adds: int64 [rows]."""
+        """Return the size of an empty shard and the bytes that each row adds: int64 [rows]."""
         raise NotImplementedError
 
     def write_shard(
@@ -270,29 +287,29 @@ class Format:
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as shard `number` of the dataset in folder `at`; names of its files are relative to that."""
+        """Write rows as shard `number` of the dataset in `at`; file names are relative to it."""
         raise NotImplementedError
 
     def write_index(
         self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
     ) -> dict[str, File]:
-        """Write the index that the original library writes; return name -> File of what was written."""
+        """Write the index of the original library; return name -> File."""
         return {}
 
     # -- checking and repairing
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check the structure of a shard and, with `values`, that every value is valid in its encoding."""
+        """Check the structure of a shard and, with `values`, every value."""
         raise NotImplementedError
 
     def unprotected(self, shard: Shard) -> str:
-        """Return which part of a shard its own checksums do not cover; empty if none, or if it has no checksums."""
+        """Return which part of a shard its checksums do not cover; empty if they cover all of it."""
         return ""
 
     def merge_indexes(
         self, at: Location, parts: Sequence[Location] | None = None
     ) -> dict[str, File]:
-        """Write one index over datasets below a folder; return name -> File. A format without an index writes nothing."""
+        """Write one index of all datasets below a folder; return name -> File (empty: no index)."""
         return {}
 
     def repair_index(self, at: Location, replace: bool = False) -> Stream:

@@ -1,4 +1,6 @@
-"""Rows that are wrong, each named: what checks many at once stops at the first of them, so it is asked again for fewer and fewer."""
+"""Find every invalid row with a check that raises at the first one: bisect each failing run of
+rows.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +10,38 @@ from typing import Any
 from flarecli.errors import FlareError, FormatError
 from flarecli.model import Finding, finding_of
 
-__all__ = ["NAMED", "wrong_rows"]
+__all__ = ["MAX_NAMED_ROWS", "wrong_rows"]
 
-NAMED = 1000  # rows of a shard: where all are wrong, to name each takes a hundred times as long as to say so
+# Bisecting down to every row is slow if all rows of a shard are invalid.
+MAX_NAMED_ROWS = 1000
 
 
 def wrong_rows(
     runs: Iterable[tuple[int, int]], check: Callable[[int, int], Any]
 ) -> Iterator[Finding]:
-    """Check runs of rows; each row that is wrong is a finding, in order. Once NAMED are found, the first of each run that is left.
+    """Check runs of rows and yield a finding for each invalid row, in order.
 
-    runs   from, to
-    check  raises a FlareError for rows from..to; a FormatError with a `row` is about that row alone
+    After MAX_NAMED_ROWS findings, only the first invalid row of each remaining run is reported.
+
+    runs   (start, stop) of each run
+    check  check rows start..stop; raise a FlareError, for a single row a FormatError with its `row`
     """
     named = 0
     for run in runs:
-        waiting = [run]
-        while waiting:
-            start, stop = waiting.pop()
+        pending = [run]
+        while pending:
+            start, stop = pending.pop()
             try:
                 check(start, stop)
             except FlareError as error:
                 if (
                     stop - start > 1
-                    and named < NAMED
+                    and named < MAX_NAMED_ROWS
                     and isinstance(error, FormatError)
                     and error.row is not None
                 ):
                     middle = (start + stop) // 2
-                    waiting += [(middle, stop), (start, middle)]
+                    pending += [(middle, stop), (start, middle)]
                     continue
                 named += 1
                 yield finding_of(error)

@@ -1,4 +1,6 @@
-"""Runs of bytes inside a shard: where they come from, many of them in few reads, and as Arrow arrays without a loop."""
+"""Read byte ranges of a shard: mapped, decompressed, or few joined reads; and make Arrow arrays of
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from flarecli.encodings import Encoding
 
 __all__ = [
-    "Lying",
+    "LocatedRows",
     "TARS",
     "VIEW_LIMIT",
     "of",
@@ -30,28 +32,24 @@ __all__ = [
     "whole",
 ]
 
-TARS = {
-    ".tgz": "gz",
-    ".tbz2": "bz2",
-    ".tar.zst": "zstd",
-}  # what compressed tars are called besides; no other format has such names
+# Other suffixes of compressed tar files; no other format uses them.
+TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}
 
 _ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
-HELD = 256 << 20  # bytes of decompressed shards kept; one larger than that is kept alone
-_NEAR = 1 << 16  # a gap that costs less to read than another request would
+MAX_CACHED_BYTES = 256 << 20  # decompressed shards in memory; a larger shard is kept alone
+_MAX_GAP = 1 << 16  # bytes between two ranges that are cheaper to read than a second request
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
-_held: OrderedDict[object, tuple[Location, bytearray]] = (
-    OrderedDict()
-)  # each with the Location that keeps its store's id from being used again
+# The Location keeps the store alive, so that the id in the key is not used again.
+_cache: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()
 _lock = threading.Lock()
 
 
-class Lying:
-    """Rows of one shard that were found in memory, so that those of many batches are found at once and copied one by one.
+class LocatedRows:
+    """Stored bytes of rows of one shard, located in memory.
 
-    source   what gives bytes when it is sliced, or a view
-    columns  name -> of one size: an array of voids [rows], copied already; else where each value starts and stops in `source`,
-             int64 [rows] twice, or a list of bytes
+    source   bytes, a map or a memoryview; slicing it reads a value
+    columns  name -> values: fixed size: copied values, an array of voids [rows]; variable size: the
+             starts and stops of the values in `source`, int64 [rows] each, or a list of bytes
     """
 
     __slots__ = ("columns", "source")
@@ -59,17 +57,17 @@ class Lying:
     def __init__(self, source: Any, columns: dict[str, Any]) -> None:
         self.source, self.columns = source, columns
 
-    def apart(self) -> Lying:
-        """Give the same with every value copied: nothing of the shard is held."""
-        return Lying(
+    def copied(self) -> LocatedRows:
+        """Return a copy that does not refer to the shard."""
+        return LocatedRows(
             b"",
             {
-                name: self._copied(*one) if isinstance(one, tuple) else one
+                name: self._copy(*one) if isinstance(one, tuple) else one
                 for name, one in self.columns.items()
             },
         )
 
-    def _copied(self, starts: IntArray, stops: IntArray) -> list[bytes]:
+    def _copy(self, starts: IntArray, stops: IntArray) -> list[bytes]:
         return [
             bytes(self.source[start:stop])
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
@@ -77,24 +75,24 @@ class Lying:
 
 
 def of(at: Location, file: File | None = None) -> Chunk:
-    """Take a companion for a chunk of its own, so that the functions here read it; `file` is what is listed of it."""
+    """Return a Chunk of a single file, such as a companion; `file` is its listed size and hashes."""
     return Chunk(at, None, (file,) if file is not None else ())
 
 
 def suffix(chunk: Chunk) -> str:
-    """Give the compression suffix of a chunk's file, such as `zstd`; empty when it is stored as it is."""
+    """Return the compression suffix of a chunk's file, such as `zstd`; empty if uncompressed."""
     name = chunk.at.name
-    if not name.endswith(_ENDS):  # as nearly all: this is asked for each few rows
+    if not name.endswith(_ENDS):
         return ""
     return next((kind for end, kind in TARS.items() if name.endswith(end)), name.rpartition(".")[2])
 
 
 def stored_size(chunk: Chunk) -> int:
-    """Give the bytes of a chunk's file and hold them against what is listed.
+    """Return the size of a chunk's file and compare it with the listed size.
 
-    A remote store is not asked when a listing says: a read past the end is an error anyway.
+    A remote store is not asked if the size is listed: a read past the end is an error anyway.
 
-    raises  IntegrityError if the file has another size than the listing says
+    raises  IntegrityError if the file does not have the listed size
     """
     listed = chunk.files[0].size if chunk.files else None
     if listed is not None and not chunk.at.is_local:
@@ -104,17 +102,14 @@ def stored_size(chunk: Chunk) -> int:
         hint = (
             "It was cut short; fetch or pack it again."
             if size < listed
-            else "It is not the file that was packed; fetch or pack it again."
+            else "The file was replaced after it was packed; fetch or pack it again."
         )
         raise IntegrityError(f"is {size} bytes, {listed} are listed", where=chunk.at, hint=hint)
     return size
 
 
 def whole(chunk: Chunk) -> memoryview | None:
-    """Give all bytes of a shard when that costs no copy of more than it: mapped, or decompressed and held for a while.
-
-    return  None where ranges have to be read instead
-    """
+    """Return all bytes of a shard: mapped, or decompressed and cached; None if ranges must be read."""
     kind = suffix(chunk)
     if not kind:
         view = chunk.at.map()
@@ -122,27 +117,25 @@ def whole(chunk: Chunk) -> memoryview | None:
             stored_size(chunk)
         return view
     file = chunk.files[0] if chunk.files else None
-    key = (
-        id(chunk.at.store),
-        chunk.at.path,
-    )  # of this very store: a dataset opened anew may be another one of the same sizes
+    # Keyed by the store: a dataset that is opened again may have changed.
+    key = (id(chunk.at.store), chunk.at.path)
     with _lock:
-        if key in _held:
-            _held.move_to_end(key)
-            return memoryview(_held[key][1]).toreadonly()
+        if key in _cache:
+            _cache.move_to_end(key)
+            return memoryview(_cache[key][1]).toreadonly()
     size = stored_size(chunk)
     data = compress.decompress(
         kind, chunk.at.blocks(size), file.raw_size if file else None, chunk.at, size
     )
     with _lock:
-        _held[key] = chunk.at, data
-        while len(_held) > 1 and sum(len(one) for _, one in _held.values()) > HELD:
-            _held.popitem(last=False)
+        _cache[key] = chunk.at, data
+        while len(_cache) > 1 and sum(len(one) for _, one in _cache.values()) > MAX_CACHED_BYTES:
+            _cache.popitem(last=False)
     return memoryview(data).toreadonly()
 
 
 def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
-    """Read byte ranges of a shard, in the order asked; near ones share a read."""
+    """Read byte ranges of a shard in the order asked; ranges with small gaps share a read."""
     view = whole(chunk)
     if view is not None:
         if len(ranges) > 1:
@@ -155,7 +148,7 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
     part_of = [0] * len(ranges)
     for i in order:
         start, stop = ranges[i]
-        if joined and start <= joined[-1][1] + _NEAR:
+        if joined and start <= joined[-1][1] + _MAX_GAP:
             joined[-1][1] = max(joined[-1][1], stop)
         else:
             joined.append([start, stop])
@@ -168,10 +161,12 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
 
 
 def ragged(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
-    """Give runs of bytes as one large_binary array, copied once, by Arrow; a run alone in 2 GiB or more lies over `data` itself.
+    """Return runs of bytes as one large_binary array, copied once by Arrow.
 
-    data     uint8 [bytes]; starts, lengths int64 [rows], inside it, starts never falling
-    return   large_binary [rows]
+    A single run in data of 2 GiB or more is not copied.
+
+    data             uint8 [bytes]
+    starts, lengths  int64 [rows], inside `data`; starts do not decrease
     """
     if len(data) < VIEW_LIMIT or not len(starts):
         return views(data, starts, lengths).cast(encodings.BINARY)
@@ -193,10 +188,10 @@ def _halves(values: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def views(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
-    """Give runs of bytes as one binary_view array over `data`, which must have less than 2 GiB; nothing but the first bytes of each is copied."""
+    """Return runs of bytes as one binary_view array over `data`, which must be below 2 GiB."""
     views = np.zeros((len(starts), 4), "<i4")
     views[:, 0] = lengths
-    short = lengths <= 12  # those live inside their view, padded with zeros
+    short = lengths <= 12  # stored inside the view, padded with zeros
     if short.any():
         at = starts[short][:, None] + np.arange(12)
         inline = (
@@ -209,9 +204,8 @@ def views(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     long = ~short
     if long.any():
         at = starts[long]
-        views[long, 1] = data[at[:, None] + np.arange(4)].view("<i4")[
-            :, 0
-        ]  # the prefix that comparisons look at first
+        # The prefix, which Arrow compares first.
+        views[long, 1] = data[at[:, None] + np.arange(4)].view("<i4")[:, 0]
         views[long, 3] = at
     return pa.Array.from_buffers(
         pa.binary_view(), len(starts), [None, pa.py_buffer(views), pa.py_buffer(data)]
@@ -219,12 +213,15 @@ def views(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
 
 
 def viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
-    """Give a binary_view array as the type of view that its encoding has. Raises ValueFitError for text that is not UTF-8."""
+    """Return a binary_view array as the view type of an encoding.
+
+    raises  ValueFitError for text that is not UTF-8
+    """
     if not encoding.is_text:
         return array
     text = pa.Array.from_buffers(pa.string_view(), len(array), array.buffers())
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        encodings.typed(array.cast(encodings.BINARY), encoding)  # says which row
+        encodings.typed(array.cast(encodings.BINARY), encoding)  # raises with the row
     return text

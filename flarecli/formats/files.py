@@ -1,9 +1,10 @@
 """Plain files as a dataset: one file is one chunk and one row, with its name and its bytes.
 
     name    str    path below the folder, with `/`
-    data    bytes  the file, as it is: nothing is decompressed or decoded
+    data    bytes  the file, unchanged: not decompressed and not decoded
 
-There is no index: a folder is listed once, in bytewise order of the names, and a playlist may name the files instead.
+There is no index: a folder is listed once, in bytewise order of the names. A playlist may list the
+files instead.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SCRATCH = ".flare/"
 
 
 class PlainFiles(Format):
-    """Files of any kind; what a folder is that no other format claims."""
+    """Files of any kind; the fallback for a folder that no other format reads."""
 
     name = "files"
     is_plain = True
@@ -36,11 +37,11 @@ class PlainFiles(Format):
     default_key = "name"
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Any file is a file: this format is what is left when no other claims it."""
+        """Return False: this format is only a fallback."""
         return False
 
     def open_dataset(self, at: Location) -> Stream:
-        """List a folder once. Links and what else is no regular file are listed too, and refused when they are read."""
+        """List a folder once. Links and special files are listed too; reading them raises."""
         entries = [entry for entry in at.list() if not entry.name.startswith(_SCRATCH)]
         sizes = np.array([entry.size for entry in entries], np.int64)
         return Stream(
@@ -54,7 +55,7 @@ class PlainFiles(Format):
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Take a file for a shard of one row; it is not touched before it is read."""
+        """Return a shard of one row; the file is not opened before it is read."""
         return Shard(chunk, COLUMNS, 1, {})
 
     def read_rows(
@@ -64,7 +65,7 @@ class PlainFiles(Format):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Give the name and the bytes; the file is read only for `data`."""
+        """Return the name and the bytes; the file is read only for `data`."""
         wanted = ("name", "data") if columns is None else columns
         values: Row = {name: _name(shard) if name == "name" else _data(shard) for name in wanted}
         return [dict(values) for _ in rows]
@@ -77,7 +78,7 @@ class PlainFiles(Format):
         columns: Sequence[str] | None = None,
         views: bool = False,
     ) -> pa.RecordBatch:
-        """Give the row as typed columns. Raises ValueFitError for a name that is not UTF-8."""
+        """Return the row as typed columns. Raises ValueFitError for a name that is not UTF-8."""
         arrays, fields = [], []
         for one in COLUMNS if columns is None else [_column(name) for name in columns]:
             array = (
@@ -92,14 +93,14 @@ class PlainFiles(Format):
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def arrange(self, columns: Iterable[Column]) -> NoReturn:
-        """Refuse to write. Raises UsageError."""
+        """Raise UsageError: plain files are not packed."""
         raise UsageError(
-            "plain files are not packed",
+            "format files cannot be packed",
             hint="Run `flare unpack` to write files, or choose another --format.",
         )
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Find nothing: a plain file has no structure of its own, only the sums of a playlist tell."""
+        """Yield nothing: only a playlist's checksums can show that a plain file is damaged."""
         return iter(())
 
 
@@ -116,7 +117,7 @@ def _text(shard: Shard) -> str:
     try:
         return _name(shard).decode()
     except UnicodeDecodeError:
-        raise ValueFitError("its name is not UTF-8", where=shard.chunk.at) from None
+        raise ValueFitError("file name is not UTF-8", where=shard.chunk.at) from None
 
 
 def _data(shard: Shard) -> bytes:
@@ -126,6 +127,6 @@ def _data(shard: Shard) -> bytes:
         raise IntegrityError(
             f"is {len(data)} bytes, {listed} are listed",
             where=at,
-            hint="It was changed after it was listed.",
+            hint="The file was changed after it was listed.",
         )
     return data

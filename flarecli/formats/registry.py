@@ -1,6 +1,7 @@
 """Formats by name: the built-in ones, and those that other packages register through entry points.
 
-A class is imported when its name or a suffix is asked for. Entry points are read only where no built-in format fits:
+A class is imported when its name or a suffix is asked for. Entry points are read only where no
+built-in format fits:
 
     [project.entry-points."flarecli.formats"]
     toy = "my_package.toy:Toy"
@@ -41,12 +42,13 @@ __all__ = [
 ]
 
 DEFAULT = "mds"  # what `pack` writes
-FALLBACK = "files"  # what files are that no other format claims
-STREAMED = "webdataset"  # what standard input is read as
+FALLBACK = "files"  # reads files that no other format claims
+STREAMED = "webdataset"  # the format of standard input
 GROUP = "flarecli.formats"
-HEAD_BYTES = 1 << 16  # what `sniff` gets of a file whose name no format knows
+HEAD_BYTES = 1 << 16  # passed to `sniff` if no format knows the file's name
 INDEX = "index.json"
-INDEX_FILES = {  # files by which a folder is recognized, in the order they are looked for -> the format that reads it
+# Index file -> the format that reads the folder, in the order of the search.
+INDEX_FILES = {
     INDEX: "mds",
     "spec.json": "granular",
     "000000/spec.json": "granular",
@@ -54,7 +56,7 @@ INDEX_FILES = {  # files by which a folder is recognized, in the order they are 
 
 
 class _Line(NamedTuple):
-    """One built-in format; `writable` is repeated here, since help and completion import no class."""
+    """A built-in format; help and completion read `writable` here without importing its class."""
 
     name: str
     suffixes: tuple[str, ...]  # one of these is in the name of every shard
@@ -102,8 +104,8 @@ def all_names(writable: bool = False) -> tuple[str, ...]:
 
 @cache
 def _entry_points() -> dict[str, EntryPoint]:
-    """Read the registered third-party formats. A built-in name cannot be taken over."""
-    from importlib.metadata import entry_points  # which takes 20 ms to import
+    """Return the registered third-party formats; built-in names cannot be replaced."""
+    from importlib.metadata import entry_points  # slow to import
 
     return {one.name: one for one in entry_points(group=GROUP) if one.name not in _LINES}
 
@@ -115,7 +117,10 @@ def is_known(name: str | None) -> bool:
 
 @cache
 def find(name: str) -> Format:
-    """Return a format. Raises UsageError for an unknown name, MissingLibraryError if its package cannot be imported."""
+    """Return a format by name.
+
+    raises  UsageError for an unknown name; MissingLibraryError if its package cannot be imported
+    """
     if name in _LINES:
         module, _, target = _LINES[name].target.partition(":")
         found: type[Format] = vars(importlib.import_module(module))[target]
@@ -130,7 +135,7 @@ def find(name: str) -> Format:
     except (ImportError, AttributeError) as error:
         raise MissingLibraryError(
             f"format {name!r} cannot be loaded from {point.value}: {error}",
-            hint="Install its package again.",
+            hint="Reinstall its package.",
         ) from error
     if not (isinstance(found, type) and issubclass(found, Format) and found.name == name):
         raise UsageError(f"{point.value} is not a Format named {name!r}")
@@ -138,7 +143,7 @@ def find(name: str) -> Format:
 
 
 def facts(name: str | None) -> Format:
-    """Return a format to ask for its facts; one with all defaults if the name is None or unknown."""
+    """Return a format; one with all defaults if the name is None or unknown."""
     return find(name) if name and is_known(name) else _UNKNOWN
 
 
@@ -150,7 +155,7 @@ _UNKNOWN = _Unknown()
 
 
 def of_suffix(name: str) -> str | None:
-    """Return the built-in format whose shards have names like this; None if there is none."""
+    """Return the built-in format that recognizes this file name; None if there is none."""
     return next(
         (
             line.name
@@ -162,9 +167,10 @@ def of_suffix(name: str) -> str | None:
 
 
 def sniff(name: str, head: bytes = b"") -> str | None:
-    """Return the format of a shard by its name, then by its first bytes; None if no format claims it.
+    """Return the format of a shard by its name, then by its first bytes; None if no format claims
+    it.
 
-    head  the first HEAD_BYTES of the file; b"" asks for the name alone
+    head  the first HEAD_BYTES of the file; b"" checks only the name
     """
     found = of_suffix(name)
     if found is None:
@@ -178,7 +184,7 @@ def sniff(name: str, head: bytes = b"") -> str | None:
 
 
 def of_folder(files: Iterable[str]) -> Format | None:
-    """Return the third-party format that reads a folder with these files; None if no one claims it."""
+    """Return the third-party format that reads a folder with these files; None if none does."""
     there = list(files)
     direct = [name for name in there if "/" not in name]
     return next(
@@ -193,12 +199,12 @@ def of_folder(files: Iterable[str]) -> Format | None:
 
 
 def _third_party() -> Iterator[Format]:
-    """Yield the third-party formats that can be loaded; one that cannot is reported where it is asked for by name."""
+    """Yield the third-party formats that can be loaded; `find` reports those that cannot."""
     for name in _entry_points():
         with contextlib.suppress(FlareError):
             yield find(name)
 
 
 def with_option(option: str) -> list[str]:
-    """Return the names of the formats to which a pack option applies, for messages."""
+    """Return the names of the formats that have a pack option."""
     return [name for name in names() if option in find(name).options]

@@ -34,7 +34,9 @@ class Stock:
     order  int64 [rows]: the requested position of each row of the concatenated parts
     """
 
-    def __init__(self, parts: Sequence[spans.Lying], sizes: Sequence[int], order: IntArray) -> None:
+    def __init__(
+        self, parts: Sequence[spans.LocatedRows], sizes: Sequence[int], order: IntArray
+    ) -> None:
         self.rows = len(order)
         self._is_viewed = any(isinstance(part.source, memoryview) for part in parts)
         pieces = {name: [part.columns[name] for part in parts] for name in parts[0].columns}

@@ -313,7 +313,7 @@ class Series:
             or len(firsts) > files_limit(_MAX_GATHERED_FILES) // 2
         ):
             return None
-        bounds, parts = [*firsts, len(rows)], list[spans.Lying]()
+        bounds, parts = [*firsts, len(rows)], list[spans.LocatedRows]()
         for first, stop in pairwise(bounds):
             shard = self.shard(int(where[first]))
             if len(rows) > least and not _is_mapped(shard):

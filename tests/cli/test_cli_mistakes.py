@@ -96,7 +96,7 @@ def told(place, monkeypatch, capfd):
         ),
         (
             "playlist out --reindex",
-            "out/index.json: there is an index",
+            "out/index.json: index already exists",
             "Delete it first, if `flare verify` finds it wrong.",
         ),
         (
@@ -217,7 +217,7 @@ def test_a_lost_shard_is_not_taken_for_a_mistyped_one(told, place, tmp_path, mon
 @pytest.mark.parametrize(
     ("length", "message"),
     [
-        (0, "an empty file"),
+        (0, "file is empty"),
         (30, "not valid JSON: Unterminated string starting at: line 1 column 14 (char 13)"),
     ],
 )

@@ -473,7 +473,8 @@ def test_rows_that_a_format_cannot_hold_fail_one_by_one(tmp_path):
     with pytest.raises(ValueFitError) as caught:
         commands.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="csv", key="id")
     assert (
-        str(caught.value) == f"{tmp_path}/i.parquet[1]: b: column 'text': holds the separator ','"
+        str(caught.value)
+        == f"{tmp_path}/i.parquet[1]: b: column 'text': value contains the separator ','"
     )
     packed = commands.pack(
         str(tmp_path / "i.parquet"), str(tmp_path / "skip"), format="csv", key="id", on_error="skip"

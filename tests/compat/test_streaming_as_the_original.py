@@ -283,7 +283,7 @@ def test_folders_without_a_dataset_are_reported(tmp_path):
     folder.mkdir()
     for text, error, message in (
         (None, RuntimeError, "No `remote` provided, but local file index.json does not exist"),
-        ("", json.JSONDecodeError, "Index file at index.json is empty or corrupted: an empty file"),
+        ("", json.JSONDecodeError, "Index file at index.json is empty or corrupted: file is empty"),
         (
             "{",
             json.JSONDecodeError,

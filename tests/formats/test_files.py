@@ -114,7 +114,7 @@ def test_a_name_that_is_not_utf8_is_its_bytes_and_no_text(tmp_path):
     assert files.read_batch(shard, 0, 1, ["data"]).to_pylist() == [{"data": b"x"}]
     with pytest.raises(ValueFitError) as caught:
         files.read_batch(shard, 0, 1)
-    assert caught.value.message == "its name is not UTF-8"
+    assert caught.value.message == "file name is not UTF-8"
 
 
 def test_no_row_and_no_column_of_a_file_are_read(folder):

@@ -49,7 +49,7 @@ def written(form, names, rows, how=None):
 
 
 def shard_of(form, data, starts, config, name=None):
-    """A shard made by hand: its data, its table, its config."""
+    """A shard made by hand: its data, its table, config."""
     name = name or f"shard.00000.{form.name}"
     table = (
         struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts)
@@ -200,17 +200,17 @@ def test_whatever_a_line_holds_the_fast_cut_is_right_or_left_to_the_parser(parts
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "not valid JSON: '{' is wanted at character 0"),
-        ('{"a": 1, "s": "x"', "not valid JSON: '}' is wanted at character 17"),
-        ('{"a": 1, "s": "x"} x', "not valid JSON: bytes follow the object at character 19"),
-        ('{"a": 1, "a": 2, "s": ""}', "two keys are named 'a'"),
+        ("", "not valid JSON: expected '{' at character 0"),
+        ('{"a": 1, "s": "x"', "not valid JSON: expected '}' at character 17"),
+        ('{"a": 1, "s": "x"} x', "not valid JSON: data after the object at character 19"),
+        ('{"a": 1, "a": 2, "s": ""}', "duplicate key 'a'"),
         ('{"a": 1}', "column 's' is missing"),
         ('{"a": 1, "s": "", "t": 1}', "column 't' is unknown"),
         ("{}", "column 'a' is missing"),
-        ('["a"]', "not valid JSON: '{' is wanted at character 0"),
+        ('["a"]', "not valid JSON: expected '{' at character 0"),
         ('{"a": 1, "s": "\x01"}', None),
-        ('{"a": 01, "s": ""}', "not valid JSON: '}' is wanted at character 7"),
-        ('{"a": ' + "[" * 100_000 + "}", "JSON nested too deep"),
+        ('{"a": 01, "s": ""}', "not valid JSON: expected '}' at character 7"),
+        ('{"a": ' + "[" * 100_000 + "}", "JSON is nested too deeply"),
         (b'{"a": 1, "s":"\xff"}', "not UTF-8 at byte 14"),
     ],
 )
@@ -240,8 +240,8 @@ def test_values_of_another_kind_are_found_when_values_are_checked():
     shard = json_shard('{"a": "text", "s": "x"}\n', '{"a": 1, "s": 2}\n')
     assert list(json_shards.verify_shard(shard)) == []
     assert [(one.where, one.message) for one in json_shards.verify_shard(shard, values=True)] == [
-        ("shard.00000.json[0]", "column 'a': not json_int"),
-        ("shard.00000.json[1]", "column 's': not json_str"),
+        ("shard.00000.json[0]", "column 'a': not a valid json_int value"),
+        ("shard.00000.json[1]", "column 's': not a valid json_str value"),
     ]
 
 
@@ -281,13 +281,14 @@ def test_a_newline_that_json_cannot_end_with_is_refused_before_anything_is_writt
 )
 def test_bytes_that_are_no_json_are_not_written(name, data):
     good = {"s": b'"x"', "i": b"1", "f": b"1.5"}
+    kind = "string" if name == "s" else "number"
     store, columns = MemoryStore(), columns_of(json_shards, TYPES)
     batch = batch_of(columns, [good, {**good, name: data}])
     with pytest.raises(ValueFitError):
         json_shards.row_sizes(columns, batch, Settings())
     with pytest.raises(ValueFitError) as caught:
         json_shards.write_shard(Location(store, ""), 0, columns, [batch], Settings())
-    assert str(caught.value) == f"row 1: column {name!r}: {data!r} is no JSON of its kind"
+    assert str(caught.value) == f"row 1: column {name!r}: expected a JSON {kind}, got {data!r}"
     assert store.files == {}
 
 
@@ -310,7 +311,7 @@ def test_a_listing_may_say_more_than_the_shard_and_not_something_else():
     ):
         with pytest.raises(
             IntegrityError,
-            match=r"^shard.00000.json.meta: its config names other columns than the index$",
+            match=r"^shard.00000.json.meta: columns of the config differ from those of the index$",
         ):
             json_shards.open_shard(chunk, other)
 

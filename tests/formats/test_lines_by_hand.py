@@ -76,11 +76,11 @@ def test_only_the_names_that_the_original_gives_are_claimed(form):
 @pytest.mark.parametrize(
     ("starts", "message"),
     [
-        ([3, 4, 6], "s.csv.meta: its first line starts at byte 3 of the data, 2 is wanted"),
-        ([1, 4, 6], "s.csv.meta: its first line starts at byte 1 of the data, 2 is wanted"),
+        ([3, 4, 6], "s.csv.meta: expected the first line at byte 2 of the data, got 3"),
+        ([1, 4, 6], "s.csv.meta: expected the first line at byte 2 of the data, got 1"),
         ([2, 7, 6], "s.csv.meta: line 1 starts at byte 7 and ends at byte 6"),
-        ([2, 4, 5], "s.csv: is 6 bytes, 5 are needed by its table"),
-        ([2, 4, 7], "s.csv: is 6 bytes, 7 are needed by its table"),
+        ([2, 4, 5], "s.csv: file is 6 bytes; its table needs 5"),
+        ([2, 4, 7], "s.csv: file is 6 bytes; its table needs 7"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(starts, message):
@@ -91,7 +91,7 @@ def test_another_count_than_listed_is_refused():
     assert opened("csv", csv("a"), [b"1\n", b"2\n"], listed=2).rows == 2
     assert (
         refusal(lambda: opened("csv", csv("a"), [b"1\n", b"2\n"], listed=3))
-        == "s.csv.meta: holds 2 samples, 3 are listed"
+        == "s.csv.meta: contains 2 samples; 3 are listed"
     )
 
 
@@ -99,27 +99,27 @@ def test_a_table_must_fit_to_its_last_byte():
     store = MemoryStore({"s.csv": b"", "s.csv.meta": struct.pack("<I3I", 2, 0, 0, 0)[:-1]})
     assert (
         refusal(lambda: find("csv").open_shard(Chunk(Location(store, "s.csv"))))
-        == "s.csv.meta: 15 bytes cannot hold a table of 2 samples"
+        == "s.csv.meta: file is 15 bytes; its table of 2 samples needs 16"
     )
 
 
 def test_a_config_of_just_the_most_bytes_is_read(monkeypatch):
     size = len(json.dumps({"format": "csv", "newline": "\n", **csv("a")}))
     files = (File("s.csv"), File("s.csv.meta", 8 + 4 + size))
-    monkeypatch.setattr(lines, "_CONFIG_LIMIT", size)
+    monkeypatch.setattr(lines, "_MAX_CONFIG_BYTES", size)
     assert opened("csv", csv("a"), [b"1\n"], listed=1, files=files).rows == 1
-    monkeypatch.setattr(lines, "_CONFIG_LIMIT", size - 1)
+    monkeypatch.setattr(lines, "_MAX_CONFIG_BYTES", size - 1)
     assert (
         refusal(lambda: opened("csv", csv("a"), [b"1\n"]))
-        == f"s.csv.meta: its config takes {size} bytes"
+        == f"s.csv.meta: config is {size} bytes; at most {size - 1} are read"
     )
-    wanted = f"s.csv.meta: {12 + size} bytes are listed, too many for a table of 0 samples"
-    monkeypatch.setattr(lines, "_CONFIG_LIMIT", size + 3)
+    wanted = f"s.csv.meta: lists {12 + size} bytes, too many for a table of 0 samples"
+    monkeypatch.setattr(lines, "_MAX_CONFIG_BYTES", size + 3)
     assert refusal(lambda: opened("csv", csv("a"), [], listed=0, files=files)) == wanted
 
 
 def test_a_config_without_columns_is_refused_where_a_header_names_them():
-    assert refusal(lambda: opened("csv", csv(), [])) == "s.csv.meta: its config names no columns"
+    assert refusal(lambda: opened("csv", csv(), [])) == "s.csv.meta: config has no columns"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_line_shorter_than_its_newline_names_its_row(newline, short, place):
         some = [row if row == short else b"," * (len(names) - 1) + row for row in rows]
         shard = opened("csv", {**csv(*names), "newline": newline}, some)
         for do in ways("csv", shard, place):
-            assert refusal(do) == f"s.csv[{place}]: its line does not end with {newline!r}"
+            assert refusal(do) == f"s.csv[{place}]: line does not end with {newline!r}"
 
 
 @pytest.mark.parametrize("separator", ["|", "||", "a" * 32, "a" * 33, "ab" * 40])
@@ -210,7 +210,7 @@ def test_a_long_separator_is_not_looked_for_at_every_place(monkeypatch):
         [b"a" * 20_000 + b"\n", b"x" + long.encode() + b"\n"],
     )
     for do in ways("xsv", shard, 0):
-        assert refusal(do) == "s.xsv[0]: 21 values in its line, 2 are wanted"
+        assert refusal(do) == "s.xsv[0]: expected 2 values in the line, got 21"
     columns = find("xsv").arrange([encodings.column("p", "str"), encodings.column("q", "str")])
     batch = pa.record_batch(
         {
@@ -221,7 +221,7 @@ def test_a_long_separator_is_not_looked_for_at_every_place(monkeypatch):
     for how in (Settings(separator=long), Settings(separator=";", newline=long)):
         assert find("xsv").row_sizes(columns, batch, how)[1].tolist() == [1002, 4011]
     bad = batch.set_column(0, "p", pa.array(["x", "y" + long + "y"], pa.large_string()))
-    wanted = f"row 1: column 'p': holds the separator {long!r}"
+    wanted = f"row 1: column 'p': value contains the separator {long!r}"
     assert refusal(lambda: find("xsv").row_sizes(columns, bad, Settings(separator=long))) == wanted
     assert refusal(
         lambda: find("xsv").row_sizes(columns, bad, Settings(newline=long))
@@ -235,7 +235,7 @@ def test_a_line_of_nothing_but_separators_takes_no_room_for_its_values():
     assert (
         peak(lambda: message.append(refusal(lambda: find("csv").read_rows(shard, [0])))) < 20 << 20
     )  # it was 44 MB
-    assert message == ["s.csv[0]: 4000001 values in its line, 2 are wanted"]
+    assert message == ["s.csv[0]: expected 2 values in the line, got 4000001"]
 
 
 # -- lines of JSON
@@ -246,7 +246,7 @@ def test_lines_too_short_for_the_names_of_their_columns_are_not_given_room_for_t
     shard = opened("json", {"columns": {"k" * 30_000: "int"}, "newline": ""}, rows)
     found = []
     assert peak(lambda: found.extend(json_shards.verify_shard(shard))) < 64 << 20  # it was 772 MB
-    assert {(one.message) for one in found} == {"not valid JSON: '{' is wanted at character 0"}
+    assert {(one.message) for one in found} == {"not valid JSON: expected '{' at character 0"}
     assert [one.where for one in found][:2] == ["s.json[0]", "s.json[1]"]
 
 
@@ -255,8 +255,8 @@ def test_an_object_of_no_columns_is_two_braces():
     assert json_shards.read_rows(shard, [0, 1]) == [{}, {}]
     assert json_shards.read_batch(shard, 0, 2).num_rows == 2
     for line, message in (
-        (b"}\n", "not valid JSON: '{' is wanted at character 0"),
-        (b"{\n", "not valid JSON: a key is wanted at character 2"),
+        (b"}\n", "not valid JSON: expected '{' at character 0"),
+        (b"{\n", "not valid JSON: expected a key at character 2"),
     ):
         shard = opened("json", {"columns": {}}, [b"{}\n", line])
         for do in ways("json", shard, 1):
@@ -353,9 +353,10 @@ def test_a_null_never_takes_its_line_with_it(form):
     with pytest.raises(ValueFitError) as caught:
         find(form).row_sizes(columns, batch, Settings())
         find(form).write_shard(Location(MemoryStore(), ""), 0, columns, [batch], Settings())
-    assert (
-        str(caught.value)
-        == ("" if form == "mds" else "row 2: ") + "column 'a': a null reached the shard"
+    assert str(caught.value) == (
+        "column 'a' is null; mds cannot store nulls"
+        if form == "mds"
+        else "row 2: column 'a' is null; lines cannot store nulls"
     )
 
 
@@ -365,7 +366,7 @@ def test_the_first_row_that_no_shard_holds_is_named_not_the_largest(form, monkey
     batch = batch_of('""', f'"{"x" * 500}"', f'"{"x" * 900}"')
     base, sizes = find(form).row_sizes(columns, batch, Settings())
     monkeypatch.setattr(lines, "LIMIT", base + int(sizes[1]) - 1)
-    wanted = f"row 1: column 'a': a row of {sizes[1]} bytes does not fit one {form} shard, which ends at 4 GiB"
+    wanted = f"row 1: column 'a': row has {sizes[1]} bytes; a {form} shard has at most 4 GiB"
     assert refusal(lambda: find(form).row_sizes(columns, batch, Settings())) == wanted
 
 
@@ -398,7 +399,7 @@ def test_a_separator_of_csv_and_tsv_is_their_own_whatever_is_set():
             Location(MemoryStore(), ""), 0, columns, [batch], Settings(separator="||")
         )
         assert chunk.at.read() == f"a{separator}b\n1{separator}2\n".encode()
-    with pytest.raises(UsageError, match=r"^column 'a,b': its name holds the separator ','$"):
+    with pytest.raises(UsageError, match=r"^column name 'a,b' contains the separator ','$"):
         find("csv").row_sizes(
             (encodings.column("a,b", "str"),), batch_of("x"), Settings(separator="|")
         )
@@ -432,7 +433,7 @@ def test_what_is_said_of_a_name_or_a_newline_of_any_length_is_short():
     shard = opened("csv", {**csv("a"), "newline": long}, [b"x"])
     assert (
         refusal(lambda: find("csv").read_rows(shard, [0]))
-        == f"s.csv[0]: its line does not end with '{'n' * 59}"
+        == f"s.csv[0]: line does not end with '{'n' * 59}"
     )
     shard = opened("csv", csv(long), [b"\xff\n"])
     assert (
@@ -441,7 +442,10 @@ def test_what_is_said_of_a_name_or_a_newline_of_any_length_is_short():
     )
     shard = opened("json", {"columns": {long: "str"}}, [b'{"%s": 1}\n' % long.encode()])
     (finding,) = json_shards.verify_shard(shard, values=True)
-    assert (finding.where, finding.message) == ("s.json[0]", f"column '{'n' * 59}: not json_str")
+    assert (finding.where, finding.message) == (
+        "s.json[0]",
+        f"column '{'n' * 59}: not a valid json_str value",
+    )
 
 
 @pytest.mark.parametrize("form", ["mds", "json", "csv"])
@@ -535,7 +539,7 @@ def test_a_line_of_other_bytes_than_its_object_is_not_cut(line, place):
     elif b'""' in line:
         assert json_shards.read_rows(shard, [place]) == [{"a": b'""', "b": b"2"}]
         assert [one.message for one in json_shards.verify_shard(shard, values=True)] == [
-            "column 'a': not json_int"
+            "column 'a': not a valid json_int value"
         ]
     else:
         for do in ways("json", shard, place):
@@ -556,7 +560,7 @@ def test_a_row_is_named_by_its_place_in_the_shard_wherever_a_batch_begins():
     for start in (0, 1, 2):
         assert (
             refusal(lambda start=start: find("csv").read_batch(shard, start, 4))
-            == "s.csv[2]: 1 values in its line, 2 are wanted"
+            == "s.csv[2]: expected 2 values in the line, got 1"
         )
     shard = opened(
         "json", {"columns": {"a": "int"}}, [b'{"a": 1}\n', b'{"a": 2}\n', b"[]\n", b'{"a": 3}\n']
@@ -564,7 +568,7 @@ def test_a_row_is_named_by_its_place_in_the_shard_wherever_a_batch_begins():
     for start in (0, 1, 2):
         assert (
             refusal(lambda start=start: json_shards.read_batch(shard, start, 4))
-            == "s.json[2]: not valid JSON: '{' is wanted at character 0"
+            == "s.json[2]: not valid JSON: expected '{' at character 0"
         )
 
 
@@ -579,7 +583,7 @@ def test_bytes_between_an_object_and_the_next_are_found(newline, place):
     for do in ways("json", shard, place):
         assert (
             refusal(do)
-            == f"s.json[{place}]: not valid JSON: bytes follow the object at character {at}"
+            == f"s.json[{place}]: not valid JSON: data after the object at character {at}"
         )
 
 
@@ -598,7 +602,7 @@ def test_a_text_where_a_number_is_wanted_is_not_cut_for_one_whatever_else_adds_u
 def test_a_text_begins_where_its_value_does():
     shard = opened("json", {"columns": {"a": "str"}}, [b'{"a": "x"}\n', b'{"a": 1"x"}\n'])
     for do in ways("json", shard, 1):
-        assert refusal(do) == "s.json[1]: not valid JSON: '}' is wanted at character 7"
+        assert refusal(do) == "s.json[1]: not valid JSON: expected '}' at character 7"
 
 
 def test_what_is_to_stand_behind_a_text_is_not_looked_for_behind_the_data():
@@ -609,4 +613,4 @@ def test_what_is_to_stand_behind_a_text_is_not_looked_for_behind_the_data():
         [b'{"a": "", "b": ""}', line + b'""""'],
     )
     for do in ways("json", shard, 1):
-        assert refusal(do) == f"s.json[1]: not valid JSON: '}}' is wanted at character {len(line)}"
+        assert refusal(do) == f"s.json[1]: not valid JSON: expected '}}' at character {len(line)}"

@@ -206,11 +206,19 @@ def test_the_shard_is_what_the_page_says(shard_bytes):
     ("at", "value", "message"),
     [
         (0, 4, "s.mds: sample 0 starts at byte {0}, inside the table"),
-        (0, 1 << 31, "s.mds: {size} bytes cannot hold a table of 2147483648 samples"),
-        (0, 0xFFFFFFFF, "s.mds: {size} bytes cannot hold a table of 4294967295 samples"),
+        (
+            0,
+            1 << 31,
+            "s.mds: file is {size} bytes; its table of 2147483648 samples needs 8589934600",
+        ),
+        (
+            0,
+            0xFFFFFFFF,
+            "s.mds: file is {size} bytes; its table of 4294967295 samples needs 17179869188",
+        ),
         (4, 3, "s.mds: sample 0 starts at byte 3, inside the table"),
         (8, 1, "s.mds: sample 0 starts at byte {0} and ends at byte 1"),
-        (16, 0xFFFFFFFF, "s.mds: ends at byte {size}, its table needs 4294967295"),
+        (16, 0xFFFFFFFF, "s.mds: file is {size} bytes; its table needs 4294967295"),
     ],
 )
 def test_a_forged_table_is_refused_before_anything_is_read(shard_bytes, at, value, message):
@@ -235,7 +243,7 @@ def test_a_cut_shard_says_how_short_it_is(shard_bytes):
         opened(shard_bytes[:-5])
     assert (
         str(caught.value)
-        == f"s.mds: ends at byte {len(shard_bytes) - 5}, its table needs {len(shard_bytes)}"
+        == f"s.mds: file is {len(shard_bytes) - 5} bytes; its table needs {len(shard_bytes)}"
     )
     with pytest.raises(IntegrityError) as caught:
         opened(shard_bytes[:-5], size=len(shard_bytes))
@@ -247,18 +255,18 @@ def test_a_cut_shard_says_how_short_it_is(shard_bytes):
 
 
 def test_bytes_behind_the_end_are_damage(shard_bytes):
-    with pytest.raises(FormatError, match="^s.mds: 7 bytes follow its last sample$"):
+    with pytest.raises(FormatError, match="^s.mds: 7 bytes follow the last sample$"):
         opened(shard_bytes + b"padding")
 
 
 def test_another_count_than_listed_is_an_error(shard_bytes):
-    with pytest.raises(FormatError, match="^s.mds: holds 3 samples, 4 are listed$"):
+    with pytest.raises(FormatError, match="^s.mds: contains 3 samples; 4 are listed$"):
         opened(shard_bytes, rows=4)
 
 
 def test_a_config_larger_than_any_is_not_read(shard_bytes, monkeypatch):
-    monkeypatch.setattr("flarecli.formats.mds.format._CONFIG_LIMIT", 10)
-    with pytest.raises(FormatError, match=r"^s.mds: its config takes \d+ bytes$"):
+    monkeypatch.setattr("flarecli.formats.mds.format._MAX_CONFIG_BYTES", 10)
+    with pytest.raises(FormatError, match=r"^s.mds: config is \d+ bytes; at most 10 are read$"):
         opened(shard_bytes)
 
 
@@ -267,10 +275,10 @@ def test_a_length_that_does_not_add_up_names_the_row(shard_bytes):
     data = shard_bytes[:start] + struct.pack("<I", 1 << 30) + shard_bytes[start + 4 :]
     shard = opened(data)
     with pytest.raises(
-        FormatError, match=r"^s.mds\[1\]: its fields take 1073741836 bytes, the sample has 12$"
+        FormatError, match=r"^s.mds\[1\]: sample has 12 bytes; its fields need 1073741836$"
     ):
         mds.read_rows(shard, [1])
-    with pytest.raises(FormatError, match=r"^s.mds\[1\]: 12 bytes are not what its lengths say$"):
+    with pytest.raises(FormatError, match=r"^s.mds\[1\]: 12 bytes do not match its lengths$"):
         mds.read_batch(shard, 0, 3)
     (finding,) = mds.verify_shard(shard)
     assert (finding.where, finding.kind) == ("s.mds[1]", "format")
@@ -294,7 +302,7 @@ def test_rows_too_short_for_their_columns_are_refused_before_a_place_is_made_for
         assert tracemalloc.get_traced_memory()[1] < 4 << 20  # it was 320 MB
     finally:
         tracemalloc.stop()
-    assert str(caught.value) == "s.mds[0]: 0 bytes are not what its lengths say"
+    assert str(caught.value) == "s.mds[0]: 0 bytes do not match its lengths"
 
 
 def test_text_that_is_not_utf8_names_the_row(shard_bytes):
@@ -343,36 +351,36 @@ def test_any_damage_is_an_error_or_harmless(data):
         ),
         (
             lambda i: i["shards"][0]["raw_data"].update(bytes=-1),
-            "index.json: shards[0].raw_data.bytes: -1 is not a count",
+            "index.json: shards[0].raw_data.bytes: expected a count, got -1",
             4,
         ),
         (
             lambda i: i["shards"][0]["raw_data"].update(bytes=True),
-            "index.json: shards[0].raw_data.bytes: True is not a count",
+            "index.json: shards[0].raw_data.bytes: expected a count, got True",
             4,
         ),
         (
             lambda i: i["shards"][0].update(samples=1 << 60),
-            "index.json: shards[0]: 1098 bytes cannot hold 1152921504606846976 samples",
+            "index.json: shards[0]: 1098 bytes are too few for 1152921504606846976 samples",
             4,
         ),
         (
             lambda i: i["shards"][0].update(format="nope"),
-            "index.json: shards[0]: format 'nope' is none of mds, json, csv, tsv, xsv",
+            "index.json: shards[0]: unknown format 'nope'; expected mds, json, csv, tsv, xsv",
             4,
         ),
-        (lambda i: i.update(version=3), "index.json: version 3, 2 is wanted", 4),
+        (lambda i: i.update(version=3), "index.json: expected version 2, got 3", 4),
         (
             lambda i: i["shards"][0].update(version=1),
-            "index.json: shards[0]: version 1, 2 is wanted",
+            "index.json: shards[0]: expected version 2, got 1",
             4,
         ),
         (
             lambda i: i["shards"][0].update(version=True),
-            "index.json: shards[0]: version True, 2 is wanted",
+            "index.json: shards[0]: expected version 2, got True",
             4,
         ),
-        (lambda i: i.update(shards={}), "index.json: no list of shards in it", 4),
+        (lambda i: i.update(shards={}), "index.json: expected an object with a list `shards`", 4),
         (lambda i: i.update(shards=[None]), "index.json: shards[0]: not an object", 4),
         (
             lambda i: i["shards"][0]["column_encodings"].__setitem__(0, "pickle"),
@@ -381,22 +389,22 @@ def test_any_damage_is_an_error_or_harmless(data):
         ),
         (
             lambda i: i["shards"][0]["column_sizes"].__setitem__(0, 3),
-            "index.json: shards[0]: column 'float16': size 3, float16 has 2",
+            "index.json: shards[0]: column 'float16': expected size 2 for float16, got 3",
             4,
         ),
         (
             lambda i: i["shards"][0]["column_names"].__setitem__(1, "float16"),
-            "index.json: shards[0]: two columns have one name",
+            "index.json: shards[0]: duplicate column name",
             4,
         ),
         (
             lambda i: i["shards"][0]["column_names"].pop(),
-            "index.json: shards[0]: column_names, column_encodings and column_sizes are not lists of one length",
+            "index.json: shards[0]: column_names, column_encodings and column_sizes must be lists of the same length",
             4,
         ),
         (
             lambda i: i["shards"][0].update(raw_data=None),
-            "index.json: shards[0].raw_data: no basename in it",
+            "index.json: shards[0].raw_data: no basename",
             4,
         ),
     ],
@@ -418,19 +426,19 @@ def test_a_forged_index_is_refused(edit, message, code, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "an empty file"),
-        ("[" * 100_000 + "]" * 100_000, "JSON nested too deep"),
+        ("", "file is empty"),
+        ("[" * 100_000 + "]" * 100_000, "JSON is nested too deeply"),
         (
             '{"shards": [], "shards": [], "version": 2}',
-            "not valid JSON: two keys are named 'shards'",
+            "not valid JSON: duplicate key 'shards'",
         ),
         pytest.param(
             json.dumps(dict.fromkeys(range(100_000)))[:-1] + ', "99999": 0}',
-            "not valid JSON: two keys are named '99999'",
+            "not valid JSON: duplicate key '99999'",
             id="many keys",
         ),
         ('{"shards": NaN}', "not valid JSON: NaN is not JSON"),
-        ("[]", "no list of shards in it"),
+        ("[]", "expected an object with a list `shards`"),
     ],
 )
 def test_an_index_that_is_none_is_refused(text, message):
@@ -446,7 +454,9 @@ def test_an_index_that_disagrees_with_its_shard_is_an_error(tmp_path):
     (tmp_path / "d" / "index.json").write_text(
         text.replace('"float16"', '"gloat16"', 2).replace('"gloat16"', '"float16"', 1)
     )
-    with pytest.raises(IntegrityError, match="its config names other columns than the index$"):
+    with pytest.raises(
+        IntegrityError, match="columns of the config differ from those of the index$"
+    ):
         read.open(str(tmp_path / "d"))[0]
 
 
@@ -523,9 +533,9 @@ def test_columns_are_sorted_by_code_point_and_named_once():
         c.name for c in mds.arrange(encodings.column(name, "int") for name in ("é", "a", "B", "z"))
     ]
     assert names == ["B", "a", "z", "é"]
-    with pytest.raises(UsageError, match="^two columns are named 'a'$"):
+    with pytest.raises(UsageError, match="^duplicate column name 'a'$"):
         mds.arrange([encodings.column("a", "int"), encodings.column("a", "str")])
-    with pytest.raises(UsageError, match="^a shard without columns cannot be read back$"):
+    with pytest.raises(UsageError, match="^a shard needs at least one column$"):
         mds.arrange([])
 
 
@@ -589,20 +599,20 @@ def test_lengths_that_nearly_add_up_do_not(data, more):
 
 
 def test_configs_are_read_once_and_their_own_each():
-    mds_config._remembered.clear()
+    mds_config._cache.clear()
     for _ in range(2):
         assert [one.name for one in shard_of({"a": "bytes"}, []).columns] == ["a"]
         assert [one.name for one in shard_of({"b": "int"}, []).columns] == ["b"]
         with pytest.raises(
             FormatError,
-            match="^a.mds: its config: column_names, column_encodings and column_sizes are not lists of one length$",
+            match="^a.mds: config: column_names, column_encodings and column_sizes must be lists of the same length$",
         ):
             shard_of({}, [], {"column_names": []})
-    assert len(mds_config._remembered) == 2
-    for i in range(3 * mds_config._FEW):
+    assert len(mds_config._cache) == 2
+    for i in range(3 * mds_config._MAX_CACHED_CONFIGS):
         assert [one.name for one in shard_of({f"c{i}": "int"}, []).columns] == [f"c{i}"]
-    shard_of({"x" * mds_config._SHORT: "int"}, [])
+    shard_of({"x" * mds_config._MAX_CACHED_CONFIG_BYTES: "int"}, [])
     assert (
-        len(mds_config._remembered) <= mds_config._FEW
-        and max(len(data) for _, data in mds_config._remembered) < 200
+        len(mds_config._cache) <= mds_config._MAX_CACHED_CONFIGS
+        and max(len(data) for _, data in mds_config._cache) < 200
     )

@@ -74,22 +74,25 @@ def test_a_shard_shorter_than_an_empty_table_says_its_size():
     for size in range(8):
         assert (
             message(lambda size=size: opened(laid("{}")[:size]))
-            == f"s.mds: {size} bytes is less than the 8 of an empty table"
+            == f"s.mds: file is {size} bytes; an empty table needs 8"
         )
 
 
 def test_a_table_must_fit_to_its_last_byte():
     data = laid("", *[b""] * 3)
     assert len(data) == 20
-    assert message(lambda: opened(data[:19])) == "s.mds: 19 bytes cannot hold a table of 3 samples"
+    assert (
+        message(lambda: opened(data[:19]))
+        == "s.mds: file is 19 bytes; its table of 3 samples needs 20"
+    )
     assert (
         message(lambda: opened(data))
-        == "s.mds: its config: not valid JSON: Expecting value: line 1 column 1 (char 0)"
+        == "s.mds: config: not valid JSON: Expecting value: line 1 column 1 (char 0)"
     )
 
 
 def test_a_config_that_is_no_object_is_refused():
-    assert message(lambda: opened(laid("[]"))) == "s.mds: its config is not an object"
+    assert message(lambda: opened(laid("[]"))) == "s.mds: config is not an object"
 
 
 @pytest.mark.parametrize("rows", [None, 20_000])
@@ -109,10 +112,13 @@ def test_a_table_and_a_config_longer_than_the_first_look_are_read_to_their_ends(
 
 def test_a_config_of_just_the_most_bytes_is_read(monkeypatch):
     data, size = laid(config_of(N), b"1"), len(config_of(N))
-    monkeypatch.setattr("flarecli.formats.mds.format._CONFIG_LIMIT", size)
+    monkeypatch.setattr("flarecli.formats.mds.format._MAX_CONFIG_BYTES", size)
     assert opened(data).rows == 1
-    monkeypatch.setattr("flarecli.formats.mds.format._CONFIG_LIMIT", size - 1)
-    assert message(lambda: opened(data)) == f"s.mds: its config takes {size} bytes"
+    monkeypatch.setattr("flarecli.formats.mds.format._MAX_CONFIG_BYTES", size - 1)
+    assert (
+        message(lambda: opened(data))
+        == f"s.mds: config is {size} bytes; at most {size - 1} are read"
+    )
 
 
 def sample(*fields, extra=b""):
@@ -124,21 +130,25 @@ def sample(*fields, extra=b""):
     [
         (
             sample(b"xy", b"", extra=b"!"),
-            "its fields take 10 bytes, the sample has 11",
-            "11 bytes are not what its lengths say",
+            "sample has 11 bytes; its fields need 10",
+            "11 bytes do not match its lengths",
         ),
         (
             sample(b"xy", b"z")[:-1],
-            "its fields take 11 bytes, the sample has 10",
-            "10 bytes are not what its lengths say",
+            "sample has 10 bytes; its fields need 11",
+            "10 bytes do not match its lengths",
         ),
-        (b"\0" * 7, "7 bytes cannot hold 8 bytes of lengths", "7 bytes cannot hold its lengths"),
-        (b"", "0 bytes cannot hold 8 bytes of lengths", "0 bytes cannot hold its lengths"),
+        (
+            b"\0" * 7,
+            "sample has 7 bytes; its lengths need 8",
+            "7 bytes are too few for its lengths",
+        ),
+        (b"", "sample has 0 bytes; its lengths need 8", "0 bytes are too few for its lengths"),
         # one length is -1 to who takes it for signed: then they add up
         (
             struct.pack("<II", 0xFFFFFFFF, 5) + b"1234",
-            "its fields take 4294967308 bytes, the sample has 12",
-            "12 bytes are not what its lengths say",
+            "sample has 12 bytes; its fields need 4294967308",
+            "12 bytes do not match its lengths",
         ),
     ],
 )
@@ -172,14 +182,14 @@ def test_samples_of_no_bytes_and_of_values_of_no_bytes_are_samples():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ([("n", "int8", True)], "its config: column 'n': size True, int8 has 1"),
-        ([("n", "int8", None)], "its config: column 'n': size None, int8 has 1"),
-        ([("n", "bytes", 3)], "its config: column 'n': size 3, bytes has None"),
-        ([(7, "bytes", None)], "its config: a column's name or encoding is not text"),
-        ([("n", None, None)], "its config: a column's name or encoding is not text"),
-        ([("a\ud800", "bytes", None)], "its config: a column's name is not UTF-8"),
-        ([("a\udfff", "bytes", None)], "its config: a column's name is not UTF-8"),
-        ([A, A], "its config: two columns have one name"),
+        ([("n", "int8", True)], "config: column 'n': expected size 1 for int8, got True"),
+        ([("n", "int8", None)], "config: column 'n': expected size 1 for int8, got None"),
+        ([("n", "bytes", 3)], "config: column 'n': expected size None for bytes, got 3"),
+        ([(7, "bytes", None)], "config: column name or encoding is not a string"),
+        ([("n", None, None)], "config: column name or encoding is not a string"),
+        ([("a\ud800", "bytes", None)], "config: column name is not UTF-8"),
+        ([("a\udfff", "bytes", None)], "config: column name is not UTF-8"),
+        ([A, A], "config: duplicate column name"),
     ],
 )
 def test_columns_that_are_none_are_refused(columns, message):
@@ -204,7 +214,7 @@ def test_an_index_of_more_columns_or_of_others_is_not_the_shards():
     for listed in (own[:1], own[::-1], (*own, encodings.column("z", "int8"))):
         with pytest.raises(IntegrityError) as caught:
             opened(data, columns=listed)
-        assert str(caught.value) == "s.mds: its config names other columns than the index"
+        assert str(caught.value) == "s.mds: columns of the config differ from those of the index"
 
 
 @pytest.mark.parametrize("rows", [0, 1])

@@ -179,7 +179,7 @@ def test_a_lost_index_is_rebuilt_as_it_was(root, tmp_path):
         GOLDEN / root / "index.json"
     ).read_bytes()
     assert int(stream.rows.sum()) == sum(shard["samples"] for shard in index_of(root)["shards"])
-    with pytest.raises(UsageError, match="there is an index$"):
+    with pytest.raises(UsageError, match="index already exists$"):
         rebuild(locate(str(tmp_path / "d")))
     rebuild(locate(str(tmp_path / "d")), replace=True)
 
@@ -196,20 +196,18 @@ def test_what_no_index_can_be_made_of_is_said(tmp_path):
     with pytest.raises(FormatError) as caught:
         rebuild(at)
     last = len(index_of("mds_many_shards/data")["shards"]) - 1
-    assert (
-        str(caught.value) == f"{folder}: shard.00002.mds is missing, shard.{last:05d}.mds is there"
-    )
+    assert str(caught.value) == f"{folder}: shard.00002.mds is missing; shard.{last:05d}.mds exists"
     shutil.copy(folder / "shard.00003.mds", folder / "shard.00002.mds.zstd")
     with pytest.raises(FormatError, match=r"shard.00002.mds.zstd: not valid zstd"):
         rebuild(at)
     (folder / "shard.00002.mds.zstd").unlink()
     (folder / "shard.00002.mds").write_bytes((tmp_path / "away").read_bytes()[:-1])
     with pytest.raises(
-        FormatError, match=r"shard.00002.mds: ends at byte \d+, its table needs \d+$"
+        FormatError, match=r"shard.00002.mds: file is \d+ bytes; its table needs \d+$"
     ):
         rebuild(at)
     assert not (folder / "index.json").exists()
-    with pytest.raises(MissingError, match="no shards in it$"):
+    with pytest.raises(MissingError, match="no shards in this folder$"):
         (tmp_path / "empty").mkdir()
         (tmp_path / "empty" / "x").touch()
         rebuild(locate(str(tmp_path / "empty")))
@@ -279,7 +277,7 @@ def test_what_cannot_be_merged_is_said_and_nothing_is_written(tmp_path):
     at = locate(str(tmp_path / "merged"))
     with pytest.raises(UnsafeError) as caught:
         merge(at, [locate(str(tmp_path / "outside"))])
-    assert str(caught.value) == f"{tmp_path}/outside: is not below {tmp_path}/merged"
+    assert str(caught.value) == f"{tmp_path}/outside: not below {tmp_path}/merged"
     for part in (str(tmp_path / "merged"), str(tmp_path / "merged" / ".." / "outside")):
         with pytest.raises(UnsafeError):
             merge(at, [locate(part)])
@@ -287,28 +285,29 @@ def test_what_cannot_be_merged_is_said_and_nothing_is_written(tmp_path):
         merge(at, [at / "a", at / "c"])
     assert (
         str(caught.value)
-        == f"{tmp_path}/merged/c/index.json: shards[0]: format csv, shards[0] has json"
+        == f"{tmp_path}/merged/c/index.json: shards[0]: format csv differs from json of shards[0]"
     )
     with pytest.raises(FormatError) as caught:
         merge(at, [at / "a", at / "d"])
     assert (
         str(caught.value)
-        == f"{tmp_path}/merged/d/index.json: shards[0]: other columns than shards[0]"
+        == f"{tmp_path}/merged/d/index.json: shards[0]: columns differ from those of shards[0]"
     )
     (tmp_path / "merged" / "b" / "shard.00001.json").write_bytes(b"")
     with pytest.raises(
-        FormatError, match=r"b/shard.00001.json: is 0 bytes, .*b/index.json: shards\[1\] lists \d+$"
+        FormatError,
+        match=r"b/shard.00001.json: file is 0 bytes; .*b/index.json: shards\[1\] lists \d+$",
     ):
         merge(at, [at / "a", at / "b"])
     (tmp_path / "merged" / "b" / "shard.00001.json").unlink()
     with pytest.raises(
         MissingError,
-        match=r"b/shard.00001.json: no such file, .*b/index.json: shards\[1\] lists it$",
+        match=r"b/shard.00001.json: no such file; .*b/index.json: shards\[1\] lists it$",
     ):
         merge(at, [at / "a", at / "b"])
     with pytest.raises(MissingError, match=r"merged/no/index.json: "):
         merge(at, [at / "no"])
-    with pytest.raises(MissingError, match="no index.json with a shard lies below it$"):
+    with pytest.raises(MissingError, match="no index.json with a shard below this folder$"):
         merge(at / "a")
     assert not (tmp_path / "merged" / "index.json").exists()
 
@@ -418,26 +417,34 @@ def changed(name, edit):
         (
             "json_newline_lf",
             lambda s: s["columns"].update(a="bool"),
-            "shards[0]: column 'a': 'bool' is none of str, int, float",
+            "shards[0]: column 'a': expected str, int or float, got 'bool'",
         ),
         (
             "json_newline_lf",
             lambda s: s["columns"].update({"\ud800": "int"}),
-            "shards[0]: a column's name is not UTF-8",
+            "shards[0]: column name is not UTF-8",
         ),
         (
             "json_newline_lf",
             lambda s: s.update(newline=7),
-            "shards[0]: its newline is 7, not a text",
+            "shards[0]: newline: expected a string, got 7",
         ),
-        ("csv_plain", lambda s: s.update(newline=""), "shards[0]: its newline is '', not a text"),
-        ("xsv_pipe", lambda s: s.pop("separator"), "shards[0]: its separator is None, not a text"),
+        (
+            "csv_plain",
+            lambda s: s.update(newline=""),
+            "shards[0]: newline: expected a string, got ''",
+        ),
+        (
+            "xsv_pipe",
+            lambda s: s.pop("separator"),
+            "shards[0]: separator: expected a string, got None",
+        ),
         (
             "xsv_pipe",
             lambda s: s["column_names"].append("x"),
-            "shards[0]: column_names and column_encodings are not lists of one length",
+            "shards[0]: column_names and column_encodings must be lists of the same length",
         ),
-        ("csv_plain", lambda s: s.update(raw_meta=None), "shards[0].raw_meta: no basename in it"),
+        ("csv_plain", lambda s: s.update(raw_meta=None), "shards[0].raw_meta: no basename"),
         (
             "csv_plain",
             lambda s: s["raw_meta"].update(basename="../x"),
@@ -446,12 +453,12 @@ def changed(name, edit):
         (
             "csv_plain",
             lambda s: s.update(samples=1 << 40),
-            "shards[0]: 256 bytes cannot hold 1099511627776 samples",
+            "shards[0]: 256 bytes are too few for 1099511627776 samples",
         ),
         (
             "csv_plain",
             lambda s: s.update(size_limit="5g"),
-            "shards[0].size_limit: '5g' is not a size",
+            "shards[0].size_limit: expected a size, got '5g'",
         ),
         (
             "csv_comp_gz",
@@ -462,12 +469,12 @@ def changed(name, edit):
         (
             "csv_comp_gz",
             lambda s: s.update(compression="zstd"),
-            "shards[0].zip_data: the name 'shard.00000.csv.gz' is not of compression 'zstd'",
+            "shards[0].zip_data: name 'shard.00000.csv.gz' does not match compression 'zstd'",
         ),
         (
             "csv_comp_gz",
             lambda s: s["zip_meta"].update(bytes=None),
-            "shards[0].zip_meta.bytes: None is not a count",
+            "shards[0].zip_meta.bytes: expected a count, got None",
         ),
     ],
 )
@@ -521,5 +528,5 @@ def test_size_limits_are_read_as_the_original_reads_them():
         {},
         "9" * 400 + "kb",
     ):
-        with pytest.raises(FormatError, match="is not a size$"):
+        with pytest.raises(FormatError, match="expected a size, got"):
             mds_config.size_limit(given, "x")

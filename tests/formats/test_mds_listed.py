@@ -67,12 +67,12 @@ def test_an_index_that_is_no_text_says_where():
 
 def test_an_index_of_just_the_most_bytes_is_read(monkeypatch):
     size = len(json.dumps({"shards": [listed()], "version": 2}))
-    monkeypatch.setattr(mds_index, "_INDEX_LIMIT", size)
+    monkeypatch.setattr(mds_index, "_MAX_INDEX_BYTES", size)
     assert len(stream_of(listed())) == 1
-    monkeypatch.setattr(mds_index, "_INDEX_LIMIT", size - 1)
+    monkeypatch.setattr(mds_index, "_MAX_INDEX_BYTES", size - 1)
     assert (
         refusal(lambda: stream_of(listed()))
-        == f"index.json: {size} bytes, {size - 1} is the most that is read"
+        == f"index.json: file is {size} bytes; at most {size - 1} are read"
     )
 
 
@@ -83,42 +83,42 @@ def zip_of(name="shard.00000.mds.gz", **more):
 @pytest.mark.parametrize(
     ("shard", "message"),
     [
-        (listed(rows=1 << 63), ".samples: 9223372036854775808 is not a count"),
-        (listed(rows=None), ".samples: None is not a count"),
-        (listed(size=19, rows=3), ": 19 bytes cannot hold 3 samples"),
+        (listed(rows=1 << 63), ".samples: expected a count, got 9223372036854775808"),
+        (listed(rows=None), ".samples: expected a count, got None"),
+        (listed(size=19, rows=3), ": 19 bytes are too few for 3 samples"),
         (
             listed(size=(1 << 40) + 1),
-            ".raw_data: 1099511627777 bytes are listed, 1099511627776 is the most that is read",
+            ".raw_data: lists 1099511627777 bytes; at most 1099511627776 are read",
         ),
         (
             listed(compression="gz", zipped=zip_of(bytes=1 << 62)),
-            f".zip_data: {1 << 62} bytes are listed, 1099511627776 is the most that is read",
+            f".zip_data: lists {1 << 62} bytes; at most 1099511627776 are read",
         ),
         (
             listed(raw_data=zip_of("a.mds", hashes={"sha1": 7})),
-            ".raw_data: its hashes are not texts",
+            ".raw_data: hashes are not strings",
         ),
-        (listed(raw_data=zip_of("a.mds", hashes=[])), ".raw_data: its hashes are not texts"),
+        (listed(raw_data=zip_of("a.mds", hashes=[])), ".raw_data: hashes are not strings"),
         (
             listed(raw_data={"basename": "a.mds", "bytes": 99}),
-            ".raw_data: its hashes are not texts",
+            ".raw_data: hashes are not strings",
         ),
-        (listed(compression="gz", zipped={}), ".zip_data: no basename in it"),
+        (listed(compression="gz", zipped={}), ".zip_data: no basename"),
         (
             listed(zipped=zip_of("a.mds.None")),
-            ".zip_data: the name 'a.mds.None' is not of compression 'None'",
+            ".zip_data: name 'a.mds.None' does not match compression 'None'",
         ),
         (
             listed(zipped=zip_of("a.mds.gz")),
-            ".zip_data: the name 'a.mds.gz' is not of compression 'None'",
+            ".zip_data: name 'a.mds.gz' does not match compression 'None'",
         ),
         (
             listed(compression="br:5", zipped=zip_of("a.mds.gz")),
-            ".zip_data: the name 'a.mds.gz' is not of compression 'br:5'",
+            ".zip_data: name 'a.mds.gz' does not match compression 'br:5'",
         ),
         (listed(compression="br:12", zipped=zip_of("a.mds.br")), ": br has levels 0 to 11, not 12"),
-        (listed(column_names=["b"]), ": other columns than shards[0]"),
-        (listed(size_limit=1 << 63), ".size_limit: 9223372036854775808 is not a size"),
+        (listed(column_names=["b"]), ": columns differ from those of shards[0]"),
+        (listed(size_limit=1 << 63), ".size_limit: expected a size, got 9223372036854775808"),
     ],
 )
 def test_a_shard_that_cannot_be_is_refused(shard, message):
@@ -157,7 +157,7 @@ def test_kinds_of_hashes_without_number_take_no_room():
     try:
         assert (
             refusal(lambda: stream_of(*shards))
-            == "index.json: shards[100]: hash 'h100' is one kind more than the 100 that are read"
+            == "index.json: shards[100]: more than 100 kinds of hashes, such as 'h100'"
         )
         assert (
             tracemalloc.get_traced_memory()[1] < 16 << 20
@@ -187,14 +187,14 @@ def test_a_text_that_ends_lines_must_be_one():
     golden = json.loads((GOLDEN / "xsv_pipe" / "data" / "index.json").read_text())["shards"][0]
     for key in ("newline", "separator"):
         for text, message in (
-            ("\ud800", "is not UTF-8"),
-            (None, "is None, not a text"),
-            (["|"], "is ['|'], not a text"),
-            ("", "is '', not a text"),
+            ("\ud800", " is not UTF-8"),
+            (None, ": expected a string, got None"),
+            (["|"], ": expected a string, got ['|']"),
+            ("", ": expected a string, got ''"),
         ):
             assert (
                 refusal(lambda shard={**golden, key: text}: stream_of(shard))
-                == f"index.json: shards[0]: its {key} {message}"
+                == f"index.json: shards[0]: {key}{message}"
             )
 
 
@@ -209,7 +209,7 @@ def test_a_number_of_any_length_is_no_size():
         float("nan"),
         1 << 63,
     ):
-        with pytest.raises(FormatError, match=r"^x: .{1,60} is not a size$"):
+        with pytest.raises(FormatError, match=r"^x: .{1,60}"):
             mds_config.size_limit(text, "x")
     assert mds_config.size_limit((1 << 63) - 1, "x") == (1 << 63) - 1
 
@@ -226,7 +226,7 @@ def test_what_an_index_says_of_json_is_held_against_the_shard():
     more = (*golden.columns, encodings.column("more", "json_int"))
     with pytest.raises(IntegrityError) as caught:
         find("json").open_shard(golden.chunk(0), more)
-    assert caught.value.message == "its config names other columns than the index"
+    assert caught.value.message == "columns of the config differ from those of the index"
 
 
 def test_an_index_cut_short_says_how_to_make_it_again(tmp_path):
@@ -241,7 +241,7 @@ def test_an_index_cut_short_says_how_to_make_it_again(tmp_path):
     store.is_local = False  # there is nothing to delete, nor to write to
     with pytest.raises(FormatError) as caught:
         open_dataset(Location(store, ""))
-    assert (caught.value.message, caught.value.hint) == ("an empty file", "Fetch it again.")
+    assert (caught.value.message, caught.value.hint) == ("file is empty", "Fetch it again.")
 
 
 # -- merged
@@ -265,13 +265,13 @@ def test_a_folder_beside_the_root_is_not_below_it_whatever_its_name_begins_with(
     for part in (tmp_path / "set2" / "a", tmp_path / "set2"):
         assert (
             refusal(lambda part=part: merge(locate(str(tmp_path / "set")), [locate(str(part))]))
-            == f"{part}: is not below {tmp_path}/set"
+            == f"{part}: not below {tmp_path}/set"
         )
 
 
 def test_the_same_path_in_another_store_is_not_below():
     root, other = Location(MemoryStore(), "set"), Location(MemoryStore(), "set/a")
-    assert refusal(lambda: merge(root, [other])) == "set/a: is not below set"
+    assert refusal(lambda: merge(root, [other])) == "set/a: not below set"
 
 
 def test_what_flare_has_under_way_is_no_part(tmp_path):
@@ -304,7 +304,7 @@ def test_two_parts_that_list_a_shard_otherwise_are_not_merged(tmp_path):
         merge(at)
     assert (
         str(caught.value)
-        == f"{tmp_path}/x/index.json: shards[0]: lists {name} otherwise than {tmp_path}/x/b/index.json"
+        == f"{tmp_path}/x/index.json: shards[0]: entry of {name} differs from that in {tmp_path}/x/b/index.json"
     )
     assert not (tmp_path / "index.json").exists()
 
@@ -317,7 +317,7 @@ def test_of_a_cache_the_file_that_is_read_is_the_one_that_is_weighed(tmp_path):
     zipped = tmp_path / "a" / "shard.00000.mds.zstd"
     size = zipped.stat().st_size
     zipped.write_bytes(zipped.read_bytes()[:-1])
-    wanted = f"{zipped}: is {size - 1} bytes, {tmp_path}/a/index.json: shards[0] lists {size}"
+    wanted = f"{zipped}: file is {size - 1} bytes; {tmp_path}/a/index.json: shards[0] lists {size}"
     assert refusal(lambda: merge(at, [at / "a"])) == wanted
 
 
@@ -325,8 +325,8 @@ def test_a_part_whose_index_means_harm_is_refused(tmp_path):
     at = merging(tmp_path, "a")
     where = f"{tmp_path}/a/index.json: shards[0]"
     for key, value, message in (
-        ("raw_data", 7, f"{where}.raw_data: no basename in it"),
-        ("raw_data", {"basename": ["x"]}, f"{where}.raw_data: no basename in it"),
+        ("raw_data", 7, f"{where}.raw_data: no basename"),
+        ("raw_data", {"basename": ["x"]}, f"{where}.raw_data: no basename"),
         (
             "raw_data",
             {"basename": "../a/x"},
@@ -357,7 +357,7 @@ def test_a_part_that_lacks_a_meta_is_not_merged(tmp_path):
         merge(locate(str(tmp_path)))
     assert (
         str(caught.value)
-        == f"{tmp_path}/a/shard.00001.json.meta: no such file, {tmp_path}/a/index.json: shards[1] lists it"
+        == f"{tmp_path}/a/shard.00001.json.meta: no such file; {tmp_path}/a/index.json: shards[1] lists it"
     )
 
 
@@ -366,41 +366,41 @@ def test_a_part_that_lacks_a_meta_is_not_merged(tmp_path):
     [
         (
             lambda index, shard: index.update(shard=index.pop("shards")),
-            "index.json: no shards in it, but 'shard'",
+            "index.json: no key 'shards'; found 'shard'",
         ),
         (
             lambda index, shard: index.update(Version=index.pop("version")),
-            "index.json: no version in it, but 'Version'",
+            "index.json: no key 'version'; found 'Version'",
         ),
         (
             lambda index, shard: shard.update(sampels=shard.pop("samples")),
-            "index.json: shards[0]: no samples in it, but 'sampels'",
+            "index.json: shards[0]: no key 'samples'; found 'sampels'",
         ),
         (
             lambda index, shard: shard.update(compresion=shard.pop("compression")),
-            "index.json: shards[0]: no compression in it, but 'compresion'",
+            "index.json: shards[0]: no key 'compression'; found 'compresion'",
         ),
         (
             lambda index, shard: shard.update(hashs=shard.pop("hashes")),
-            "index.json: shards[0]: no hashes in it, but 'hashs'",
+            "index.json: shards[0]: no key 'hashes'; found 'hashs'",
         ),
         (
             lambda index, shard: shard.update(zip_dat=shard.pop("zip_data")),
-            "index.json: shards[0]: no zip_data in it, but 'zip_dat'",
+            "index.json: shards[0]: no key 'zip_data'; found 'zip_dat'",
         ),
         (
             lambda index, shard: shard.update(size_limits=shard.pop("size_limit")),
-            "index.json: shards[0]: no size_limit in it, but 'size_limits'",
+            "index.json: shards[0]: no key 'size_limit'; found 'size_limits'",
         ),
         (
             lambda index, shard: shard["raw_data"].update(hashs=shard["raw_data"].pop("hashes")),
-            "index.json: shards[0].raw_data: no hashes in it, but 'hashs'",
+            "index.json: shards[0].raw_data: no key 'hashes'; found 'hashs'",
         ),
         (
             lambda index, shard: shard["raw_data"].update(
                 basname=shard["raw_data"].pop("basename")
             ),
-            "index.json: shards[0].raw_data: no basename in it, but 'basname'",
+            "index.json: shards[0].raw_data: no key 'basename'; found 'basname'",
         ),
     ],
 )

@@ -59,21 +59,21 @@ def refusal(folder, files):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"version": 3}, "its config: version 3, 2 is wanted"),
-        ({"version": None}, "its config: version None, 2 is wanted"),
-        ({"format": "csv"}, "its config is of format 'csv', not mds"),
-        ({"format": None}, "its config is of format None, not mds"),
-        ({"size_limit": "1k"}, "its config.size_limit: '1k' is not a size"),
-        ({"hashes": {"sha1": 1}}, "its config's hashes are not a list of names"),
-        ({"hashes": ["sha1", 7]}, "its config's hashes are not a list of names"),
+        ({"version": 3}, "config: expected version 2, got 3"),
+        ({"version": None}, "config: expected version 2, got None"),
+        ({"format": "csv"}, "config: expected format 'mds', got 'csv'"),
+        ({"format": None}, "config: expected format 'mds', got None"),
+        ({"size_limit": "1k"}, "config.size_limit: expected a size, got '1k'"),
+        ({"hashes": {"sha1": 1}}, "config: hashes must be a list of names"),
+        ({"hashes": ["sha1", 7]}, "config: hashes must be a list of names"),
         (
             {"hashes": ["sha1", "crc"]},
-            "its config names hashes that are not known: unknown hash 'crc'",
+            "config: unknown hash 'crc'",
         ),
         (
             {"samples": 0},
-            "its config has the keys column_encodings, column_names, column_sizes, compression, format, hashes, samples, size_limit, version, "
-            "column_encodings, column_names, column_sizes, compression, format, hashes, size_limit, version are wanted",
+            "config: expected the keys column_encodings, column_names, column_sizes, compression, format, hashes, size_limit, version, "
+            "got column_encodings, column_names, column_sizes, compression, format, hashes, samples, size_limit, version",
         ),
     ],
 )
@@ -87,8 +87,8 @@ def test_a_key_that_a_config_lacks_is_said(tmp_path):
     assert refusal(
         tmp_path, {"shard.00000.mds": struct.pack("<II", 0, 8 + len(config)) + config}
     ) == (
-        "/shard.00000.mds: its config has the keys column_encodings, column_names, column_sizes, compression, format, size_limit, version, "
-        "column_encodings, column_names, column_sizes, compression, format, hashes, size_limit, version are wanted"
+        "/shard.00000.mds: config: expected the keys column_encodings, column_names, column_sizes, compression, format, hashes, size_limit, version, "
+        "got column_encodings, column_names, column_sizes, compression, format, size_limit, version"
     )
 
 
@@ -98,41 +98,41 @@ ZIPPED = gzip.compress(mds(compression="gz"))
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"shard.00001.mds": mds()}, ": shard.00000.mds is missing, shard.00001.mds is there"),
+        ({"shard.00001.mds": mds()}, ": shard.00000.mds is missing; shard.00001.mds exists"),
         (
             {"shard.00000.json.meta": meta()},
-            ": shard.00000.json is missing, shard.00000.json.meta is there",
+            ": shard.00000.json is missing; shard.00000.json.meta exists",
         ),
         (
             {"shard.00000.mds": mds(), "shard.00000.json": b""},
-            ": both json and mds have a shard 00000",
+            ": shard 00000 exists as json and as mds",
         ),
         (
             {"shard.00000.mds": mds(), "shard.00001.json": b"", "shard.00001.json.meta": meta()},
-            ": shards of json and mds",
+            ": shards of several formats: json, mds",
         ),
         (
             {"shard.00000.mds": mds(), "shard.00001.mds": mds(column_names=["b"])},
-            "/shard.00001.mds: other columns than shard.00000.mds",
+            "/shard.00001.mds: columns differ from those of shard.00000.mds",
         ),
         (
             {"shard.00000.mds.gz": ZIPPED, "shard.00000.mds.bz2": b""},
-            ": both shard.00000.mds.bz2 and shard.00000.mds.gz are there",
+            ": both shard.00000.mds.bz2 and shard.00000.mds.gz exist",
         ),
         (
             {"shard.00000.mds.gz": gzip.compress(mds())},
-            "/shard.00000.mds.gz: its config says compression None, its name 'gz'",
+            "/shard.00000.mds.gz: config has compression None; file names have 'gz'",
         ),
         (
             {"shard.00000.mds.gz": gzip.compress(mds(compression="br:5"))},
-            "/shard.00000.mds.gz: its config says compression 'br:5', its name 'gz'",
+            "/shard.00000.mds.gz: config has compression 'br:5'; file names have 'gz'",
         ),
         (
             {
                 "shard.00000.json": b"",
                 "shard.00000.json.meta.gz": gzip.compress(meta(compression="gz")),
             },
-            "/shard.00000.json: its config says compression 'gz', its name ' and gz'",
+            "/shard.00000.json: config has compression 'gz'; file names have ' and gz'",
         ),
         ({"shard.00000.json": b""}, "/shard.00000.json.meta: no such file or folder"),
         (
@@ -142,7 +142,7 @@ ZIPPED = gzip.compress(mds(compression="gz"))
                 "shard.00000.mds.part": mds(),
                 "xshard.00000.mds": mds(),
             },
-            ": no shards in it",
+            ": no shards in this folder",
         ),
     ],
 )
@@ -186,7 +186,7 @@ def test_an_index_that_is_there_is_left_as_it_is(tmp_path):
     at = folder_of(tmp_path, {"shard.00000.mds": mds(), "index.json": b"mine"})
     with pytest.raises(UsageError) as caught:
         rebuild(at)
-    assert str(caught.value) == f"{tmp_path}/index.json: there is an index"
+    assert str(caught.value) == f"{tmp_path}/index.json: index already exists"
     assert (tmp_path / "index.json").read_bytes() == b"mine"
     rebuild(at, replace=True)
     assert len(index(tmp_path)) == 1

@@ -113,9 +113,9 @@ def test_nothing_of_a_compressed_shard_is_held(tmp_path):
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (3, "3 bytes cannot hold 4 bytes of lengths"),  # not even those
-        (10, "its fields take 15 bytes, the sample has 10"),  # the numbers in front do not fit
-        (13, "its fields take 15 bytes, the sample has 13"),
+        (3, "sample has 3 bytes; its lengths need 4"),  # not even those
+        (10, "sample has 10 bytes; its fields need 15"),  # the numbers in front do not fit
+        (13, "sample has 13 bytes; its fields need 15"),
     ],
 )
 def test_a_sample_that_is_too_short_says_so(tmp_path, maps, size, message):
@@ -134,5 +134,5 @@ def test_a_column_of_any_declared_size_is_only_damage(tmp_path):
     columns = (column("a", "ndarray:uint8:4294967295"), shard.columns[1])
     hostile = type(shard)(shard.chunk, columns, shard.rows, shard.layout)
     assert find_columns(hostile, [0]) is None
-    with pytest.raises(FormatError, match="its fields take [0-9]+ bytes, the sample has 14$"):
+    with pytest.raises(FormatError, match="sample has 14 bytes; its fields need [0-9]+$"):
         read_rows(hostile, [0])

@@ -146,14 +146,14 @@ def test_what_was_decompressed_is_held_to_what_is_listed_and_cannot_be_written_t
 
 
 def test_of_decompressed_shards_those_that_were_asked_for_last_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(spans, "_held", type(spans._held)())
-    monkeypatch.setattr(spans, "HELD", 20)
+    monkeypatch.setattr(spans, "_cache", type(spans._cache)())
+    monkeypatch.setattr(spans, "MAX_CACHED_BYTES", 20)
     chunks = [chunk_of(tmp_path, gzip.compress(bytes([i]) * 10), None, f"{i}.gz") for i in range(3)]
     for i in (0, 1, 0, 2):  # 1 has waited longest
         assert bytes(spans.whole(chunks[i])) == bytes([i]) * 10
-    assert [at.name for at, _ in spans._held.values()] == ["0.gz", "2.gz"]
+    assert [at.name for at, _ in spans._cache.values()] == ["0.gz", "2.gz"]
     large = chunk_of(tmp_path, gzip.compress(bytes(100)), None, "large.gz")
     assert len(spans.whole(large)) == 100
-    assert [at.name for at, _ in spans._held.values()] == [
+    assert [at.name for at, _ in spans._cache.values()] == [
         "large.gz"
     ]  # larger than all that is kept, and kept alone

@@ -27,8 +27,8 @@ def test_every_encoding_is_held_or_refused_and_what_is_held_stays(encoding, form
         return
     with pytest.raises(UsageError) as caught:
         formats.find(form).held(column("x", encoding))
-    assert str(caught.value) == f"column 'x': {form} cannot hold {encoding}"
-    assert caught.value.hint == "Choose another --format, or the columns to pack with -c."
+    assert str(caught.value) == f"column 'x': {form} cannot store {encoding}"
+    assert caught.value.hint == "Choose another --format, or select the columns to pack with -c."
 
 
 def test_formats_hold_the_encodings_of_their_originals():
@@ -46,7 +46,7 @@ def test_formats_hold_the_encodings_of_their_originals():
 
 
 def test_a_column_that_a_format_cannot_hold_is_named():
-    with pytest.raises(UsageError, match="^column 'x': tsv cannot hold jpeg$"):
+    with pytest.raises(UsageError, match="^column 'x': tsv cannot store jpeg$"):
         formats.find("tsv").held(column("x", "jpeg"))
     assert formats.find("csv").held(column("x", "int")) == column("x", "str_int")
     assert formats.find("mds").held(column("x", "ndarray:int8:4")).size == 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flarecli import commands
 from flarecli.errors import FormatError, ReachError
-from flarecli.formats.bisect import NAMED, wrong_rows
+from flarecli.formats.bisect import MAX_NAMED_ROWS, wrong_rows
 from flarecli.model import Finding
 
 ROWS = 20_000
@@ -43,16 +43,16 @@ def test_where_all_are_wrong_the_first_thousand_are_named_and_of_each_run_behind
 
     runs = [(start, start + 8192) for start in range(0, 1 << 20, 8192)]
     found = [one.row for one in wrong_rows(runs, check)]
-    assert found[:NAMED] == list(range(NAMED))
+    assert found[:MAX_NAMED_ROWS] == list(range(MAX_NAMED_ROWS))
     assert found[-127:] == [start for start, _ in runs[1:]]
-    assert found[NAMED:-127] == [
+    assert found[MAX_NAMED_ROWS:-127] == [
         1000,
         1008,
         1024,
         2048,
         4096,
     ]  # what was left of the run when the thousandth was named: halves of halves
-    assert len(asked) < 4 * NAMED
+    assert len(asked) < 4 * MAX_NAMED_ROWS
 
 
 def test_what_is_not_about_one_row_is_said_once():

@@ -51,7 +51,7 @@ def written(form, names, rows, how=None):
 
 
 def shard_of(form, data, starts, config, name=None):
-    """A shard made by hand: its data, its table, its config."""
+    """A shard made by hand: its data, its table, config."""
     name = name or f"shard.00000.{form.name}"
     table = (
         struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts)
@@ -121,7 +121,7 @@ def test_what_is_written_is_what_a_split_says_or_is_refused(rows, ends):
         base, sizes = find("xsv").row_sizes(columns, batch, how)
     except ValueFitError as error:
         row = error.row
-        assert error.message.startswith(("column '", "its values between"))
+        assert error.message.startswith(("column '", "values joined by"))
         assert all(whole[:row])
         assert not whole[row]
         with pytest.raises(ValueFitError):
@@ -153,7 +153,7 @@ def test_lines_of_any_writer_are_cut_as_a_split_cuts_them(lines):
                 do()
             assert (
                 str(caught.value)
-                == f"shard.00000.xsv[{wrong[0]}]: {len(wanted[wrong[0]])} values in its line, 2 are wanted"
+                == f"shard.00000.xsv[{wrong[0]}]: expected 2 values in the line, got {len(wanted[wrong[0]])}"
             )
         assert [one.where for one in find("xsv").verify_shard(shard)] == [
             f"shard.00000.xsv[{row}]" for row in wrong
@@ -203,7 +203,7 @@ def test_separators_that_cut_no_field_are_not_taken_for_those_that_are_missing(
             do()
         assert (
             str(caught.value)
-            == f"shard.00000.xsv[{row}]: {values} values in its line, {len(columns)} are wanted"
+            == f"shard.00000.xsv[{row}]: expected {len(columns)} values in the line, got {values}"
         )
 
 
@@ -215,7 +215,7 @@ def test_a_line_without_its_newline_names_its_row():
     ):
         with pytest.raises(FormatError) as caught:
             do()
-        assert str(caught.value) == "shard.00000.xsv[1]: its line does not end with '\\n'"
+        assert str(caught.value) == "shard.00000.xsv[1]: line does not end with '\\n'"
 
 
 def test_lines_too_short_for_their_columns_are_refused_before_there_is_room_for_each():
@@ -228,7 +228,7 @@ def test_lines_too_short_for_their_columns_are_refused_before_there_is_room_for_
         assert tracemalloc.get_traced_memory()[1] < 4 << 20  # it was 160 MB
     finally:
         tracemalloc.stop()
-    assert str(caught.value) == "shard.00000.xsv[0]: 1 values in its line, 10000 are wanted"
+    assert str(caught.value) == "shard.00000.xsv[0]: expected 10000 values in the line, got 1"
 
 
 def test_text_that_is_not_utf8_names_its_row():
@@ -241,31 +241,41 @@ def test_text_that_is_not_utf8_names_its_row():
 @pytest.mark.parametrize(
     ("form", "how", "values", "message"),
     [
-        (find("csv"), Settings(), ("x,y", "z"), "row 1: column 'a': holds the separator ','"),
+        (
+            find("csv"),
+            Settings(),
+            ("x,y", "z"),
+            "row 1: column 'a': value contains the separator ','",
+        ),
         (
             find("csv"),
             Settings(separator="|"),
             ("x", "y,"),
-            "row 1: column 'b': holds the separator ','",
+            "row 1: column 'b': value contains the separator ','",
         ),
-        (find("tsv"), Settings(), ("x\ty", "z"), "row 1: column 'a': holds the separator '\\t'"),
+        (
+            find("tsv"),
+            Settings(),
+            ("x\ty", "z"),
+            "row 1: column 'a': value contains the separator '\\t'",
+        ),
         (
             find("csv"),
             Settings(newline="\r\n"),
             ("x\ny", "z\r\n"),
-            "row 1: column 'b': holds the newline '\\r\\n'",
+            "row 1: column 'b': value contains the newline '\\r\\n'",
         ),
         (
             find("xsv"),
             Settings(separator="||"),
             ("x|", "y"),
-            "row 1: column 'a': with the separator '||' behind it, it would be cut before its end",
+            "row 1: column 'a': followed by the separator '||', the value would end too early",
         ),
         (
             find("xsv"),
             Settings(separator=";", newline="x;b"),
             ("yx", "by"),
-            "row 1: its values between ';' hold the newline 'x;b'",
+            "row 1: values joined by ';' contain the newline 'x;b'",
         ),
     ],
 )
@@ -292,15 +302,19 @@ def test_a_value_that_a_line_cannot_hold_is_named_before_anything_is_written(
 @pytest.mark.parametrize(
     ("names", "how", "message"),
     [
-        (("a,b", "c"), Settings(), "column 'a,b': its name holds the separator ','"),
-        (("a\n",), Settings(), "column 'a\\n': its name holds the newline '\\n'"),
-        (("a",), Settings(newline=""), "a xsv shard wants a newline"),
-        (("a",), Settings(separator=""), "a xsv shard wants a separator"),
-        (("a|", "b"), Settings(separator="||"), "names between '||' cannot be told apart again"),
+        (("a,b", "c"), Settings(), "column name 'a,b' contains the separator ','"),
+        (("a\n",), Settings(), "column name 'a\\n' contains the newline '\\n'"),
+        (("a",), Settings(newline=""), "xsv needs a newline"),
+        (("a",), Settings(separator=""), "xsv needs a separator"),
+        (
+            ("a|", "b"),
+            Settings(separator="||"),
+            "column names separated by '||' cannot be read back",
+        ),
         (
             ("a", "b"),
             Settings(separator=";", newline="a;b"),
-            "names between ';' cannot be told apart again",
+            "column names separated by ';' cannot be read back",
         ),
     ],
 )
@@ -316,10 +330,10 @@ def test_names_and_settings_that_a_header_cannot_hold_are_refused(names, how, me
 def test_what_a_line_cannot_hold_is_refused_by_the_column(form):
     with pytest.raises(UsageError) as caught:
         find(form).arrange([encodings.column("a", "str"), encodings.column("b", "jpeg")])
-    assert str(caught.value) == f"column 'b': {form} cannot hold jpeg"
-    with pytest.raises(UsageError, match="^two columns are named 'a'$"):
+    assert str(caught.value) == f"column 'b': {form} cannot store jpeg"
+    with pytest.raises(UsageError, match="^duplicate column name 'a'$"):
         find(form).arrange([encodings.column("a", "str")] * 2)
-    with pytest.raises(UsageError, match="^a shard without columns cannot be read back$"):
+    with pytest.raises(UsageError, match="^a shard needs at least one column$"):
         find(form).arrange([])
 
 
@@ -329,7 +343,7 @@ def test_other_headers_are_found():
     (finding,) = find("xsv").verify_shard(shard)
     assert (finding.where, finding.message) == (
         "shard.00000.xsv",
-        "its header is b'a||c\\n', not b'a||b\\n'",
+        "expected the header b'a||b\\n', got b'a||c\\n'",
     )
 
 
@@ -359,24 +373,24 @@ def put(at, value):
     [
         (
             put(0, 0xFFFFFFFF),
-            "shard.00000.csv.meta: {size} bytes cannot hold a table of 4294967295 samples",
+            "shard.00000.csv.meta: file is {size} bytes; its table of 4294967295 samples needs 17179869188",
         ),
         (
             put(4, 0),
-            "shard.00000.csv.meta: its first line starts at byte 0 of the data, 2 is wanted",
+            "shard.00000.csv.meta: expected the first line at byte 2 of the data, got 0",
         ),
         (put(8, 99), "shard.00000.csv.meta: line 1 starts at byte 99 and ends at byte 6"),
-        (put(12, 7), "shard.00000.csv: is 6 bytes, 7 are needed by its table"),
+        (put(12, 7), "shard.00000.csv: file is 6 bytes; its table needs 7"),
         (
             lambda data: data[:7],
-            "shard.00000.csv.meta: 7 bytes is less than the 8 of an empty table",
+            "shard.00000.csv.meta: file is 7 bytes; an empty table needs 8",
         ),
         (lambda data: data[:-1], None),
         (
             lambda data: data.replace(b'"csv"', b'"tsv"'),
-            "shard.00000.csv.meta: its config is of format 'tsv', not csv",
+            "shard.00000.csv.meta: config: expected format 'csv', got 'tsv'",
         ),
-        (lambda data: data[:16] + b"[]", "shard.00000.csv.meta: its config is not an object"),
+        (lambda data: data[:16] + b"[]", "shard.00000.csv.meta: config is not an object"),
         (lambda data: data.replace(b'["a"]', b"[   ]"), None),
     ],
 )
@@ -403,7 +417,7 @@ def test_bytes_behind_the_last_line_are_damage():
                 shard_of(form, b"".join([*lines, rest]), starts, config)
             assert (
                 str(caught.value)
-                == f"shard.00000.{form.name}: is {starts[-1] + size} bytes, {starts[-1]} are needed by its table"
+                == f"shard.00000.{form.name}: file is {starts[-1] + size} bytes; its table needs {starts[-1]}"
             )
 
 
@@ -418,11 +432,13 @@ def test_a_meta_that_no_rows_make_so_large_is_refused_before_it_is_read(monkeypa
             )
         assert (
             str(caught.value)
-            == f"s.csv.meta: {most + 1} bytes are listed, too many for a table of 2 samples"
+            == f"s.csv.meta: lists {most + 1} bytes, too many for a table of 2 samples"
         )
     chunk, _ = written(find("csv"), {"a": "str"}, [{"a": b"1"}])
-    monkeypatch.setattr(line_shards, "_CONFIG_LIMIT", 10)
-    with pytest.raises(FormatError, match=r"^shard.00000.csv.meta: its config takes \d+ bytes$"):
+    monkeypatch.setattr(line_shards, "_MAX_CONFIG_BYTES", 10)
+    with pytest.raises(
+        FormatError, match=r"^shard.00000.csv.meta: config is \d+ bytes; at most 10 are read$"
+    ):
         find("csv").open_shard(Chunk(chunk.at))
 
 
@@ -439,7 +455,7 @@ def test_a_shard_ends_where_its_table_does(form, monkeypatch):
         find(form).write_shard(Location(store, ""), 0, columns, [batch], Settings())
     assert (
         str(caught.value)
-        == f"{chunk.at.name}: {size} bytes do not fit one {form.upper() if form == 'mds' else form} shard"
+        == f"{chunk.at.name}: shard would have {size} bytes; {form.upper() if form == 'mds' else form} allows {size - 1}"
     )
     assert store.files == {}
     monkeypatch.setattr(line_shards, "LIMIT", base + int(sizes[0]))
@@ -447,7 +463,7 @@ def test_a_shard_ends_where_its_table_does(form, monkeypatch):
     monkeypatch.setattr(line_shards, "LIMIT", base + int(sizes[0]) - 1)
     with pytest.raises(
         ValueFitError,
-        match=rf"^row 0: column 'a': a row of {sizes[0]} bytes does not fit one {form} shard, which ends at 4 GiB$",
+        match=rf"^row 0: column 'a': row has {sizes[0]} bytes; a {form} shard has at most 4 GiB$",
     ):
         find(form).row_sizes(columns, batch, Settings())
 
@@ -483,7 +499,7 @@ def test_a_row_larger_than_any_shard_is_named_before_it_is_joined():
             find(form).row_sizes(columns, batch, Settings(shard_bytes=None))
         assert (
             str(caught.value)
-            == f"row 1: column 'big': a row of {size} bytes does not fit one {form} shard, which ends at 4 GiB"
+            == f"row 1: column 'big': row has {size} bytes; a {form} shard has at most 4 GiB"
         )
 
 

@@ -1,4 +1,5 @@
-"""Shards of lines of MosaicML Streaming: a data file, and a `.meta` beside it that says where each line lies.
+"""Shards of lines of MosaicML Streaming: a data file, and a `.meta` file with the start of each
+line.
 
 Little-endian, n samples (source: files written by mosaicml-streaming 0.13.0):
 
@@ -8,7 +9,8 @@ Little-endian, n samples (source: files written by mosaicml-streaming 0.13.0):
             4         uint32[n+1]  start of each line in the data file; the last is that file's size
             4+4(n+1)  bytes        config, JSON with sorted keys, to the end
 
-Either is compressed for itself, as one file, and then has the suffix of the compression: `x.json.gz` and `x.json.meta.gz`.
+Each file may be compressed as a whole and then has the suffix of the compression: `x.json.gz` and
+`x.json.meta.gz`.
 """
 
 from __future__ import annotations
@@ -63,17 +65,15 @@ __all__ = [
 ]
 
 LIMIT = (1 << 32) - 1  # starts are uint32
-_CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
-_STEP, _STEP_BYTES = 8192, 4 << 20  # rows checked or joined at once: they stay in the cache
-_JOINED = 1 << 20  # bytes joined at once, about
-_JOINED_COLUMN = (
-    1 << 10
-)  # or so many for each column, which outweigh the calls of Arrow that it takes
-_HINT = "It was damaged or cut short; fetch or pack it again."
+_MAX_CONFIG_BYTES = 1 << 24  # enough for thousands of columns
+_STEP_ROWS, _STEP_BYTES = 8192, 4 << 20  # rows checked or joined at once; they fit the CPU cache
+# Arrow joins about 1 MiB at once, but at least 1 KiB per column, to outweigh the cost of the calls.
+_JOIN_BYTES, _JOIN_BYTES_PER_COLUMN = 1 << 20, 1 << 10
+_HINT = "The file was damaged or cut short; fetch or pack it again."
 
 Places = Mapping[
     str, tuple[IntArray, IntArray]
-]  # column -> where each value starts and how long it is, int64 [rows]
+]  # column -> (starts, lengths) of its values, int64 [rows] each
 
 
 class MosaicFormat(Format):
@@ -91,7 +91,7 @@ class MosaicFormat(Format):
         return "MDS version 2" if listed_by == INDEX else None
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
-        """Return the bytes of a row."""
+        """Return the byte range of a row."""
         starts = shard.layout["starts"]
         return shard.chunk.at, int(starts[row]), int(starts[row + 1])
 
@@ -103,13 +103,13 @@ class MosaicFormat(Format):
 
 
 class LineFormat(MosaicFormat):
-    """A format of lines of text: a `.meta` beside each data file has the place of each line."""
+    """A format of lines of text, with a `.meta` file per data file."""
 
     is_multi_file = True
-    sizes_are_exact = False  # headers and `.meta` files do not count, as in the original
+    sizes_are_exact = False  # as in the original, headers and `.meta` files do not count
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Recognize shards by the whole name that the original gives them: other files end in `.json` or `.csv` too."""
+        """Return whether a file has the original's name of a shard; other files end in `.json` too."""
         return name.endswith(self.suffixes) and name.rpartition("/")[2].startswith("shard.")
 
 
@@ -117,34 +117,42 @@ def opened(
     chunk: Chunk,
     columns: Columns | None,
     form: str,
-    head: Callable[[Columns, Mapping[str, Any], object], Mapping[str, Any]],
+    parse_layout: Callable[[Columns, Mapping[str, Any], object], Mapping[str, Any]],
 ) -> Shard:
-    """Read the `.meta` of a shard and hold it against the size of its data, of which nothing is read unless it is compressed.
+    """Read the `.meta` of a shard and compare it with the size of the data, which is read only if
+    compressed.
 
-    columns  what an index or a playlist says they are
-    head     columns, config -> what else the layout has to hold; `head` in it: bytes before the first line
-    raises   FormatError if the table does not fit the data; IntegrityError if the columns are others than listed
+    columns        the columns that an index or a playlist lists
+    parse_layout   (columns, config, where) -> further items of the layout, among them `header`: the
+                   bytes before the first line
+    raises         FormatError if the table does not fit the data; IntegrityError if the columns are
+                   not the listed ones
     """
     chunk, meta = present(chunk), present(_companion(chunk))
     _check_listed(chunk, meta)
     view = spans.whole(meta)
     data = view if view is not None else memoryview(meta.at.read(0, spans.stored_size(meta)))
     if len(data) < 8:
-        raise FormatError(f"{len(data)} bytes is less than the 8 of an empty table", where=meta.at)
+        raise FormatError(f"file is {len(data)} bytes; an empty table needs 8", where=meta.at)
     rows = int.from_bytes(data[:4], "little")
     end = 8 + 4 * rows
     if end > len(data):
-        raise FormatError(f"{len(data)} bytes cannot hold a table of {rows} samples", where=meta.at)
+        raise FormatError(
+            f"file is {len(data)} bytes; its table of {rows} samples needs {end}", where=meta.at
+        )
     if chunk.rows is not None and rows != chunk.rows:
-        raise FormatError(f"holds {rows} samples, {chunk.rows} are listed", where=meta.at)
-    if len(data) - end > _CONFIG_LIMIT:
-        raise FormatError(f"its config takes {len(data) - end} bytes", where=meta.at)
+        raise FormatError(f"contains {rows} samples; {chunk.rows} are listed", where=meta.at)
+    if len(data) - end > _MAX_CONFIG_BYTES:
+        raise FormatError(
+            f"config is {len(data) - end} bytes; at most {_MAX_CONFIG_BYTES} are read",
+            where=meta.at,
+        )
     stored = spans.stored_size(chunk) + spans.stored_size(meta)
     check_rows(rows, 1, stored, meta.at)
     config, own = mds_config.parse_config(bytes(data[end:]), form, meta.at)
     check_rows(rows, len(own), stored, meta.at)
     own = mds_config.agreed(own, columns, form, meta.at)
-    layout = dict(head(own, config, meta.at))
+    layout = dict(parse_layout(own, config, meta.at))
     starts = read_starts(data, rows, copy=bool(spans.suffix(meta)))
     _check(starts, len(layout["header"]), _data_size(chunk), chunk, meta)
     files = (*(chunk.files[:1] or (File(chunk.at.name),)), *meta.files)
@@ -154,7 +162,7 @@ def opened(
 
 
 def read_starts(data: memoryview, rows: int, *, copy: bool) -> UInt32Array:
-    """Return the table of a shard, uint32 [rows + 1]: behind the row count, where each row starts.
+    """Return the start of each row from a shard's table, and the end: uint32 [rows + 1].
 
     copy  False: the array is a view of `data` if that is aligned, and keeps it in memory
     """
@@ -169,21 +177,23 @@ def first_decrease(starts: UInt32Array) -> int | None:
 
 
 def _check_listed(chunk: Chunk, meta: Chunk) -> None:
-    """Refuse a `.meta` that is listed as larger than the listed rows can make it, before it is read or decompressed."""
+    """Raise FormatError if the listed size of the `.meta` is too large for its rows, before it is
+    read.
+    """
     listed = meta.files[0].size if meta.files[0].raw_size is None else meta.files[0].raw_size
     if (
         chunk.rows is not None
         and listed is not None
-        and listed > 8 + 4 * chunk.rows + _CONFIG_LIMIT
+        and listed > 8 + 4 * chunk.rows + _MAX_CONFIG_BYTES
     ):
         raise FormatError(
-            f"{listed} bytes are listed, too many for a table of {chunk.rows} samples",
+            f"lists {listed} bytes, too many for a table of {chunk.rows} samples",
             where=meta.at,
         )
 
 
 def _companion(chunk: Chunk) -> Chunk:
-    """Find the `.meta`: as listed, or by the name that it must have."""
+    """Return the `.meta` of a shard, as listed or by its name."""
     if chunk.beside:
         return spans.of(chunk.beside[0], chunk.files[1])
     at, name = chunk.at, chunk.files[0].name if chunk.files else chunk.at.name
@@ -200,7 +210,7 @@ def _data_size(chunk: Chunk) -> int:
         return spans.stored_size(chunk)
     listed = chunk.files[0].raw_size if chunk.files else None
     if listed is not None:
-        return listed  # decompressing holds the data against it
+        return listed  # checked when the data is decompressed
     view = spans.whole(chunk)
     return 0 if view is None else len(view)
 
@@ -208,7 +218,7 @@ def _data_size(chunk: Chunk) -> int:
 def _check(starts: UInt32Array, header: int, size: int, chunk: Chunk, meta: Chunk) -> None:
     if int(starts[0]) != header:
         raise FormatError(
-            f"its first line starts at byte {starts[0]} of the data, {header} is wanted",
+            f"expected the first line at byte {header} of the data, got {starts[0]}",
             where=meta.at,
             hint=_HINT,
         )
@@ -221,17 +231,16 @@ def _check(starts: UInt32Array, header: int, size: int, chunk: Chunk, meta: Chun
         )
     if int(starts[-1]) != size:
         raise FormatError(
-            f"is {size} bytes, {starts[-1]} are needed by its table", where=chunk.at, hint=_HINT
+            f"file is {size} bytes; its table needs {starts[-1]}", where=chunk.at, hint=_HINT
         )
 
 
 def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
-    """Give lines with their newline, in the order asked; near ones share a read."""
+    """Return lines with their newline in the order asked; close lines share a read."""
     table = memoryview(shard.layout["starts"])  # its items are Python integers
     view: memoryview | None = shard.memo.get("view")
-    if view is None and not spans.suffix(
-        shard.chunk
-    ):  # a decompressed shard is held elsewhere, and not for ever
+    # A decompressed shard must not outlive its cache.
+    if view is None and not spans.suffix(shard.chunk):
         view = spans.whole(shard.chunk)
         if view is not None:
             shard.memo["view"] = view
@@ -241,14 +250,14 @@ def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
 
 
 def bytes_of(shard: Shard, start: int, stop: int) -> tuple[IntArray, IntArray]:
-    """Give the bytes of lines start..stop, uint8, and where each starts in them, int64 [rows + 1]."""
+    """Return the bytes of lines start..stop, uint8, and the start of each, int64 [rows + 1]."""
     starts = np.array(shard.layout["starts"][start : stop + 1], np.int64)
     (part,) = spans.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
     return np.frombuffer(part, np.uint8), starts - starts[0]
 
 
 def find_all(data: IntArray, text: bytes) -> IntArray:
-    """Give every place at which a text begins, also those that overlap: int64, rising."""
+    """Return the positions of a text in `data`, overlaps included, in increasing order: int64."""
     at = np.flatnonzero(data == text[0])
     if len(text) > 1:
         at = at[at <= len(data) - len(text)]
@@ -258,7 +267,9 @@ def find_all(data: IntArray, text: bytes) -> IntArray:
 
 
 def cut(data: IntArray, places: Places, views: bool) -> Callable[[str], pa.Array]:
-    """Give what gives a column's stored bytes, of values that lie in one run of bytes; as views over it where that is wanted."""
+    """Return a function that makes the array of a column's stored bytes; with `views`, without
+    copying.
+    """
     make = spans.views if views and len(data) < spans.VIEW_LIMIT else spans.ragged
     return lambda name: make(data, *places[name])
 
@@ -266,10 +277,10 @@ def cut(data: IntArray, places: Places, views: bool) -> Callable[[str], pa.Array
 def assembled(
     shard: Shard, start: int, stop: int, names: Sequence[str] | None, raw: Callable[[str], pa.Array]
 ) -> pa.RecordBatch:
-    """Make typed columns of stored bytes.
+    """Return stored bytes as typed columns.
 
     raw     name -> large_binary, binary_view, or fixed-size binary [rows]
-    raises  ValueFitError for text that is not UTF-8, naming the row
+    raises  ValueFitError naming the row for text that is not UTF-8
     """
     by_name = {one.name: one for one in shard.columns}
     arrays, fields = [], []
@@ -292,19 +303,23 @@ def assembled(
 
 
 def steps(shard: Shard) -> Iterator[tuple[int, int]]:
-    """Cut the rows of a shard into runs of bounded bytes: (start, stop)."""
+    """Yield (start, stop) of runs of rows with bounded bytes."""
     starts, start = memoryview(shard.layout["starts"]), 0
     while start < shard.rows:
         stop = max(
             start + 1,
-            min(start + _STEP, shard.rows, bisect_right(starts, starts[start] + _STEP_BYTES) - 1),
+            min(
+                start + _STEP_ROWS,
+                shard.rows,
+                bisect_right(starts, starts[start] + _STEP_BYTES) - 1,
+            ),
         )
         yield start, stop
         start = stop
 
 
 def checked(shard: Shard, check: Callable[[int, int], Any]) -> Iterator[Finding]:
-    """Check a shard run by run; each row that is wrong is a finding, and the next is checked all the same."""
+    """Check a shard run by run and yield a finding for each invalid row."""
     return wrong_rows(steps(shard), check)
 
 
@@ -312,44 +327,50 @@ def checked(shard: Shard, check: Callable[[int, int], Any]) -> Iterator[Finding]
 
 
 def arranged(columns: Columns) -> Columns:
-    """Sort columns by name, by code point. Raises UsageError for two of one name, or none at all."""
+    """Return columns sorted by the code points of their names.
+
+    raises  UsageError for duplicate names, or no columns
+    """
     out = tuple(sorted(columns, key=lambda one: one.name))
     if not out:
         raise UsageError(
-            "a shard without columns cannot be read back", hint="Name the columns to pack with -c."
+            "a shard needs at least one column", hint="Select the columns to pack with -c."
         )
     for one, two in pairwise(out):
         if one.name == two.name:
-            raise UsageError(f"two columns are named {one.name!r}")
+            raise UsageError(f"duplicate column name {one.name!r}")
     return out
 
 
 def weights(columns: Columns, batch: pa.RecordBatch, fixed: int, base: int, form: str) -> IntArray:
-    """Weigh each row: `fixed` bytes and those of its columns of variable size; an empty shard weighs `base`; int64 [rows].
+    """Return the size of each row: int64 [rows].
 
-    raises  ValueFitError naming the row and its largest column if no shard can hold it: all starts are uint32
+    fixed   bytes of a row besides its columns of variable size
+    base    bytes of an empty shard
+    raises  ValueFitError naming the row and its largest column if it does not fit a shard, whose
+            starts are uint32
     """
-    weighed = [one.name for one in columns if one.size is None]
+    variable = [one.name for one in columns if one.size is None]
     sizes = (
         np.full(batch.num_rows, fixed, np.int64)
-        if not weighed
-        else lengths(batch.column(weighed[0])) + fixed
+        if not variable
+        else lengths(batch.column(variable[0])) + fixed
     )
-    for name in weighed[1:]:
+    for name in variable[1:]:
         sizes += lengths(batch.column(name))
     if len(sizes) and base + int(sizes.max()) > LIMIT:
         row = int(np.argmax(sizes > LIMIT - base))
-        name = max(weighed, key=lambda one: int(lengths(batch.column(one).slice(row, 1))[0]))
-        message = f"column {name!r}: a row of {sizes[row]} bytes does not fit one {form} shard, which ends at 4 GiB"
+        name = max(variable, key=lambda one: int(lengths(batch.column(one).slice(row, 1))[0]))
+        message = f"column {name!r}: row has {sizes[row]} bytes; a {form} shard has at most 4 GiB"
         raise ValueFitError(message, row=row, column=name)
     return sizes
 
 
 def lengths(array: pa.Array) -> IntArray:
-    """Give how many bytes each value of a column of bytes or text has, 0 of a null: int64 [rows]."""
+    """Return the bytes of each value of a column of bytes or text, 0 for a null: int64 [rows]."""
     if not array.null_count and array.type in (encodings.BINARY, encodings.TEXT):
         bounds = ends(array)
-        return bounds[1:] - bounds[:-1]  # a fifth of the time
+        return bounds[1:] - bounds[:-1]  # faster than Arrow
     lengths = pc.binary_length(array)
     return (
         (pc.fill_null(lengths, 0) if lengths.null_count else lengths)
@@ -359,18 +380,18 @@ def lengths(array: pa.Array) -> IntArray:
 
 
 def ends(array: pa.Array) -> IntArray:
-    """Give where each value of a large_binary or large_string starts, and where the last one ends: int64 [rows + 1]."""
+    """Return the offsets of a large_binary or large_string array: int64 [rows + 1]."""
     return np.frombuffer(array.buffers()[1] or bytes(8), np.int64, len(array) + 1, array.offset * 8)
 
 
 def step_of(rows: int, size: int, columns: int) -> int:
-    """Give how many of some rows, `size` bytes in all, Arrow joins at once."""
-    most = max(_JOINED, columns * _JOINED_COLUMN)
-    return int(max(1, min(_STEP, most * max(1, rows) // max(1, size))))
+    """Return how many rows Arrow joins at once, of `rows` rows with `size` bytes."""
+    target = max(_JOIN_BYTES, columns * _JOIN_BYTES_PER_COLUMN)
+    return int(max(1, min(_STEP_ROWS, target * max(1, rows) // max(1, size))))
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into runs of so many rows."""
+    """Yield slices of a batch with `step_of` rows each."""
     step = step_of(batch.num_rows, batch.nbytes, batch.num_columns)
     return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
 
@@ -378,7 +399,10 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def bodies(
     batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], memoryview]
 ) -> Iterator[memoryview]:
-    """Give the lines of batches, joined by `body` piece by piece. The row of its ValueFitError, one of the piece, becomes that of the batches."""
+    """Yield the lines of batches, joined by `body` piece by piece.
+
+    raises  ValueFitError of `body`, with the row counted from the first batch
+    """
     first = 0
     for batch in batches:
         for piece in pieces(batch):
@@ -390,19 +414,26 @@ def bodies(
 
 
 def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """Give the stored bytes of the columns: large_binary [rows] each. Raises ValueFitError for a null."""
+    """Return the stored bytes of the columns: large_binary [rows] each. Raises ValueFitError for a
+    null.
+    """
     out = {
         one.name: encodings.stored(batch.column(one.name), lookup(one.encoding)) for one in columns
     }
     for name, array in out.items():
-        if array.null_count:  # Arrow would drop the whole line without a word
+        if array.null_count:  # Arrow would silently drop the whole line
             row = pc.index(array.is_null(), True).as_py()
-            raise ValueFitError(f"column {name!r}: a null reached the shard", row=row, column=name)
+            message = f"column {name!r} is null; lines cannot store nulls"
+            raise ValueFitError(message, row=row, column=name)
     return out
 
 
 def joined(parts: Sequence[Any]) -> tuple[memoryview, IntArray]:
-    """Join columns of bytes, and texts that stand in every row, row by row: all bytes, and where each row starts, int64 [rows + 1]."""
+    """Join columns and constant texts row by row; return all bytes and the row offsets, int64 [rows
+    + 1].
+
+    parts  columns of bytes, large_binary [rows], or bytes that are the same in every row
+    """
     body = pc.binary_join_element_wise(
         *(pa.scalar(part, encodings.BINARY) if isinstance(part, bytes) else part for part in parts),
         pa.scalar(b"", encodings.BINARY),
@@ -425,8 +456,9 @@ def write(
 ) -> Chunk:
     """Write the data file and its `.meta`.
 
-    sizes   of the lines, batch by batch: int64 [rows]; `bodies` gives those lines, joined, in the same order
-    raises  ValueFitError if the data would pass 4 GiB
+    sizes   sizes of the lines, batch by batch: int64 [rows]
+    bodies  the same lines, joined
+    raises  ValueFitError if the data would exceed 4 GiB
     """
     lengths = np.concatenate([*sizes, np.zeros(0, np.int64)])
     starts = np.full(len(lengths) + 1, len(header), np.int64)
@@ -434,9 +466,9 @@ def write(
     size, name = int(starts[-1]), name_of(number, form)
     if size > LIMIT:
         raise ValueFitError(
-            f"{size} bytes do not fit one {form} shard",
+            f"shard would have {size} bytes; {form} allows {LIMIT}",
             where=at / name,
-            hint="Give a smaller --shard-size.",
+            hint="Choose a smaller --shard-size.",
         )
     table = b"".join(
         (
@@ -446,8 +478,8 @@ def write(
         )
     )
     to, file = store(at, name, _joined(header, bodies), size, settings)
-    beside, meta = store(at, f"{name}.meta", [table], len(table), settings)
-    return Chunk(to, len(lengths), (file, meta), form, (beside,))
+    companion, meta = store(at, f"{name}.meta", [table], len(table), settings)
+    return Chunk(to, len(lengths), (file, meta), form, (companion,))
 
 
 def _joined(header: bytes, bodies: Iterator[Any]) -> Iterator[Any]:

@@ -1,7 +1,13 @@
-r"""JSON shards of MosaicML Streaming: a line of JSON a sample, and a `.meta` beside them; see `lines`.
+r"""JSON shards of MosaicML Streaming: a line of JSON per sample, and a `.meta` file; see
+`lines.base`.
 
-A line is `json.dumps(sample, sort_keys=True)` and the newline, which may be any blanks of JSON, or nothing. A value is kept as the text
-that stands there, a string with its quotes and escapes: encodings `json_str`, `json_int`, `json_float`.
+A line is `json.dumps(sample, sort_keys=True)` and the newline, which may be any JSON whitespace, or
+empty. A value is stored as its JSON text, strings with their quotes and escapes: encodings
+`json_str`, `json_int` and `json_float`.
+
+In a line as `json.dumps` writes it, the quotes are at known places, so many lines are split at once
+by numpy. The result is valid if all quotes, keys, colons and commas are in place, every string is
+closed and every number is valid. Any other line is parsed by a full JSON parser.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from flarecli.storage import Location
 
 __all__ = ["JSONShards", "Plan", "is_text", "parsed", "places", "planned", "split"]
 
-_BLANKS = frozenset(" \t\n\r")
+_WHITESPACE = frozenset(" \t\n\r")
 
 
 class JSONShards(LineFormat):
@@ -46,7 +52,7 @@ class JSONShards(LineFormat):
     }
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the `.meta` and touch none of the lines. Raises FormatError, IntegrityError: see `lines.opened`."""
+        """Read the `.meta`, but no lines. Raises FormatError or IntegrityError, see `lines.opened`."""
         return lines.opened(chunk, columns, self.name, _layout)
 
     def read_rows(
@@ -56,9 +62,10 @@ class JSONShards(LineFormat):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Give the JSON text of each value, in the order asked; what stands inside of strings is not looked at.
+        """Return the JSON text of each value in the order asked; the text of strings is not
+        checked.
 
-        raises  FormatError naming the row whose line is not one
+        raises  FormatError naming the row of an invalid line
         """
         plan = _plan(shard)
         out: list[Row] = [
@@ -75,9 +82,10 @@ class JSONShards(LineFormat):
         columns: Sequence[str] | None = None,
         views: bool = False,
     ) -> pa.RecordBatch:
-        """Give rows start..stop as typed columns: the JSON text of each value.
+        """Return rows start..stop as typed columns: the JSON text of each value.
 
-        raises  FormatError naming the first row whose line is not one; ValueFitError for text that is not UTF-8
+        raises  FormatError naming the row of the first invalid line; ValueFitError for text that is
+                not UTF-8
         """
         plan = _plan(shard)
         data, starts = lines.bytes_of(shard, start, stop)
@@ -98,19 +106,26 @@ class JSONShards(LineFormat):
         )
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Sort columns by name, by code point, each as JSON holds it. Raises UsageError for one that it cannot hold, two of one name, or none."""
+        """Return columns as JSON stores them, sorted by the code points of their names.
+
+        raises  UsageError for a column that JSON cannot store, duplicate names, or no columns
+        """
         return lines.arranged(tuple(self.held(one) for one in columns))
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Weigh each line; nothing else counts, as in the original: int64 [rows].
+        """Return 0 and the size of each line, int64 [rows]; as in the original, nothing else
+        counts.
 
-        raises  UsageError for a newline that JSON cannot end with; ValueFitError naming the first row with a value that is no JSON of its kind
+        raises  UsageError for a newline that is not JSON whitespace; ValueFitError naming the first
+                row with invalid JSON
         """
         _check_newline(settings)
         plan = planned(columns, settings.newline.encode())
-        sizes = _weights(columns, batch, plan)  # first: a row that no shard holds is never joined
+        sizes = _weights(
+            columns, batch, plan
+        )  # first, so that a row that fits no shard is not joined
         for _ in lines.bodies((batch,), lambda piece: _body(columns, piece, plan)):
             pass
         return 0, sizes
@@ -125,7 +140,7 @@ class JSONShards(LineFormat):
     ) -> Chunk:
         """Write all rows as `shard.00000.json` and its `.meta`, as the original does.
 
-        raises  ValueFitError for a value that is no JSON of its kind, or if the data would pass 4 GiB
+        raises  ValueFitError for invalid JSON, or if the data would exceed 4 GiB
         """
         _check_newline(settings)
         plan = planned(columns, settings.newline.encode())
@@ -142,7 +157,7 @@ class JSONShards(LineFormat):
         )
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check that every line is an object of these columns, and, if asked, that every value is what its encoding says."""
+        """Check that every line is an object with these columns and, with `values`, every value."""
         return lines.checked(shard, lambda start, stop: self._check(shard, start, stop, values))
 
     def _check(self, shard: Shard, start: int, stop: int, values: bool) -> None:
@@ -151,11 +166,11 @@ class JSONShards(LineFormat):
             return
         for one in shard.columns:
             pattern = r'^"' if is_text(one) else r"^[-0-9tfnNI]"
-            wrong = pc.invert(pc.match_substring_regex(batch.column(one.name), pattern))
-            if pc.any(wrong, min_count=0).as_py():
-                row = start + int(pc.index(wrong, True).as_py())
+            invalid = pc.invert(pc.match_substring_regex(batch.column(one.name), pattern))
+            if pc.any(invalid, min_count=0).as_py():
+                row = start + int(pc.index(invalid, True).as_py())
                 raise ValueFitError(
-                    f"column {one.name!r:.60}: not {one.encoding}",
+                    f"column {one.name!r:.60}: not a valid {one.encoding} value",
                     where=shard.chunk.at,
                     row=row,
                     column=one.name,
@@ -186,11 +201,11 @@ def _values(
         values = parsed(line)
     except ValueError as error:
         raise FormatError(str(error), where=shard.chunk.at, row=row) from None
-    wanted = set(plan.names)
-    if values.keys() != wanted:
-        name = min(values.keys() ^ wanted)
+    expected = set(plan.names)
+    if values.keys() != expected:
+        name = min(values.keys() ^ expected)
         raise FormatError(
-            f"column {name!r:.60} is {'missing' if name in wanted else 'unknown'}",
+            f"column {name!r:.60} is {'missing' if name in expected else 'unknown'}",
             where=shard.chunk.at,
             row=row,
             column=name,
@@ -204,15 +219,15 @@ def _weights(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> IntArray:
 
 
 def _check_newline(settings: Settings) -> None:
-    if not _BLANKS.issuperset(settings.newline):
+    if not _WHITESPACE.issuperset(settings.newline):
         raise UsageError(
-            f"a line of JSON that ends in {settings.newline!r:.60} cannot be read back",
-            hint="Choose a --newline of blanks, such as '\\n' or '\\r\\n'.",
+            f"JSON lines that end with {settings.newline!r:.60} cannot be read back",
+            hint="Choose a --newline such as '\\n' or '\\r\\n'.",
         )
 
 
 def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> memoryview:
-    """Join lines, and cut them again: what does not come back as it went in is no JSON."""
+    """Join lines, then split them again to check that every value is valid JSON."""
     fields = lines.stored_columns(columns, batch)
     body, starts = lines.joined(
         [*(part for name, before, _ in plan.columns for part in (before, fields[name])), plan.tail]
@@ -227,25 +242,30 @@ def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> memoryview:
 
 
 def _refuse(fields: Mapping[str, pa.Array], plan: Plan) -> None:
-    """Name the value that is no JSON of its kind; a column may also hold other JSON than `json.dumps` writes, which is let be."""
+    """Raise ValueFitError for the first invalid value; JSON that `json.dumps` formats differently
+    is valid.
+    """
     kinds = {name: is_text for name, _, is_text in plan.columns}
     for row in range(len(next(iter(fields.values())))):
         for name, array in fields.items():
             data = array[row].as_py()
             try:
-                is_one = (
+                is_valid = (
                     parsed(b'{"": ' + data + b"}")[""] == data
                     and data.startswith(b'"') == kinds[name]
                 )
             except ValueError:
-                is_one = False
-            if not is_one or data[:1] in b"{[":
+                is_valid = False
+            if not is_valid or data[:1] in b"{[":
                 raise ValueFitError(
-                    f"column {name!r}: {data[:60]!r} is no JSON of its kind", row=row, column=name
+                    f"column {name!r}: expected a JSON {'string' if kinds[name] else 'number'}, "
+                    f"got {data[:60]!r}",
+                    row=row,
+                    column=name,
                 )
 
 
-# -- lines taken apart
+# -- splitting lines
 
 _QUOTE, _SLASH, _COMMA, _SPACE, _OPEN, _CLOSE = b'"\\, {}'
 _NUMBER_TEXT = (
@@ -253,10 +273,10 @@ _NUMBER_TEXT = (
 )
 _NUMBER = re.compile(_NUMBER_TEXT.encode())
 _TEXT = re.compile(rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"')
-_BLANK = re.compile(r"[ \t\n\r]*")
+_WHITESPACE_RUN = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(
     parse_int=str, parse_float=str, parse_constant=str
-)  # numbers are only stepped over, whatever their length
+)  # numbers are skipped, not converted
 
 
 def _flags(*runs: Iterable[int]) -> IntArray:
@@ -271,7 +291,12 @@ _HEX = _flags(b"0123456789abcdefABCDEF")
 
 
 class Plan(NamedTuple):
-    """How a line is laid out: of each column its name, what stands before its value, and whether that is text; what ends the line; the names."""
+    """The layout of a line.
+
+    columns  name, bytes before the value, and whether the value is text, for each column
+    tail     bytes after the last value
+    names    column names
+    """
 
     columns: tuple[tuple[str, bytes, bool], ...]
     tail: bytes
@@ -279,12 +304,12 @@ class Plan(NamedTuple):
 
     @property
     def quotes(self) -> int:
-        """Quotes in a line, without those inside of text."""
+        """Number of quotes in a line, without those inside strings."""
         return sum(4 if is_text else 2 for _, _, is_text in self.columns)
 
 
 def planned(columns: Columns, newline: bytes) -> Plan:
-    """Lay out the lines of a shard: its columns by name, by code point."""
+    """Return the layout of a shard's lines: columns sorted by the code points of their names."""
     ordered = sorted(columns, key=lambda one: one.name)
     parts = [(one.name, json.dumps(one.name).encode() + b": ", is_text(one)) for one in ordered]
     laid = tuple(
@@ -294,7 +319,7 @@ def planned(columns: Columns, newline: bytes) -> Plan:
 
 
 def is_text(one: Column) -> bool:
-    """Whether a column's values are text, between quotes."""
+    """Return whether a column's values are JSON strings."""
     return one.encoding in ("json_str", "json_json")
 
 
@@ -304,14 +329,16 @@ def is_text(one: Column) -> bool:
 def places(
     data: IntArray, starts: IntArray, plan: Plan
 ) -> Mapping[str, tuple[IntArray, IntArray]] | None:
-    """Say where each value lies in a run of lines.
+    """Locate each value in a run of lines.
 
-    data    uint8 [bytes]; starts int64 [rows + 1], rising from 0 to the number of bytes
-    return  name -> (starts, lengths), int64 [rows]; None if any line is not as `json.dumps` writes it
+    data    uint8 [bytes]
+    starts  int64 [rows + 1], increasing from 0 to the number of bytes
+    return  name -> (starts, lengths), int64 [rows] each; None if a line is not as `json.dumps`
+            writes it
     """
     rows = len(starts) - 1
     if (np.diff(starts) < sum(len(before) for _, before, _ in plan.columns) + len(plan.tail)).any():
-        return None  # and no room is made for names of any length in lines of none
+        return None  # checked before arrays are made: a config may declare long names
     quotes = _quotes(data, plan.tail, rows)
     if quotes is None or len(quotes) != rows * plan.quotes:
         return None
@@ -319,8 +346,8 @@ def places(
     out, at, k = {}, starts[:-1], 0
     for i, (name, before, is_text) in enumerate(plan.columns):
         start = at + len(before)
-        k += 2  # the key's own; where they are, `before` says
-        if not _stands(data, at, before) or not (quotes[:, k - 1] == start - 3).all():
+        k += 2  # the quotes of the key
+        if not _has_text_at(data, at, before) or not (quotes[:, k - 1] == start - 3).all():
             return None
         if is_text:
             if not (quotes[:, k] == start).all():
@@ -333,13 +360,13 @@ def places(
                 return None
         out[name] = (start, stop - start)
         at = stop
-    if not (at + len(plan.tail) == starts[1:]).all() or not _stands(data, at, plan.tail):
+    if not (at + len(plan.tail) == starts[1:]).all() or not _has_text_at(data, at, plan.tail):
         return None
     return out
 
 
-def _stands(data: IntArray, at: IntArray, text: bytes) -> bool:
-    """Whether a text stands at each of some places."""
+def _has_text_at(data: IntArray, at: IntArray, text: bytes) -> bool:
+    """Return whether a text is at each position."""
     if not len(at):
         return True
     if int(at.min()) < 0 or int(at.max()) + len(text) > len(data):
@@ -363,7 +390,9 @@ def _are_numbers(data: IntArray, start: IntArray, stop: IntArray) -> bool:
 
 
 def _quotes(data: IntArray, tail: bytes, rows: int) -> IntArray | None:
-    """Find the quotes that open or close a text; None if a control character or an escape stands where none may."""
+    """Return the positions of quotes that open or close a string; None for invalid characters or
+    escapes.
+    """
     if np.count_nonzero(data < 32) != rows * sum(byte < 32 for byte in tail):
         return None
     quotes, slashes = np.flatnonzero(data == _QUOTE), np.flatnonzero(data == _SLASH)
@@ -374,7 +403,7 @@ def _quotes(data: IntArray, tail: bytes, rows: int) -> IntArray | None:
     order = np.arange(len(slashes))
     first = np.maximum.accumulate(
         np.where(np.diff(slashes, prepend=-2) != 1, order, 0)
-    )  # of the run that each is in
+    )  # start of each run of slashes
     escapes = slashes[(order - first) % 2 == 0]
     kinds = data[escapes + 1]
     if not _ESCAPES[kinds].all():
@@ -391,9 +420,10 @@ def _quotes(data: IntArray, tail: bytes, rows: int) -> IntArray | None:
 
 
 def split(line: bytes, plan: Plan, strict: bool = False) -> list[bytes] | None:
-    """Give the text of each value, in the order of the plan; None if the line is not as `json.dumps` writes it.
+    """Return the text of each value in the order of the plan; None if `json.dumps` writes the line
+    differently.
 
-    strict  look into strings too, which takes as long as they are: for a control character, or an escape that is none
+    strict  also check strings for control characters and invalid escapes
     """
     out, at = [], 0
     for _, before, is_text in plan.columns:
@@ -401,7 +431,7 @@ def split(line: bytes, plan: Plan, strict: bool = False) -> list[bytes] | None:
         if line[at:start] != before:
             return None
         if is_text:
-            at = _closed(line, start)
+            at = _string_end(line, start)
             if not at or (strict and not _TEXT.fullmatch(line, start, at)):
                 return None
         else:
@@ -413,8 +443,8 @@ def split(line: bytes, plan: Plan, strict: bool = False) -> list[bytes] | None:
     return out if line[at:] == plan.tail else None
 
 
-def _closed(line: bytes, start: int) -> int:
-    """Give where the text ends that starts at a place; 0 if none does, or it does not end."""
+def _string_end(line: bytes, start: int) -> int:
+    """Return the end of the string that begins at `start`; 0 if there is none, or it is not closed."""
     if line[start : start + 1] != b'"':
         return 0
     stop = line.find(b'"', start + 1)
@@ -429,9 +459,10 @@ def _closed(line: bytes, start: int) -> int:
 
 
 def parsed(line: bytes) -> dict[str, bytes]:
-    """Give the text of each value of any JSON object, by its key; blanks may stand around it.
+    """Return the text of each value of a JSON object by its key; whitespace around the object is
+    allowed.
 
-    raises  ValueError saying what is wrong
+    raises  ValueError for anything else
     """
     try:
         text = line.decode()
@@ -439,43 +470,43 @@ def parsed(line: bytes) -> dict[str, bytes]:
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start}") from None
     except RecursionError:
-        raise ValueError("JSON nested too deep") from None
+        raise ValueError("JSON is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error.msg} at character {error.pos}") from None
 
 
 def _object(text: str) -> dict[str, bytes]:
     out: dict[str, bytes] = {}
-    at = _mark(text, 0, "{")
+    at = _expect(text, 0, "{")
     if text[at : at + 1] == "}":
-        at = _blank(text, at + 1)
+        at = _skip_whitespace(text, at + 1)
     else:
         while True:
             if text[at : at + 1] != '"':
-                raise json.JSONDecodeError("a key is wanted", text, at)
+                raise json.JSONDecodeError("expected a key", text, at)
             key, at = _DECODER.raw_decode(text, at)
-            start = _mark(text, _blank(text, at), ":")
+            start = _expect(text, _skip_whitespace(text, at), ":")
             _, at = _DECODER.raw_decode(text, start)
             if key in out:
-                raise ValueError(f"two keys are named {key!r:.60}")
+                raise ValueError(f"duplicate key {key!r:.60}")
             out[key] = text[start:at].encode()
-            at = _blank(text, at)
+            at = _skip_whitespace(text, at)
             if text[at : at + 1] != ",":
                 break
-            at = _blank(text, at + 1)
-        at = _mark(text, at, "}")
+            at = _skip_whitespace(text, at + 1)
+        at = _expect(text, at, "}")
     if at != len(text):
-        raise json.JSONDecodeError("bytes follow the object", text, at)
+        raise json.JSONDecodeError("data after the object", text, at)
     return out
 
 
-def _blank(text: str, at: int) -> int:
-    match = _BLANK.match(text, at)
+def _skip_whitespace(text: str, at: int) -> int:
+    match = _WHITESPACE_RUN.match(text, at)
     return match.end() if match else at
 
 
-def _mark(text: str, at: int, mark: str) -> int:
-    at = _blank(text, at)
+def _expect(text: str, at: int, mark: str) -> int:
+    at = _skip_whitespace(text, at)
     if text[at : at + 1] != mark:
-        raise json.JSONDecodeError(f"{mark!r} is wanted", text, at)
-    return _blank(text, at + 1)
+        raise json.JSONDecodeError(f"expected {mark!r}", text, at)
+    return _skip_whitespace(text, at + 1)

@@ -1,7 +1,9 @@
-"""CSV, TSV and XSV shards of MosaicML Streaming: a line of text a sample, and a `.meta` beside them; see `lines`.
+"""CSV, TSV and XSV shards of MosaicML Streaming: a line of text per sample, and a `.meta` file; see
+`lines.base`.
 
-The first line names the columns, by code point. Nothing is quoted or escaped: a value ends at the separator or at the newline, so it can
-hold neither, and is refused if it does. Separators are `,` in csv, a tab in tsv, any text in xsv; the newline may be any text.
+The first line lists the columns, sorted by code points. Values are not quoted or escaped: a value
+ends at the separator or newline, and a value that contains either is an error. The separator is `,`
+in csv, a tab in tsv and any text in xsv; the newline may be any text.
 """
 
 from __future__ import annotations
@@ -34,11 +36,13 @@ from flarecli.storage import Location
 __all__ = ["CSV", "TSV", "XSV"]
 
 _HINT = "Choose another --separator or --newline with -f xsv, or another --format."
-_LONG = 32  # bytes of a separator or newline that is looked for in many lines at once: of `aaa…` in `aaa…` each takes another look at all the data
+# Longest separator or newline that numpy searches for: each of its bytes costs a pass over the
+# matches.
+_MAX_SEARCH_BYTES = 32
 
 
 class _Separated(LineFormat):
-    """Values between separators, a line per row; `separator` is None where each dataset has its own."""
+    """Values between separators, one line per row; `separator` is None if the dataset declares it."""
 
     options = frozenset({"newline", "separator"})
     substitutes: ClassVar[Substitutes] = {
@@ -52,7 +56,7 @@ class _Separated(LineFormat):
     }
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the `.meta` and touch none of the lines. Raises FormatError, IntegrityError: see `lines.opened`."""
+        """Read the `.meta`, but no lines. Raises FormatError or IntegrityError, see `lines.opened`."""
         return lines.opened(chunk, columns, self.name, self._layout)
 
     def _layout(
@@ -61,7 +65,7 @@ class _Separated(LineFormat):
         newline = mds_config.text_of(config, "newline", where).encode()
         separator = (self.separator or mds_config.text_of(config, "separator", where)).encode()
         if not columns:
-            raise FormatError("its config names no columns", where=where)
+            raise FormatError("config has no columns", where=where)
         return {
             "header": separator.join(one.name.encode() for one in columns) + newline,
             "newline": newline,
@@ -75,7 +79,10 @@ class _Separated(LineFormat):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Give the text of each value, in the order asked. Raises FormatError naming the row whose line has other fields."""
+        """Return the text of each value in the order asked.
+
+        raises  FormatError naming a row with a wrong number of values
+        """
         names = shard.memo.get("names") or shard.memo.setdefault(
             "names", [one.name for one in shard.columns]
         )
@@ -94,9 +101,10 @@ class _Separated(LineFormat):
         columns: Sequence[str] | None = None,
         views: bool = False,
     ) -> pa.RecordBatch:
-        """Give rows start..stop as typed columns of text.
+        """Return rows start..stop as typed columns of text.
 
-        raises  FormatError naming the first row whose line has other fields; ValueFitError for text that is not UTF-8
+        raises  FormatError naming the first row with a wrong number of values; ValueFitError for
+                text that is not UTF-8
         """
         data, starts = lines.bytes_of(shard, start, stop)
         return lines.assembled(
@@ -106,14 +114,15 @@ class _Separated(LineFormat):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Weigh each line; the header and the `.meta` do not count, as in the original: int64 [rows].
+        """Return 0 and the size of each line, int64 [rows]; as in the original, the header does not
+        count.
 
-        raises  UsageError for names that the header cannot hold; ValueFitError naming the first row that a line cannot hold
+        raises  UsageError for names that a header cannot store; ValueFitError naming the first row
+                that a line cannot store
         """
         separator, newline = self._ends(columns, settings)
-        sizes = self._weights(
-            columns, batch, separator, newline
-        )  # first: a row that no shard holds is never joined
+        # First, so that a row that fits no shard is not joined.
+        sizes = self._weights(columns, batch, separator, newline)
         for _ in lines.bodies((batch,), lambda piece: _body(columns, piece, separator, newline)):
             pass
         return 0, sizes
@@ -126,15 +135,15 @@ class _Separated(LineFormat):
         )
 
     def _ends(self, columns: Columns, settings: Settings) -> tuple[bytes, bytes]:
-        """Give the separator and the newline. Raises UsageError if the header would not be read back."""
+        """Return separator and newline. Raises UsageError if the header could not be read back."""
         separator, newline = self.separator or settings.separator, settings.newline
         for what, text in (("separator", separator), ("newline", newline)):
             if not text:
-                raise UsageError(f"a {self.name} shard wants a {what}")
+                raise UsageError(f"{self.name} needs a {what}")
             for one in columns:
                 if text in one.name:
                     raise UsageError(
-                        f"column {one.name!r}: its name holds the {what} {text!r}",
+                        f"column name {one.name!r} contains the {what} {text!r}",
                         hint=_HINT,
                         column=one.name,
                     )
@@ -142,11 +151,16 @@ class _Separated(LineFormat):
         if header.split(separator) != [one.name for one in columns] or (header + newline).find(
             newline
         ) != len(header):
-            raise UsageError(f"names between {separator!r} cannot be told apart again", hint=_HINT)
+            raise UsageError(
+                f"column names separated by {separator!r} cannot be read back", hint=_HINT
+            )
         return separator.encode(), newline.encode()
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Sort columns by name, by code point, each as text holds it. Raises UsageError for one that it cannot hold, two of one name, or none."""
+        """Return columns as text stores them, sorted by the code points of their names.
+
+        raises  UsageError for a column that text cannot store, duplicate names, or no columns
+        """
         return lines.arranged(tuple(self.held(one) for one in columns))
 
     def write_shard(
@@ -159,7 +173,8 @@ class _Separated(LineFormat):
     ) -> Chunk:
         """Write all rows as `shard.00000.csv` (tsv, xsv) and its `.meta`, as the original does.
 
-        raises  ValueFitError for a value that a line cannot hold, or if the data would pass 4 GiB
+        raises  ValueFitError for a value that a line cannot store, or if the data would exceed 4
+                GiB
         """
         separator, newline = self._ends(columns, settings)
         sizes = [self._weights(columns, batch, separator, newline) for batch in batches]
@@ -168,15 +183,15 @@ class _Separated(LineFormat):
         return lines.write(at, number, self.name, columns, settings, header, sizes, bodies)
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check the header and that every line has its fields, and, if asked, that every value is text."""
+        """Check the header, the number of values per line and, with `values`, that they are UTF-8."""
         header = shard.layout["header"]
         (found,) = spans.read(shard.chunk, [(0, len(header))])
         if found != header:
             yield Finding(
                 str(shard.chunk.at),
                 FormatError.kind,
-                f"its header is {bytes(found)!r:.80}, not {header!r:.80}",
-                "Find out what was changed.",
+                f"expected the header {header!r:.80}, got {bytes(found)!r:.80}",
+                "Fetch or pack it again.",
             )
         yield from lines.checked(shard, lambda start, stop: self._check(shard, start, stop, values))
 
@@ -191,16 +206,15 @@ def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
     newline = shard.layout["newline"]
     if not line.endswith(newline):
         raise FormatError(
-            f"its line does not end with {newline.decode()!r:.60}", where=shard.chunk.at, row=row
+            f"line does not end with {newline.decode()!r:.60}", where=shard.chunk.at, row=row
         )
     separator = shard.layout["separator"]
-    parts = line[: -len(newline)].split(
-        separator, len(shard.columns)
-    )  # no more than tell that they are too many
+    # At most one value too many is split off.
+    parts = line[: -len(newline)].split(separator, len(shard.columns))
     if len(parts) != len(shard.columns):
         count = line[: -len(newline)].count(separator) + 1
         raise FormatError(
-            f"{count} values in its line, {len(shard.columns)} are wanted",
+            f"expected {len(shard.columns)} values in the line, got {count}",
             where=shard.chunk.at,
             row=row,
         )
@@ -208,7 +222,11 @@ def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
 
 
 def _places(shard: Shard, first: int, data: IntArray, starts: IntArray) -> lines.Places:
-    """Say where each value lies in a run of lines; `first` is the row of the first one. Raises FormatError naming the row that is none."""
+    """Locate each value in a run of lines.
+
+    first   row of the first line
+    raises  FormatError naming the row of an invalid line
+    """
     separator, newline = shard.layout["separator"], shard.layout["newline"]
     rows, each, ends = len(starts) - 1, len(shard.columns) - 1, starts[1:] - len(newline)
     cuts = None
@@ -225,27 +243,31 @@ def _places(shard: Shard, first: int, data: IntArray, starts: IntArray) -> lines
         lengths = [
             [*map(len, _split(shard, first + row, whole[edges[row] : edges[row + 1]])[:-1])]
             for row in range(rows)
-        ]  # no room before they are there
+        ]  # the array is allocated only if the values exist
         steps = np.array(lengths, np.int64).reshape(rows, each)
         cuts = starts[:-1, None] + np.cumsum(steps + len(separator), axis=1) - len(separator)
-    before = np.concatenate((starts[:-1, None], cuts + len(separator)), axis=1)
-    behind = np.concatenate((cuts, ends[:, None]), axis=1)
+    values_start = np.concatenate((starts[:-1, None], cuts + len(separator)), axis=1)
+    values_stop = np.concatenate((cuts, ends[:, None]), axis=1)
     return {
-        one.name: (before[:, k], behind[:, k] - before[:, k]) for k, one in enumerate(shard.columns)
+        one.name: (values_start[:, k], values_stop[:, k] - values_start[:, k])
+        for k, one in enumerate(shard.columns)
     }
 
 
 def _cuts(
     data: IntArray, starts: IntArray, ends: IntArray, separator: bytes, each: int
 ) -> IntArray | None:
-    """Give where the separators lie, int64 [rows, each]; None if any line has another number, some overlap, or they are long."""
+    """Return the positions of the separators, int64 [rows, each].
+
+    return  None if a line has a different number, some overlap, or the separator is long
+    """
     rows = len(ends)
     if not each:
         return np.zeros((rows, 0), np.int64)
-    if len(separator) > _LONG:
+    if len(separator) > _MAX_SEARCH_BYTES:
         return None
     at = lines.find_all(data, separator)
-    if len(at) != rows * each:  # some lie in newlines
+    if len(at) != rows * each:  # some are inside newlines
         row = np.searchsorted(starts, at, "right") - 1
         at = at[at + len(separator) <= ends[row]]
         if len(at) != rows * each:
@@ -264,7 +286,7 @@ def _cuts(
 
 
 def _body(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes) -> memoryview:
-    """Join lines. Raises ValueFitError naming the first row that would be cut elsewhere."""
+    """Join lines. Raises ValueFitError naming the first row that could not be read back."""
     fields = list(lines.stored_columns(columns, batch).values())
     parts: list[Any] = [fields[0]]
     for field in fields[1:]:
@@ -276,7 +298,7 @@ def _body(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: by
         _suspects(data, starts, ends, separator, each),
         _suspects(data, starts, starts[1:], newline, 1),
     )
-    for row in suspects.tolist():  # beside an empty value two separators may overlap in vain
+    for row in suspects.tolist():  # overlaps next to an empty value may be valid
         values = [field[row].as_py() for field in fields]
         line = separator.join(values)
         if line.split(separator) != values or (line + newline).find(newline) != len(line):
@@ -285,8 +307,10 @@ def _body(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: by
 
 
 def _suspects(data: IntArray, starts: IntArray, ends: IntArray, text: bytes, each: int) -> IntArray:
-    """Give the rows in which a text lies more often than `each` times, overlaps counted; all rows for a long one."""
-    if len(text) > _LONG:
+    """Return the rows that contain a text more than `each` times, overlaps counted; all rows for a
+    long text.
+    """
+    if len(text) > _MAX_SEARCH_BYTES:
         return np.arange(len(ends))
     at = lines.find_all(data, text)
     if len(at) == len(ends) * each:  # each row has at least that many
@@ -299,12 +323,12 @@ def _suspects(data: IntArray, starts: IntArray, ends: IntArray, text: bytes, eac
 def _refuse(
     columns: Columns, values: Sequence[bytes], row: int, separator: bytes, newline: bytes
 ) -> NoReturn:
-    """Say which value of a row ends a line, or itself, too early."""
+    """Raise ValueFitError for the value of a row that would end too early."""
     for what, text in (("separator", separator), ("newline", newline)):
         for one, value in zip(columns, values, strict=True):
             if text in value:
                 raise ValueFitError(
-                    f"column {one.name!r}: holds the {what} {text.decode()!r}",
+                    f"column {one.name!r}: value contains the {what} {text.decode()!r}",
                     row=row,
                     hint=_HINT,
                     column=one.name,
@@ -312,10 +336,13 @@ def _refuse(
     for one, value in zip(columns, values, strict=True):
         for what, text in (("separator", separator), ("newline", newline)):
             if (value + text).find(text) != len(value):
-                message = f"column {one.name!r}: with the {what} {text.decode()!r} behind it, it would be cut before its end"
+                message = (
+                    f"column {one.name!r}: followed by the {what} {text.decode()!r}, "
+                    "the value would end too early"
+                )
                 raise ValueFitError(message, row=row, hint=_HINT, column=one.name)
     raise ValueFitError(
-        f"its values between {separator.decode()!r} hold the newline {newline.decode()!r}",
+        f"values joined by {separator.decode()!r} contain the newline {newline.decode()!r}",
         row=row,
         hint=_HINT,
     )

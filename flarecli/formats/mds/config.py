@@ -1,11 +1,17 @@
-"""The config of a shard of MosaicML Streaming, which stands in the shard (or its `.meta`) and again in `index.json`: read and written.
+"""Read and write the config of a MosaicML Streaming shard, stored in the shard (or its `.meta`) and
+in `index.json`.
 
-    mds             column_encodings column_names column_sizes compression format hashes size_limit version
+Keys by format:
+
+    mds             column_encodings column_names column_sizes compression format hashes size_limit
+                    version
     json            columns compression format hashes newline size_limit version
-    csv, tsv        column_encodings column_names compression format hashes newline size_limit version
-    xsv             the same and separator
+    csv, tsv        column_encodings column_names compression format hashes newline size_limit
+    version
+    xsv             the keys of csv, and separator
 
-JSON and XSV shards know three encodings, `str`, `int` and `float`; here each has the name that says what its bytes are.
+In JSON and XSV shards the encodings are named `str`, `int` and `float`; flare's names for them,
+such as `json_int` and `str_int`, say how the bytes are stored.
 """
 
 from __future__ import annotations
@@ -35,13 +41,13 @@ __all__ = [
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 _XSV = {"str": "str", "int": "str_int", "float": "str_float"}
-_MEANT = {
+_ENCODINGS = {
     "json": {"str": "json_str", "int": "json_int", "float": "json_float"},
     "csv": _XSV,
     "tsv": _XSV,
     "xsv": _XSV,
 }
-_WORDS = {
+_NAMES_IN_CONFIG = {
     "json_str": "str",
     "json_json": "str",
     "json_int": "int",
@@ -51,17 +57,17 @@ _WORDS = {
 }
 _UNITS = {f"{unit}b": 1 << 10 * power for power, unit in enumerate("kmgtpezy", 1)}
 _BYTES = r"(?a)\d+b?"
-_SHORT, _FEW = 1 << 14, 16  # bytes of a config that is remembered, and how many are
-_remembered: dict[tuple[str, bytes], Columns] = {}
+_MAX_CACHED_CONFIG_BYTES, _MAX_CACHED_CONFIGS = 1 << 14, 16
+_cache: dict[tuple[str, bytes], Columns] = {}
 
 
 def dumped(value: Any, is_sorted: bool = True) -> bytes:
-    """Give JSON as the original writes it: sorted keys, ASCII, a space behind each comma and colon."""
+    """Return JSON as the original writes it: sorted keys, ASCII, a space after comma and colon."""
     return json.dumps(value, sort_keys=is_sorted).encode()
 
 
 def config(form: str, columns: Columns, settings: Settings) -> dict[str, Any]:
-    """Give the config of a shard, with exactly the keys that the original has."""
+    """Return the config of a shard with exactly the keys of the original."""
     out: dict[str, Any] = {
         "compression": settings.compression,
         "format": form,
@@ -76,25 +82,28 @@ def config(form: str, columns: Columns, settings: Settings) -> dict[str, Any]:
     if form == "xsv":
         out["separator"] = settings.separator
     if form == "json":
-        return out | {"columns": {one.name: _word(form, one.encoding) for one in columns}}
+        return out | {"columns": {one.name: _name_in_config(form, one.encoding) for one in columns}}
     return out | {
         "column_names": [one.name for one in columns],
-        "column_encodings": [_word(form, one.encoding) for one in columns],
+        "column_encodings": [_name_in_config(form, one.encoding) for one in columns],
     }
 
 
-def _word(form: str, encoding: str) -> str:
-    return encoding if form == "mds" else _WORDS.get(encoding, "str")
+def _name_in_config(form: str, encoding: str) -> str:
+    return encoding if form == "mds" else _NAMES_IN_CONFIG.get(encoding, "str")
 
 
 def parse(data: bytes, where: object) -> Any:
-    """Read JSON, strictly: one key once, no NaN, no depth that breaks the parser. Raises FormatError."""
+    """Parse JSON strictly.
+
+    raises  FormatError for invalid JSON, repeated keys, NaN, and nesting too deep for the parser
+    """
     try:
         return json.loads(data.decode(), object_pairs_hook=_pairs, parse_constant=_not_json)
     except UnicodeDecodeError as error:
         raise FormatError(f"not UTF-8 at byte {error.start}", where=where) from None
     except RecursionError:
-        raise FormatError("JSON nested too deep", where=where) from None
+        raise FormatError("JSON is nested too deeply", where=where) from None
     except ValueError as error:
         raise FormatError(f"not valid JSON: {error}", where=where) from None
 
@@ -103,7 +112,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in pairs:
         if key in out:
-            raise ValueError(f"two keys are named {key!r:.60}")
+            raise ValueError(f"duplicate key {key!r:.60}")
         out[key] = value
     return out
 
@@ -113,31 +122,36 @@ def _not_json(word: str) -> NoReturn:
 
 
 def parse_config(data: bytes, form: str, where: object) -> tuple[dict[str, Any], Columns]:
-    """Read a shard's own config and its columns. Raises FormatError if it is none, or that of another format."""
-    value = parse(data, Place(where, item="its config"))
+    """Parse a shard's config; return it and its columns.
+
+    raises  FormatError if it is invalid, or the config of another format
+    """
+    value = parse(data, Place(where, item="config"))
     if not isinstance(value, dict):
-        raise FormatError("its config is not an object", where=where)
+        raise FormatError("config is not an object", where=where)
     if form != "mds" and value.get("format") != form:
         raise FormatError(
-            f"its config is of format {value.get('format')!r:.60}, not {form}", where=where
+            f"config: expected format {form!r}, got {value.get('format')!r:.60}", where=where
         )
-    return value, columns_of(value, form, Place(where, item="its config"))
+    return value, columns_of(value, form, Place(where, item="config"))
 
 
 def own_columns(data: bytes, form: str, where: object) -> Columns:
-    """Read the columns out of a shard's own config, as `parse_config` does; those of one dataset have the same config, which is read once."""
-    columns = _remembered.get((form, data))
+    """Return the columns of a shard's config; configs are cached, since all shards of a dataset
+    share one.
+    """
+    columns = _cache.get((form, data))
     if columns is None:
         columns = parse_config(data, form, where)[1]
-        if len(data) <= _SHORT:
-            if len(_remembered) >= _FEW:
-                _remembered.clear()
-            _remembered[form, data] = columns
+        if len(data) <= _MAX_CACHED_CONFIG_BYTES:
+            if len(_cache) >= _MAX_CACHED_CONFIGS:
+                _cache.clear()
+            _cache[form, data] = columns
     return columns
 
 
 def columns_of(value: Mapping[str, Any], form: str, what: object) -> Columns:
-    """Read the columns out of a config. Raises FormatError."""
+    """Return the columns of a config. Raises FormatError."""
     if form == "json":
         pairs = value.get("columns")
         if not isinstance(pairs, dict):
@@ -158,16 +172,16 @@ def columns_of(value: Mapping[str, Any], form: str, what: object) -> Columns:
                 if form == "mds"
                 else "column_names and column_encodings"
             )
-            raise FormatError(f"{keys} are not lists of one length", where=what)
+            raise FormatError(f"{keys} must be lists of the same length", where=what)
         names, encodings = lists[0], lists[1]  # type: ignore[assignment]
         sizes = lists[2] if form == "mds" else None
     check_columns(len(names), what)
     if not all(isinstance(text, str) for text in (*names, *encodings)):
-        raise FormatError("a column's name or encoding is not text", where=what)
+        raise FormatError("column name or encoding is not a string", where=what)
     if len(set(names)) != len(names):
-        raise FormatError("two columns have one name", where=what)
+        raise FormatError("duplicate column name", where=what)
     if any("\ud800" <= sign <= "\udfff" for name in names for sign in name):
-        raise FormatError("a column's name is not UTF-8", where=what)
+        raise FormatError("column name is not UTF-8", where=what)
     return tuple(
         _column(form, name, encodings[i], sizes[i] if sizes else None, what)
         for i, name in enumerate(names)
@@ -177,10 +191,10 @@ def columns_of(value: Mapping[str, Any], form: str, what: object) -> Columns:
 def _column(form: str, name: str, encoding: str, size: Any, what: object) -> Any:
     meant = encoding
     if form != "mds":
-        meant = _MEANT[form].get(encoding, "")
+        meant = _ENCODINGS[form].get(encoding, "")
         if not meant:
             raise FormatError(
-                f"column {name!r:.60}: {encoding!r:.60} is none of str, int, float",
+                f"column {name!r:.60}: expected str, int or float, got {encoding!r:.60}",
                 where=what,
                 column=name,
             )
@@ -192,7 +206,7 @@ def _column(form: str, name: str, encoding: str, size: Any, what: object) -> Any
         ) from None
     if form == "mds" and (size != one.size or isinstance(size, bool)):
         raise FormatError(
-            f"column {name!r:.60}: size {size!r:.60}, {encoding} has {one.size}",
+            f"column {name!r:.60}: expected size {one.size} for {encoding}, got {size!r:.60}",
             where=what,
             column=name,
         )
@@ -200,42 +214,49 @@ def _column(form: str, name: str, encoding: str, size: Any, what: object) -> Any
 
 
 def agreed(own: Columns, listed: Columns | None, form: str, where: object) -> Columns:
-    """Hold a shard's own columns against the listed ones, which may say more: that a `str` of JSON is JSON itself.
+    """Return the columns of a shard, after comparing its config with the listed columns.
 
-    raises  IntegrityError if they are not the same
+    The listed columns may be more precise: a `str` may be listed as `json`.
+
+    raises  IntegrityError if they differ
     """
     if listed is None or own == listed:
         return own
     if form != "mds":
-        said = {one.name: one for one in listed}
-        if len(said) == len(own) and all(
-            one.name in said and _word(form, said[one.name].encoding) == _word(form, one.encoding)
+        by_name = {one.name: one for one in listed}
+        if len(by_name) == len(own) and all(
+            one.name in by_name
+            and _name_in_config(form, by_name[one.name].encoding)
+            == _name_in_config(form, one.encoding)
             for one in own
         ):
-            return tuple(said[one.name] for one in own)
+            return tuple(by_name[one.name] for one in own)
     raise IntegrityError(
-        "its config names other columns than the index",
+        "columns of the config differ from those of the index",
         where=where,
         hint="Find out which of the two was changed.",
     )
 
 
 def text_of(value: Mapping[str, Any], key: str, where: object, empty: bool = False) -> str:
-    """Read the `newline` or the `separator` of a config. Raises FormatError if it is no text, or empty."""
+    """Return the `newline` or `separator` of a config.
+
+    raises  FormatError if it is not a string, or empty
+    """
     text = value.get(key)
     if not isinstance(text, str) or not (text or empty):
-        raise FormatError(f"its {key} is {text!r:.60}, not a text", where=where)
+        raise FormatError(f"{key}: expected a string, got {text!r:.60}", where=where)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise FormatError(f"its {key} is not UTF-8", where=where) from None
+        raise FormatError(f"{key} is not UTF-8", where=where) from None
     return text
 
 
 def size_limit(value: Any, where: object) -> int | None:
-    """Read a `size_limit`: bytes, null, or a text as people write them there, where `1kb` is 1024 and `1.5mb` may be.
+    """Parse a `size_limit`: bytes, null, or text such as `1.5mb`, where `1kb` is 1024 bytes.
 
-    return  None where there is no limit, which 0 means too
+    return  None if there is no limit (also for 0)
     raises  FormatError for anything else
     """
     if value is None or value == "":
@@ -244,13 +265,13 @@ def size_limit(value: Any, where: object) -> int | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         size = value
     elif isinstance(value, str):
-        size = _human(value.lower().strip())
+        size = _parse_size(value.lower().strip())
     if not 0 <= size < 1 << 63:
-        raise FormatError(f"{value!r:.60} is not a size", where=where)
+        raise FormatError(f"expected a size, got {value!r:.60}", where=where)
     return int(size) or None
 
 
-def _human(text: str) -> float:
+def _parse_size(text: str) -> float:
     try:
         for unit, step in _UNITS.items():
             if text.endswith(unit):

@@ -1,14 +1,15 @@
-"""MDS: samples behind one table of offsets, the binary shard of MosaicML Streaming.
+"""MDS: the binary shards of MosaicML Streaming, samples after one table of offsets.
 
 Little-endian, n samples (source: files written by mosaicml-streaming 0.13.0):
 
     0             uint32       n
     4             uint32[n+1]  start of each sample in the file; the last is the file's size
-    4 + 4(n+1)    bytes        config, JSON with sorted keys, up to where the first sample starts
+    4 + 4(n+1)    bytes        config, JSON with sorted keys, up to the first sample
     start[0]      bytes        samples, back to back
 
-A sample is a uint32 length for each column of variable size, then the bytes of every column; columns are sorted
-by name, by code point. A compressed shard is the whole file in one frame, with the suffix of the compression.
+A sample is a uint32 length for each column of variable size, then the bytes of every column.
+Columns are sorted by the code points of their names. A compressed shard is the whole file in one
+frame, with the suffix of the compression.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ from flarecli.storage import Location
 
 __all__ = ["MDS"]
 
-_CONFIG_LIMIT = 1 << 24  # bytes of JSON; thousands of columns take less
-_FEW = 256  # rows in a run of a bounded number of bytes that are checked one by one
-_HEAD = 1 << 16  # bytes of a remote shard that are asked for before its row count is known
+_MAX_CONFIG_BYTES = 1 << 24  # enough for thousands of columns
+_MAX_ROWS_WITHOUT_NUMPY = 256  # rows in a run that `verify_shard` checks one by one
+_HEAD_BYTES = 1 << 16  # first read of a remote shard whose row count is unknown
 
 
 class MDS(lines.MosaicFormat):
-    """MosaicML Streaming's binary shards."""
+    """The binary shards of MosaicML Streaming."""
 
     name = "mds"
     suffixes = (".mds", *(f".mds.{name}" for name in compress.SUFFIXES))
@@ -85,24 +86,28 @@ class MDS(lines.MosaicFormat):
         return mds_read.row_reader(shard, columns) or super().row_reader(shard, columns)
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the table and the config, and touch none of the samples.
+        """Read the table and the config, but no samples.
 
-        columns  what an index says they are; the shard's own config must agree
-        raises   FormatError if the table does not fit the file or the config is not one
+        columns  the columns that an index lists; the shard's config must agree
+        raises   FormatError if the table does not fit the file or the config is invalid
         """
         chunk = present(chunk)
         at, view = chunk.at, spans.whole(chunk)
         size = len(view) if view is not None else spans.stored_size(chunk)
-        guess = min(size, 8 + 4 * (chunk.rows + 1) + 2048 if chunk.rows is not None else _HEAD)
+        guess = min(
+            size, 8 + 4 * (chunk.rows + 1) + 2048 if chunk.rows is not None else _HEAD_BYTES
+        )
         head = view if view is not None else memoryview(at.read(0, guess))
         if size < 8:
-            raise FormatError(f"{size} bytes is less than the 8 of an empty table", where=at)
+            raise FormatError(f"file is {size} bytes; an empty table needs 8", where=at)
         rows = int.from_bytes(head[:4], "little")
         end = 8 + 4 * rows
         if end > size:
-            raise FormatError(f"{size} bytes cannot hold a table of {rows} samples", where=at)
+            raise FormatError(
+                f"file is {size} bytes; its table of {rows} samples needs {end}", where=at
+            )
         if chunk.rows is not None and rows != chunk.rows:
-            raise FormatError(f"holds {rows} samples, {chunk.rows} are listed", where=at)
+            raise FormatError(f"contains {rows} samples; {chunk.rows} are listed", where=at)
         if spans.suffix(chunk):
             check_rows(rows, 1, spans.stored_size(chunk), at)
         if len(head) < end:
@@ -113,10 +118,12 @@ class MDS(lines.MosaicFormat):
             raise FormatError(
                 _table_fault(starts, end, size),
                 where=at,
-                hint="It was damaged or cut short; fetch or pack it again.",
+                hint="The file was damaged or cut short; fetch or pack it again.",
             )
-        if first - end > _CONFIG_LIMIT:
-            raise FormatError(f"its config takes {first - end} bytes", where=at)
+        if first - end > _MAX_CONFIG_BYTES:
+            raise FormatError(
+                f"config is {first - end} bytes; at most {_MAX_CONFIG_BYTES} are read", where=at
+            )
         if len(head) < first:
             head = memoryview(bytes(head) + at.read(len(head), first))
         own = mds_config.agreed(
@@ -134,9 +141,10 @@ class MDS(lines.MosaicFormat):
         columns: Sequence[str] | None = None,
         views: bool = False,
     ) -> pa.RecordBatch:
-        """Give rows start..stop as typed columns, in the order of `columns`.
+        """Return rows start..stop as typed columns, in the order of `columns`.
 
-        raises  FormatError naming a row whose lengths do not add up, one that is too short before others; ValueFitError for text that is not UTF-8
+        raises  FormatError naming a row whose lengths do not add up; ValueFitError for text that is
+                not UTF-8
         """
         data, places = _fields(shard, start, stop)
         by_name = {column.name: column for column in shard.columns}
@@ -154,15 +162,18 @@ class MDS(lines.MosaicFormat):
         return lines.assembled(shard, start, stop, columns, raw)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Sort columns by name, by code point, each as MDS holds it. Raises UsageError for two of one name, none at all, or one that it cannot hold."""
+        """Return columns as MDS stores them, sorted by the code points of their names.
+
+        raises  UsageError for duplicate names, no columns, or one that MDS cannot store
+        """
         return lines.arranged(tuple(self.held(column) for column in columns))
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Weigh an empty shard and each row of a batch: lengths, fields and the row's own word in the table; int64 [rows].
+        """Return the size of an empty shard and of each row with its table entry: int64 [rows].
 
-        raises  ValueFitError for a row that no shard holds
+        raises  ValueFitError for a row that does not fit any shard
         """
         base = 8 + len(_config(columns, settings))
         return base, _weights(columns, batch, base)
@@ -175,11 +186,11 @@ class MDS(lines.MosaicFormat):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write all rows as one shard: the table needs their sizes, so they wait in memory (one shard's worth).
+        """Write all rows as one shard, `shard.00000.mds`, and the suffix of its compression.
 
-        Its name is the original's, `shard.00000.mds`: five digits, more past 99,999; a compressed one adds its suffix.
+        The rows of a shard stay in memory: the table before them needs their sizes.
 
-        raises  ValueFitError if it would pass 4 GiB
+        raises  ValueFitError if the shard would exceed 4 GiB
         """
         name, config = name_of(number, self.name), _config(columns, settings)
         sizes = [_weights(columns, batch, 8 + len(config)) for batch in batches]
@@ -189,9 +200,9 @@ class MDS(lines.MosaicFormat):
         size = int(starts[-1])
         if size > lines.LIMIT:
             raise ValueFitError(
-                f"{size} bytes do not fit one MDS shard",
+                f"shard would have {size} bytes; MDS allows {lines.LIMIT}",
                 where=at / name,
-                hint="Give a smaller --shard-size.",
+                hint="Choose a smaller --shard-size.",
             )
         head = struct.pack("<I", rows) + starts.astype("<u4").tobytes() + config
         to, file = store(
@@ -200,15 +211,17 @@ class MDS(lines.MosaicFormat):
         return Chunk(to, rows, (file,), self.name)
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check that every row's lengths add up, and, if asked, that every value is what its encoding says."""
+        """Check that the lengths of every row add up and, with `values`, every value."""
         lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
         fixed = lengths.size + sum(column.size or 0 for column in shard.columns)
 
         def check(start: int, stop: int) -> None:
             if values:
                 self.read_batch(shard, start, stop)
-            elif stop - start > _FEW or not _fit(shard, start, stop, lengths, fixed):
-                _fields(shard, start, stop)  # which says what is wrong
+            elif stop - start > _MAX_ROWS_WITHOUT_NUMPY or not _fit(
+                shard, start, stop, lengths, fixed
+            ):
+                _fields(shard, start, stop)  # raises with the row
 
         return lines.checked(shard, check)
 
@@ -216,18 +229,21 @@ class MDS(lines.MosaicFormat):
 def _table_fault(starts: UInt32Array, end: int, size: int) -> str:
     if starts[0] < end:
         return f"sample 0 starts at byte {starts[0]}, inside the table"
-    fall = lines.first_decrease(starts)
-    if fall is not None:
-        return f"sample {fall} starts at byte {starts[fall]} and ends at byte {starts[fall + 1]}"
+    row = lines.first_decrease(starts)
+    if row is not None:
+        return f"sample {row} starts at byte {starts[row]} and ends at byte {starts[row + 1]}"
     if size < starts[-1]:
-        return f"ends at byte {size}, its table needs {starts[-1]}"
-    return f"{size - int(starts[-1])} bytes follow its last sample"
+        return f"file is {size} bytes; its table needs {starts[-1]}"
+    return f"{size - int(starts[-1])} bytes follow the last sample"
 
 
 def _fields(
     shard: Shard, start: int, stop: int
 ) -> tuple[IntArray, dict[str, tuple[IntArray, IntArray]]]:
-    """Give the bytes of rows start..stop, and where each column lies in them: name -> (starts, lengths), int64 [rows]."""
+    """Return the bytes of rows start..stop and the place of each column in them.
+
+    return  uint8 [bytes]; name -> (starts, lengths), int64 [rows] each
+    """
     starts = np.array(shard.layout["starts"][start : stop + 1], np.int64)
     (part,) = spans.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
     data = np.frombuffer(part, np.uint8)
@@ -235,11 +251,10 @@ def _fields(
     rows, ends = stop - start, starts[1:]
     variable = sum(column.size is None for column in shard.columns)
     at = starts[:-1] + 4 * variable
-    _refuse(shard, start, at > ends, "bytes cannot hold its lengths")
-    fixed = sum(
-        column.size or 0 for column in shard.columns
-    )  # a config may name a million columns: a place for each of them is made below
-    _refuse(shard, start, at + fixed > ends, "bytes are not what its lengths say")
+    _refuse(shard, start, at > ends, "bytes are too few for its lengths")
+    # Checked before the arrays below are made: a hostile config may name a million columns.
+    fixed = sum(column.size or 0 for column in shard.columns)
+    _refuse(shard, start, at + fixed > ends, "bytes do not match its lengths")
     words = (
         data[starts[:-1, None] + np.arange(4 * variable)].view("<u4").astype(np.int64)
         if variable and rows
@@ -253,16 +268,16 @@ def _fields(
             lengths = np.full(rows, column.size, np.int64)
         places[column.name] = (at, lengths)
         at = at + lengths
-    _refuse(shard, start, at != ends, "bytes are not what its lengths say")
+    _refuse(shard, start, at != ends, "bytes do not match its lengths")
     return data, places
 
 
-def _refuse(shard: Shard, start: int, wrong: IntArray, what: str) -> None:
+def _refuse(shard: Shard, start: int, wrong: IntArray, fault: str) -> None:
     if wrong.any():
         row = start + int(np.flatnonzero(wrong)[0])
         starts = shard.layout["starts"]
         raise FormatError(
-            f"{int(starts[row + 1]) - int(starts[row])} {what}", where=shard.chunk.at, row=row
+            f"{int(starts[row + 1]) - int(starts[row])} {fault}", where=shard.chunk.at, row=row
         )
 
 
@@ -277,7 +292,10 @@ def _weights(columns: Columns, batch: pa.RecordBatch, base: int) -> IntArray:
 
 
 def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int) -> bool:
-    """Say whether the lengths of rows start..stop add up, `fixed` bytes of each in any case: of rows so few, and large, before numpy is loaded."""
+    """Return whether the lengths of rows start..stop add up, without loading numpy.
+
+    fixed  bytes of a row that do not depend on its lengths
+    """
     bounds = shard.layout["starts"][start : stop + 1].tolist()
     (part,) = spans.read(shard.chunk, [(bounds[0], bounds[-1])])
     sizes = [*map(sub, bounds[1:], bounds)]

@@ -1,9 +1,11 @@
-"""`index.json` of MosaicML Streaming: what it says is checked before anything uses it; written exactly as there.
+"""Read and write `index.json` of MosaicML Streaming, and the files of its shards.
 
     {"shards": [{…config, raw_data, raw_meta, samples, zip_data, zip_meta}, …], "version": 2}
 
-A shard's config is what `mds_config` says. `raw_data` and the others are {basename, bytes, hashes}; `raw_meta` and `zip_meta` only stand
-where a shard has a `.meta`, `zip_data` and `zip_meta` are null where shards are not compressed.
+`mds.config` describes a shard's config. `raw_data` and the other three are {basename, bytes,
+hashes}. `raw_meta` and `zip_meta` exist only if shards have a `.meta`; `zip_data` and `zip_meta`
+are null if shards are not compressed. Every value is checked before it is used, and indexes are
+written byte for byte as the original writes them.
 """
 
 from __future__ import annotations
@@ -38,75 +40,80 @@ __all__ = [
     "write_index",
 ]
 
-FAMILY = ("mds", "json", "csv", "tsv", "xsv")  # formats that one kind of index lists
-_INDEX_LIMIT = 1 << 30  # bytes: some 2 million shards
-_COUNT_LIMIT = 1 << 63
-_FILE_LIMIT = (
-    1 << 40
-)  # bytes: a shard ends at 4 GiB, and all that an index can list add up to an int64
-_KINDS = 100  # of hashes: each is a column as long as the list of shards
-_TOP, _FILE = frozenset(("shards", "version")), frozenset(("basename", "bytes", "hashes"))
-_SHARD = frozenset(
+FAMILY = ("mds", "json", "csv", "tsv", "xsv")  # formats listed by an `index.json`
+_MAX_INDEX_BYTES = 1 << 30  # about 2 million shards
+_MAX_COUNT = 1 << 63
+_MAX_FILE_BYTES = 1 << 40  # a shard has at most 4 GiB; the sum of all sizes must fit an int64
+_MAX_HASH_KINDS = 100  # each is a column as long as the list of shards
+_TOP_KEYS, _FILE_KEYS = (
+    frozenset(("shards", "version")),
+    frozenset(("basename", "bytes", "hashes")),
+)
+_SHARD_KEYS = frozenset(
     ("compression", "format", "hashes", "raw_data", "samples", "size_limit", "version", "zip_data")
-)  # of any form
-_LONG, _ALIKE = (
-    60,
-    0.8,
-)  # characters of a key that may be meant, and how alike, of 1: `hashs` and `hashes` are, `size` and `size_limit` are not
+)  # of every format
+# A similar key is reported as a typing error: `hashs` for `hashes`, but not `size` for
+# `size_limit`.
+_MAX_SIMILAR_KEY_CHARS, _MIN_SIMILARITY = 60, 0.8
 
 
 def open_dataset(at: Location) -> Stream:
     """Read a folder's `index.json`; no shard is opened.
 
-    raises  MissingError if there is none; FormatError if it is not one; UnsafeError if a name in it leaves the folder
+    raises  MissingError if there is no index; FormatError if it is invalid; UnsafeError if a file
+            name in it is outside the folder
     """
     where = at / INDEX
     shards, size = read_shards(where)
-    there = _cached(at, shards)
+    cached = _cached_names(at, shards)
     listed, shown = Listed(), str(where)
     for i, shard in enumerate(shards):
         try:
-            listed.add(shard, f"shards[{i}]", there)
+            listed.add(shard, f"shards[{i}]", cached)
         except FlareError as error:
             raise error.changed(address=shown, item=error.address) from None
     return listed.stream(at, File(INDEX, size))
 
 
-def _lost(where: Location) -> str:
-    """Say what to do about an index that was cut short: the shards say what it said."""
+def _truncated_hint(where: Location) -> str:
+    """Return the hint for a truncated index, which can be rebuilt from the shards."""
     return (
-        f"Fetch it again, or delete it and run `flare playlist {shell_quoted(str(where.folder))} --reindex`."
+        "Fetch it again, or delete it and run "
+        f"`flare playlist {shell_quoted(str(where.folder))} --reindex`."
         if where.is_local
         else "Fetch it again."
     )
 
 
 def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
-    """Read what an `index.json` lists, and its size in bytes. Raises FormatError if it is none."""
+    """Return the entries of an `index.json` and its size in bytes. Raises FormatError."""
     size = where.size()
-    if size > _INDEX_LIMIT:
-        raise FormatError(f"{size} bytes, {_INDEX_LIMIT} is the most that is read", where=where)
+    if size > _MAX_INDEX_BYTES:
+        raise FormatError(f"file is {size} bytes; at most {_MAX_INDEX_BYTES} are read", where=where)
     try:
         index = mds_config.parse(where.read(0, size), where) if size else None
     except FormatError as error:
-        raise FormatError(error.message, where=error.place, hint=_lost(where)) from None
+        raise FormatError(error.message, where=error.place, hint=_truncated_hint(where)) from None
     if not size:
-        raise FormatError("an empty file", where=where, hint=_lost(where))
+        raise FormatError("file is empty", where=where, hint=_truncated_hint(where))
     if isinstance(index, dict):
-        _check_keys(index, _TOP, where)
+        _check_keys(index, _TOP_KEYS, where)
     if not isinstance(index, dict) or not isinstance(index.get("shards"), list):
-        raise FormatError("no list of shards in it", where=where)
+        raise FormatError("expected an object with a list `shards`", where=where)
     version = index.get("version")
     if version != 2 or isinstance(version, bool):
-        raise FormatError(f"version {version!r:.60}, 2 is wanted", where=where)
+        raise FormatError(f"expected version 2, got {version!r:.60}", where=where)
     for i, shard in enumerate(index["shards"]):
         if not isinstance(shard, dict):
             raise FormatError("not an object", where=Place(where, item=f"shards[{i}]"))
     return index["shards"], size
 
 
-def _cached(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Name the files of a folder that holds the first shard no longer as it was compressed: the original's cache. Empty for any other."""
+def _cached_names(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the file names of a folder if its first shard exists only decompressed, else nothing.
+
+    The original's caches are such folders.
+    """
     zipped = shards[0].get("zip_data") if shards else None
     name = zipped.get("basename") if isinstance(zipped, dict) else None
     if not at.is_local or not isinstance(name, str) or (at / name).exists():
@@ -116,7 +123,9 @@ def _cached(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozenset[str]
 
 @dataclass
 class Listed:
-    """Shards as they are listed, kept as columns; `add` raises FormatError for one that is broken, or does not go with those before."""
+    """Listed shards as columns; `add` raises FormatError for an entry that is invalid or
+    inconsistent.
+    """
 
     form: str = ""
     columns: Columns | None = None
@@ -128,29 +137,35 @@ class Listed:
     raw_hashes: dict[str, list[str]] = field(default_factory=dict)
     parts: list[tuple[File, ...]] = field(default_factory=list)
     compressions: set[str | None] = field(default_factory=set)
-    said: tuple[Any, ...] = ()  # of the shard before: most say the same
+    last_config: tuple[Any, ...] = ()  # of the previous shard, usually the same
 
-    def add(self, shard: Mapping[str, Any], here: str, there: frozenset[str]) -> None:
-        """Check one and keep it; `there` are the files of a cache."""
-        _check_keys(shard, _SHARD, here)
+    def add(self, shard: Mapping[str, Any], here: str, cached: frozenset[str]) -> None:
+        """Check an entry and add it.
+
+        here    the place of the entry, for errors
+        cached  file names of a folder with decompressed shards, else empty
+        """
+        _check_keys(shard, _SHARD_KEYS, here)
         form = shard.get("format")
         if form not in FAMILY:
-            raise FormatError(f"format {form!r:.60} is none of {', '.join(FAMILY)}", where=here)
+            raise FormatError(
+                f"unknown format {form!r:.60}; expected {', '.join(FAMILY)}", where=here
+            )
         if self.form and form != self.form:
             raise FormatError(
-                f"format {form}, shards[0] has {self.form}",
+                f"format {form} differs from {self.form} of shards[0]",
                 where=here,
-                hint="Read the datasets that were merged one by one.",
+                hint="Read the merged datasets separately.",
             )
         self.form = form
         self._check_columns(shard, here)
         self._check_settings(shard, here)
         rows = _count(shard.get("samples"), f"{here}.samples")
-        main, raw = _pair(shard, "data", here, there)
+        main, raw = _pair(shard, "data", here, cached)
         if form == "mds":
             self._add_part((), 8 + 4 * rows, raw, rows, here)
         else:
-            meta, raw_meta = _pair(shard, "meta", here, there)
+            meta, raw_meta = _pair(shard, "meta", here, cached)
             self._add_part((meta,), 8 + 4 * rows, raw_meta, rows, here)
         i = len(self.names)
         self.names.append(main.name)
@@ -161,21 +176,21 @@ class Listed:
         _add(self.raw_hashes, main.raw_hashes, i, here)
 
     def _check_columns(self, shard: Mapping[str, Any], here: str) -> None:
-        said = tuple(
+        config = tuple(
             shard.get(key)
             for key in ("columns", "column_names", "column_encodings", "column_sizes")
         )
-        if said == self.said and self.columns is not None:
+        if config == self.last_config and self.columns is not None:
             return
         own = mds_config.columns_of(shard, self.form, here)
         if self.columns is not None and own != self.columns:
-            raise FormatError("other columns than shards[0]", where=here)
-        self.columns, self.said = own, said
+            raise FormatError("columns differ from those of shards[0]", where=here)
+        self.columns, self.last_config = own, config
 
     def _check_settings(self, shard: Mapping[str, Any], here: str) -> None:
         version = shard.get("version", 2)
         if version != 2 or isinstance(version, bool):
-            raise FormatError(f"version {version!r:.60}, 2 is wanted", where=here)
+            raise FormatError(f"expected version 2, got {version!r:.60}", where=here)
         compression = shard.get("compression")
         if compression:
             try:
@@ -193,11 +208,11 @@ class Listed:
         self, part: tuple[File, ...], table: int, raw: File, rows: int, here: str
     ) -> None:
         if raw.size is not None and table > raw.size:
-            raise FormatError(f"{raw.size} bytes cannot hold {rows} samples", where=here)
+            raise FormatError(f"{raw.size} bytes are too few for {rows} samples", where=here)
         self.parts.append(part)
 
     def stream(self, at: Location, index: File) -> Stream:
-        """Give all of them."""
+        """Return the added shards as a Stream."""
         for table in (self.hashes, self.raw_hashes):
             for values in table.values():
                 values += [""] * (len(self.names) - len(values))
@@ -223,9 +238,9 @@ class Listed:
 
 def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: str) -> None:
     for name, value in hashes.items():
-        if name not in table and len(table) == _KINDS:
+        if name not in table and len(table) == _MAX_HASH_KINDS:
             raise FormatError(
-                f"hash {name!r:.60} is one kind more than the {_KINDS} that are read", where=here
+                f"more than {_MAX_HASH_KINDS} kinds of hashes, such as {name!r:.60}", where=here
             )
         values = table.setdefault(name, [])
         values += [""] * (i - len(values))
@@ -233,21 +248,21 @@ def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: s
 
 
 def _pair(
-    shard: Mapping[str, Any], what: str, here: str, there: frozenset[str]
+    shard: Mapping[str, Any], what: str, here: str, cached: frozenset[str]
 ) -> tuple[File, File]:
-    """Give a file as it is stored, with what it is when decompressed, and that alone. Of a cache, the one that is there."""
+    """Return the stored file and the decompressed file of a shard; in a cache, the one that exists."""
     raw = _file(shard.get(f"raw_{what}"), f"{here}.raw_{what}")
     if shard.get(f"zip_{what}") is None:
         return raw, raw
     file = _file(shard[f"zip_{what}"], f"{here}.zip_{what}")
-    if file.name in there or raw.name not in there:
+    if file.name in cached or raw.name not in cached:
         compression = str(shard.get("compression"))
         if (
             file.name == raw_name(file.name)
             or file.name.rpartition(".")[2] != compression.partition(":")[0]
         ):
             raise FormatError(
-                f"the name {file.name!r:.60} is not of compression {compression!r:.60}",
+                f"name {file.name!r:.60} does not match compression {compression!r:.60}",
                 where=f"{here}.zip_{what}",
             )
         return File(file.name, file.size, file.hashes, raw.size, raw.hashes), raw
@@ -255,39 +270,37 @@ def _pair(
 
 
 def _count(value: Any, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _COUNT_LIMIT:
-        raise FormatError(f"{value!r:.60} is not a count", where=what)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MAX_COUNT:
+        raise FormatError(f"expected a count, got {value!r:.60}", where=what)
     return value
 
 
 def _check_keys(value: Mapping[str, Any], known: frozenset[str], where: object) -> None:
-    """Refuse a key that is missing while another is there that looks like it; what others add is theirs."""
+    """Raise FormatError if a key is missing and an unknown, similar key exists: a typing error."""
     if known <= value.keys():
         return
     import difflib
 
-    more = [key for key in value if len(key) <= _LONG and key not in known]
+    unknown = [key for key in value if len(key) <= _MAX_SIMILAR_KEY_CHARS and key not in known]
     for key in sorted(known - value.keys()):
-        if alike := difflib.get_close_matches(key, more, 1, _ALIKE):
-            raise FormatError(f"no {key} in it, but {alike[0]!r}", where=where)
+        if similar := difflib.get_close_matches(key, unknown, 1, _MIN_SIMILARITY):
+            raise FormatError(f"no key {key!r}; found {similar[0]!r}", where=where)
 
 
 def _file(value: Any, what: str) -> File:
     if isinstance(value, dict):
-        _check_keys(value, _FILE, what)
+        _check_keys(value, _FILE_KEYS, what)
     if not isinstance(value, dict) or not isinstance(value.get("basename"), str):
-        raise FormatError("no basename in it", where=what)
+        raise FormatError("no basename", where=what)
     hashes = value.get("hashes")
     if not isinstance(hashes, dict) or not all(isinstance(text, str) for text in hashes.values()):
-        raise FormatError("its hashes are not texts", where=what)
+        raise FormatError("hashes are not strings", where=what)
     name, size = (
         check_name(value["basename"], where=what),
         _count(value.get("bytes"), f"{what}.bytes"),
     )
-    if size > _FILE_LIMIT:
-        raise FormatError(
-            f"{size} bytes are listed, {_FILE_LIMIT} is the most that is read", where=what
-        )
+    if size > _MAX_FILE_BYTES:
+        raise FormatError(f"lists {size} bytes; at most {_MAX_FILE_BYTES} are read", where=what)
     return File(name, size, hashes)
 
 
@@ -297,19 +310,19 @@ def _file(value: Any, what: str) -> File:
 def write_index(
     at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings, form: str = "mds"
 ) -> dict[str, File]:
-    """Write `index.json` with exactly the keys and the text of the original writer; give name -> File of what was written."""
+    """Write `index.json` byte for byte as the original does; return name -> File."""
     config = mds_config.config(form, columns, settings)
     return write_entries(at, {"shards": [entry(config, chunk) for chunk in chunks], "version": 2})
 
 
 def entry(config: Mapping[str, Any], chunk: Chunk) -> dict[str, Any]:
-    """Give what an index says of a shard, in the order of the keys."""
+    """Return the entry of a shard, with its keys sorted."""
     out = {**config, "samples": chunk.rows}
     for what, file in zip(("data", "meta"), chunk.files, strict=False):
-        stored = _said(file.name, file.size, file.hashes, config["hashes"])
+        stored = _file_entry(file.name, file.size, file.hashes, config["hashes"])
         is_zipped = config["compression"] is not None
         out[f"raw_{what}"] = (
-            _said(raw_name(file.name), file.raw_size, file.raw_hashes, config["hashes"])
+            _file_entry(raw_name(file.name), file.raw_size, file.raw_hashes, config["hashes"])
             if is_zipped
             else stored
         )
@@ -317,7 +330,7 @@ def entry(config: Mapping[str, Any], chunk: Chunk) -> dict[str, Any]:
     return dict(sorted(out.items()))
 
 
-def _said(
+def _file_entry(
     name: str, size: int | None, hashes: Mapping[str, str], wanted: Sequence[str]
 ) -> dict[str, Any]:
     return {"basename": name, "bytes": size, "hashes": {one: hashes[one] for one in wanted}}
@@ -326,7 +339,10 @@ def _said(
 def write_entries(
     at: Location, index: Mapping[str, Any], is_sorted: bool = True, replace: bool = True
 ) -> dict[str, File]:
-    """Write `index.json`, whole or not at all; give name -> File of what was written. Raises UsageError if one is there that is not replaced."""
+    """Write `index.json` atomically; return name -> File.
+
+    raises  UsageError if an index exists and `replace` is False
+    """
     written = (at / INDEX).write([mds_config.dumped(index, is_sorted)], [DEFAULT], replace)
     return {INDEX: File(INDEX, written.size, written.hashes)}
 
@@ -335,12 +351,12 @@ def write_entries(
 
 
 def name_of(number: int, ending: str) -> str:
-    """Name the shard at a position as the original does, `shard.00000.mds`: five digits, more past 99,999."""
+    """Return the original's name of a shard, `shard.00000.mds`: at least five digits."""
     return f"shard.{number:05d}.{ending}"
 
 
 def raw_name(name: str) -> str:
-    """Give the name that a file has when it is not compressed."""
+    """Return a file name without its compression suffix."""
     head, _, last = name.rpartition(".")
     return head if last in compress.SUFFIXES else name
 
@@ -348,28 +364,29 @@ def raw_name(name: str) -> str:
 def store(
     at: Location, name: str, parts: Iterable[Any], size: int, settings: Settings
 ) -> tuple[Location, File]:
-    """Write a file of `size` bytes below a folder, compressed as the settings say: then its name has the suffix."""
+    """Write a file of `size` bytes, compressed if the settings say so, with the suffix in its name."""
     wanted = {DEFAULT, *settings.hashes}
     if settings.compression is None:
         written = (at / name).write(parts, wanted)
         return at / name, File(name, written.size, written.hashes)
-    raw, name = Sums(wanted), f"{name}.{compress.suffix_of(settings.compression)}"
+    raw_hashes, name = Sums(wanted), f"{name}.{compress.suffix_of(settings.compression)}"
     written = (at / name).write(
-        compress.compressed(settings.compression, _summed(parts, raw), size), wanted
+        compress.compressed(settings.compression, _hashed(parts, raw_hashes), size), wanted
     )
-    return at / name, File(name, written.size, written.hashes, raw.size, raw.hex())
+    return at / name, File(name, written.size, written.hashes, raw_hashes.size, raw_hashes.hex())
 
 
-def _summed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
+def _hashed(parts: Iterable[Any], hashes: Sums) -> Iterator[Any]:
     for part in parts:
-        sums.update(part)
+        hashes.update(part)
         yield part
 
 
 def present(chunk: Chunk) -> Chunk:
-    """Give a chunk as it lies there: where a local compressed file is gone and the decompressed one is there, that one.
+    """Return a chunk, with the decompressed file if only that exists locally, as in the original's
+    caches.
 
-    The original leaves its caches so. What is listed of the decompressed bytes then holds for the file.
+    The listed size and hashes of the decompressed bytes then apply to the file.
     """
     if not chunk.at.is_local or not spans.suffix(chunk) or chunk.at.exists():
         return chunk

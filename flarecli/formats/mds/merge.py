@@ -1,8 +1,9 @@
-"""One `index.json` over datasets of MosaicML Streaming that lie below one folder: what the original calls `merge_index`.
+"""Merge the `index.json` of MosaicML Streaming datasets below one folder, as `merge_index` of the
+original.
 
-Shards are listed as their own indexes list them, in the order of those, by their whole path below the folder. Nothing is copied, moved or
-deleted, and the index that may be there is replaced at the end, whole. The original keeps one level of the path, takes JSON shards and
-indexes that were merged before for parts, cannot merge twice, and lists what is not there.
+The merged index lists the shards of every part in order, by their full path below the folder.
+Shards are not copied, moved or deleted; an existing index is replaced atomically. Unlike the
+original, merging keeps all levels of a path, checks that the shards exist, and can be repeated.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ _SCRATCH = ".flare"
 
 
 def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, File]:
-    """Write the `index.json` of a folder over those of datasets below it; give name -> File of what was written.
+    """Write one `index.json` for the datasets below a folder; return name -> File.
 
-    parts   folders or their `index.json`, in the order of the rows; None: every one below the root, in bytewise order of their paths
-    raises  UnsafeError for a part that is not below the root; MissingError if a part, or a local shard of one, is not there; FormatError
-            if a part is broken, two list a shard differently, or their columns or formats differ
+    parts   folders or their `index.json`, in the order of the rows; None: every one below the
+            folder, in bytewise order of their paths
+    raises  UnsafeError for a part that is not below the folder; MissingError if a part, or a local
+            shard of one, does not exist; FormatError if the index of a part is invalid, two parts
+            list a shard differently, or their columns or formats differ
     """
     listed, shards = Listed(), []
     seen: dict[str, tuple[Any, str]] = {}
@@ -51,43 +54,43 @@ def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, Fi
             if name in seen:
                 if seen[name][0] != moved:
                     raise FormatError(
-                        f"lists {name} otherwise than {seen[name][1]}",
+                        f"entry of {name} differs from that in {seen[name][1]}",
                         where=here,
-                        hint="Find out which of the two was changed.",
+                        hint="Find out which of the two indexes was changed.",
                     )
-                if seen[name][1] != str(where):  # what one index lists twice is there twice
+                if seen[name][1] != str(where):  # one index may list a shard twice
                     continue
             seen[name] = moved, str(where)
-            _check_there(at, moved, here)
+            _check_files(at, moved, here)
             shards.append(moved)
     if not shards:
-        raise MissingError("no index.json with a shard lies below it", where=at)
+        raise MissingError("no index.json with a shard below this folder", where=at)
     return write_entries(at, {"version": 2, "shards": shards}, is_sorted=False)
 
 
 def parts_below(root: Location) -> list[str]:
-    """Name the folders below one that hold an `index.json`, in bytewise order of the paths."""
+    """Return the folders below `root` that contain an `index.json`, in bytewise order."""
     names = (entry.name for entry in root.list() if entry.name.endswith(f"/{INDEX}"))
     return [name.removesuffix(f"/{INDEX}") for name in names if _SCRATCH not in name.split("/")]
 
 
 def _below(root: Location, part: Location) -> str:
-    """Name a part as the root sees it. Raises UnsafeError if it is not below."""
+    """Return the path of a part relative to the root. Raises UnsafeError if it is not below it."""
     folder = part.folder if part.name == INDEX else part
     store, base = _address(root)
     own, path = _address(folder)
-    start = f"{base.rstrip('/')}/" if base else ""
-    if own != store or not path.startswith(start) or path.rstrip("/") == base.rstrip("/"):
+    prefix = f"{base.rstrip('/')}/" if base else ""
+    if own != store or not path.startswith(prefix) or path.rstrip("/") == base.rstrip("/"):
         raise UnsafeError(
-            f"is not below {root}",
+            f"not below {root}",
             where=part,
-            hint="Move the parts below one folder first: an index names nothing outside its own.",
+            hint="Move all parts below one folder first; an index lists only files below its folder.",
         )
-    return check_name(path[len(start) :].rstrip("/"), where=part)
+    return check_name(path[len(prefix) :].rstrip("/"), where=part)
 
 
 def _address(at: Location) -> tuple[object, str]:
-    """Give a store and a path in it; every local path is one in the same store."""
+    """Return a store and a path in it; all local paths are in one store, None."""
     root = at.store.root
     return (at.store, at.path) if not root else (None, f"{root.rstrip('/')}/{at.path}".rstrip("/"))
 
@@ -96,28 +99,28 @@ def _moved(file: Any, folder: str, where: str) -> Any:
     if file is None:
         return None
     if not isinstance(file, dict) or not isinstance(file.get("basename"), str):
-        raise FormatError("no basename in it", where=where)
+        raise FormatError("no basename", where=where)
     return {**file, "basename": f"{folder}/{check_name(file['basename'], where=where)}"}
 
 
-def _check_there(root: Location, shard: Mapping[str, Any], here: Place) -> None:
-    """Look for the files of a shard where looking costs nothing; the original's caches hold one of the two."""
+def _check_files(root: Location, shard: Mapping[str, Any], here: Place) -> None:
+    """Check that the files of a local shard exist; the original's caches have one of the two."""
     if not root.is_local:
         return
-    for what in ("data",) if shard["format"] == "mds" else ("data", "meta"):
-        listed = [file for file in (shard.get(f"zip_{what}"), shard.get(f"raw_{what}")) if file]
+    for part in ("data",) if shard["format"] == "mds" else ("data", "meta"):
+        listed = [file for file in (shard.get(f"zip_{part}"), shard.get(f"raw_{part}")) if file]
         found = [file for file in listed if (root / file["basename"]).exists()]
         if listed and not found:
             raise MissingError(
-                f"no such file, {here} lists it",
+                f"no such file; {here} lists it",
                 where=root / listed[0]["basename"],
-                hint="Fetch it, or leave the part out.",
+                hint="Fetch it, or leave out the part.",
             )
         for file in found[:1]:
             size = (root / file["basename"]).size()
             if size != file["bytes"]:
                 raise FormatError(
-                    f"is {size} bytes, {here} lists {file['bytes']}",
+                    f"file is {size} bytes; {here} lists {file['bytes']}",
                     where=root / file["basename"],
                     hint="Run `flare verify` on the part.",
                 )

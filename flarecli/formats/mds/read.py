@@ -1,4 +1,4 @@
-"""Read samples of an MDS shard: one by one as rows, or many at once as columns."""
+"""Read samples of an MDS shard, row by row or as columns."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from flarecli.storage import needs_read_ahead, read_ahead
 
 __all__ = ["find_columns", "read_rows", "row_reader"]
 
-
-_LEAD = (
-    1 << 12
-)  # bytes of a column that is read in one go with the lengths: a hostile config may name any size
+# Limits for columns of fixed size and for lengths: a hostile config may declare any size.
+_MAX_HEAD_COLUMN_BYTES = 1 << 12  # per column that is unpacked together with the lengths
+_MAX_LENGTH_BYTES = 1 << 12  # lengths per row that are gathered before they are known to exist
 
 
 class Ready(NamedTuple):
-    """What reading one more row takes: made once for each set of columns, and kept with the shard.
+    """The prepared state to read rows: made once per set of columns and kept with the shard.
 
-    table    where each sample starts, as Python's own integers
-    view     the whole shard, where that is in memory; `source` is the same as what gives bytes when it is sliced, a map, if it can be
-    head     gives what a sample begins with: the lengths, `first` of them, then the small columns before the first of variable size
-             that are wanted, `lead` by name; `size` bytes in all
-    sizes    bytes of the columns behind those that are of one size; what is laid behind what `head` gives
-    rest     name (None: it is not wanted) and the place of its length in `head` and `sizes`, of each column behind those
+    table    start of each sample; its items are Python integers
+    view     the whole shard, if it is in memory
+    source   the map or bytes under `view`, whose slices are bytes; else `view`
+    head     unpacks the start of a sample, `size` bytes: `first` lengths, then the selected small
+             columns of fixed size before the first column of variable size, named `lead`
+    sizes    sizes of the other columns of fixed size; appended to the values of `head`
+    rest     for each other column: its name (None: not selected) and the position of its length in
+             the values of `head` and `sizes`
     """
 
     table: memoryview
@@ -46,7 +47,7 @@ class Ready(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The columns that are wanted."""
+        """The selected columns."""
         return [*self.lead, *(name for name, _ in self.rest if name is not None)]
 
 
@@ -56,13 +57,13 @@ def read_rows(
     columns: Sequence[str] | None = None,
     ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Row]:
-    """Give the stored bytes of each field, in the order asked; near rows share a read.
+    """Return the stored bytes of each field in the order asked; close rows share a read.
 
-    raises  FormatError naming the row whose lengths do not add up
+    raises  FormatError naming a row whose lengths do not add up
     """
     ready: Ready = shard.memo.get(None if columns is None else tuple(columns)) or prepared(
         shard, columns
-    )  # a call is a tenth of a row
+    )
     table, view, source, head, size, first, lead, sizes, rest = ready
     if source is None:
         parts = spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
@@ -97,7 +98,7 @@ def read_rows(
 
 
 def row_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], Row] | None:
-    """Return a function that reads one row; None unless the shard is mapped and keeps the columns in this order."""
+    """Return a function that reads one row; None unless the shard is mapped and in column order."""
     ready = prepared(shard, columns)
     table, view, source, head, size, first, lead, sizes, rest = ready
     if source is None or source is view or (columns is not None and ready.names != [*columns]):
@@ -125,13 +126,13 @@ def row_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], R
 
 
 def prepared(shard: Shard, columns: Sequence[str] | None) -> Ready:
-    """Give what reading rows of a shard takes."""
+    """Return the state to read rows of a shard, made if needed."""
     key = None if columns is None else tuple(columns)
     ready: Ready | None = shard.memo.get(key)
-    return ready or _made(shard, key)
+    return ready or _prepare(shard, key)
 
 
-def _made(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
+def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
     wanted = (
         frozenset(column.name for column in shard.columns)
         if columns is None
@@ -139,7 +140,8 @@ def _made(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
     )
     lead = list(
         itertools.takewhile(
-            lambda column: column.size is not None and column.size <= _LEAD, shard.columns
+            lambda column: column.size is not None and column.size <= _MAX_HEAD_COLUMN_BYTES,
+            shard.columns,
         )
     )
     lengths = sum(column.size is None for column in shard.columns)
@@ -156,15 +158,15 @@ def _made(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
         else view
     )
     names = tuple(column.name for column in lead if column.name in wanted)
-    behind = shard.columns[len(lead) :]
-    sizes = tuple(column.size for column in behind if column.size is not None)
+    others = shard.columns[len(lead) :]
+    sizes = tuple(column.size for column in others if column.size is not None)
     of_one_size, variable = itertools.count(lengths + len(names)), itertools.count()
     rest = tuple(
         (
             column.name if column.name in wanted else None,
             next(variable if column.size is None else of_one_size),
         )
-        for column in behind
+        for column in others
     )
     ready = Ready(
         memoryview(shard.layout["starts"]),
@@ -177,7 +179,7 @@ def _made(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
         sizes,
         rest,
     )
-    if not spans.suffix(shard.chunk):  # a decompressed shard is held elsewhere, and not for ever
+    if not spans.suffix(shard.chunk):  # a decompressed shard must not outlive its cache
         shard.memo[columns] = ready
     return ready
 
@@ -203,32 +205,29 @@ def _refuse(data: bytes | memoryview, shard: Shard, row: int) -> NoReturn:
     lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
     if len(data) < lengths.size:
         raise FormatError(
-            f"{len(data)} bytes cannot hold {lengths.size} bytes of lengths", where=where
+            f"sample has {len(data)} bytes; its lengths need {lengths.size}", where=where
         )
     need = (
         lengths.size
         + sum(lengths.unpack_from(data))
         + sum(column.size or 0 for column in shard.columns)
     )
-    raise FormatError(f"its fields take {need} bytes, the sample has {len(data)}", where=where)
+    raise FormatError(f"sample has {len(data)} bytes; its fields need {need}", where=where)
 
 
-# -- many rows at once
-
-_MANY = (
-    1 << 12
-)  # bytes of lengths that are gathered for a row before it is known to have so many: a hostile config may name any
+# -- columns
 
 
-class _Laid(NamedTuple):
-    """How the rows of a shard lie in memory.
+class _ColumnLayout(NamedTuple):
+    """The prepared state to locate columns in memory, kept with the shard.
 
-    ready   what reading them one by one takes
-    view    the whole shard
-    starts  uint32 [rows + 1]: where each row begins, as the shard has it
-    words   bytes of lengths in front of each row; `lengths` are as many bytes from each byte of the shard on, as voids
-    steps   each column in its order: the name (None: it is not wanted), its bytes and as many from each byte of the shard on, or None and
-            the place of its length
+    ready    the state to read rows
+    view     the whole shard
+    starts   uint32 [rows + 1]: start of each row, from the shard's table
+    words    bytes of lengths at the start of each row
+    lengths  a window of `words` bytes at each byte of the shard, as voids
+    steps    for each column: its name (None: not selected), then its size and the windows of that
+             size, or None and the position of its length
     """
 
     ready: Ready
@@ -241,23 +240,27 @@ class _Laid(NamedTuple):
 
 def find_columns(
     shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None
-) -> spans.Lying | None:
-    """Find the stored bytes of each column, row by row in the order asked; what is of one size is copied, and all of a compressed shard.
+) -> spans.LocatedRows | None:
+    """Locate the stored bytes of each column, in the order asked.
 
-    return  None where they do not lie in memory, or the lengths of a row do not add up: reading the rows says of which
+    Columns of fixed size are gathered by numpy for all rows at once, and copied; so is everything
+    of a compressed shard.
+
+    return  None if the shard is not in memory, or the lengths of a row do not add up; `read_rows`
+            then raises with the row
     """
-    laid = _laid(shard, columns)
-    if laid is None:
+    layout = _column_layout(shard, columns)
+    if layout is None:
         return None
-    ready, view, starts, words, every, steps = laid
-    own = np.asarray(rows, np.int64)
-    if len(own) > 1 and needs_read_ahead(view):
-        read_ahead(view, zip(starts[own].tolist(), starts[own + 1].tolist(), strict=True))
-    at, ends = starts[own].astype(np.int64), starts[own + 1]
-    if words > _MANY and (at + words > ends).any():
+    ready, view, starts, words, windows, steps = layout
+    indices = np.asarray(rows, np.int64)
+    if len(indices) > 1 and needs_read_ahead(view):
+        read_ahead(view, zip(starts[indices].tolist(), starts[indices + 1].tolist(), strict=True))
+    at, ends = starts[indices].astype(np.int64), starts[indices + 1]
+    if words > _MAX_LENGTH_BYTES and (at + words > ends).any():
         return None
     try:
-        lengths = every[at].view("<u4").reshape(len(own), words // 4) if words else every
+        lengths = windows[at].view("<u4").reshape(len(indices), words // 4) if words else windows
     except IndexError:
         return None
     at += words
@@ -269,22 +272,25 @@ def find_columns(
         at = stop
     if np.count_nonzero(at != ends):
         return None
-    lying = spans.Lying(
+    located = spans.LocatedRows(
         ready.source,
-        {name: (at, stop) if every is None else every[at] for name, every, at, stop in places},
+        {
+            name: (at, stop) if windows is None else windows[at]
+            for name, windows, at, stop in places
+        },
     )
     return (
-        lying.apart() if spans.suffix(shard.chunk) else lying
-    )  # a decompressed shard is held elsewhere, and not for ever
+        located.copied() if spans.suffix(shard.chunk) else located
+    )  # a decompressed shard must not outlive its cache
 
 
-def _laid(shard: Shard, columns: Sequence[str] | None) -> _Laid | None:
-    """Say how rows lie; None where they do not lie in memory, or none can. Kept with the shard, as what reading them one by one takes is."""
-    of = None if columns is None else tuple(columns)
-    key = (0, of)
-    laid: _Laid | None = shard.memo.get(key)
-    if laid is not None:
-        return laid
+def _column_layout(shard: Shard, columns: Sequence[str] | None) -> _ColumnLayout | None:
+    """Return the layout of columns; None if the shard is not in memory or too short for one row."""
+    selection = None if columns is None else tuple(columns)
+    key = (0, selection)
+    layout: _ColumnLayout | None = shard.memo.get(key)
+    if layout is not None:
+        return layout
     ready = prepared(shard, columns)
     view = ready.view
     if view is None or sum(
@@ -297,25 +303,25 @@ def _laid(shard: Shard, columns: Sequence[str] | None) -> _Laid | None:
         where = (
             words
             if column.size is None
-            else _every(view, column.size)
+            else _windows(view, column.size)
             if is_wanted and column.size
             else None
         )
         steps.append((column.name if is_wanted else None, column.size, where))
         words += column.size is None
-    laid = _Laid(
+    layout = _ColumnLayout(
         ready,
         view,
         shard.layout["starts"],
         4 * words,
-        _every(view, 4 * words),
+        _windows(view, 4 * words),
         tuple(steps),
     )
-    if shard.memo.get(of) is ready:
-        shard.memo[key] = laid
-    return laid
+    if shard.memo.get(selection) is ready:
+        shard.memo[key] = layout
+    return layout
 
 
-def _every(view: memoryview, size: int) -> IntArray:
-    """Give `size` bytes from each byte on, as voids; numpy copies those that it is asked for."""
+def _windows(view: memoryview, size: int) -> IntArray:
+    """Return a view of `size` bytes at each byte, as voids; indexing it copies the selected ones."""
     return np.ndarray((len(view) - size + 1,), f"V{size}", view, 0, (1,))

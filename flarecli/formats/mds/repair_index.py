@@ -1,6 +1,6 @@
-"""A lost `index.json` made again out of the shards: each holds its config, all else is counted and summed.
+"""Rebuild a lost `index.json` from the configs, row counts, sizes and checksums of its shards.
 
-Where the original wrote the shards, the index comes out as it was, byte for byte.
+For shards written by the original, the result is byte for byte the original index.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME = re.compile(
 
 @dataclass
 class _Found:
-    """The files of one shard: the name it has when it is not compressed, and what is there of the data and of the `.meta`."""
+    """The files of one shard: its uncompressed name, and the names of its data and `.meta` files."""
 
     form: str
     name: str
@@ -46,34 +46,37 @@ class _Found:
 
 
 def rebuild(at: Location, replace: bool = False) -> Stream:
-    """Write the `index.json` of a folder of shards, in the order of their numbers; give what it lists.
+    """Write the `index.json` of a folder of shards in the order of their numbers; return its
+    Stream.
 
-    replace  whether an index that is there is written over
-    raises   MissingError if there are no shards, or one lacks its `.meta`; FormatError for a gap in the numbers, a broken shard, or
-             shards that differ in format or columns; UsageError if an index is there
+    replace  whether to replace an existing index
+    raises   MissingError if there are no shards, or a `.meta` is missing; FormatError for a gap in
+             the numbers, an invalid shard, or shards that differ in format or columns; UsageError
+             if an index exists and `replace` is False
     """
     if not replace and (at / INDEX).exists():
         raise UsageError(
-            "there is an index",
+            "index already exists",
             where=at / INDEX,
-            hint="Delete it first, if `flare verify` finds it wrong.",
+            hint="Delete it first if `flare verify` reports it as damaged.",
         )
     entries, columns, listed = [], None, Listed()
     for found in _shards(at):
         shard, config = _opened(at, found)
         if columns is not None and shard.columns != columns:
-            raise FormatError(f"other columns than {name_of(0, found.form)}", where=shard.chunk.at)
+            raise FormatError(
+                f"columns differ from those of {name_of(0, found.form)}", where=shard.chunk.at
+            )
         columns = shard.columns
         entries.append(_entry(at, found, shard, config))
-        listed.add(
-            entries[-1], f"{shard.chunk.at}: its config", frozenset()
-        )  # nothing is written that would not be read
+        # Checks the entry: the index must be readable.
+        listed.add(entries[-1], f"{shard.chunk.at}: config", frozenset())
     write_entries(at, {"shards": entries, "version": 2}, replace=replace)
     return open_dataset(at)
 
 
 def _shards(at: Location) -> list[_Found]:
-    """Sort the names of a folder into shards; what has another name is no shard."""
+    """Group the files of a folder by shard; files with other names are ignored."""
     shards: dict[int, _Found] = {}
     for listed in at.list():
         match = _NAME.fullmatch(listed.name)
@@ -83,71 +86,73 @@ def _shards(at: Location) -> list[_Found]:
             int(match[1]), _Found(match[2], name_of(int(match[1]), match[2]), set(), set())
         )
         if found.form != match[2]:
-            raise FormatError(f"both {found.form} and {match[2]} have a shard {match[1]}", where=at)
+            raise FormatError(
+                f"shard {match[1]} exists as {found.form} and as {match[2]}", where=at
+            )
         (found.meta if match[3] else found.data).add(listed.name)
     if not shards:
         raise MissingError(
-            "no shards in it",
+            "no shards in this folder",
             where=at,
-            hint="Name the folder that holds files such as shard.00000.mds.",
+            hint="Give the folder that contains files such as shard.00000.mds.",
         )
-    for want, number in enumerate(sorted(shards)):
-        if number != want or not shards[number].data:
-            name, last = name_of(want, shards[number].form), shards[max(shards)]
+    for expected, number in enumerate(sorted(shards)):
+        if number != expected or not shards[number].data:
+            name, last = name_of(expected, shards[number].form), shards[max(shards)]
             raise FormatError(
-                f"{name} is missing, {min(last.data | last.meta)} is there",
+                f"{name} is missing; {min(last.data | last.meta)} exists",
                 where=at,
-                hint="Fetch it first.",
+                hint="Fetch the missing shard first.",
             )
     forms = {found.form for found in shards.values()}
     if len(forms) > 1:
         raise FormatError(
-            f"shards of {' and '.join(sorted(forms))}",
+            f"shards of several formats: {', '.join(sorted(forms))}",
             where=at,
-            hint="Move those of one format to a folder of their own.",
+            hint="Move the shards of each format to a separate folder.",
         )
     return [shards[number] for number in sorted(shards)]
 
 
 def _stored(names: set[str], plain: str, where: Location) -> str:
-    """Choose the file that is compressed, if there is one. Raises FormatError for several."""
+    """Return the compressed file if there is one, else the plain one.
+
+    Raises FormatError for several.
+    """
     zipped = sorted(names - {plain})
     if len(zipped) > 1:
         raise FormatError(
-            f"both {zipped[0]} and {zipped[1]} are there",
+            f"both {zipped[0]} and {zipped[1]} exist",
             where=where,
-            hint="Move one of them away.",
+            hint="Remove one of them.",
         )
     return zipped[0] if zipped else plain
 
 
 def _opened(at: Location, found: _Found) -> tuple[Shard, dict[str, Any]]:
     main = _stored(found.data, found.name, at)
-    beside: tuple[Location, ...] = ()
+    companions: tuple[Location, ...] = ()
     files: tuple[File, ...] = (File(main),)
     if found.form != "mds":
         meta = _stored(found.meta, f"{found.name}.meta", at)
-        beside, files = (at / meta,), (File(main), File(meta))
-    shard = find(found.form).open_shard(Chunk(at / main, None, files, found.form, beside))
+        companions, files = (at / meta,), (File(main), File(meta))
+    shard = find(found.form).open_shard(Chunk(at / main, None, files, found.form, companions))
     config, _ = mds_config.parse_config(_config(shard, found.form), found.form, shard.chunk.at)
-    wanted = mds_config.config(found.form, shard.columns, Settings())
-    if config.keys() != wanted.keys():
-        raise FormatError(
-            f"its config has the keys {', '.join(sorted(config))}, {', '.join(sorted(wanted))} are wanted"[
-                :300
-            ],
-            where=shard.chunk.at,
-        )
+    expected = mds_config.config(found.form, shard.columns, Settings())
+    if config.keys() != expected.keys():
+        wanted, found_keys = (", ".join(sorted(keys)) for keys in (expected, config))
+        message = f"config: expected the keys {wanted}, got {found_keys}"
+        raise FormatError(message[:300], where=shard.chunk.at)
     if config["format"] != found.form:
         raise FormatError(
-            f"its config is of format {config['format']!r:.60}, not {found.form}",
+            f"config: expected format {found.form!r}, got {config['format']!r:.60}",
             where=shard.chunk.at,
         )
     return shard, config
 
 
 def _config(shard: Shard, form: str) -> bytes:
-    """Read the config: before the first sample, or at the end of the `.meta`."""
+    """Read the config, which is before the first sample or at the end of the `.meta`."""
     chunk, start = shard.chunk, 8 + 4 * shard.rows
     if form == "mds":
         stop = int(shard.layout["starts"][0])
@@ -162,36 +167,35 @@ def _entry(at: Location, found: _Found, shard: Shard, config: Mapping[str, Any])
     chunk = shard.chunk
     locations = (chunk.at, *chunk.beside)
     zipped = {spans.suffix(spans.of(one)) for one in locations}
-    said = config["compression"]
+    declared = config["compression"]
     if len(zipped) > 1 or (
-        any(zipped) and (not isinstance(said, str) or {said.partition(":")[0]} != zipped)
+        any(zipped) and (not isinstance(declared, str) or {declared.partition(":")[0]} != zipped)
     ):
         raise FormatError(
-            f"its config says compression {said!r:.60}, its name {' and '.join(sorted(zipped))!r}",
+            f"config has compression {declared!r:.60}; "
+            f"file names have {' and '.join(sorted(zipped))!r}",
             where=chunk.at,
         )
     hashes = config["hashes"]
     if not isinstance(hashes, list) or not all(isinstance(name, str) for name in hashes):
-        raise FormatError("its config's hashes are not a list of names", where=chunk.at)
+        raise FormatError("config: hashes must be a list of names", where=chunk.at)
     try:
-        files = tuple(_summed(one, hashes) for one in locations)
+        files = tuple(_hashed(one, hashes) for one in locations)
     except UsageError as error:
-        raise FormatError(
-            f"its config names hashes that are not known: {error.message}", where=chunk.at
-        ) from None
-    now = {**config, "compression": said if any(zipped) else None}
-    return entry(now, Chunk(chunk.at, shard.rows, files, found.form))
+        raise FormatError(f"config: {error.message}", where=chunk.at) from None
+    effective = {**config, "compression": declared if any(zipped) else None}
+    return entry(effective, Chunk(chunk.at, shard.rows, files, found.form))
 
 
-def _summed(at: Location, hashes: list[str]) -> File:
-    """Weigh and sum one file, and what it is when decompressed."""
-    chunk, sums = spans.of(at), Sums(hashes)
+def _hashed(at: Location, hashes: list[str]) -> File:
+    """Return size and hashes of a file and of its decompressed bytes."""
+    chunk, stored = spans.of(at), Sums(hashes)
     size = at.size()
     for block in at.blocks(size) if hashes else ():
-        sums.update(block)
+        stored.update(block)
     view = spans.whole(chunk) if raw_name(at.name) != at.name else None
     if view is None:
-        return File(at.name, size, sums.hex())
+        return File(at.name, size, stored.hex())
     raw = Sums(hashes)
     raw.update(view)
-    return File(at.name, size, sums.hex(), len(view), raw.hex())
+    return File(at.name, size, stored.hex(), len(view), raw.hex())

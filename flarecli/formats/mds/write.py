@@ -1,7 +1,7 @@
-"""The samples of an MDS shard: the fields of each row back to back, a thousand rows or so at a time.
+"""Join the fields of rows to the samples of an MDS shard.
 
-What has one size in all rows (lengths, numbers) is laid side by side by numpy first, for thousands of rows at once, so that Arrow
-joins few pieces: one before each field of variable size. Measured at rows of 1 KB: half the time of joining them one by one.
+numpy first joins adjacent fields of fixed size (lengths, numbers) for thousands of rows at once.
+Arrow then joins them with the fields of variable size.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
     _Bytes = npt.NDArray[np.uint8]
 
-_WORDS = (8, 4, 2, 1)  # bytes copied at a time
-_LAID = 8192  # rows laid side by side at once: what they have of one size stays in the cache
+_WORD_BYTES = (8, 4, 2, 1)  # bytes copied at a time
+_STEP_ROWS = 8192  # rows joined at once; their fields of fixed size fit the CPU cache
 
 
 def bodies(columns: Columns, batches: Sequence[pa.RecordBatch]) -> Iterator[memoryview]:
-    """Give the bytes of the samples, in order, in pieces that stay in the cache.
+    """Yield the bytes of the samples in order, in pieces that fit the CPU cache.
 
-    raises  ValueFitError for a null, or a field of another size than its column's
+    raises  ValueFitError for a null, or a field that does not have the size of its column
     """
     for batch in batches:
-        for start in range(0, batch.num_rows, _LAID):
-            yield from _bodies(columns, batch.slice(start, _LAID))
+        for start in range(0, batch.num_rows, _STEP_ROWS):
+            yield from _bodies(columns, batch.slice(start, _STEP_ROWS))
 
 
 def _bodies(columns: Columns, batch: pa.RecordBatch) -> Iterator[memoryview]:
@@ -46,24 +46,26 @@ def _bodies(columns: Columns, batch: pa.RecordBatch) -> Iterator[memoryview]:
         len(pieces),
     )
     for start in range(0, batch.num_rows, step):
-        some = [piece.slice(start, step) for piece in pieces]
+        fields = [piece.slice(start, step) for piece in pieces]
         body = (
-            some[0]
-            if len(some) == 1
-            else pc.binary_join_element_wise(*some, pa.scalar(b"", encodings.BINARY))
+            fields[0]
+            if len(fields) == 1
+            else pc.binary_join_element_wise(*fields, pa.scalar(b"", encodings.BINARY))
         )
         ends = lines.ends(body)
         yield memoryview(body.buffers()[2] or b"")[int(ends[0]) : int(ends[-1])]
 
 
 def _pieces(columns: Columns, batch: pa.RecordBatch) -> list[pa.Array]:
-    """Give what stands side by side in every sample, as few columns of bytes: large_binary [rows] each."""
+    """Return the fields of the samples in order, with adjacent fixed fields joined: large_binary
+    [rows] each.
+    """
     fields = []
     for column in columns:
         array = batch.column(column.name)
-        if array.null_count:  # Arrow would drop the whole row without a word
+        if array.null_count:  # Arrow would silently drop the whole row
             raise ValueFitError(
-                f"column {column.name!r}: a null reached the shard", column=column.name
+                f"column {column.name!r} is null; mds cannot store nulls", column=column.name
             )
         fields.append(
             encodings.stored(array, lookup(column.encoding))
@@ -76,21 +78,23 @@ def _pieces(columns: Columns, batch: pa.RecordBatch) -> list[pa.Array]:
     pieces: list[pa.Array] = []
     for field in fields:
         if isinstance(field, pa.Array):
-            pieces += [*_laid(run), field]
+            pieces += [*_joined(run), field]
             run = []
         else:
             run.append(field)
-    return [*pieces, *_laid(run)]
+    return [*pieces, *_joined(run)]
 
 
 def _fixed(array: pa.Array, column: Column) -> _Bytes:
-    """Give a column of one size as its stored bytes: uint8 [rows, size]."""
+    """Return the stored bytes of a column of fixed size: uint8 [rows, size]."""
     encoding, size = lookup(column.encoding), column.size or 0
     if encoding.arrow.equals(encodings.BINARY):
         raw = encodings.stored(array, encoding)
         ends, data = lines.ends(raw), raw.buffers()[2]
         if (np.diff(ends) != size).any():
-            raise ValueFitError(f"column {column.name!r}: not {size} bytes", column=column.name)
+            raise ValueFitError(
+                f"column {column.name!r}: expected {size} bytes", column=column.name
+            )
         first = int(ends[0])
     else:
         data, first = array.buffers()[1], array.offset * size
@@ -100,7 +104,7 @@ def _fixed(array: pa.Array, column: Column) -> _Bytes:
 
 
 def _lengths(fields: Sequence[pa.Array], rows: int) -> _Bytes:
-    """Give the lengths of fields of variable size: uint8 [rows, 4 for each field]."""
+    """Return the lengths of fields of variable size: uint8 [rows, 4 * fields]."""
     words = np.empty((rows, len(fields)), "<u4")
     for i, field in enumerate(fields):
         words[:, i] = lines.lengths(field)
@@ -109,12 +113,12 @@ def _lengths(fields: Sequence[pa.Array], rows: int) -> _Bytes:
 
 @functools.lru_cache(maxsize=64)
 def _word(width: int) -> np.dtype[Any]:
-    """Give what fields of so many bytes are copied by."""
-    return np.dtype(f"u{next(size for size in _WORDS if width % size == 0)}")
+    """Return the widest dtype that divides a field of `width` bytes, to copy it by."""
+    return np.dtype(f"u{next(size for size in _WORD_BYTES if width % size == 0)}")
 
 
-def _laid(run: Sequence[_Bytes]) -> list[pa.Array]:
-    """Lay columns of one size side by side, as one large_binary; none if there is nothing to lay."""
+def _joined(run: Sequence[_Bytes]) -> list[pa.Array]:
+    """Join columns of fixed size to one large_binary array; an empty list if there are none."""
     if not run:
         return []
     rows, size = len(run[0]), sum(field.shape[1] for field in run)
