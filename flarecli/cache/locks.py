@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 __all__ = ["Turns", "held", "holder", "locked_within"]
 
-_PAUSE_S = 0.004  # between two looks, at most
+_PAUSE_S = 0.004  # maximum delay between two attempts
 _TURNS, _DIGITS = "turns", 3
 NOTICE_AFTER_S = 10.0  # a longer wait is reported
 
@@ -64,13 +64,12 @@ def holder(fd: int) -> str:
 
 
 class Turns:
-    """Turns by key: of this process's threads, and of all processes that use a folder."""
+    """Locks by key, for the threads of this process and all processes that use a folder."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken: dict[
-            str, tuple[threading.Lock, int]
-        ] = {}  # and how many threads have it or wait for it
+        # Key -> lock and the number of threads that hold it or wait for it.
+        self._taken: dict[str, tuple[threading.Lock, int]] = {}
 
     @contextlib.contextmanager
     def turn(
@@ -82,13 +81,13 @@ class Turns:
         meanwhile: Callable[[], object] | None = None,
         notice: Callable[[int], object] | None = None,
     ) -> Iterator[None]:
-        """Wait so long for those that asked before, then go on in any case.
+        """Hold the lock of a key; after `seconds`, continue without it.
 
-        folder     open; -1: threads of this process alone take turns
+        folder     file descriptor; -1: lock only against threads of this process
         key        ends in hex digits
-        kind       one letter; whoever takes a turn inside another one needs another
-        meanwhile  called once if another process has the turn
-        notice     called once with the locked file if another process has it for long
+        kind       one letter; nested locks need different letters
+        meanwhile  called once if another process holds the lock
+        notice     called once with the locked file if another process holds the lock for long
         """
         with self._of_threads(kind + key, seconds):
             if folder < 0:

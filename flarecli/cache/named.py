@@ -16,8 +16,8 @@ from typing import TypeVar
 
 __all__ = ["BATCH_SHARE", "MANY", "NamedFiles", "coldest_first"]
 
-MANY = 512  # copies from which on looking at all of them is worth saving
-BATCH_SHARE = 32  # where there are many copies, so much of the limit leaves at once
+MANY = 512  # above this number of copies, listings are avoided
+BATCH_SHARE = 32  # with many copies, limit / BATCH_SHARE bytes are evicted at a time
 
 T = TypeVar("T", str, int)
 

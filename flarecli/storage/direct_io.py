@@ -1,8 +1,9 @@
-"""Write a new file past the page cache (O_DIRECT), if it is large and its file system supports that.
+"""Direct I/O (O_DIRECT): write a large new file without the page cache.
 
-A shard is written once, synced, and read much later. Through the page cache it costs a copy into memory that the kernel
-has to find first, and evicts what a training job beside it reads. Only file systems that report the alignment of such
-writes (statx, STATX_DIOALIGN) get them: ext4, XFS and the like, and no network's, whose writes would wait for each other.
+A shard is written once, synced, and read much later. The page cache would copy it and evict data
+that other processes read. Direct I/O is used on file systems that report its alignment (statx,
+STATX_DIOALIGN), such as ext4 and XFS, and not on network file systems, where writes would be
+serialized.
 """
 
 from __future__ import annotations
@@ -15,34 +16,36 @@ import mmap
 import os
 from collections.abc import Callable
 
+from flarecli import lifetimes
 from flarecli.storage.mmap import large_memory
 
 __all__ = ["Sink", "write_all"]
 
-_BUFFER = (
-    4 << 20
-)  # bytes written past the page cache at once; a file that ends before goes through it
-_ALIGNED = 4096  # what the buffer and all of its writes are multiples of
-_IDLE = 2  # buffers kept: memory that was touched before is the cheaper one
+_BUFFER = 4 << 20  # bytes per direct write; smaller files go through the page cache
+_ALIGNED = 4096  # alignment of the buffer and its writes
+_IDLE = 2  # buffers kept for reuse, which saves page faults
 _idle: list[mmap.mmap] = []
+lifetimes.register("write buffers", _idle.clear)
 
 
 class Sink:
     """Write a new file front to back.
 
     fd      open for writing, the file empty
-    direct  whether a large file may go past the page cache
+    direct  whether a large file may be written with direct I/O
     """
 
     def __init__(self, fd: int, direct: bool) -> None:
         self._fd = fd
-        self._memory = (
-            _buffer() if direct and 0 < _alignment(fd) <= _ALIGNED else None
-        )  # None: all goes through the page cache
+        # None: write through the page cache.
+        self._memory = _buffer() if direct and 0 < _alignment(fd) <= _ALIGNED else None
         self._held, self._is_direct = 0, False
 
     def write(self, data: memoryview) -> None:
-        """Add bytes, uint8 [n]. Raises OSError as `os.write` does, perhaps for bytes of an earlier call."""
+        """Add bytes, uint8 [n].
+
+        Raises OSError as `os.write` does, perhaps for bytes of an earlier call.
+        """
         while data and self._memory is not None:
             if self._held == _BUFFER:
                 self._is_direct = self._is_direct or _set_direct(self._fd, True)
@@ -51,21 +54,21 @@ class Sink:
             some = min(len(data), _BUFFER - self._held)
             self._memory[self._held : self._held + some] = data[:some]
             self._held, data = self._held + some, data[some:]
-        self._plainly(data)
+        self._write_cached(data)
 
     def done(self) -> None:
         """Write what is buffered."""
         if self._memory is not None and self._is_direct:
             self._flush(self._held // _ALIGNED * _ALIGNED)
-            _set_direct(self._fd, False)  # the end is no whole block
+            _set_direct(self._fd, False)  # the last block is not complete
         memory, self._memory = self._memory, None
         if memory is not None:
-            self._plainly(memoryview(memory)[: self._held])
+            self._write_cached(memoryview(memory)[: self._held])
             if len(_idle) < _IDLE:
                 _idle.append(memory)
 
     def _flush(self, size: int) -> None:
-        """Write the first bytes that are held, and keep the others, which are less than a block."""
+        """Write the first `size` buffered bytes; keep the rest, less than a block."""
         memory = memoryview(self._memory or b"")
         at = 0
         try:
@@ -74,14 +77,14 @@ class Sink:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            _set_direct(self._fd, False)  # it named an alignment and does not keep to it
+            _set_direct(self._fd, False)  # the reported alignment is wrong
             self._is_direct, self._memory = False, None
             write_all(self._fd, memory[at : self._held])
             return
         memory[: self._held - size] = memory[size : self._held]
         self._held -= size
 
-    def _plainly(self, data: memoryview) -> None:
+    def _write_cached(self, data: memoryview) -> None:
         if data:
             write_all(self._fd, data)
 
@@ -94,13 +97,13 @@ def _buffer() -> mmap.mmap:
 
 
 def write_all(fd: int, data: memoryview) -> None:
-    """Write bytes, uint8 [n], however many calls it takes."""
+    """Write all bytes, uint8 [n], with as many calls as needed."""
     while data:
         data = data[os.write(fd, data) :]
 
 
 def _set_direct(fd: int, on: bool) -> bool:
-    """Switch a file to direct writes or back; give whether that could be done."""
+    """Switch direct I/O of a file on or off; return False if that is not possible."""
     flag = getattr(os, "O_DIRECT", 0)
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -119,7 +122,7 @@ _MASK_AT, _ALIGN_AT, _STATX_SIZE = (
 
 
 def _alignment(fd: int) -> int:
-    """Give the bytes that direct writes of a file are multiples of; 0 if the file system does not say."""
+    """Return the alignment of direct writes in bytes; 0 if the file system does not report it."""
     ask = _statx()
     if ask is None:
         return 0

@@ -80,15 +80,18 @@ def test_pack_works_without_threads(tmp_path, allowed):
     }
 
 
-def test_resizing_images_without_threads_is_an_error(tmp_path, allowed):
+def test_images_are_resized_without_threads(tmp_path, allowed):
     pillow = pytest.importorskip("PIL.Image")
     pillow.new("RGB", (9, 9)).save(tmp_path / "one.png")
     source = tmp_path / "in.jsonl"
     source.write_text('{"url": "one.png"}\n' * 3)
+    options = {"fetch": "url:image", "resize": 4}
+    flare.pack(str(source), str(tmp_path / "whole"), **options)
     allowed(0)
-    with pytest.raises(ReachError) as caught:
-        flare.pack(str(source), str(tmp_path / "out"), fetch="url:image", resize=4)
-    assert message_and_hint(caught) == (NONE, HINT)
+    assert flare.pack(str(source), str(tmp_path / "out"), **options).rows == 3
+    assert {one.name: one.read_bytes() for one in (tmp_path / "out").iterdir()} == {
+        one.name: one.read_bytes() for one in (tmp_path / "whole").iterdir()
+    }
 
 
 @pytest.mark.parametrize("count", range(3))

@@ -1,10 +1,12 @@
-"""The checksums that S3 itself keeps of an object, beside its ETag: one HEAD request says them, to whoever asks in the right mode.
+"""Checksums that S3 stores for an object, read by one HEAD request.
 
     x-amz-checksum-sha256: base64      also -sha1, -crc32, -crc32c, -crc64nvme; big-endian
-    x-amz-checksum-type: FULL_OBJECT   COMPOSITE is a sum of the sums of an upload's parts: it says nothing of the bytes as they are read
+    x-amz-checksum-type: FULL_OBJECT   COMPOSITE: a checksum of the checksums of the parts, not of
+                                       the bytes
 
-The library for objects does not ask for them, so the request is signed here, by AWS's Signature Version 4 (source: the
-API reference of Amazon S3, "Authenticating Requests"). Where credentials come from a role, only the library has them, and nothing is asked.
+obstore cannot read them, so the request is signed here with AWS Signature Version 4 (source: API
+reference of Amazon S3, "Authenticating Requests"). Credentials from a role are known to obstore
+alone; no request is sent then.
 """
 
 from __future__ import annotations
@@ -30,23 +32,24 @@ from flarecli.storage.http.transfer import certificates
 __all__ = ["Kept", "kept_sums", "signed"]
 
 _PREFIX, _MODE = "x-amz-checksum-", {"x-amz-checksum-mode": "ENABLED"}
-_SIZES = {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}  # bytes of each sum
+# bytes of each checksum
+_SIZES = {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}
 _CONNECT_S = 10
-_RETRIES, _WAIT_S = 4, 0.25  # of a transient refusal; the delays are random below _WAIT_S * 2**n
-_HEAD_BYTES = 1 << 16  # of an answer's head
+_RETRIES, _WAIT_S = 4, 0.25  # delays are random below _WAIT_S * 2**n
+_HEAD_BYTES = 1 << 16  # maximum size of the response headers
 _OWN = threading.local()
 _inherited: list[Any] = []
 
 
 class Kept(NamedTuple):
-    """Sums of a whole object, name -> lowercase hex; and what keeps them from being known, or empty."""
+    """Checksums of an object, name -> lowercase hex, and why there are none, or empty."""
 
     hashes: Mapping[str, str] = {}
     why_not: str = ""
 
 
 def kept_sums(at: Location) -> Kept:
-    """Ask S3 for the sums that it keeps of an object; of anything else there are none. No failure is raised: the object itself is read anyway."""
+    """Return the checksums that S3 stores for an object; none for other stores. Never raises."""
     store = at.store
     if not isinstance(store, ObjectStore) or store.scheme != "s3":
         return Kept()
@@ -80,7 +83,7 @@ def _read(answer: Answer) -> Kept:
         try:
             value = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
-            value = b""  # a composite one ends with the number of parts
+            value = b""  # a composite checksum ends with the number of parts
         if len(value) == size:
             found[name] = value.hex()
         elif text:
@@ -93,9 +96,9 @@ def _read(answer: Answer) -> Kept:
 def signed(
     method: str, url: str, headers: Mapping[str, str], config: Mapping[str, Any], now: datetime
 ) -> dict[str, str]:
-    """Give the headers of a request without a body, with its signature.
+    """Return the headers of a signed request without a body.
 
-    url      escaped already, without a query
+    url      escaped, without a query
     config   access_key_id, secret_access_key, region; session_token if there is one
     """
     parts, day = urlsplit(url), f"{now:%Y%m%d}"
@@ -129,12 +132,12 @@ def signed(
 
 
 def _asked(url: str, headers: Mapping[str, str], timeout_s: float) -> Answer | None:
-    """Send a HEAD request, on a connection that this thread keeps; None if nothing came."""
+    """Send a HEAD request on this thread's connection; return None without a response."""
     import pycurl
 
     held: tuple[int, Any] = getattr(_OWN, "held", (0, None))
     pid, easy = held
-    if pid != os.getpid():  # a parent's connection is not ours to use, nor to end
+    if pid != os.getpid():  # a forked child must neither use nor close the connection of its parent
         _inherited.append(easy)
         easy = pycurl.Curl()
         _OWN.held = os.getpid(), easy

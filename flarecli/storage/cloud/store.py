@@ -1,8 +1,9 @@
 """Objects in S3, GCS and Azure, through obstore's blocking calls.
 
-The first answer says which version of an object there is, by its ETag; every later request asks for that one, so that no two
-versions are mixed: an object that changes is begun again where nothing was given yet, and is an error where it was. An
-answer shorter than what was asked for is an error. A store that refuses credentials ends the run at once.
+The first response pins the version of an object by its ETag, and later requests are conditional on
+it, so that versions are never mixed. If an object changes before any of its data was returned, it
+is read again; otherwise that is an error. A response shorter than requested is an error. Denied
+credentials end the run at once.
 """
 
 from __future__ import annotations
@@ -38,18 +39,14 @@ from flarecli.storage.versions import ObjectPin, Pins
 __all__ = ["ObjectStore", "Unconditional"]
 
 T = TypeVar("T")
-_FEW, _GROUP = (
-    8,
-    256,
-)  # ranges: up to so many go out one by one, each on condition; of more one call of the library gets so many
-_READ = (
-    4 << 20
-)  # what one request reads of an object that is read through: four of them ahead for each reader
-_PAGE = 1000  # objects of a listing's page
+_FEW = 8  # up to this many ranges are requested one by one, each conditional on the version
+_GROUP = 256  # ranges per call of the library, if there are more
+_READ = 4 << 20  # bytes per request when an object is read from start to end
+_PAGE = 1000  # objects per page of a listing
 
 
 def _options(pin: ObjectPin | None, start: int, stop: int | None) -> dict[str, Any]:
-    """Give what a request says besides its key: the version, and the range."""
+    """Return the options of a request: version and range."""
     options: dict[str, Any] = {"if_match": pin.token} if pin and pin.token else {}
     if stop is not None:
         options["range"] = (start, stop)
@@ -59,13 +56,13 @@ def _options(pin: ObjectPin | None, start: int, stop: int | None) -> dict[str, A
 
 
 class Unconditional(UsageError):
-    """The store cannot write on condition."""
+    """The store does not support conditional writes."""
 
 
 class ObjectStore(Store):
     """The objects of one bucket; the path of a Location is the key.
 
-    Picklable, and right in forked processes: clients are opened anew.
+    Picklable, and usable after a fork: each process opens its own clients.
     """
 
     def __init__(self, scheme: str, bucket: str, guard: Guard) -> None:
@@ -73,7 +70,7 @@ class ObjectStore(Store):
         self._pins = Pins(self.show)
         self._clients = Clients(self.home, guard.limits, guard.anonymous)
         self._known_outage: Outage | None = None
-        self._creates = True  # until the store says that it cannot write on condition
+        self._creates = True  # False once the store has refused a conditional write
 
     def __reduce__(self) -> tuple[object, ...]:
         return ObjectStore, (self.scheme, self.bucket, self.guard)
@@ -90,18 +87,23 @@ class ObjectStore(Store):
 
     @classmethod
     def locate(cls, address: str, guard: Guard) -> Location:
-        """Make a Location of an address that the user typed. Raises UsageError if it names no bucket."""
+        """Return the Location of an address that the user typed.
+
+        Raises UsageError without a bucket.
+        """
         found = parse_address(address)
         return Location(cls(found.scheme, found.bucket, guard), found.key)
 
     @property
     def home(self) -> str:
-        """The address of everything in the bucket."""
+        """The address of the bucket."""
         return f"{self.scheme}://{self.bucket}/"
 
     @property
     def origin(self) -> str:
-        """Which service this is, or empty for the usual one: two of them may have buckets of one name."""
+        """The endpoint or account; empty for the default. Two services may have buckets of one
+        name.
+        """
         config = self._clients.way(0).config
         account = (
             f"{os.environ.get('AZURE_STORAGE_ACCOUNT_NAME', '')} {os.environ.get('AZURE_STORAGE_ENDPOINT', '')}"
@@ -124,19 +126,19 @@ class ObjectStore(Store):
         return self.home + path
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve what data names: see `cloud.address`."""
+        """Resolve an address that data names; see `cloud.address`."""
         return resolve(self, self.home, path, url, self.guard)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What the client in use was opened with: region, perhaps endpoint, and credentials as far as they are not the library's own."""
+        """The settings of the client in use: region, endpoint, and credentials that flare has read."""
         self._clients.current()
         return self._clients.tried[-1].config
 
     def _do(self, path: str, call: Callable[[Any, Any], T], once: bool = False) -> T:
-        """Call the library with a client; give its errors the store's own words.
+        """Call the library with a client; translate its errors.
 
-        once  the call cannot be repeated, since it uses up an iterator: the library rides out an outage
+        once  the call consumes an iterator and cannot be repeated; the library retries by itself
         """
         began = time.monotonic()
         while True:
@@ -151,7 +153,8 @@ class ObjectStore(Store):
                 self._go_on(error, client, path, None if once else began)
 
     def _go_on(self, error: BaseException, client: Any, path: str, began: float | None) -> None:
-        """Return if the call should be repeated; otherwise raise an error of the library in the store's own words.
+        """Return if the call should be repeated; otherwise raise an error of the library in the
+        store's own words.
 
         It is repeated with other credentials, if there are any, and through an outage.
 
@@ -172,7 +175,7 @@ class ObjectStore(Store):
         raise errors.translate(RuntimeError("panic"), self.show(path), "", "") from None
 
     def told(self, error: Exception, path: str) -> Exception:
-        """Give an error of the library in the words of the package."""
+        """Translate an error of the library."""
         tried = self._clients.tried
         endpoint = next(
             (redact(str(way.config["endpoint"])) for way in tried if "endpoint" in way.config), ""
@@ -186,12 +189,15 @@ class ObjectStore(Store):
     # -- reading
 
     def _check(self, path: str, etag: str | None, size: int, pin: ObjectPin | None) -> ObjectPin:
-        """Return the pin after checking a response against it. Raises IntegrityError if it is of another version."""
+        """Return the pin after checking a response against it.
+
+        Raises IntegrityError if it is of another version.
+        """
         token = etag if etag and not etag.startswith("W/") else ""
         return self._pins.check(path, pin, ObjectPin(token, size))
 
     def _head(self, path: str, pin: ObjectPin | None = None) -> ObjectPin:
-        """Ask which version there is. Raises IntegrityError if it is another than the one pin."""
+        """Request the version of an object. Raises IntegrityError if it is not the pinned one."""
         if not path:
             raise FormatError("a bucket where an object is needed", where=self.show(path))
         meta = self._do(path, lambda library, client: library.head(client, path))
@@ -200,9 +206,10 @@ class ObjectStore(Store):
     def _got(
         self, path: str, pin: ObjectPin | None, wanted: tuple[int, int | None]
     ) -> tuple[memoryview, ObjectPin]:
-        """Read one range by one request, of the version that is pin; give what is pin by now, too. The bytes are the library's own.
+        """Read one range of the pinned version by one request; return its buffer and the pin.
 
-        Small objects come as fast as the interpreter's lock goes from thread to thread: hence few steps, and none for what is not asked.
+        Small objects are bound by the interpreter lock, so this function does as little as
+        possible.
         """
         if not path:
             raise FormatError("a bucket where an object is needed", where=self.show(path))
@@ -234,7 +241,7 @@ class ObjectStore(Store):
     def _nothing(
         self, path: str, pin: ObjectPin | None, start: int, stop: int | None
     ) -> tuple[memoryview, ObjectPin]:
-        """Give what lies behind the end: nothing there, an error further on."""
+        """Return the empty range at the end of an object. Raises FormatError for a range beyond it."""
         pin = pin or self._head(path)
         if start == pin.size and stop is None:
             return memoryview(b""), pin
@@ -253,7 +260,7 @@ class ObjectStore(Store):
         return b"" if start == stop else b"".join(self.views(path, start, stop))
 
     def views(self, path: str, start: int, stop: int | None) -> list[memoryview]:
-        """Read as `read` does; give the bytes as the library has them, in order and not copied."""
+        """Read a range and return the buffers of the library, in order, without copying."""
         pieces = [] if stop is None else split(start, stop)
         if len(pieces) > 1:
             return self._pins.read(path, lambda pin: self._many(path, pieces, pin))
@@ -264,7 +271,7 @@ class ObjectStore(Store):
         ]
 
     def read_each(self, paths: Sequence[str]) -> Iterator[memoryview]:
-        """Read many whole objects; a copy of each would cost as much as a fetch."""
+        """Read many whole objects, in order, without copying."""
         limits, whole = self.guard.limits, (0, None)
         return ordered_map(
             lambda path: self._pins.read(path, lambda pin: self._got(path, pin, whole)),
@@ -286,9 +293,7 @@ class ObjectStore(Store):
         jobs = self.guard.limits.jobs
         if len(pieces) <= _FEW or max(stop - start for start, stop in pieces) > REQUEST_BYTES >> 3:
             done = list[memoryview]()
-            if (
-                pin is None
-            ):  # the first few say which version the others must be, and must all be of one
+            if pin is None:  # the first responses, all of one version, pin it for the others
                 first = [*ordered_map(partial(self._got, path, None), pieces[:AHEAD], workers=jobs)]
                 pin = first[0][1]
                 for data, seen in first:
@@ -302,7 +307,7 @@ class ObjectStore(Store):
         found = [*ordered_map(partial(self._group, path, pin), groups, workers=max(1, jobs // 10))]
         run_interruptibly(
             partial(self._head, path, pin)
-        )  # its calls for many ranges take no condition: if this is the version, so was every one of them
+        )  # calls for many ranges are not conditional, so the version is checked after them
         return [data for group in found for data in group], pin
 
     def _group(
@@ -325,7 +330,7 @@ class ObjectStore(Store):
         return data
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
-        """Read bytes 0..size in order, a few pieces ahead of what is used."""
+        """Read bytes 0..size in order, with read-ahead."""
         if size <= _READ:
             yield self.read(path, 0, size)
             return
@@ -371,7 +376,7 @@ class ObjectStore(Store):
         yield last
 
     def _pages(self, path: str) -> Iterator[Any]:
-        """Give what a listing says of each object, in the order of the store: bytewise."""
+        """Yield the metadata of each object, in bytewise order of the keys."""
 
         def first(library: Any, client: Any) -> tuple[Any, Any]:
             stream = library.list(client, path or None, chunk_size=_PAGE)
@@ -400,11 +405,11 @@ class ObjectStore(Store):
                 partial(self._put_pieces, path, replace),
             )
         finally:
-            self._pins.drop(path)  # it may be there, although the answer was lost
+            self._pins.drop(path)  # the object may exist although the response was lost
         return Written(sums.size, sums.hex())
 
     def _put_whole(self, path: str, replace: bool, data: bytes) -> None:
-        """Write an object by one request; where the store can, only if nothing is there."""
+        """Write an object by one request; unless `replace`, only if it does not exist."""
 
         def put(library: Any, client: Any) -> None:
             if replace or not self._creates:
@@ -424,10 +429,8 @@ class ObjectStore(Store):
         self._do(path, put)
 
     def _put_pieces(self, path: str, replace: bool, pieces: Iterator[bytes]) -> None:
-        """Write a large object as an upload of many parts, which appears at its end; what raises in between drops it."""
-        if (
-            not replace
-        ):  # the library has no condition for these: two that begin at once may both end
+        """Write a large object by a multipart upload, which an error aborts."""
+        if not replace:  # not atomic: the library has no conditional multipart uploads
             self._refuse_what_is_there(path)
         self._do(
             path,
@@ -450,7 +453,7 @@ class ObjectStore(Store):
         raise UsageError("something is there already", where=self.show(path))
 
     def current(self, path: str) -> tuple[bytes, dict[str, str]]:
-        """Read a small object as it is now, and what `exchange` calls this version of it."""
+        """Read a small object and its version, for `exchange`."""
 
         def get(library: Any, client: Any) -> tuple[bytes, dict[str, str]]:
             result = library.get(client, path)
@@ -461,7 +464,11 @@ class ObjectStore(Store):
         return run_interruptibly(lambda: self._do(path, get))
 
     def exchange(self, path: str, data: bytes, version: dict[str, str] | None) -> dict[str, str]:
-        """Write a small object if that version, or None, is there; give its new version. Raises BusyError, or Unconditional."""
+        """Write a small object if its version is `version` (None: it does not exist); return the
+        new one.
+
+        raises  BusyError if the version differs; Unconditional without conditional writes
+        """
 
         def put(library: Any, client: Any) -> dict[str, str]:
             try:
