@@ -260,7 +260,7 @@ def test_a_target_that_cannot_be_made(here, capfd):
         capfd,
         "pack ok.csv http://127.0.0.1:9/out",
         2,
-        "http://127.0.0.1:9/out: a web server is read, not written to",
+        "http://127.0.0.1:9/out: cannot write to a web server",
         hint,
     )
 
@@ -497,8 +497,8 @@ def test_duplicate_keys(here, capfd):
 
 def test_what_is_no_tar_at_standard_input(here, capfd, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"k,n\n" + b"a,1\n" * 200)))
-    error = "-: standard input is read as a tar, and begins like none"
-    wrong(capfd, "cat -", 4, error, "Put it into a file, and name that.")
+    error = "-: expected a tar on standard input"
+    wrong(capfd, "cat -", 4, error, "Save it to a file, and read the file.")
 
 
 def test_details_say_what_was_found(here, capfd):

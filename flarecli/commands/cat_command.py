@@ -1,6 +1,6 @@
-"""cat: rows.
+"""The `cat` command: read rows.
 
-sources -> Dataset -> the rows asked, in their order -> where -> first or last of them -> batches
+sources -> Dataset -> selected rows, in order -> where -> head or tail -> batches
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
         options.rank,
     )
     first, last = 0, len(order)
-    if where is None:  # the rows are known before any is read
+    if where is None:  # invalid row numbers are reported before any row is read
         last = min([last, *(one for one in (limit, head) if one is not None)])
         first = max(0, last - tail) if tail is not None else 0
     read = needed(data.schema.names, columns, where)
@@ -80,14 +80,14 @@ def _of_all(
     head: int | None,
     tail: int | None,
 ) -> Iterator[pa.RecordBatch]:
-    """Keep the first and the last rows of those that come."""
+    """Keep the first or the last rows of the batches."""
     for most in (one for one in (limit, head) if one is not None):
         batches = first_rows(batches, most)
     return _some(schema, batches if tail is None else last_rows(batches, tail))
 
 
 def _some(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give the batches that hold rows, or an empty one: whoever writes a table wants to know its columns."""
+    """Yield batches with rows, or one empty batch, so that the schema is known."""
     some = False
     for batch in batches:
         if batch.num_rows:

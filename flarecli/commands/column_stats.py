@@ -1,7 +1,6 @@
-"""Statistics of columns: of numbers and text over all rows, of bytes and pictures over some.
+"""Statistics of columns: numbers and text over all rows, bytes and images over a random sample.
 
-Numbers and text are small and are read through. Bytes may be a whole disk: of them rows by chance are read, and how many
-is said; a picture is measured by its header.
+The number of sampled rows is reported. The size of an image is read from its header.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ __all__ = ["statistics"]
 _DISTINCT, _DISTINCT_BYTES = (
     10_000,
     64 << 20,
-)  # values of a column that are told apart, and what they take
-_ROWS, _BYTES = 10_000, 256 << 20  # of columns of bytes that are read
+)  # maximum distinct values that are counted in a column, and their bytes
+_ROWS, _BYTES = 10_000, 256 << 20  # bytes read of columns of bytes
 
 
 def statistics(
     data: Dataset, row_bytes: int, seed: int = 0, there: Sequence[range] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Say what is in each column: column -> name of a fact -> value.
+    """Return the statistics of each column: column -> name of a fact -> value.
 
-    row_bytes  reckoned for one row
-    seed       says which rows of columns of bytes are read
+    row_bytes  estimated size of a row
+    seed       random seed of the rows that are read of columns of bytes
     there      runs of rows that can be read; None: all
-    return     rows looked at, nulls; least and most of numbers, of the bytes and characters of texts, of the bytes of bytes,
-               of the items of lists; how many values differ, and how many are not the number that their text should be, or
-               too large for one (`unfit`); of pictures how many, and width and height of the one with
-               the fewest, the median and the most pixels
-    raises     whatever reading raises
+    return     rows, nulls; range of numbers, of the bytes and characters of texts, of the size of
+               bytes and of the items of lists; distinct values; texts that are no valid number
+               (`unfit`); number of images, and width and height of those with the fewest, the
+               median and the most pixels
+    raises     errors of reading
     """
     small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]
     large = [name for name in data.schema.names if name not in small]
@@ -65,7 +64,7 @@ def _of_small(data: Dataset, small: list[str], runs: Sequence[range]) -> dict[st
                 if failed:
                     seen["unfit"] = seen.get("unfit", 0) + len(failed)
             is_text = pa.types.is_large_string(array.type)
-            if pa.types.is_float16(array.type):  # Arrow compares none of them
+            if pa.types.is_float16(array.type):  # Arrow cannot compare these types
                 array = array.cast(pa.float32())
             least, most = ("min_bytes", "max_bytes") if is_text else ("min", "max")
             if pa.types.is_large_list(array.type):
@@ -82,7 +81,7 @@ def _of_small(data: Dataset, small: list[str], runs: Sequence[range]) -> dict[st
 
 
 def _spread(seen: dict[str, Any], array: pa.Array, least: str, most: str) -> None:
-    """Widen the least and the most that were seen so far."""
+    """Update minimum and maximum."""
     found = pc.min_max(array).as_py()
     if found["min"] is not None:
         seen[least] = min(seen.get(least, found["min"]), found["min"])
@@ -90,11 +89,12 @@ def _spread(seen: dict[str, Any], array: pa.Array, least: str, most: str) -> Non
 
 
 def _count(seen: dict[str, Any], distinct: dict[str, pa.Array], name: str, array: pa.Array) -> None:
-    """Count different values, and hold no more than a few of them: beyond that, say that there are more."""
+    """Count distinct values up to a limit."""
     if "distinct_over" in seen:
         return
     sizes = encodings.value_sizes(array)
-    if sizes is not None and sizes.max(initial=0) > _DISTINCT_BYTES:  # to hash it would copy it
+    # hashing would copy the values
+    if sizes is not None and sizes.max(initial=0) > _DISTINCT_BYTES:
         seen.pop("distinct", None)
         seen["distinct_over"] = max(0, len(distinct.pop(name, ())) - 1)
         return
@@ -129,7 +129,7 @@ def _of_large(
 
 
 def _measured(array: pa.Array) -> list[tuple[int, int]]:
-    """Give width and height of each picture in a column, by its header."""
+    """Return width and height of each image in a column, from its header."""
     found = (probe(bytes(value)) for value in encodings.raw_values(array) if value is not None)
     return [
         (one.width, one.height) for one in found if is_image(one.kind) and one.width and one.height

@@ -1,7 +1,8 @@
-"""Rows in a shuffled order, however many: each gets a number by a key, and the rows come in the order of those.
+"""External shuffle: each row gets a random sort key, and rows are sorted by it.
 
-The order is one of all rows, and it depends on the seed and on how many rows there are before each alone. Few rows wait
-in memory; more are put into temporary files by the first bits of their number, and one file after another is sorted.
+The order depends only on the seed and on the number of each row. Few rows are sorted in memory;
+more rows are distributed to temporary files by the first bits of their sort key, and each file is
+sorted.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from flarecli.storage import files_limit
 
 __all__ = ["shuffled"]
 
-_HELD_BYTES = 128 << 20  # rows that wait in memory
-_BITS, _SPAN = 8, 62  # of a number: those that choose a file, at most, and all
+_HELD_BYTES = 128 << 20  # of rows sorted in memory
+_BITS, _SPAN = 8, 62  # of a sort key: maximum bits that select a file; all bits
 _STEP = 8192
-_PLACE = "place in the order"  # the last column, whatever those of the source are called
+_PLACE = "place in the order"  # always the last column
 
 
 def shuffled(
     batches: Iterable[pa.RecordBatch], seed: int, held_bytes: int = _HELD_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows in the order that a seed says.
+    """Yield the rows in the order of a seed.
 
-    batches     of one schema, in an order that is always the same
-    held_bytes  what may wait in memory; the order does not depend on it
-    return      batches of 8,192 rows at most
+    batches     batches with one schema, in a reproducible order
+    held_bytes  maximum memory; the order does not depend on it
+    return      batches of at most 8,192 rows
     raises      ReachError if the temporary files cannot be written
     """
     held: list[pa.RecordBatch] = []
@@ -64,7 +65,9 @@ def shuffled(
 
 
 def _joined(held: list[pa.RecordBatch]) -> pa.Table:
-    """Make one run of memory of some batches, and let go of them: to take rows out of many would copy all of them each time."""
+    """Combine batches into one table and release them; `take` from a chunked table would copy it
+    each time.
+    """
     table = pa.Table.from_batches(held)
     held.clear()
     return table.combine_chunks()
@@ -75,7 +78,7 @@ def _places(table: pa.Table) -> IntArray:
 
 
 def _in_order(held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give the rows of some batches by their places."""
+    """Yield the rows of batches in the order of their sort keys."""
     if not held:
         return
     table = _joined(held)
@@ -85,9 +88,10 @@ def _in_order(held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _Files:
-    """Temporary files of no name, one for each value of the first bits of a place; each holds batches one behind the other.
+    """Unnamed temporary files, one per value of the first bits of a sort key; each contains
+    batches.
 
-    The fewer files a process may have open, the fewer bits: all of them are open at once, beside what else is.
+    All files are open at once, so the limit of open files bounds the number of bits.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -96,14 +100,14 @@ class _Files:
         self._writers: list[pa.RecordBatchStreamWriter] = []
         try:
             for _ in range(1 << self._bits):
-                self._files.append(tempfile.TemporaryFile(prefix="flare-"))  # noqa: SIM115 - they live as long as this does
+                self._files.append(tempfile.TemporaryFile(prefix="flare-"))  # noqa: SIM115 - closed with this object
                 self._writers.append(pa.ipc.new_stream(self._files[-1], schema))
         except OSError as error:
             self.close()
             raise _refusal(error) from None
 
     def put(self, table: pa.Table) -> None:
-        """Put each row into its file; the rows of one keep their order."""
+        """Write each row to its file, in order."""
         of = _places(table) >> (_SPAN - self._bits)
         order = np.argsort(of, kind="stable")
         ends = np.searchsorted(of[order], np.arange(1 << self._bits), "right")
@@ -118,7 +122,7 @@ class _Files:
             raise _refusal(error) from None
 
     def parts(self) -> Iterator[list[pa.RecordBatch]]:
-        """Give what each file holds, and empty it."""
+        """Yield the rows of each file, and empty it."""
         for file, writer in zip(self._files, self._writers, strict=True):
             try:
                 writer.close()
@@ -138,12 +142,12 @@ class _Files:
 def _refusal(error: OSError) -> ReachError:
     is_of_files = error.errno in (errno.EMFILE, errno.ENFILE)
     hint = (
-        "Let the process have more files open (`ulimit -n`)."
+        "Raise the limit of open files (`ulimit -n`)."
         if is_of_files
         else "Set TMPDIR to a larger disk."
     )
     return ReachError(
-        f"rows to shuffle cannot wait there: {(error.strerror or str(error)).lower()}",
+        f"cannot write temporary files for the shuffle: {(error.strerror or str(error)).lower()}",
         where=tempfile.gettempdir(),
         hint=hint,
     )

@@ -1,4 +1,6 @@
-"""Indexes of MosaicML's formats, made again: one that was lost, or one over several datasets."""
+"""Write the `index.json` of MosaicML's formats: rebuild a lost one, or merge those of several
+datasets.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,15 @@ _BEGUN = (".flare/journal", ".flare/lock")
 
 @checked
 def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False) -> str:
-    """Rebuild the lost `index.json` of a folder of MDS, JSON, CSV, TSV or XSV shards; return its address.
+    """Rebuild the lost `index.json` of a folder of MDS, JSON, CSV, TSV or XSV shards; return its
+    address.
 
     The bytes are those of the lost index if the original library or flare wrote the shards.
 
     replace      overwrite an existing index
     allow_local  follow symbolic links
-    raises       MissingError, FormatError, UsageError: see `rebuild`; UnfinishedError for an unfinished pack
+    raises       MissingError, FormatError, UsageError: see `rebuild`; UnfinishedError for an
+                 unfinished pack
     """
     at = _writable(folder, Guard(allow_local=allow_local))
     if any((at / name).exists() for name in _BEGUN):
@@ -42,9 +46,11 @@ def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False
 def merge_index(
     root: Address, parts: Sequence[Address] | None = None, *, allow_local: bool = False
 ) -> str:
-    """Write one `index.json` over the datasets below a folder; return its address. No shard is changed.
+    """Write one `index.json` over the datasets below a folder; return its address. No shard is
+    changed.
 
-    parts        folders, or their `index.json`, in the order of the rows; None: all below the root, in bytewise order
+    parts        folders, or their `index.json`, in the order of the rows; None: all below the root,
+                 in bytewise order
     allow_local  follow symbolic links
     raises       UnsafeError, MissingError, FormatError: see `merge`
     """
@@ -59,10 +65,10 @@ def merge_index(
 def _writable(given: Address, guard: Guard) -> Location:
     folder = address_text(given)
     if is_url(folder) and not folder.startswith("file://"):
-        raise UsageError("only local folders are written yet", where=redact(folder))
+        raise UsageError("only local folders can be written", where=redact(folder))
     if os.path.isfile(local_path(folder)):
         raise UsageError(
-            "a file is there, a folder of shards is wanted",
+            "expected a folder of shards, got a file",
             where=folder,
             hint=f"Name the folder: {shell_quoted(os.path.dirname(folder) or '.')}.",
         )

@@ -1,6 +1,7 @@
-"""inspect: what is this?
+"""The `inspect` command: describe datasets.
 
-sources -> what is listed -> headers of the shards that no list tells about; rows only for a sample or statistics
+sources -> lists -> headers of shards that are not fully listed; rows only for a sample or
+statistics
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ __all__ = ["Inspection", "StreamInfo", "inspect"]
 _ROWS, _BYTES = (
     10_000,
     256 << 20,
-)  # of a sample, which is held: more than one looks at, or a page has room for
+)  # maximum bytes and rows of a sample, which is kept in memory
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """One stream. Sizes in bytes; `raw_bytes` when decompressed, None where nobody says.
+    """One stream. Sizes in bytes; `raw_bytes` is the decompressed size, None if it is not listed.
 
-    smallest, median, largest  of the stored files; None without any
-    hashes      names of the sums that are listed
-    writer      what wrote it, None where nothing says
-    holes       a sentence for each run of shards that are not there, and of numbers that none has
-    shard_list  (address, rows, bytes) of each shard, if asked for
-    stats       column -> what was found in it, if asked for
+    smallest, median, largest  sizes of the stored files; None without files
+    hashes      names of the listed checksums
+    writer      program that wrote it, None if unknown
+    holes       a sentence for each run of missing shards, and for each gap in their numbers
+    shard_list  (address, rows, bytes) of each shard, if requested
+    stats       column -> statistics, if requested
     """
 
     name: str
@@ -65,11 +66,11 @@ class StreamInfo:
     stats: dict[str, dict[str, Any]] | None = None
 
     def types(self) -> dict[str, str]:
-        """Name the Arrow type of each column; empty for an encoding that is not known here."""
+        """Return the Arrow type of each column; empty for an unknown encoding."""
         return {column.name: _type(column) for column in self.columns or ()}
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain values, for --json."""
+        """Return it as JSON values, for --json."""
         out = {name: getattr(self, name) for name in self.__slots__}
         out["columns"] = {column.name: column.encoding for column in self.columns}
         out["types"] = self.types()
@@ -89,11 +90,12 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What lies at some addresses. `rows` are those of a dataset whose streams join by column, else of all streams in sum.
+    """Description of datasets. `rows` is the row count if streams join by column, else the sum over
+    all streams.
 
-    asked    rows that a sample was to have; it has fewer where so many are too many to look at
-    missing  addresses of shards that are not there, where rows were asked for: sample and statistics are of the others
-    sample_rows  the number of each row of the sample
+    asked    requested rows of the sample, which may have fewer
+    missing  addresses of missing shards; sample and statistics describe the others
+    sample_rows  row number of each row of the sample
     """
 
     address: str
@@ -108,7 +110,7 @@ class Inspection:
     sample_rows: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as plain values, for --json: bytes in a sample become their length."""
+        """Return it as JSON values, for --json; bytes in a sample are replaced by their length."""
         raw = [stream.raw_bytes for stream in self.streams]
         out: dict[str, Any] = {
             "address": self.address,
@@ -180,7 +182,7 @@ def inspect(options: InspectOptions) -> Inspection:
     if stats or sample is not None:
         from flarecli.commands.column_stats import statistics
         from flarecli.commands.row_order import named, ordered, read_rows, weight
-        from flarecli.read import Dataset  # who only asks what it is needs none of this, nor Arrow
+        from flarecli.read import Dataset  # loads Arrow, which is not needed otherwise
 
         data = Dataset(parts, found)
         missing, there = lost(parts)
@@ -224,7 +226,7 @@ def inspect(options: InspectOptions) -> Inspection:
 
 
 def _address(found: Playlist) -> str:
-    """Give where a list was found; else the folder, or the one file that was named itself: nothing says what its columns are."""
+    """Return the address of the list; else of the folder, or of the single file that was named."""
     first = found.streams[0]
     is_named = first.columns is None and len(first.urls) == 1
     return str(found.at or (first.at.join(first.urls[0]) if is_named else first.at))
@@ -238,7 +240,7 @@ def _type(column: Column) -> str:
 
 
 def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
-    """Sum up the parts of one stream, of which everything is known by now."""
+    """Return the description of one stream from its parts, whose rows and sizes are known."""
     series = Series(parts)
     rows = np.concatenate([stream.rows for stream in parts])
     size = np.concatenate([stream.stored for stream in parts])
@@ -289,7 +291,7 @@ def _raw_bytes(stream: Stream) -> int | None:
 
 
 def _compressions(stream: Stream) -> list[str]:
-    """Name how the shards are compressed, as the list says or as their names end."""
+    """Return the compressions of the shards, from the list or from their suffixes."""
     listed = stream.headers.get("compression")
     if isinstance(listed, str):
         return [listed]

@@ -1,4 +1,4 @@
-"""Who wrote a dataset, and what is missing from it: as far as its lists, the names in them and its folder say."""
+"""The writer of a dataset, and its missing shards."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from flarecli.redact import redact
 
 __all__ = ["holes", "lost", "writer_of"]
 
-_LOOKED = 100_000  # shards whose files are looked for: a second's work
+_LOOKED = 100_000  # maximum shards whose files are checked (about a second)
 _GONE = "not there"
 _NUMBER = re.compile(
     r"\d{3,18}", re.ASCII
-)  # of a shard; shorter ones are parts of words, longer ones are sums
+)  # digits of a shard's number; shorter numbers are parts of words, longer ones are checksums
 
 
 def writer_of(stream: Stream, of: Playlist) -> str | None:
-    """Say what wrote a stream, where its playlist, its index or its layout tells; None where nothing does."""
+    """Return the program that wrote a stream, from its playlist, index or layout; None if unknown."""
     told = stream.headers.get("writer")
     if isinstance(told, str):
         return told[:200]
-    if of.protected:  # only flare ends a playlist with its sum
+    if of.protected:  # only flare writes a checksum as the last line
         return "flare"
     return formats.facts(stream.format).written_by("" if of.at is None else of.at.name)
 
 
 class _Missing(NamedTuple):
-    """Shards first..last of a stream that are listed and not there."""
+    """Listed shards first..last of a stream that do not exist."""
 
     first: int
     last: int
@@ -41,9 +41,11 @@ class _Missing(NamedTuple):
 
 
 def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
-    """Say which listed shards are not there and which rows those are, and which numbers no shard has.
+    """Return sentences about missing shards, with their rows, and about gaps in the numbers of
+    shards.
 
-    parts  with rows known. Files are looked for on a local disk alone: a request for each would cost more than it tells.
+    parts  with known rows. Only local files are checked, since remote ones would need a request
+           each.
     """
     first, out = 0, list[str]()
     for stream in parts:
@@ -64,9 +66,9 @@ def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
 
 
 def lost(streams: Sequence[Sequence[Stream]]) -> tuple[list[str], list[range]]:
-    """Give the addresses of listed shards whose files are gone, and the runs of rows that are there in all streams side by side.
+    """Return the addresses of missing shards, and the runs of rows that all joined streams have.
 
-    streams  the parts of each, with rows known; files are looked for as `holes` does, and what data may not name is not among them
+    streams  parts of each stream, with known rows; files are checked as in `holes`
     """
     total, gone, spans = 0, list[str](), list[tuple[int, int]]()
     for parts in streams:
@@ -104,7 +106,7 @@ def _told(stream: Stream, one: _Missing, starts: IntArray) -> str:
 
 
 def _missing(stream: Stream) -> Iterator[_Missing]:
-    """Give runs of neighbouring shards that are not there, or that data may not name."""
+    """Yield runs of shards that are missing, or that data may not access."""
     run: _Missing | None = None
     for i in range(min(len(stream), _LOOKED) if stream.at.is_local else 0):
         why = _lacks(stream, i)
@@ -119,7 +121,7 @@ def _missing(stream: Stream) -> Iterator[_Missing]:
 
 
 def _lacks(stream: Stream, i: int) -> str:
-    """Say what keeps a listed shard from being read; empty if it is there, or lies on the network."""
+    """Return why a listed shard cannot be read; empty if it exists or is remote."""
     try:
         names = [stream.urls[i], *(file.name for file in (stream.parts[i] if stream.parts else ()))]
         for at in map(stream.at.join, names):
@@ -133,7 +135,7 @@ def _lacks(stream: Stream, i: int) -> str:
 
 
 def _gaps(urls: Sequence[str]) -> list[str]:
-    """Name the numbers that are missing between the least and the greatest of shards that are called alike."""
+    """Return the gaps in the numbers of shards with the same prefix and suffix."""
     found: dict[tuple[str, int, str], set[int]] = {}
     before, width, after, have = "", 0, "", set[int]()
     for url in urls:
@@ -144,7 +146,7 @@ def _gaps(urls: Sequence[str]) -> list[str]:
             and url.startswith(before)
             and url.endswith(after)
         ):
-            have.add(int(number))  # called as the one before: of a million shards nearly all are
+            have.add(int(number))  # same prefix as the shard before, as nearly always
             continue
         path = url.partition("?")[0] if "://" in url else url
         numbers = list(_NUMBER.finditer(path))
@@ -157,7 +159,7 @@ def _gaps(urls: Sequence[str]) -> list[str]:
     for (before, width, after), have in sorted(found.items()):
         order = np.array(sorted(have), np.int64)
         steps = np.flatnonzero(np.diff(order) > 1)
-        if order[-1] - order[0] > 4 * len(order):  # days, sums, keys: these are no counted shards
+        if order[-1] - order[0] > 4 * len(order):  # dates, checksums or keys, not shard numbers
             continue
         for k in steps.tolist():
             first, last = (

@@ -1,6 +1,7 @@
-"""playlist: addresses to YAML.
+"""The `playlist` command: list addresses as YAML.
 
-sources -> resolve -> rows, sizes and columns from headers, sums from bytes -> addresses as the playlist's place sees them
+sources -> resolve -> rows, sizes and columns from headers, checksums from bytes -> addresses
+relative to the playlist
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ def playlist(options: PlaylistOptions) -> str:
     rebase, headers = _pairs("rebase", options.rebase), _pairs("header", options.header)
     for name, _ in headers:
         if name in (*_RESERVED, *sums.known()):
-            raise UsageError(f"the header {name!r} is flare's own", hint="Choose another name.")
+            raise UsageError(f"the header {name!r} is reserved", hint="Choose another name.")
     hashes = name_list(options.hash)
     sums.Sums(hashes)
     if not named:
-        raise UsageError("no source is named")
+        raise UsageError("missing argument: no source")
     place = _Place(None if out is None else address_text(out), base, rebase, guard)
     streams = []
     for name, parts in _grouped(named, options.format, guard).items():
@@ -68,7 +69,7 @@ def playlist(options: PlaylistOptions) -> str:
 
 
 def _pairs(name: str, given: Pairs) -> list[tuple[str, str]]:
-    """Give pairs of texts as a list. Raises UsageError for anything else."""
+    """Return pairs of texts as a list. Raises UsageError for other values."""
     try:
         found = [
             (one, other) for one, other in (given.items() if isinstance(given, Mapping) else given)
@@ -83,7 +84,7 @@ def _pairs(name: str, given: Pairs) -> list[tuple[str, str]]:
 
 
 def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[str, list[Stream]]:
-    """Resolve the sources: stream name -> its parts, in order."""
+    """Resolve the sources: stream name -> parts, in order."""
     out: dict[str, list[Stream]] = {}
     unnamed: dict[str, list[tuple[Playlist, list[Stream]]]] = {}
     for source in sources:
@@ -99,7 +100,7 @@ def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[s
             )
         for one in parts:
             out.setdefault(match[1] if match else one[0].name, []).extend(one)
-            if not match:  # who names a stream may put some of its shards into it twice
+            if not match:  # a named stream may contain a shard twice
                 unnamed.setdefault(one[0].name, []).append((found[0], one))
     for pairs in unnamed.values():
         refuse_repeats([listed for listed, _ in pairs], [one for _, one in pairs])
@@ -107,16 +108,16 @@ def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[s
 
 
 class _Place:
-    """Where the playlist will be, and how it calls what it lists."""
+    """The address of the playlist, and the relative addresses in it."""
 
     def __init__(
         self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard
     ) -> None:
         self._is_far = out is not None and is_url(out) and scheme_of(out) != "file"
         if out is not None and scheme_of(out) in ("http", "https"):
-            raise UsageError("a web server is read, not written to", where=redact(out))
+            raise UsageError("cannot write to a web server", where=redact(out))
         if out is not None and not self._is_far and os.path.isdir(local_path(out)):
-            raise UsageError("a folder is there, a file is wanted", where=out)
+            raise UsageError("expected a file, got a folder", where=out)
         self.at = locate(out, replace(guard, keeper=None)) if out is not None else None
         self._path = (
             str(self.at)
@@ -134,9 +135,9 @@ class _Place:
         self._rebase, self._guard = rebase, guard
 
     def address(self, at: Location) -> str | None:
-        """Give the address of a file as the playlist says it; None for the playlist itself.
+        """Return the address of a file as the playlist lists it; None for the playlist itself.
 
-        raises  UsageError for one that readers would refuse, or that carries a secret
+        raises  UsageError if readers would refuse the address, or if it contains a secret
         """
         if isinstance(at.store, LocalStore):
             real = os.path.join(at.store.root, at.path)
@@ -188,7 +189,7 @@ class _Place:
 def _joined(
     name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]
 ) -> Stream:
-    """Put the parts of a stream behind one another, with the addresses that the playlist gives them."""
+    """Concatenate the parts of a stream, with the addresses of the playlist."""
     first, hint = parts[0], "Give each a NAME= of its own."
     for part in parts:
         if part.format != first.format:
@@ -243,7 +244,7 @@ def _joined(
 
 
 def _beside(chunk: Chunk, place: _Place) -> tuple[File, ...]:
-    """Give the companions of a chunk with the addresses that the playlist gives them."""
+    """Return the companions of a chunk, with the addresses of the playlist."""
     return tuple(
         replace(file, name=place.address(at) or "")
         for file, at in zip(chunk.files[1:], chunk.beside, strict=True)
@@ -251,7 +252,7 @@ def _beside(chunk: Chunk, place: _Place) -> tuple[File, ...]:
 
 
 def _counts(listed: Sequence[tuple[Stream, int, str]], of: Callable[[Stream], Any]) -> Any:
-    """Give one count a chunk, -1 where it is not known; None if none is."""
+    """Return one count per chunk, -1 if it is not known; None if none is known."""
     counts = [-1 if of(part) is None else int(of(part)[i]) for part, i, _ in listed]
     return np.array(counts, np.int64) if any(count >= 0 for count in counts) else None
 
@@ -290,12 +291,12 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
 
 
 def _not_read(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareError]]:
-    """Say what readers would refuse in a stream: where it stands in the YAML, and why."""
+    """Yield what readers would refuse in a stream: path in the YAML, and error."""
     if stream.format is not None and not formats.is_known(stream.format):
         hint = f"Choose one of {', '.join(formats.all_names())}."
         yield (
             (stream.name, "headers", "format"),
-            FormatError(f"format {stream.format!r:.60} is not read yet", hint=hint),
+            FormatError(f"format {stream.format!r:.60} is not supported", hint=hint),
         )
     named: list[tuple[tuple[str | int, ...], str]] = [
         (("content", i), url) for i, url in enumerate(stream.urls)

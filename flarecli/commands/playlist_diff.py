@@ -1,7 +1,7 @@
-"""What two playlists list differently.
+"""Compare two playlists.
 
-A chunk of one is that of the other if both name the same address, or the same place below the folder of their own playlist: so a
-copy of a dataset is held against where it came from, and `./a` is `a`.
+Two chunks are the same if they have the same address, or the same path relative to their playlist.
+So a copy of a dataset can be compared with its original.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _Facts: TypeAlias = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PlaylistDiff:
-    """Chunks that the second playlist adds, and that it removes or lists with another format or other columns, rows, bytes or sums."""
+    """Chunks that the second playlist adds, removes, or lists with other columns, rows, bytes or
+    checksums.
+    """
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -35,7 +37,9 @@ class PlaylistDiff:
 
 
 class _Listed(NamedTuple):
-    """A chunk as one playlist lists it: its whole address, and its place below that playlist, empty where it lies elsewhere."""
+    """A listed chunk: its absolute address, and its path below the playlist, empty if it is
+    elsewhere.
+    """
 
     stream: str
     url: str
@@ -46,11 +50,11 @@ class _Listed(NamedTuple):
 
 
 def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
-    """Compare what two addresses list, chunk by chunk; none is opened.
+    """Compare the lists at two addresses chunk by chunk; no chunk is opened.
 
-    return  chunks as `ADDRESS`, as it is listed but without secrets, or `STREAM: ADDRESS` where there are several streams; of `b` in
-            its order, removed ones of `a`
-    raises  whatever resolving raises
+    return  chunks as `ADDRESS`, without secrets, or `STREAM: ADDRESS` if there are several streams,
+            in the order of `b`, removed chunks in the order of `a`
+    raises  errors of resolving
     """
     guard = with_reach(guard or Guard(), sources=[a, b])
     one, two = (_listed(resolve([address], guard=guard)[0]) for address in (a, b))
@@ -84,14 +88,14 @@ def _listed(found: Playlist) -> list[_Listed]:
 
 
 def _base(at: Location) -> str:
-    """Give the folder where relative addresses start, with a slash at its end."""
+    """Return the folder of relative addresses, with a final slash."""
     if isinstance(at.store, LocalStore):
         return os.path.join(os.path.realpath(os.path.join(at.store.root, at.path)), "")
     return str(at).rstrip("/") + "/"
 
 
 def _whole(url: str, base: str) -> str:
-    """Give an address as a whole: of no user, and not from where it is listed."""
+    """Return an absolute address, without user."""
     if scheme_of(url) in ("", "file"):
         path = bare(local_path(url))
         return path if path.startswith("/") else base + path
@@ -99,7 +103,7 @@ def _whole(url: str, base: str) -> str:
 
 
 def _pairs(one: Sequence[_Listed], two: Sequence[_Listed]) -> dict[int, int]:
-    """Find the same chunks, first by their whole addresses, then by their places; a playlist may list one twice.
+    """Match chunks by absolute address, then by relative path; a playlist may list a chunk twice.
 
     return  position in `two` -> position in `one`
     """
@@ -122,7 +126,7 @@ def _pairs(one: Sequence[_Listed], two: Sequence[_Listed]) -> dict[int, int]:
 
 
 def _facts(stream: Stream) -> _Facts:
-    """Give what is listed of the chunks of a stream: name of a fact -> its value for each chunk, None, -1 or empty where it is not known."""
+    """Return the listed facts of a stream: name -> value per chunk; None, -1 or empty if not known."""
     counts = {"rows": stream.rows, "bytes": stream.sizes, "raw_bytes": stream.raw_sizes}
     same = {"format": stream.format, "columns": stream.columns}
     return {
@@ -134,7 +138,9 @@ def _facts(stream: Stream) -> _Facts:
 
 
 def _differ(a: _Listed, b: _Listed) -> bool:
-    """Whether two listings of a chunk contradict each other; what only one of them says does not count."""
+    """Return whether two listings of a chunk contradict each other; facts that only one has are
+    ignored.
+    """
     one, i, two, j = a.facts, a.i, b.facts, b.i
     for name, values in one.items():
         if name not in two or values[i] == two[name][j]:

@@ -1,8 +1,8 @@
-"""Where the rows of a selection come from: which file, and which row of it.
+"""Provenance of selected rows: source file and row number.
 
-Rows are counted in the selection while they are on their way, since that is what a resume goes on from. A user looks for a
-failed row in the index. Where the selection is one run of rows of the source, the one number tells the other; else the number
-of each row in the source travels beside it until its batch is handed on, and is remembered as long as the row may still fail.
+A pack counts rows in the selection, for resume; a failed row is reported with its number in the
+source. If the selection is one run of rows, the difference is constant. Otherwise a column has the
+source row numbers, which are kept until the rows can no longer fail.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from flarecli.write import Failure
 
 __all__ = ["PLACE", "Places", "shard_of"]
 
-PLACE = "place in the source"  # a column that no source has by accident: int64, the number of each row in the whole source
+PLACE = "place in the source"  # internal column: int64, the number of each row in the whole source
 
 
 class Places:
-    """The places of the rows that are on their way.
+    """Source rows of the rows that are being processed.
 
-    find    gives the file, and the row in it, of a row of the whole source; None where nothing tells
-    column  of the numbers of rows
-    start   the number of the first row of the selection, where that is one run of rows: then no column is needed
+    find    returns file and row in the file of a source row; None if unknown
+    column  name of the column of row numbers
+    start   number of the first selected row if the selection is one run; then no column is needed
     """
 
     def __init__(
@@ -40,12 +40,14 @@ class Places:
         self._find, self._column, self._start = find, column, start
         self._runs = deque[
             tuple[int, IntArray | None, int]
-        ]()  # first row in the selection, places in the source, how many
+        ]()  # first row in the selection, source rows, count
 
     def passed(
         self, batches: Iterator[pa.RecordBatch], first: int, keep: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Take the numbers off batches of the selection, from its row `first` on, and remember them; or leave them there too."""
+        """Record the row numbers of batches that start at row `first` of the selection, and remove
+        their column.
+        """
         return batches if self._start is not None else self._remembered(batches, first, keep)
 
     def _remembered(
@@ -61,12 +63,12 @@ class Places:
             yield batch if at < 0 or keep else batch.remove_column(at)
 
     def forget(self, until: int) -> None:
-        """Let go of rows of the selection before `until`."""
+        """Forget the rows of the selection before `until`."""
         while self._runs and self._runs[0][0] + self._runs[0][2] <= until:
             self._runs.popleft()
 
     def placed(self, failure: Failure) -> Failure:
-        """Give a failure with the file and the row of its row; as it is where a query made that row."""
+        """Return a failure with file and row; unchanged if a query created the row."""
         number = self._number(failure.row)
         if number is None or self._find is None:
             return failure
@@ -86,7 +88,9 @@ class Places:
 
 
 def shard_of(data: Dataset, streams: Sequence[Stream], row: int) -> tuple[str, int]:
-    """Give the shard that holds a row of a dataset, and the row in it; `streams` are the parts of its first stream."""
+    """Return the shard with a row of a dataset, and the row in it; `streams` are the parts of its
+    first stream.
+    """
     chunk = int(np.searchsorted(data.edges, row, "right")) - 1
     first = int(data.edges[chunk])
     for stream in streams:

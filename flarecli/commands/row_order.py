@@ -1,6 +1,6 @@
-"""Which rows of a dataset, in which order, and how they are read: runs of neighbours in scans, the rest a few at a time.
+"""Row selection and order; consecutive rows are read by scans, others by `take`.
 
-rows named -> sample -> shuffle -> rank -> first or last of them: steps mapped to rows by arithmetic, in blocks
+rows -> sample -> shuffle -> rank -> head or tail: steps are mapped to rows by arithmetic, in blocks
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from flarecli.suggest import choose
 
 __all__ = ["Order", "first_rows", "kept", "named", "no_index", "opened", "ordered", "read_rows"]
 
-_BLOCK = 1 << 13  # steps mapped at once
-_TAKEN, _TAKEN_BYTES = 64, 16 << 20  # rows read one by one that are held at once
-_RUN = 16  # rows in a row, on average, that are worth a scan
+_BLOCK = 1 << 13  # steps mapped per block
+_TAKEN, _TAKEN_BYTES = 64, 16 << 20  # rows, and their bytes, of one `take`
+_RUN = 16  # average length of a run from which on scans are faster
 
 
 @dataclass(frozen=True)
 class Order:
     """Rows in an order: step -> row.
 
-    starts, steps, firsts  of each range of rows: its first row, its stride, the step at which it begins
-    picks                  of a sample: which of those steps, rising; None: all
+    starts, strides, firsts  first row, stride and first step of each range of rows
+    picks                    steps of a sample, increasing; None: all
     """
 
     starts: IntArray
@@ -73,14 +73,16 @@ def ordered(
     epoch: int = 0,
     rank: tuple[int, int] | None = None,
 ) -> Order:
-    """Choose rows of `total`: those that `spec` names, a sample of them, shuffled, and one rank's share.
+    """Select rows of `total`: `spec`, then a random sample of them, shuffled, and the share of one
+    rank.
 
-    sample  so many rows, or such a share of them as a float, in the order of the rows; `seed` says which
-    raises  UsageError if something of it makes no sense, such as a share above 1.0; RowsError for a row outside the data
+    sample  number of rows, or a share of them as a float, in row order; `seed` is the random seed
+    raises  UsageError for invalid values, such as a share above 1.0; RowsError for a row outside
+            the data
     """
     its, ranks = rank or (0, 1)
     if not 0 <= its < ranks:
-        raise UsageError(f"rank {its} of {ranks} is no rank")
+        raise UsageError(f"rank {its} of {ranks} is not a rank")
     if min(seed, epoch, shuffle or 0) < 0 or (sample is not None and not sample >= 0):
         raise UsageError(
             f"sample is {sample}, seed {seed}, shuffle {shuffle}, epoch {epoch}: none may be below 0"
@@ -111,7 +113,7 @@ def ordered(
 
 
 def named(runs: Sequence[range]) -> str:
-    """Name runs of rows as `ordered` takes them."""
+    """Return the `spec` of runs of rows for `ordered`."""
     return ",".join(f"{run.start}:{run.stop}" for run in runs) or "0:0"
 
 
@@ -123,7 +125,7 @@ def opened(
     maps: bool = True,
     progress: Progress | None = None,
 ) -> tuple[Dataset, list[list[Stream]]]:
-    """Open the dataset at some addresses, and give the streams it is made of."""
+    """Open the dataset at some addresses; return it and its streams."""
     found = resolve(sources, format=format, guard=guard, maps=maps)
     note_sources(found, progress or Progress())
     parts = select_streams(found, streams)
@@ -131,7 +133,7 @@ def opened(
 
 
 def weight(parts: Sequence[Sequence[Stream]], rows: int) -> int:
-    """Reckon the bytes of a row, from what is listed; at least 1."""
+    """Return the average bytes of a row from listed sizes, at least 1."""
     size = sum(
         int(np.maximum(stream.raw_sizes if stream.raw_sizes is not None else stream.sizes, 0).sum())
         for one in parts
@@ -150,7 +152,7 @@ def read_rows(
     row_bytes: int = 1,
     exact: bool = False,
 ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
-    """Read steps start..stop of an order, in that order; give the rows and their typed columns, a bounded batch at a time."""
+    """Yield row numbers and typed batches of bounded size for steps start..stop of an order."""
     near = max(1, min(_TAKEN, _TAKEN_BYTES // row_bytes))
     for begin in range(start, stop, _BLOCK):
         rows = order.rows(begin, min(begin + _BLOCK, stop))
@@ -168,7 +170,7 @@ def read_rows(
 
 
 def needed(names: Sequence[str], columns: Sequence[str] | None, where: str | None) -> list[str]:
-    """Name the columns to read: those asked for, and those whose names the condition holds."""
+    """Return the columns to read: the selected ones, and those in the condition."""
     if columns is None:
         return list(names)
     text = (where or "").lower()
@@ -183,9 +185,9 @@ def kept(
     where: str | None,
     columns: Sequence[str] | None,
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Keep the rows that a condition is true for, and the columns asked for, in their order.
+    """Keep rows that match a condition, and the selected columns, in their order.
 
-    raises  UsageError for a column that is not there
+    raises  UsageError for an unknown column
     """
     if where is not None:
         schema, batches = sql.select(schema, batches, where)
@@ -200,7 +202,7 @@ def kept(
 
 
 def check_names(names: Sequence[str], columns: Sequence[str]) -> None:
-    """Refuse a column that is not there. Raises UsageError."""
+    """Raise UsageError for an unknown column."""
     for name in columns:
         if name not in names:
             raise UsageError(
@@ -209,7 +211,7 @@ def check_names(names: Sequence[str], columns: Sequence[str]) -> None:
 
 
 def no_index(address: str, streams: Sequence[str], rows: str | None) -> None:
-    """Refuse what chooses within a dataset, of an index or a folder. Raises UsageError."""
+    """Raise UsageError if rows or streams of an index or a folder are selected."""
     if rows is not None:
         raise UsageError(
             "rows of an index cannot be named by number",
@@ -221,14 +223,14 @@ def no_index(address: str, streams: Sequence[str], rows: str | None) -> None:
 
 
 def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Give the first rows, and pull no batch more than that takes."""
+    """Yield the first rows; read no more batches than necessary."""
     while rows > 0 and (batch := next(batches, None)) is not None:
         yield batch.slice(0, min(rows, batch.num_rows))
         rows -= batch.num_rows
 
 
 def last_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Give the last rows; they are held until the end is known."""
+    """Yield the last rows; they are kept in memory until the end."""
     held: deque[pa.RecordBatch] = deque()
     count = 0
     for batch in batches:

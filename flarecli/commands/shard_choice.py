@@ -1,4 +1,4 @@
-"""Which shards a check looks at: all, a part of them, some by chance, some of a part."""
+"""Selection of the shards to check: all, one of N parts, a random sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ __all__ = ["Choice", "sample_size"]
 
 
 def sample_size(sample: int | float, count: int, whole: Callable[[float], int] = round) -> int:
-    """Give how many of `count` a sample has: so many (an int, numpy's too), or that share, made whole. Raises UsageError for a share above 1."""
+    """Return the size of a sample of `count`: the int, or the rounded share. Raises UsageError for
+    a share above 1.
+    """
     if hasattr(sample, "__index__"):
         return operator.index(sample)
     if sample > 1:
@@ -26,10 +28,11 @@ def sample_size(sample: int | float, count: int, whole: Callable[[float], int] =
 
 @dataclass(frozen=True)
 class Choice:
-    """A rule; the same one names the same shards each time.
+    """A reproducible selection of shards.
 
-    part    (k, n): shards k, k+n, k+2n, … counted from 0, so that parts 0 to n-1 are all shards, each once
-    sample  an int: so many shards; a float: that share of them, one at least; of the part, if both are given
+    part    (k, n): shards k, k+n, k+2n, …, counted from 0; parts 0 to n-1 contain each shard once
+    sample  int: number of shards; float: share of them, at least one shard; of the part, if both
+            are set
     """
 
     part: tuple[int, int] | None = None
@@ -44,16 +47,16 @@ class Choice:
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether all shards are selected."""
         return self.part is None and self.sample is None
 
     def of(self, count: int) -> Collection[int]:
-        """Give the positions that are chosen among `count` shards."""
+        """Return the selected positions among `count` shards."""
         k, n = self.part or (0, 1)
         found = range(k, count, n)
         if self.sample is None:
             return found
-        import random  # and with it all that makes numbers, for the few that ask for them
+        import random  # loads numpy
 
         size = sample_size(self.sample, len(found), math.ceil)
         return frozenset(random.Random(int(self.seed)).sample(found, min(size, len(found))))

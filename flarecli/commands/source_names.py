@@ -1,4 +1,4 @@
-"""What outputs say of a source: names that depend on its files, never on how a path was typed."""
+"""Names of sources in outputs, independent of how a path was typed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SourceName:
         return replace(failure, file=self.of_file(failure.file))
 
 
-UNNAMED = SourceName("")  # of a source that was not opened by its address
+UNNAMED = SourceName("")  # of a source without an address
 
 
 def source_name(addresses: Sequence[str], expanded: Sequence[str]) -> SourceName:

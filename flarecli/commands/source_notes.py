@@ -45,6 +45,6 @@ def note_sources(found: Sequence[Playlist], progress: Progress) -> None:
 
 
 def _is_index(name: str) -> bool:
-    from flarecli.ingest import is_index  # with all that reads tables
+    from flarecli.ingest import is_index  # loads the readers of tables
 
     return is_index(name)

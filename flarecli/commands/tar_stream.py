@@ -1,4 +1,6 @@
-"""Standard input as a dataset: a tar of samples, compressed or not, read once, from its beginning, in bounded memory."""
+"""Standard input as a dataset: a tar of samples, compressed or not, read as a stream in bounded
+memory.
+"""
 
 from __future__ import annotations
 
@@ -16,49 +18,56 @@ from flarecli.formats import STREAMED, facts, find
 __all__ = ["STDIN", "is_stdin", "samples"]
 
 STDIN = "-"
-_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")  # how compressed ones begin
+# first bytes of compressed streams
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
 _STEP = 1 << 20  # bytes read at once
 
 
 def is_stdin(sources: Addresses) -> bool:
-    """Say whether standard input is what is named. Raises UsageError if it is named with something else."""
+    """Return whether the source is standard input.
+
+    Raises UsageError if there are other sources too.
+    """
     named = address_texts(sources)
     if STDIN in named and len(named) > 1:
-        raise UsageError("standard input is read alone", hint="Name - and nothing else.")
+        raise UsageError(
+            "standard input cannot be combined with other sources", hint="Use - alone."
+        )
     return named == [STDIN]
 
 
 def samples(
     format: str | None, stream: IO[bytes] | None = None, exact: bool = False
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Give the columns of the samples at standard input, those of the first batch, and all batches.
+    """Return the schema of the first batch of samples at standard input, and all batches.
 
-    exact   numbers that are kept as text stay that text, byte for byte
-    raises  UsageError for another format; FormatError for what is no tar, or holds no sample; ReachError if the stream breaks
+    exact   keep numbers that are stored as text as that text
+    raises  UsageError for another format; FormatError for an invalid or empty tar; ReachError if
+            reading fails
     """
     from flarecli.ingest import (
         standard_input,
-    )  # with all that reads tables, which `cat` of a dataset does not need
+    )  # loads the readers of tables, which `cat` of a dataset does not need
 
     if format is not None and not facts(format).reads_streams:
         raise UsageError(
             f"standard input is read as a tar, and {format} is none",
             where=STDIN,
-            hint="Put it into a file, and name that.",
+            hint="Save it to a file, and read the file.",
         )
     blocks = _blocks(standard_input() if stream is None else stream)
     begin = next(blocks, b"")
     if begin and not begin.startswith(_PACKED) and begin[257:262] not in (b"ustar", bytes(5)):
         raise FormatError(
-            "standard input is read as a tar, and begins like none",
+            "expected a tar on standard input",
             where=STDIN,
-            hint="Put it into a file, and name that.",
+            hint="Save it to a file, and read the file.",
         )
     batches = find(format or STREAMED).scan_stream(chain([begin], blocks), where=STDIN)
     batches = batches if exact else _plain(batches)
     first = next(batches, None)
     if first is None:
-        raise FormatError("no samples in it", where=STDIN)
+        raise FormatError("tar contains no samples", where=STDIN)
     return first.schema, chain([first], batches)
 
 

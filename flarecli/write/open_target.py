@@ -46,7 +46,7 @@ def bucket_of(out: str, guard: Guard | None = None) -> Location | None:
         return None
     if scheme_of(out) in ("http", "https"):
         raise UsageError(
-            "a web server is read, not written to",
+            "cannot write to a web server",
             where=redact(out),
             hint="Name a folder, or a bucket such as s3://bucket/folder.",
         )

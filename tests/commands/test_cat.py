@@ -71,9 +71,9 @@ def test_the_rows_asked_for_come(plain, options, wanted):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": (2, 2)}, "rank 2 of 2 is no rank"),
-        ({"rank": (0, 0)}, "rank 0 of 0 is no rank"),
-        ({"rank": (-1, 2)}, "rank -1 of 2 is no rank"),
+        ({"rank": (2, 2)}, "rank 2 of 2 is not a rank"),
+        ({"rank": (0, 0)}, "rank 0 of 0 is not a rank"),
+        ({"rank": (-1, 2)}, "rank -1 of 2 is not a rank"),
         ({"shuffle": -1}, "--shuffle: expected at least 0, got -1"),
         (
             {"sample": 2, "seed": -1},
@@ -231,7 +231,7 @@ def test_of_a_stream_no_more_is_read_than_is_wanted():
         ({"rows": "3"}, b"", UsageError, "-: a stream has no rows by number"),
         ({"shuffle": 1}, b"", UsageError, "-: a stream has no rows by number"),
         ({"format": "mds"}, b"", UsageError, "-: standard input is read as a tar, and mds is none"),
-        ({}, bytes(1024), FormatError, "-: no samples in it"),
+        ({}, bytes(1024), FormatError, "-: tar contains no samples"),
         ({}, b"", FormatError, "-[0]: ends at byte 0, without an end marker"),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_full_disk_is_said(monkeypatch):
         list(shuffled(batches(20_000)[1], 5, 1))
     assert (
         str(caught.value)
-        == f"{room.tempfile.gettempdir()}: rows to shuffle cannot wait there: no space left on device"
+        == f"{room.tempfile.gettempdir()}: cannot write temporary files for the shuffle: no space left on device"
     )
     assert caught.value.hint == "Set TMPDIR to a larger disk."
 
@@ -139,7 +139,7 @@ def test_too_few_files_are_told_as_such():
         text=True,
         env={**os.environ, "TMPDIR": "/tmp"},
     )
-    told = "/tmp: rows to shuffle cannot wait there: too many open files; Let the process have more files open (`ulimit -n`).\n"
+    told = "/tmp: cannot write temporary files for the shuffle: too many open files; Raise the limit of open files (`ulimit -n`).\n"
     assert (ran.stdout, ran.stderr) == (told, "")
 
 

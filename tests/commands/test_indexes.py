@@ -54,10 +54,7 @@ def test_a_file_in_place_of_the_folder_is_told_so(tmp_path):
     for name in ("playlist.yaml", "index.json", "shard.00000.mds"):
         with pytest.raises(UsageError) as caught:
             flarecli.reindex(str(tmp_path / "d" / name))
-        assert (
-            str(caught.value)
-            == f"{tmp_path}/d/{name}: a file is there, a folder of shards is wanted"
-        )
+        assert str(caught.value) == f"{tmp_path}/d/{name}: expected a folder of shards, got a file"
         assert caught.value.hint == f"Name the folder: {tmp_path}/d."
 
 
@@ -72,7 +69,7 @@ def test_what_has_no_index_to_make_is_refused(tmp_path):
     assert str(caught.value) == f"{tmp_path}/half: an unfinished pack"
     with pytest.raises(UsageError) as caught:
         flarecli.reindex("http://host/set")
-    assert str(caught.value) == "http://host/set: only local folders are written yet"
+    assert str(caught.value) == "http://host/set: only local folders can be written"
     write(tmp_path / "out", 0)
     (tmp_path / "root").mkdir()
     with pytest.raises(UnsafeError):

@@ -142,8 +142,8 @@ def test_damage_is_not_hidden_under_a_new_sum(out):
     ("options", "message"),
     [
         ({"hash": ["sha0"]}, "unknown hash 'sha0'"),
-        ({"header": [("rows", "1")]}, "the header 'rows' is flare's own"),
-        ({"out": "http://b/x.yaml"}, "http://b/x.yaml: a web server is read, not written to"),
+        ({"header": [("rows", "1")]}, "the header 'rows' is reserved"),
+        ({"out": "http://b/x.yaml"}, "http://b/x.yaml: cannot write to a web server"),
     ],
 )
 def test_wrong_wishes_are_refused(plain, options, message):

@@ -282,9 +282,7 @@ def test_other_stores_take_a_pack_too(index, tmp_path, request, kind):
 
 
 def test_a_web_server_is_not_written_to(index):
-    with pytest.raises(
-        UsageError, match="http://127.0.0.1/out: a web server is read, not written to"
-    ):
+    with pytest.raises(UsageError, match="http://127.0.0.1/out: cannot write to a web server"):
         commands.pack(index, "http://127.0.0.1/out")
 
 

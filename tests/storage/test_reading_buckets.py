@@ -146,7 +146,7 @@ def test_a_playlist_in_a_bucket_names_what_lies_below_it(s3, tmp_path):
         UsageError, match=f"it lies on this machine, so a playlist in {s3}/a cannot name it"
     ):
         commands.playlist(str(tmp_path / "local"), out=f"{s3}/a/all.yaml")
-    with pytest.raises(UsageError, match="a web server is read, not written to"):
+    with pytest.raises(UsageError, match="cannot write to a web server"):
         commands.playlist(f"{s3}/a/train", out="http://127.0.0.1/all.yaml")
 
 

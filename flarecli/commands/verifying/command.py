@@ -1,6 +1,7 @@
 """verify: is it whole?
 
-sources -> what is listed, and by whom -> each file in parallel: size, sums, structure -> findings in order
+sources -> what is listed, and by whom -> each file in parallel: size, sums, structure -> findings
+in order
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["Verification", "verify"]
 
 _Take: TypeAlias = Callable[[Task, Checked], None]
-_REMOTE_JOBS = 8  # waiting for a network takes no core
+_REMOTE_JOBS = 8  # more than cores, since network jobs mostly wait
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class _Options:
 
 
 class Verification:
-    """What is being checked: iterate it once for findings, as they come and in order; the counts are whole after that.
+    """What is being checked: iterate it once for findings, as they come and in order; the counts
+    are whole after that.
 
     files, shards, rows, bytes  what was looked at so far
     findings                    how many there are in all, also of those that were not given
@@ -339,7 +341,7 @@ def verify(options: VerifyOptions) -> Verification:
     guard = options.guard(typed if against is None else [*typed, against])
     addresses = [one for source in typed for one in expand(source, guard)]
     if not addresses:
-        raise UsageError("no source is named")
+        raise UsageError("missing argument: no source")
     format, streams, quick = options.format, options.streams, options.quick
     if format is not None:
         formats.find(format)
@@ -398,7 +400,10 @@ def verify(options: VerifyOptions) -> Verification:
 
 
 def _each_once(found: Iterator[Finding], held: dict[str, Finding]) -> Iterator[Finding]:
-    """Yield the findings, then those in `held` about places without any. A link is described by its finding in `held`."""
+    """Yield the findings, then those in `held` about places without any.
+
+    A link is described by its finding in `held`.
+    """
     for one in found:
         other = held.pop(place_named(one.address), None) if held else None
         yield other if other is not None and one.kind == "unsafe" else one
