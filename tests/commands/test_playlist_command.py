@@ -243,7 +243,7 @@ def test_broken_yaml_and_a_wrong_last_line_are_faults(out):
     (one,) = commands.check_playlist(str(path))
     assert (one.where, one.message) == (
         f"{path}:{text.count(chr(10))}:1",
-        "its last line is not the sum of the lines above",
+        "the last line is not the checksum of the lines above",
     )
     path.write_text(text.replace("rows: [10", "rows: [[10"))
     (one,) = commands.check_playlist(str(path))

@@ -156,11 +156,11 @@ def test_sums_without_a_last_line_of_their_own_are_a_finding(out):
     body = path.read_bytes().rpartition(b"# flare")[0]
     path.write_bytes(body)
     assert [(one.where, one.message) for one in found(out)] == [
-        (str(path), "it carries sums, but no last line with its own")
+        (str(path), "contains checksums, but no last line with its own checksum")
     ]
     path.write_bytes(body + b"# flare xxh3_128 " + b"0" * 32 + b"\n")
     assert [(one.where, one.message) for one in found(out)] == [
-        (str(path), "its last line is not the sum of the lines above")
+        (str(path), "the last line is not the checksum of the lines above")
     ]
 
 

@@ -159,7 +159,7 @@ def test_a_list_whose_own_checksum_is_wrong_is_a_finding(tmp_path):
     (out / "playlist.yaml").write_text(text.replace("text: str", "text: bytes"))
     found, _ = checked(out / "shard.00001.mds")
     assert (found[0].where, found[0].kind) == (f"{out}/playlist.yaml", "checksum")
-    assert found[0].message == "its last line is not the sum of the lines above"
+    assert found[0].message == "the last line is not the checksum of the lines above"
 
 
 def test_a_contradiction_between_lists_is_a_finding_for_the_shards_that_are_checked(tmp_path):

@@ -1,4 +1,4 @@
-"""Adds to a finding about a row the file and the bytes that hold it."""
+"""Add file and byte range to findings about rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ __all__ = ["placed"]
 
 
 def placed(found: Finding, shard: Shard) -> Finding:
-    """Return a finding with the bytes of its row; where each column is a file, with that of its column."""
+    """Return a finding with the byte range of its row; if each column is a file, in the file of its
+    column.
+    """
     row = found.row
     if (
         found.start is not None

@@ -1,7 +1,6 @@
-"""verify: is it whole?
+"""The `verify` command: check that datasets are complete and undamaged.
 
-sources -> what is listed, and by whom -> each file in parallel: size, sums, structure -> findings
-in order
+sources -> lists -> each file in parallel: size, checksums, structure -> findings in order
 """
 
 from __future__ import annotations
@@ -72,14 +71,13 @@ class _Options:
 
 
 class Verification:
-    """What is being checked: iterate it once for findings, as they come and in order; the counts
-    are whole after that.
+    """A running check: iterate it once for the findings, in order; its counts are complete after that.
 
-    files, shards, rows, bytes  what was looked at so far
-    findings                    how many there are in all, also of those that were not given
-    unprotected                 what carries no sum, and what was done about it
+    files, shards, rows, bytes  checked so far
+    findings                    total number of findings, including those beyond the maximum
+    unprotected                 notes about files without checksums
     extra                       files in the folder that no list names
-    left                        shards that the sample or the part leaves out
+    left                        shards that the sample or the part skips
     """
 
     def __init__(
@@ -102,13 +100,13 @@ class Verification:
         found, self._found = (
             self._found,
             iter(()),
-        )  # held by whoever iterates alone: left half-way, it is closed at once and there
+        )  # only the caller refers to it, so leaving the loop closes it at once
         return found
 
     def _given(
         self, plans: Sequence[Plan], held: dict[str, Finding], options: _Options
     ) -> Iterator[Finding]:
-        """Give the first `max_findings`, and one that counts the rest."""
+        """Yield the first `max_findings` findings, and one with the number of others."""
         for one in map(with_command, _each_once(self._walk(plans, options), held)):
             self.findings += 1
             if self.findings <= options.most:
@@ -151,7 +149,7 @@ class Verification:
                 options.state.close(is_done)
 
     def _of_list(self, found: Playlist) -> Iterator[Finding]:
-        """Check the list itself, as far as it has a checksum."""
+        """Check the checksum of the list itself, if it has one."""
         if found.at is None:
             return
         self.files += 1
@@ -175,8 +173,8 @@ class Verification:
         is_read = options.choice.is_all and not options.depth.quick
         has_keys = (
             is_read and len(plan.streams) > 1 and options.state is None and not plan.only
-        )  # a state keeps no keys
-        known = set[str]()  # places that other lists than this name, and those lists
+        )  # state files do not store keys
+        known = set[str]()  # paths of other lists, and of the files they name
         sides = [Side(stream, key_of(stream) if has_keys else "") for stream in plan.streams]
         for side, only in zip(sides, plan.only or [None] * len(sides), strict=True):
             rows, findings = self.rows, self.findings
@@ -268,12 +266,12 @@ class Verification:
             side.keys += [(task.at, done.keys)] if done.keys is not None else []
             side.kept += done.is_kept
 
-        engine = "local" if depth.quick else options.engine  # to compare sizes takes no cluster
+        engine = "local" if depth.quick else options.engine  # comparing sizes needs no cluster
         tasks = chunk_tasks(found, stream, others, depth, chosen, only)
         wrong = self._run(tasks, options, engine, take)
         yield from (
             one for one in wrong if one not in others.findings
-        )  # an index that finds no shard says it of the shard
+        )  # already reported by the other lists
         yield from others.rest(plan.address)
         if sums:
             from flarecli.commands.verifying.duplicates import duplicates as equal_rows
@@ -299,7 +297,7 @@ class Verification:
         engine: str = "local",
         take: _Take | None = None,
     ) -> Iterator[Finding]:
-        """Check many files; findings come in the order of the tasks. `take` gets what came of each."""
+        """Check files; yield findings in the order of the tasks, and call `take` with each result."""
         state = options.state
 
         def known(task: Task) -> Checked | None:

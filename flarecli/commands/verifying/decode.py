@@ -1,4 +1,4 @@
-"""What `--decode` does to a shard: every value but pickles, pictures with every pixel, video and sound by their headers."""
+"""Decode the values of a shard: images with all pixels, video and audio headers, no pickles."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from flarecli.units import format_size
 
 __all__ = ["HINT", "decoded"]
 
-_ROWS = 64  # read at once
+_ROWS = 64  # read together
 _PICKLES = ("pkl", "pkl[]")
-_DOCUMENTS = ("json", "json_json", "msgpack", "tree")  # whose values become Python objects
+# encodings whose values become Python objects
+_DOCUMENTS = ("json", "json_json", "msgpack", "tree")
 _PICTURES = ("jpeg", "png")
 _SEVERAL = ("jpeg_array", "jpegarray", "list[jpeg]", "list[png]")
 _MOVING = {"mp4": ("mp4", "mov", "m4a"), "webm": ("webm", "mkv")}
@@ -27,9 +28,10 @@ HINT = "It was so before it was packed: mend it there and pack again, or leave i
 def decoded(
     form: formats.Format, shard: Shard, pictures: Sandbox, is_typed: bool = False
 ) -> Iterator[Finding]:
-    """Decode every value but pickles; what cannot be read is a finding too, and the rows behind it are decoded all the same.
+    """Decode all values except pickles; an unreadable row is a finding, and later rows are decoded
+    too.
 
-    is_typed  numbers and text were read as such already, every one of them
+    is_typed  the structure check has already parsed numbers and text
     """
     kinds = {
         column.name: encodings.lookup(column.encoding)
@@ -38,7 +40,7 @@ def decoded(
     }
     kinds = {name: kind for name, kind in kinds.items() if not (is_typed and _is_plain(kind))}
     chunk = shard.chunk
-    # each item of a list takes some bytes of its own, unless rows take the same ones again and again
+    # bounds items of lists, since hostile rows can share the same bytes
     left = sum(at.size() for at in (chunk.at, *chunk.beside))
     for start in range(0, shard.rows if kinds else 0, _ROWS):
         for i, row in _rows(form, shard, range(start, min(start + _ROWS, shard.rows)), list(kinds)):
@@ -48,7 +50,7 @@ def decoded(
             for name, data in row.items():
                 parts = (
                     data if isinstance(data, list) else [] if data is None else [data]
-                )  # None: a sample of a tar lacks it
+                )  # None: missing in a sample of a tar
                 if isinstance(data, list):
                     left -= len(data)
                 if left < 0:
@@ -65,14 +67,14 @@ def decoded(
 
 
 def _is_plain(kind: Encoding) -> bool:
-    """Whether bytes that Arrow takes for a column of this kind are whole values."""
+    """Return whether Arrow stores values of this encoding without conversion."""
     return kind.name == "str" or (kind.size is not None and not kind.dtype and kind.item is None)
 
 
 def _rows(
     form: formats.Format, shard: Shard, rows: Sequence[int], names: list[str]
 ) -> Iterator[tuple[int, Row | FlareError]]:
-    """Read rows together, or one by one where one of them cannot be read."""
+    """Read rows together, or one at a time if one of them cannot be read."""
     try:
         yield from zip(rows, form.read_rows(shard, rows, names), strict=True)
         return
@@ -85,9 +87,9 @@ def _rows(
 
 
 def _why_not(encoding: Encoding, data: bytes, promised: str | None, pictures: Sandbox) -> str:
-    """Say why a value is not what its column says; empty if it is.
+    """Return why a value does not match its column; empty if it does.
 
-    promised  what the extension of its name says that it is
+    promised  kind by the extension of its name
     """
     name = encoding.name
     try:
@@ -117,13 +119,13 @@ def _why_not(encoding: Encoding, data: bytes, promised: str | None, pictures: Sa
         return error.message
     except MemoryError:
         raise
-    except Exception as error:  # an encoding of the user's own may raise what it likes
+    except Exception as error:  # third-party encodings may raise any exception
         return f"not {name}: {str(error)[:80]}"
     return ""
 
 
 def _picture(name: str, data: bytes, pictures: Sandbox) -> str:
-    """Say why the bytes are no whole picture, whatever its container."""
+    """Return why the bytes are not a complete image of any format."""
     kind = sniff(data[:512])
     if kind is not None and not is_image(kind):
         return f"{format_size(len(data))} are {kind}, not {name}"
@@ -136,11 +138,13 @@ def _picture(name: str, data: bytes, pictures: Sandbox) -> str:
 
 
 def _medium(data: bytes, promised: str | None, pictures: Sandbox) -> str:
-    """Say why bytes that begin as a picture, video or sound are none; other bytes are what they are, unless a name promised more."""
+    """Return why bytes that begin as an image, video or audio are invalid; other bytes only if a
+    name promises a kind.
+    """
     kind = sniff(data[:512])
     if not is_media(kind) or (
         kind == "mp3" and promised != "mp3" and not data.startswith(b"ID3")
-    ):  # one in thousands begins like a frame of MP3
+    ):  # random bytes sometimes begin like an MP3 frame
         return (
             f"{format_size(len(data))} are {kind or 'not'}{', not' * (kind is not None)} {promised}"
             if is_media(promised)
@@ -154,7 +158,7 @@ def _medium(data: bytes, promised: str | None, pictures: Sandbox) -> str:
 
 @cache
 def _without_decoder() -> frozenset[str]:
-    """Name the pictures that the Pillow at hand cannot decode."""
+    """Return the kinds of images that the installed Pillow cannot decode."""
     from PIL import features
 
     return frozenset({"heic"} if features.check("avif") else {"heic", "avif"})

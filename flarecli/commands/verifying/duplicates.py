@@ -1,4 +1,4 @@
-"""Rows that hold the same bytes: 16 bytes a row are kept, and sorted at the end."""
+"""Find rows with equal bytes: 16 bytes per row are kept and sorted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HINT = "Pack again without one of the two."
 
 
 def contents(form: formats.Format, shard: Shard) -> bytes:
-    """Give the xxh3_128 of each row of a shard, over all columns as they are stored: 16 bytes a row."""
+    """Return the xxh3_128 of the stored bytes of each row of a shard: 16 bytes per row."""
     names = [column.name for column in shard.columns]
     out = bytearray()
     for start in range(0, shard.rows, _ROWS):
@@ -29,7 +29,7 @@ def contents(form: formats.Format, shard: Shard) -> bytes:
 
 
 def _sum(row: Row) -> bytes:
-    """Sum a row; each value comes after its length, so that no two rows of other values feed the same bytes."""
+    """Hash a row; the length before each value makes the input unambiguous."""
     one = xxhash.xxh3_128()
     for value in row.values():
         parts = value if isinstance(value, list) else [] if value is None else [value]
@@ -41,10 +41,13 @@ def _sum(row: Row) -> bytes:
 
 
 def duplicates(shards: Sequence[tuple[str, bytes]]) -> Iterator[Finding]:
-    """Name each row whose content an earlier row has. `shards`: address, and 16 bytes a row."""
+    """Yield a finding for each row equal to an earlier row.
+
+    `shards`: address, and 16 bytes per row.
+    """
     sums = np.frombuffer(b"".join(data for _, data in shards), "<u8").reshape(-1, 2)
     ends = np.cumsum([len(data) // 16 for _, data in shards])
-    order = np.lexsort((sums[:, 1], sums[:, 0]))  # stable: of equal rows the first comes first
+    order = np.lexsort((sums[:, 1], sums[:, 0]))  # stable: keeps the order of equal rows
     is_same = np.zeros(len(order), bool)
     is_same[1:] = (sums[order[1:]] == sums[order[:-1]]).all(axis=1)
     firsts = order[np.maximum.accumulate(np.where(is_same, 0, np.arange(len(order))))]

@@ -1,7 +1,9 @@
-"""The lists that name a single file: `flare verify out/shard.00000.mds` checks the shard against `out/playlist.yaml`.
+"""The lists that name a single file: `flare verify out/shard.00000.mds` checks the shard against
+`out/playlist.yaml`.
 
-Lists are looked for in the file's own folder and in each folder above it. A list in the own folder counts even if it is damaged or does
-not name the file; one further up counts only if it names the file.
+Lists are looked for in the file's own folder and in each folder above it. A list in the own folder
+counts even if it is damaged or does not name the file; one further up counts only if it names the
+file.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class _List:
     error: FlareError | None = None
 
     def names(self, place: str) -> bool:
-        """Return whether it lists a file; a damaged list does if its bytes contain the file's path below its folder."""
+        """Return whether it lists a file; a damaged list does if its bytes contain the file's path
+        below its folder.
+        """
         if self.error is None:
             return place in self.positions
         below = place.removeprefix(place_of(self.at.folder)).lstrip("/")
@@ -50,12 +54,13 @@ class _List:
 
 
 def with_lists(plans: Sequence[Plan], format: str | None, guard: Guard, quick: bool) -> list[Plan]:
-    """Replace plans of single files by plans of the lists that name them, restricted to these files.
+    """Replace plans of single files by plans of the lists that name them, restricted to these
+    files.
 
     Files of one list share a plan. Files without a list keep theirs.
 
-    format  what the user gave with `-f`; a list that contradicts it is refused (UsageError)
-    quick   send no request: only local lists are looked for
+    format  value of `-f`; a list that contradicts it raises UsageError
+    quick   send no requests: search only local lists
     """
     lists, told = dict[str, "_List | None"](), set[Finding]()
     out, by_list = list[Plan](), dict[str, int]()
@@ -78,7 +83,7 @@ def with_lists(plans: Sequence[Plan], format: str | None, guard: Guard, quick: b
 
 
 def _is_of_files(plan: Plan) -> bool:
-    """Return whether the user named files, or the folder of one Granular shard, and no list of them."""
+    """Return whether the user named files, or the folder of one Granular shard, and no list."""
     if plan.found is None or plan.found.at is not None or len(plan.streams) != 1:
         return False
     (stream,) = plan.streams
@@ -86,7 +91,9 @@ def _is_of_files(plan: Plan) -> bool:
 
 
 def _list_places(plan: Plan) -> tuple[str, ...]:
-    """Return the place of the list of a plan; if nothing could be read, that of the address and of what is wrong with it."""
+    """Return the path of the list of a plan; if it could not be read, of the address and of its
+    findings.
+    """
     if plan.found is None:
         return place_named(plan.address), place_named(plan.findings[0].address)
     return (place_of(plan.found.at),) if plan.found.at is not None else ()
@@ -102,7 +109,8 @@ def _placed(
 ) -> list[Plan]:
     """Return a plan for each list in use, and one for the files that no list names.
 
-    whole  places of lists that are checked as a whole in this run: their damage and unlisted shards are reported there
+    whole  places of lists that are checked as a whole in this run: their damage and unlisted shards
+           are reported there
     """
     (stream,) = plan.streams
     form = formats.facts(stream.format)
@@ -190,7 +198,7 @@ def _folders(at: Location, guard: Guard) -> Iterator[Location]:
 
 
 def _read(at: Location, format: str | None) -> _List | None:
-    """Read a list; None if there is none, or if a server refuses to say."""
+    """Read a list; return None if it does not exist or a server denies access."""
     try:
         if at.name == SHARDS:
             stream = webdataset_shards.read_shards(at)

@@ -1,4 +1,4 @@
-"""The way out of a finding: the command that repairs it."""
+"""Hints of findings: the command that repairs the file."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from flarecli.playlists import PLAYLIST
 
 __all__ = ["AGAIN", "with_command"]
 
-AGAIN = "fetch or pack it again."  # what every hint about damage ends with, whoever found it
+AGAIN = "fetch or pack it again."  # end of all hints about damage
 _COMMAND = "fetch it again, or pack it again with `flare pack … --overwrite`."
 _OTHERS = (
     "reach",
     "listing",
     "streams",
     "unsafe",
-)  # what is wrong there is not mended by writing it again
+)  # kinds that packing again does not repair
 
 
 def with_command(found: Finding) -> Finding:
-    """Name the command in the hint of a finding: for a list of shards what writes it again, else what makes the file again."""
+    """Return a finding with the repair command in its hint: rebuild a list of shards, else pack the
+    file again.
+    """
     folder, slash, name = found.address.rpartition("/")
     is_part = found.line is not None or bool(found.item)
     if (
@@ -37,7 +39,7 @@ def with_command(found: Finding) -> Finding:
 
 
 def again(folder: str, name: str) -> str:
-    """Say how a lost or damaged list of shards is written again out of the shards."""
+    """Return the hint that rebuilds a lost or damaged list from its shards."""
     out = "" if name == INDEX else f" -o {shell_quoted(f'{folder}/{name}')}"
     command = f"flare playlist {shell_quoted(folder)}{out}{' --reindex' * (name == INDEX)}"
     return f"Fetch it again, or write it again with `{command}`, once it is removed."

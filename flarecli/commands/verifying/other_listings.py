@@ -1,10 +1,11 @@
-"""The other lists of the same shards: what they say must be what the list in use says, and what the shards are.
+"""Other lists of the same shards, which must agree with the list in use and with the shards.
 
     out/playlist.yaml        in use
     out/index.json           of the whole, as `shardindex.json` is where shards are tars
     out/00000/index.json     of a part, as is a part's own playlist where an index is in use
 
-One that a playlist lists is a file with sums like any other, and must list the same shards. Another is looked for where it would lie.
+A list that a playlist names is checked like any file, and must list the same shards. Others are
+searched at their usual paths.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["CHANGED", "Beside", "Listing", "held_against", "is_index", "look_bes
 
 _SUM_LINE = b"# flare "
 _UNTRUSTED = "What it lists cannot be trusted; fetch it again."
-_TAIL = 4096  # bytes that hold a playlist's last line, whatever became of it
+_TAIL = 4096  # bytes at the end that contain the last line of a playlist
 _FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 CHANGED = (
     "Find out which of the two was changed: `flare playlist A --diff B` lists all that differs."
@@ -44,9 +45,10 @@ CHANGED = (
 class Listing:
     """Another list of the same shards.
 
-    is_claimed  the two must list the same shards: the list in use names this one, or was made of it, or the user named it to compare
-    is_against  the user named it: it may lie elsewhere, and then its shards are known by their names
-    entries     what an `index.json` says of each shard, as it stands there
+    is_claimed  must list the same shards: the list in use names it or was made from it, or it is
+                --against
+    is_against  list of --against: if it is in another folder, shards are matched by name
+    entries     entries of an `index.json` for each shard
     """
 
     at: Location
@@ -77,7 +79,7 @@ class Listing:
         return bool(self.stream.hashes or self.stream.raw_hashes)
 
     def find(self, place: str, chunk: Chunk) -> int | None:
-        """Give the position at which it lists a shard."""
+        """Return the position of a shard in the list."""
         i = self.places.get(
             place, self.places.get(chunk.files[0].name) if self.is_against else None
         )
@@ -86,19 +88,19 @@ class Listing:
         return i
 
     def rest(self) -> list[str]:
-        """Name the shards that nobody asked about."""
+        """Yield the shards for which `find` was not called."""
         return [url for i, url in enumerate(self.stream.urls) if i not in self.used]
 
 
 def is_index(found: Playlist) -> bool:
-    """Say whether a dataset's only listing is its `index.json`."""
+    """Return whether the list in use is an `index.json`."""
     return found.at is not None and found.at.name == INDEX
 
 
 def own_sum(found: Playlist) -> tuple[int, list[Finding], bool]:
-    """Check a playlist's own last line: sums that anyone could have changed are no sums.
+    """Check the last line of a playlist, which protects the checksums in it.
 
-    return  its bytes; findings; whether it carries sums at all
+    return  size in bytes; findings; whether it contains checksums
     """
     if found.at is None:
         return 0, [], False
@@ -114,19 +116,19 @@ def own_sum(found: Playlist) -> tuple[int, list[Finding], bool]:
     ):
         return size, [], False
     what = (
-        "its last line is not the sum of the lines above"
+        "the last line is not the checksum of the lines above"
         if has_line
-        else "it carries sums, but no last line with its own"
+        else "contains checksums, but no last line with its own checksum"
     )
     return size, [Finding(str(found.at), "checksum", what, _UNTRUSTED, start=0, stop=size)], True
 
 
 class Beside:
-    """All other lists of a stream's shards, and what is wrong with these lists themselves.
+    """All other lists of a stream's shards, and findings about these lists.
 
     only   positions of the shards that are checked; None: all
-    named  the places of the files that the list in use names, and its own
-    read   the places of lists besides these, `size` their bytes
+    named  paths of the list in use and of the files that it names
+    read   paths of lists besides these; `size` is their total size
     """
 
     def __init__(
@@ -155,24 +157,23 @@ class Beside:
             except FlareError as error:
                 self.findings.append(finding_of(error, found.at))
         self._is_listed = found.at is not None
-        self._bare: dict[
-            bool, list[Location]
-        ] = {}  # lists without a sum, of playlists and of others
-        self._summed: set[str] = set()  # places of lists that another one has sums of
+        self._bare: dict[bool, list[Location]] = {}  # lists without checksums: playlists and others
+        self._summed: set[str] = set()  # paths of lists whose checksums are in another list
         self._depth = depth
-        self._at: dict[str, list[Listing]] = {}  # by the folder below which they list
+        self._at: dict[str, list[Listing]] = {}  # by the folder of their shards
 
     def add(self, listing: Listing) -> None:
-        """Take in one more."""
+        """Add a list."""
         self.listings.append(listing)
         self._at.setdefault("" if listing.is_against else place_of(listing.at.folder), []).append(
             listing
         )
 
     def of(self, place: str) -> Iterator[tuple[Listing, bool]]:
-        """Give each list that may name a shard, and whether it must, if it is claimed.
+        """Return each list that may name a shard, and whether it must, if it is claimed.
 
-        Of those of one name the nearest to the shard must, and one further up that lists other shards of its folder, being made of that.
+        Of lists with the same name, the nearest to the shard must name it, and any above that was
+        merged from it.
         """
         for listing in self._at.get("", ()):
             yield listing, True
@@ -185,7 +186,7 @@ class Beside:
             folder = folder.rpartition("/")[0]
 
     def look(self, at: Location, is_claimed: bool, is_named: bool = False) -> None:
-        """Read a list where it lies, if one does. `is_named`: by the list in use, which has its size and sums."""
+        """Read a list if it exists. `is_named`: the list in use has its size and checksums."""
         try:
             size = at.size()
             if not is_named:
@@ -229,7 +230,7 @@ class Beside:
         return frozenset(places_of(self.stream))
 
     def _check(self, at: Location, claim: Claim) -> None:
-        """Check a file that another playlist names."""
+        """Check a list that another playlist names."""
         done = check_file(at, [claim], self._depth)
         self.findings += done.findings
         if claim.file.hashes:
@@ -243,7 +244,7 @@ class Beside:
         its, mine = listing.stream, self.stream
         one, other = (
             (its, mine) if listing.at.name == INDEX else (mine, its)
-        )  # an index has fewer words
+        )  # an index has fewer types of columns
         if one.columns and other.columns and not _agree(one, other):
             self.findings.append(
                 Finding(
@@ -253,7 +254,7 @@ class Beside:
 
     @property
     def known(self) -> set[str]:
-        """The places of these lists, and of what those of parts name."""
+        """The paths of these lists, and of the files that lists of parts name."""
         top = place_of(self.stream.at)
         return self.read.union(
             *(one.places for one in self.listings if place_of(one.at.folder) != top)
@@ -261,7 +262,7 @@ class Beside:
 
     @property
     def unprotected(self) -> list[str]:
-        """Say which of these lists carry no sum."""
+        """Notes about lists without checksums."""
         against = f"{self.mine} and the shards" if self._is_listed else "the shards"
         return [
             f"{_several(bare)} no sum{'s' * is_playlist}"
@@ -273,7 +274,9 @@ class Beside:
     def claims(
         self, i: int, place: str, chunk: Chunk
     ) -> tuple[list[tuple[Listing, Chunk]], list[Finding]]:
-        """Give what each list says of the i-th shard, and where they contradict the list in use."""
+        """Return the entry of each list for the i-th shard, and the contradictions to the list in
+        use.
+        """
         out, found = list[tuple[Listing, Chunk]](), list[Finding]()
         for listing, must in self.of(place):
             k = listing.find(place, chunk)
@@ -297,9 +300,9 @@ class Beside:
     def _differences(
         self, listing: Listing, k: int, other: Chunk, i: int, chunk: Chunk
     ) -> Iterator[Finding]:
-        """Compare what two lists say of one shard."""
+        """Compare the entries of two lists for a shard."""
         if not self._is_listed and not listing.is_against:
-            return  # what a folder holds is held against the list when it is looked at
+            return  # files in a folder are compared with the list when they are checked
         ours, theirs = chunk.files[0], other.files[0]
         pairs: list[tuple[str, Any, Any]] = [
             ("rows", chunk.rows, other.rows),
@@ -327,7 +330,9 @@ class Beside:
             )
 
     def rest(self, address: str) -> Iterator[Finding]:
-        """Name the shards that a claimed list has and nobody else; call it when all were asked for."""
+        """Yield findings for shards that only a claimed list has; call it after all shards were
+        checked.
+        """
         for listing in self.listings:
             is_compared = listing.is_claimed and (self.only is None or listing.is_against)
             rest = listing.rest() if is_compared else []
@@ -358,10 +363,10 @@ def look_beside(
 ) -> Beside:
     """Read the other lists of a stream's shards.
 
-    claimed    what came of the files that the list in use names
-    depth      how closely to look: what is quick asks for nothing afar
+    claimed    results of the files that the list in use names
+    depth      depth of the check; `quick` sends no requests for lists
     named      lists of the same shards that the user named too
-    is_folder  no list is in use: the shards are all that lie in a folder
+    is_folder  no list is in use: the shards are the files of a folder
     only       positions of the shards that are checked; None: all
     """
     out = Beside(found, stream, depth, only)
@@ -386,7 +391,7 @@ def _names(stream: Stream) -> tuple[str, ...]:
 def _places(
     found: Playlist, stream: Stream, quick: bool, only: Collection[int] | None
 ) -> Iterator[tuple[Location, bool]]:
-    """Say where other lists would lie, and whether the one in use was made of them; afar only where one is likely to be there."""
+    """Return the usual paths of other lists, and whether the list in use was made from them."""
     top, names = stream.at, _names(stream)
     if not top.is_local and (quick or (found.at is not None and not is_index(found))):
         return
@@ -404,7 +409,7 @@ def _places(
         for name in names:
             try:
                 yield top / f"{folder}/{name}", is_index(found)
-            except UnsafeError:  # said of the shard in it
+            except UnsafeError:  # reported for the shard in it
                 break
 
 
@@ -422,13 +427,17 @@ def _several(places: Sequence[Location]) -> str:
 
 
 def _entries(at: Location, stream: Stream) -> Sequence[Mapping[str, Any]]:
-    """Give what an index says of each shard of a stream that was made of it; empty if it was changed since."""
+    """Return the entries of an index for each shard of the stream read from it; empty if it changed
+    since.
+    """
     entries = read_shards(at)[0]
     return entries if len(entries) == len(stream) else []
 
 
 def _unlike(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Compare all that two indexes say of a shard, though one that was written again out of the shards says less: what this one lists, and that."""
+    """Compare the entries of two indexes for a shard; a rebuilt index has fewer fields, which are
+    skipped.
+    """
     for key in (*mine, *(key for key in its if key not in mine)):
         if key not in mine or key not in its:
             yield (
@@ -453,7 +462,9 @@ def _unequal(what: str, mine: Any, its: Any) -> Iterator[tuple[str, str]]:
 
 
 def _agree(one: Stream, other: Stream) -> bool:
-    """Say whether a list names the columns of another, as far as it has words for them."""
+    """Return whether two lists have the same columns, as far as the format of the list has their
+    types.
+    """
     try:
         agreed(one.columns or (), other.columns, one.format or "", "")
     except IntegrityError:
@@ -464,7 +475,9 @@ def _agree(one: Stream, other: Stream) -> bool:
 def held_against(
     truth: Playlist, stream: Stream, streams: Sequence[Stream], where: str
 ) -> tuple[Listing | None, list[Finding]]:
-    """Give what another playlist says of a stream: that of its name, or the only one where both have but one."""
+    """Return the stream of another playlist with the same name, or its only stream if both have
+    one.
+    """
     others = [one for one in truth.streams if one.name == stream.name] or (
         [*truth.streams] if len(truth) == len(streams) == 1 else []
     )

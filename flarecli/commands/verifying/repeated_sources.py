@@ -1,6 +1,8 @@
-"""The same dataset named more than once: a shell makes `out/index.json out/playlist.yaml out/shard.00000.mds` of `out/*`.
+"""Sources that name the same dataset: a shell expands `out/*` to its list, its index and its
+shards.
 
-Each dataset is checked once, by the list that says most of it; its other lists are held against that one.
+Each dataset is checked once, by its most detailed list; its other lists are compared with that
+list.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ __all__ = ["once"]
 
 
 def once(plans: Sequence[Plan], guard: Guard | None) -> tuple[list[Plan], list[str]]:
-    """Leave out what another plan checks.
+    """Remove plans whose files another plan checks.
 
-    return  the plans that are left, in their order; what is said of lists that share shards though neither names all of the other's
+    return  the other plans, in order; notes about lists that share some shards
     """
     if len(plans) < 2:
         return list(plans), []
@@ -50,7 +52,7 @@ def once(plans: Sequence[Plan], guard: Guard | None) -> tuple[list[Plan], list[s
 
 
 def _folders(plans: Sequence[Plan], guard: Guard | None) -> list[Plan]:
-    """Put the plan of a folder before those of its shards, where all of them are named one by one and no list names them."""
+    """Replace the plans of all shards of a folder without list by one plan of the folder."""
     out, named = (
         list[Plan](),
         {place for plan in plans if not _is_list(plan) for place in _shards(plan)},
@@ -73,9 +75,11 @@ def _folders(plans: Sequence[Plan], guard: Guard | None) -> list[Plan]:
 
 
 def _lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
-    """Choose the lists that are checked, by the id of their plan, each with those whose shards and files it names too."""
+    """Return the lists that are checked, by the id of their plan, each with the lists that it
+    replaces.
+    """
     kept, said = dict[int, Plan](), list[str]()
-    owners: dict[str, int] = {}  # place -> the plan that checks it
+    owners: dict[str, int] = {}  # path -> the plan that checks it
     for plan in sorted(plans, key=lambda plan: (-sum(map(len, plan.streams)), _rank(plan))):
         shards = set(_shards(plan))
         others = list(dict.fromkeys(owners[place] for place in shards if place in owners))
@@ -95,7 +99,7 @@ def _lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
 
 
 def _is_list(plan: Plan) -> bool:
-    """Whether a list or a folder was named, not a shard, and there is anything in it."""
+    """Return whether a plan is of a list or a folder with shards, not of single shards."""
     return (
         plan.found is not None
         and (plan.found.at is not None or plan.is_folder)
@@ -104,12 +108,12 @@ def _is_list(plan: Plan) -> bool:
 
 
 def _rank(plan: Plan) -> int:
-    """Order lists of the same shards: a playlist names the other lists too, a folder is none."""
+    """Return the sort key of lists of the same shards: playlists, indexes, folders without list."""
     return 2 if plan.found is None or plan.found.at is None else int(is_index(plan.found))
 
 
 def _key(plan: Plan, guard: Guard | None) -> str:
-    """Give what is the same where the same thing is named again."""
+    """Return a key that is equal for plans of the same files."""
     at = (
         plan.found.at
         if plan.found is not None and plan.found.at is not None
@@ -123,7 +127,7 @@ def _shards(plan: Plan) -> Iterator[str]:
 
 
 def _files(plan: Plan) -> Iterator[str]:
-    """Give the places of what a list names besides shards."""
+    """Return the paths of files in a list that are not shards."""
     for stream in plan.streams:
         beside = [SHARDS] if plan.is_folder else []
         yield from places_of(
@@ -135,7 +139,9 @@ def _files(plan: Plan) -> Iterator[str]:
 
 
 def _without(plan: Plan, seen: set[str], folders: tuple[str, ...]) -> Plan | None:
-    """Leave out of single files those that a list names, and plain ones that lie beside a list, which are told there; None if nothing is left."""
+    """Remove single files that a list names, and other files in the folder of a list; None if none
+    remain.
+    """
     streams = []
     for stream in plan.streams:
         near = folders if facts(stream.format).is_plain else ()
@@ -151,7 +157,7 @@ def _without(plan: Plan, seen: set[str], folders: tuple[str, ...]) -> Plan | Non
 
 
 def _are_one(plan: Plan, other: Plan) -> bool:
-    """Whether two plans are of single files in one folder."""
+    """Return whether two plans are of single files in the same folder."""
     if _is_list(plan) or len(plan.streams) != 1 or len(other.streams) != 1:
         return False
     one, its = plan.streams[0], other.streams[0]

@@ -1,6 +1,6 @@
-"""Whether streams that are read side by side belong together: as many rows, and in each row the same key.
+"""Check that joined streams match: equal row counts, and equal keys in each row.
 
-The key of a stream is the column that its header `key` names, or the one in which its format keeps the names of samples.
+The key of a stream is the column in its header `key`, or the key column of its format.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from flarecli.model import Finding, Playlist, Shard, Stream
 
 __all__ = ["Side", "key_of", "keyed", "keys", "uneven"]
 
-_STEP = 65536  # rows of which the keys are read at once
-_SHOWN = 40  # characters of a key
+_STEP = 65536  # rows whose keys are read together
+_SHOWN = 40  # maximum characters of a key in a message
 _HINT = "Pack the two again from the same rows, or read them one by one."
 
 
 @dataclass
 class Side:
-    """A stream beside others: its rows if they are known, and the keys of each shard as it was checked, with its address.
+    """One of the joined streams: its rows if known, and address and keys of each checked shard.
 
-    kept  shards of which the store alone has sums
+    kept  number of shards whose only checksums are kept by the store
     """
 
     stream: Stream
@@ -35,7 +35,7 @@ class Side:
 
 
 def key_of(stream: Stream) -> str:
-    """Name the column of a stream that holds its keys; empty if it has none."""
+    """Return the key column of a stream; empty if it has none."""
     named = stream.headers.get("key") or formats.facts(stream.format).key_column
     return (
         named
@@ -45,7 +45,9 @@ def key_of(stream: Stream) -> str:
 
 
 def keys(form: formats.Format, shard: Shard, name: str) -> pa.Array:
-    """Give the keys of a shard as large_binary [rows]: texts and numbers as they are written. Raises FlareError."""
+    """Return the keys of a shard as large_binary [rows]: texts, and numbers as text. Raises
+    FlareError.
+    """
     parts = [
         form.read_batch(shard, start, min(start + _STEP, shard.rows), [name]).column(0)
         for start in range(0, shard.rows, _STEP)
@@ -71,7 +73,7 @@ def _written(column: pa.Array) -> pa.Array:
 
 
 def uneven(found: Playlist, sides: Sequence[Side]) -> Iterator[Finding]:
-    """Name the streams that stand beside the first with another number of rows, or other keys; streams of the same columns are apart."""
+    """Yield findings for joined streams whose row count or keys differ from the first stream."""
     known = _beside(sides)
     for one in known[1:]:
         first = known[0]
@@ -84,13 +86,13 @@ def uneven(found: Playlist, sides: Sequence[Side]) -> Iterator[Finding]:
 
 
 def keyed(sides: Sequence[Side]) -> list[str]:
-    """Name the streams that stand side by side and have keys, where there are two or more: those that are to be compared."""
+    """Return the names of joined streams with keys, if there are at least two."""
     names = [one.stream.name for one in _beside(sides) if key_of(one.stream)]
     return names if len(names) > 1 else []
 
 
 def _beside(sides: Sequence[Side]) -> list[Side]:
-    """Give the streams that stand side by side: none where two share a column."""
+    """Return the streams that are joined: none if two have a common column."""
     known = [one for one in sides if one.stream.columns]
     are_apart = any(
         _names(one) & _names(other) for i, one in enumerate(known) for other in known[:i]
@@ -103,13 +105,13 @@ def _names(side: Side) -> set[str]:
 
 
 def _other_keys(first: Side, other: Side) -> Iterator[Finding]:
-    """Name the first row whose key differs, and say how many more do."""
+    """Yield a finding for the first row with another key, with the number of later ones."""
     one, its = (
         pa.chunked_array([part for _, part in side.keys], encodings.BINARY)
         for side in (first, other)
     )
     if len(one) != len(its):
-        return  # a shard was not read, which was said
+        return  # an unreadable shard, already reported
     differ = pc.indices_nonzero(pc.invert(pc.equal(one, its)))
     if not len(differ):
         return

@@ -1,4 +1,4 @@
-"""Runs the checks of files on threads of this process, or as tasks of a cluster; results come in order."""
+"""Run checks of files on threads of this process, or as tasks of a cluster; yield results in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Known: TypeAlias = Callable[[Task], Checked | None]  # the result of an earlier 
 
 
 def on_threads(tasks: Iterable[Task], known: Known, jobs: int) -> Iterator[tuple[Task, Checked]]:
-    """Check files in parallel; what is read ahead is bounded in bytes."""
+    """Check files in parallel, with a bounded number of bytes in memory."""
 
     def check(task: Task) -> tuple[Task, Checked]:
         found = known(task)
@@ -34,9 +34,10 @@ def on_threads(tasks: Iterable[Task], known: Known, jobs: int) -> Iterator[tuple
 
 
 def on_engine(tasks: Iterable[Task], known: Known, engine: str) -> Iterator[tuple[Task, Checked]]:
-    """Check where an engine does: a task goes out with what is listed of one file, and comes back as counts and findings.
+    """Check files on an engine: each task gets the listed facts of a file and returns counts and
+    findings.
 
-    raises  what `engines.run` raises
+    raises  errors of `engines.run`
     """
     from flarecli.write import engines
 
@@ -57,7 +58,7 @@ def on_engine(tasks: Iterable[Task], known: Known, engine: str) -> Iterator[tupl
         while first in done:
             yield waiting.pop(first), done.pop(first)
             first += 1
-    for place in sorted(done):  # what was known behind the last that was not
+    for place in sorted(done):  # known results after the last task
         yield waiting.pop(place), done[place]
 
 

@@ -1,8 +1,8 @@
-"""What verify does to one file: size, sums, then structure, in one pass over its bytes.
+"""Check one file: size, checksums, then structure, if possible in one pass over its bytes.
 
-A local shard whose format goes through it from front to back is hashed as that goes on, a window at a time. Another one of
-bounded size is read once into memory, hashed there and its structure checked there; a larger one is hashed block by block and
-then read again where its structure needs it.
+A local shard whose format checks it sequentially is hashed at the same time, a window at a time.
+Other shards of bounded size are read into memory, hashed and checked there; larger ones are hashed
+in blocks and read again as the structure requires.
 """
 
 from __future__ import annotations
@@ -38,17 +38,19 @@ if TYPE_CHECKING:
 __all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "unread"]
 
 _STORE = "the object store"
-HELD = 256 << 20  # bytes of a shard that are held in memory at once
+HELD = 256 << 20  # maximum bytes of a shard in memory
 _UNKNOWN = (
     "Write the list again with sums that are known: `flare playlist … --hash xxh3_128 -o FILE`."
 )
 _CHANGED = f"It was changed after it was packed; {AGAIN}"
-_MANY = 10_000  # findings of one shard that are kept
+_MANY = 10_000  # maximum findings of one shard
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one listing says of a file; `by` is the address of the listing, `rows` what it says of a shard of which the list in use does not."""
+    """The entry of a list for a file; `by` is the address of the list, `rows` a row count that the
+    list in use lacks.
+    """
 
     by: str
     file: File
@@ -57,13 +59,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How closely to look.
+    """Depth of a check.
 
-    quick     sizes, and headers of local shards
-    pictures  also decode every value, except pickles; these decode pictures
-    contents  also sum up each row, to find equal ones
-    key       also keep this column of each row, to hold it against that of another stream; empty: none
-    sizes     address -> bytes of every file below `below`, as the store lists them; None: ask for each file
+    quick     check only sizes, and headers of local shards
+    pictures  decoders of images: decode all values except pickles too
+    contents  hash each row too, to find equal rows
+    key       keep this column, to compare it with another stream; empty: none
+    sizes     address -> bytes of every file below `below`, listed by the store; None: request each
+              size
     """
 
     quick: bool = False
@@ -75,11 +78,11 @@ class Depth:
 
     @property
     def needs_rows(self) -> bool:
-        """Whether rows are read in any order, again after the structure was checked."""
+        """Whether rows are read after the check of the structure."""
         return self.pictures is not None or self.contents or bool(self.key)
 
     def size(self, at: Location) -> int:
-        """Give the size of a file. Raises MissingError if there is none."""
+        """Return the size of a file. Raises MissingError if it does not exist."""
         name = str(at)
         if self.sizes is None or not name.startswith(self.below):
             return at.size()
@@ -90,11 +93,12 @@ class Depth:
 
 @dataclass(slots=True)
 class Checked:
-    """What checking one file came to; `rows` and `size` are what was looked at, `unprotected` what of it carries no sum.
+    """Result of checking one file: checked `rows` and bytes (`size`); `unprotected` are notes about
+    missing checksums.
 
-    contents  16 bytes a row, if they were asked for
-    keys      large_binary [rows], if they were asked for
-    is_kept   a sum that the store keeps of the file was right, and no list has any
+    contents  16 bytes per row, if requested
+    keys      large_binary [rows], if requested
+    is_kept   the checksum kept by the store matches, and no list has one
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -107,14 +111,16 @@ class Checked:
 
 
 def unread(error: OSError, at: Location) -> Finding:
-    """Return the finding for an error of the system about a file or folder that no store has named."""
+    """Return the finding for an OSError about a file or folder."""
     check_exhausted(error)
     what = os.strerror(error.errno).lower() if error.errno else str(error)
     return Finding(str(at), ReachError.kind, what)
 
 
 def check_file(at: Location, claims: Sequence[Claim], depth: Depth) -> Checked:
-    """Check a file that is no shard, such as `index.json`: its size, and its sums unless `quick`."""
+    """Check a file that is not a shard, such as `index.json`: its size and, unless `quick`, its
+    checksums.
+    """
     out = Checked()
     try:
         size = out.size = depth.size(at)
@@ -137,9 +143,9 @@ def check_file(at: Location, claims: Sequence[Claim], depth: Depth) -> Checked:
 def check_chunk(
     chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, first_row: int, depth: Depth
 ) -> Checked:
-    """Check one shard against what is listed, then against its own structure.
+    """Check a shard against its list entries, then its structure.
 
-    first_row  the row of the stream at which it begins; -1: not known
+    first_row  its first row in the stream; -1: not known
     """
     out, at = Checked(), chunk.at
     try:
@@ -147,13 +153,14 @@ def check_chunk(
         size = out.size = depth.size(at)
         if not _fits(at, size, claims, out):
             return out
-        if depth.quick and not at.is_local:  # a header is one more request for each shard
+        # reading a header would need one more request per shard
+        if depth.quick and not at.is_local:
             out.rows = chunk.rows or 0
             return out
         kind = "" if form.is_plain else spans.suffix(chunk)
         if depth.quick:
             if kind:
-                out.rows = chunk.rows or 0  # its header is inside the frame
+                out.rows = chunk.rows or 0  # the header is compressed too
             else:
                 _open(
                     form,
@@ -197,7 +204,7 @@ def _open(
     claims: Sequence[Claim],
     out: Checked,
 ) -> Shard:
-    """Open a shard, and say what of it carries no sum. Raises FlareError."""
+    """Open a shard, and note what of it has no checksums. Raises FlareError."""
     shard = form.open_shard(held, columns)
     out.rows = len(shard)
     for claim in claims:
@@ -224,7 +231,9 @@ def _once(
     first_row: int,
     out: Checked,
 ) -> None:
-    """Sum a shard while its structure is checked. What its sums say stands first. Raises MissingLibraryError."""
+    """Hash a shard while its structure is checked; findings about checksums are first. Raises
+    MissingLibraryError.
+    """
     at, found = chunk.at, list[Finding]()
     sums = Sums(_names(claims, at, out))
     try:
@@ -246,7 +255,7 @@ def _once(
                 found.append(_named(error, at, claims))
     except MissingLibraryError:
         raise
-    except FlareError as error:  # it could not be read to its end
+    except FlareError as error:  # it could not be read completely
         found += [one for one in [_named(error, at, claims)] if one not in found]
     else:
         _compare(at, sums, claims, _rows(chunk, first_row), out)
@@ -256,7 +265,9 @@ def _once(
 def _structure(
     form: formats.Format, shard: Shard, pictures: Sandbox | None, is_changed: bool
 ) -> list[Finding]:
-    """Check the structure of a shard, and its values if asked; what is wrong with a row is said once. `is_changed`: its sums say so."""
+    """Check the structure of a shard and, if requested, its values; report a row once.
+    `is_changed`: by its checksums.
+    """
     found = [
         placed(one, shard) for one in islice(form.verify_shard(shard, pictures is not None), _MANY)
     ]
@@ -274,14 +285,14 @@ def _structure(
 
 
 def _named(error: FlareError, at: Location, claims: Sequence[Claim]) -> Finding:
-    if error.kind == "missing" and error.address in ("", str(at)):  # not of a file beside it
+    if error.kind == "missing" and error.address in ("", str(at)):  # not of a companion
         listed = f", {claims[0].by} lists it" if claims else ""
         return Finding(str(at), "missing", f"no such file{listed}", "It is gone; " + AGAIN)
     return finding_of(error, at)
 
 
 def _fits(at: Location, size: int, claims: Sequence[Claim], out: Checked) -> bool:
-    """Compare the size with what is listed: another size is one finding, and the rest of the file then says nothing."""
+    """Return whether the size matches the list; otherwise it is the only finding of the file."""
     for claim in claims:
         if claim.file.size is not None and claim.file.size != size:
             hint = (
@@ -304,10 +315,10 @@ def _fits(at: Location, size: int, claims: Sequence[Claim], out: Checked) -> boo
 
 
 def _with_kept(at: Location, claims: Sequence[Claim], out: Checked) -> Sequence[Claim]:
-    """Add what the store itself keeps of an object to what is listed of it, as far as it can be computed here."""
+    """Add the checksums that the store keeps of an object, if they can be computed here."""
     if at.is_local:
         return claims
-    from flarecli.storage.cloud.checksums import kept_sums  # the libraries behind buckets
+    from flarecli.storage.cloud.checksums import kept_sums  # loads the libraries of buckets
 
     kept = kept_sums(at)
     strange = sorted(set(kept.hashes) - set(known()))
@@ -323,7 +334,7 @@ def _with_kept(at: Location, claims: Sequence[Claim], out: Checked) -> Sequence[
 
 
 def _names(claims: Sequence[Claim], at: Location, out: Checked, raw: bool = False) -> list[str]:
-    """Name the hashes to compute; a listed one that nobody knows is a finding."""
+    """Return the hashes to compute; an unknown listed hash is a finding."""
     listed: dict[str, str] = {}
     for claim in claims:
         listed |= dict.fromkeys(_hashes(claim, raw), claim.by)
@@ -346,7 +357,7 @@ def _hashes(claim: Claim, raw: bool) -> Mapping[str, str]:
 def _compare(
     at: Location, sums: Sums, claims: Sequence[Claim], rows: str, out: Checked, raw: bool = False
 ) -> bool:
-    """Compare sums with what is listed; give whether all are right."""
+    """Return whether all checksums match the list; add findings for others."""
     failed = [
         (name, claim)
         for claim in claims
@@ -367,7 +378,7 @@ def _compare(
 def _summed(
     chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_row: int, out: Checked
 ) -> Chunk | None:
-    """Hash a shard; give it back where its structure can be read, or None when there is no sense in that."""
+    """Hash a shard; return it if its structure can be checked, else None."""
     at, rows = chunk.at, _rows(chunk, first_row)
     sums = Sums(_names(claims, at, out))
     data: bytes | bytearray | memoryview
@@ -394,7 +405,7 @@ def _summed(
 
 
 def _is_alone(chunk: Chunk) -> bool:
-    """Say whether what lies beside a shard is not listed: it is found from where the shard is."""
+    """Return whether the companions of a shard are not listed; they are then found by its path."""
     return formats.facts(chunk.format).is_multi_file and not chunk.beside
 
 
@@ -407,8 +418,8 @@ def _rows(chunk: Chunk, first_row: int) -> str:
 
 
 def _read(at: Location, size: int, sums: Sums) -> memoryview:
-    """Read a file and sum it; a local one piece by piece, into memory that this thread's next file takes again."""
-    if not isinstance(at.store, LocalStore):  # one request for all of it
+    """Read and hash a file; a local one in pieces, into a buffer that the thread reuses."""
+    if not isinstance(at.store, LocalStore):  # a single request
         data = at.read(0, size)
         sums.update(data)
         return memoryview(data)
@@ -432,5 +443,5 @@ def _decompressed(
     try:
         return compress.decompress(kind, blocks, raw_size, chunk.at, size)
     finally:
-        for _ in blocks:  # what the decompressor left unread belongs to the sums too
+        for _ in blocks:  # bytes after the compressed frame are part of the checksum
             pass

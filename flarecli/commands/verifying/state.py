@@ -1,10 +1,11 @@
-"""The state file of an interrupted `verify`: one JSON line for the whole check, then one for each file that was checked.
+"""The state file of an interrupted `verify`: one JSON line for the whole check, then one for each
+file that was checked.
 
-    {"flare": "verify", "format": 2, "options": {…}}
-    {"key": "9f…", "rows": 10, "size": 6041, "findings": [{"address": "a.mds", "kind": "value", "row": 3, …}], "unprotected": []}
+    {"flare": "verify", "format": 2, "options": {…}} {"key": "9f…", "rows": 10, "size": 6041,
+    "findings": [{"address": "a.mds", "kind": "value", "row": 3, …}], "unprotected": []}
 
-A key is the checksum of the file's address and of all that lists say of it: where a list changed, the file is checked again. A check
-that came to its end removes the file.
+A key is the checksum of the file's address and its list entries: if a list changed, the file is
+checked again. A completed check removes the state file.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ _NUMBERS = ("row", "start", "stop", "line", "character")
 
 
 class VerifyState:
-    """Results of checked files by key, written as they come.
+    """Results of checked files by key, written at once.
 
     Only an empty file, or one with the header of a state file, is ever written to or removed.
 
-    options  what was asked for: another check has other results
-    raises   UsageError if the file is something else, or belongs to another check; ReachError if it cannot be read or written
+    options  options of the check, which must be the same
+    raises   UsageError if the file is something else, or belongs to another check; ReachError if it
+             cannot be read or written
     """
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
@@ -119,14 +121,17 @@ class VerifyState:
         )
 
     def close(self, is_done: bool) -> None:
-        """Close the file; a check that came to its end removes it, unless another file took its name meanwhile."""
+        """Close the file; a completed check removes it, unless it was replaced by another file."""
         if is_done:
             self._log.remove()
         self._log.close()
 
 
 def _result(entry: dict[str, Any] | None) -> tuple[str, Checked]:
-    """Return the key and the result in a line. Raises KeyError, TypeError or ValueError if it has none."""
+    """Return the key and the result in a line.
+
+    Raises KeyError, TypeError or ValueError if it has none.
+    """
     if entry is None:
         raise ValueError("not an object")
     findings = [_finding(one) for one in entry["findings"]]

@@ -1,4 +1,4 @@
-"""What verify has to check: what each address lists, file by file, and what lies there besides."""
+"""Tasks of verify: the files that each address lists, and unlisted files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UNLISTED_HINT = "Remove it, or list it too: `flare playlist … -o FILE`."
 
 @dataclass
 class Only:
-    """The part of a stream that is checked: positions of shards, and names of files that belong to none."""
+    """The part of a stream that is checked: positions of shards, and names of other files."""
 
     shards: set[int] = field(default_factory=set)
     files: set[str] = field(default_factory=set)
@@ -51,12 +51,13 @@ class Only:
 
 @dataclass(frozen=True)
 class Plan:
-    """One address: what was found there, or why nothing could be.
+    """The dataset at one address, or the error of resolving it.
 
     is_whole   the list of a folder, not of some shards
-    is_folder  a folder without a list, the shards are those that lie in it
-    named      other lists of the same shards, which the user named too
-    only       parallel to `streams`: the files to check, where the user named files and not the list; empty: all
+    is_folder  a folder without a list; its files are the shards
+    named      other lists of the same shards that the user named too
+    only       parallel to `streams`: files to check, if the user named files and not the list;
+               empty: all
     error      why the address could not be read, if other addresses are checked too
     """
 
@@ -73,10 +74,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Task:
-    """One file to check; `weight` is the memory that takes, `findings` what its listings say already.
+    """One file to check; `weight` is its memory in bytes, `findings` are known before the check.
 
-    at   the address of a shard or its companion
-    key  the sum of that and of all that is listed of it; empty: the file is checked each time
+    at   address of a shard or its companion
+    key  checksum of the address and the list entries; empty: no result is stored in the state file
     """
 
     check: Callable[[], Checked]
@@ -91,10 +92,11 @@ class Task:
 def planned(
     address: str, format: str | None, names: Sequence[str], guard: Guard | None, is_one: bool = True
 ) -> Plan:
-    """Resolve an address; what is there and broken is a finding. Raises MissingError, UsageError; ReachError if it is the only address.
+    """Resolve an address; damage is a finding. Raises MissingError, UsageError; ReachError for a
+    single address.
 
-    is_one  it is the only one; of several a name with nothing behind it, an empty folder or a link to nowhere, is a finding: a shell may
-            have made them of a `*`, and the others are to be checked
+    is_one  the only address; of several, which a shell may have expanded from `*`, an empty folder
+            or a broken link is a finding, so that the others are checked
     """
     try:
         (found,) = resolve([address], format=format, guard=guard, maps=False, expanded=True)
@@ -103,7 +105,7 @@ def planned(
             raise
         is_link = (
             os.path.islink(address) and error.address != address
-        )  # of a folder it is a file in it that is gone
+        )  # in a folder, another file is missing
         at, leads = (address, f"leads to {error.where}, ") if is_link else (error.address, "")
         return Plan(
             address,
@@ -132,9 +134,10 @@ def planned(
 
 
 def told_once(plans: Sequence[Plan]) -> tuple[list[Plan], dict[str, Finding]]:
-    """Leave out names with nothing whole behind them that a list names too, or that were named before in other words.
+    """Remove plans of unreadable files that a list names too, or that are repeated.
 
-    return  the plans that are left; by its place what is to be said of a file below another dataset, unless that says it
+    return  the other plans; path -> finding for files below another dataset, if its check does not
+            report them
     """
     if all(plan.found is not None for plan in plans):
         return [*plans], {}
@@ -155,7 +158,7 @@ def told_once(plans: Sequence[Plan]) -> tuple[list[Plan], dict[str, Finding]]:
             out.append(plan)
         elif (
             place not in seen and place not in above
-        ):  # a folder of a list's shards is no dataset of its own, and need not be whole
+        ):  # a folder with shards of a list needs no list of its own
             if place.startswith(tops):
                 held[place] = plan.findings[0]
             else:
@@ -165,7 +168,7 @@ def told_once(plans: Sequence[Plan]) -> tuple[list[Plan], dict[str, Finding]]:
 
 
 def place_named(address: str) -> str:
-    """Give the place of a file that a finding names: the folder by its whole path, and a link in it as itself."""
+    """Return the path of the file of a finding: the folder is resolved, a link in it is not."""
     folder, name = os.path.split(address)
     return address if is_url(address) else os.path.join(os.path.realpath(folder), name)
 
@@ -177,9 +180,9 @@ def file_tasks(
     depth: Depth,
     only: Only | None = None,
 ) -> Iterator[Task]:
-    """Plan the files that belong to no shard; `claimed` takes in what came of each.
+    """Yield tasks for files that belong to no shard, which add their results to `claimed`.
 
-    only  plan only these, and the other lists of the shards
+    only  check only these files, and the other lists of the shards
     """
 
     def check(name: str, file: File) -> Checked:
@@ -205,9 +208,10 @@ def chunk_tasks(
     chosen: Collection[int],
     only: Only | None = None,
 ) -> Iterator[Task]:
-    """Plan the chosen shards of a stream, each with what every listing claims of it; the lists are compared whole.
+    """Yield tasks for the selected shards of a stream, with all list entries; lists are compared
+    for all shards.
 
-    only  compare the lists for these shards alone
+    only  compare the lists only for these shards
     """
     first = 0
     for i, place in enumerate(places_of(stream)):
@@ -259,7 +263,7 @@ def _check_apart(
     depth: Depth,
     beside: Sequence[tuple[Location, Sequence[Claim]]],
 ) -> Checked:
-    """Check a shard, and leave unsaid what is wrong with a file beside it where looking at that file says so."""
+    """Check a shard; drop findings about a companion that its own check reports."""
     done = check_chunk(chunk, claims, columns, first, depth)
     wrong = {one.where for one in done.findings}
     told = {
@@ -274,7 +278,9 @@ def _key(at: Location, claims: Sequence[Claim]) -> str:
 
 
 def sizes_below(stream: Stream) -> tuple[Mapping[str, int] | None, str]:
-    """Ask a bucket once for the sizes of all that lies below a stream; None where that cannot be asked."""
+    """Return the sizes of all objects below a stream, from one listing of the bucket; None if it
+    cannot be listed.
+    """
     if stream.at.is_local or not len(stream):
         return None, ""
     top = stream.at
@@ -288,9 +294,10 @@ def sizes_below(stream: Stream) -> tuple[Mapping[str, int] | None, str]:
 
 
 def unlisted(found: Playlist, known: Collection[str]) -> Iterator[tuple[str, Finding | None]]:
-    """Name the files of a dataset's folder that no list names, and the folders of other datasets in it; a shard among the files is a finding.
+    """Yield unlisted files in a dataset's folder, and folders of other datasets in it; an unlisted
+    shard is a finding.
 
-    known  places of what other lists name, and of those lists
+    known  paths of other lists, and of the files they name
     """
     if found.at is None or not found.at.is_local:
         return
@@ -305,7 +312,7 @@ def unlisted(found: Playlist, known: Collection[str]) -> Iterator[tuple[str, Fin
             try:
                 listed.add(str(stream.at.join(url)))
             except FlareError:
-                continue  # said when it was checked
+                continue  # reported when it is checked
     names = list[str]()
     try:
         for entry in top.list():
@@ -324,7 +331,7 @@ def unlisted(found: Playlist, known: Collection[str]) -> Iterator[tuple[str, Fin
             continue
         is_shard = formats.of_suffix(name) is not None and not any(
             f"{at}.{kind}" in listed for kind in SUFFIXES
-        )  # the original's caches hold both
+        )  # caches of the original contain both
         message = f"a shard that {found.at} does not list"
         yield (
             name,
@@ -354,7 +361,7 @@ def _unlistable(top: Location, name: str) -> Finding | None:
 
 
 def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> Iterator[str]:
-    """Name the folders with a list of their own in which no listed file lies, each with a `/` behind it; none is below another."""
+    """Yield the topmost folders that have their own list and no listed file, each with a final `/`."""
     above = set[str]()
     for name in listed:
         while (name := name.rpartition("/")[0]) and name not in above:
@@ -369,7 +376,7 @@ def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> 
 
 
 def mistaken(plan: Plan) -> Iterator[str]:
-    """Say which folders are taken as plain files though datasets lie in them: their shards are not looked into."""
+    """Yield notes about folders that are checked as plain files although they contain shards."""
     for stream in plan.streams if plan.is_folder else ():
         shards = [
             url
