@@ -1,6 +1,7 @@
-"""pack: rows in, shards out.
+"""The `pack` command: write rows as shards.
 
-index -> where, limit, shuffle -> keys -> links fetched ahead, in order -> typed columns -> Writer -> playlist
+index -> where, limit, shuffle -> keys -> links fetched ahead, in order -> typed columns -> Writer
+-> playlist
 """
 
 from __future__ import annotations

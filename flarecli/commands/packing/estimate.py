@@ -1,4 +1,6 @@
-"""What a pack would write, reckoned from its first rows: nothing is written, and a few links at most are fetched."""
+"""Estimate what a pack would write from its first rows; nothing is written, and few links are
+fetched.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
 
 __all__ = ["Reckoning", "note_addresses", "reckon"]
 
-_SAMPLE, _SAMPLE_LINKS = 1024, 32  # rows that are read, and fetched
+_SAMPLE, _SAMPLE_LINKS = 1024, 32  # rows that are read, and rows whose links are fetched
 
 
 @dataclass(frozen=True, slots=True)
 class Reckoning:
-    """Rows, shards and bytes of a pack that was not done; `estimated` from the first rows, unless those were all.
+    """Rows, shards and bytes of a dry run; `estimated` unless the first rows were all rows.
 
-    addresses  columns to pack that hold some, which nobody asked to fetch
+    addresses  columns with addresses that are not fetched
     """
 
     rows: int
@@ -38,9 +40,9 @@ class Reckoning:
 def reckon(
     plan: Plan, names: list[str], format: str, settings: Settings, part_rows: int | None = None
 ) -> Reckoning:
-    """Type and weigh the first rows, and reckon the rest from them.
+    """Convert the first rows, and estimate the total size from them.
 
-    part_rows  of the source, that would be packed by themselves; None: all together
+    part_rows  rows per part; None: no parts
     """
     module, most = find(format), _SAMPLE_LINKS if plan.links else _SAMPLE
     rows = None
@@ -83,7 +85,7 @@ def reckon(
 
 
 def note_addresses(names: Sequence[str], progress: Progress) -> None:
-    """Tell of columns to pack that hold addresses, which nobody asked to fetch."""
+    """Report columns with addresses that are not fetched."""
     for name in names:
         progress.note(
             f"column {name!r} holds addresses; give --fetch {shell_quoted(name)} to pack what they point at"
@@ -91,7 +93,9 @@ def note_addresses(names: Sequence[str], progress: Progress) -> None:
 
 
 def _parts(plan: Plan, rows: int, part_rows: int | None) -> list[tuple[int, float]]:
-    """Give how many parts there are of a size, and their share of the rows; where a condition chooses, it is taken to choose evenly."""
+    """Return the number of parts of each size and their share of the rows, if a condition selects
+    evenly.
+    """
     whole = plan.known_rows if plan.where is not None and plan.known_rows else rows
     if part_rows is None or whole <= part_rows:
         return [(1, 1.0)]

@@ -1,9 +1,10 @@
-"""Pictures, video and sound on their way in: resized, measured, held against what their names promise.
+"""Images, video and audio of a pack: resize, probe, and compare with the kind in their names.
 
-    fetched rows -> values to threads, some megabytes ahead -> the same rows in the same order, refused ones as failures
+    fetched rows -> values on threads, with bounded read-ahead -> the same rows in order, rejected
+    ones as failures
 
-What a value becomes depends on its bytes, its name and the options alone, so the shards are the same whatever the number
-of threads. Pillow leaves the interpreter to others while it decodes: threads use all cores.
+The result depends only on the bytes, the name and the options of a value, not on the number of
+threads. Pillow releases the GIL while it decodes, so threads use all cores.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ from flarecli.write.fetch_links import Fetched
 
 __all__ = ["Intake", "Medium", "info_names", "media_of", "taken_in"]
 
-_AHEAD_BYTES = 32 << 20  # values that wait for threads, or for the rows before them
-_AT_ONCE = 8  # values that a thread is handed at a time: handing one over costs a thirtieth of a photograph
+_AHEAD_BYTES = 32 << 20  # bytes of values in flight
+# values that a thread is handed at a time: handing one over costs a thirtieth of a photograph
+_AT_ONCE = 8
 _MAX_TASKS = 4096  # in memory at a time
-_HEAD = 512  # bytes that tell what a file is
-_TOLD = 3  # names given for each contradiction
+_HEAD = 512  # bytes read to detect the kind of a file
+_TOLD = 3  # names reported for each mismatch
 _PLAIN = (
     "bytes",
     "jpeg",
@@ -54,7 +56,7 @@ _PLAIN = (
     "pil",
     "mp4",
     "webm",
-)  # encodings whose values are whole files
+)  # encodings whose values are files
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class Intake:
 
     info    width, height, frames and duration of each become columns
     strict  content that contradicts its name is a failed row
-    films   FFmpeg is asked for what the headers of films and sounds do not say; None: where it is to be had, of an `info`
+    films   FFmpeg is asked for what the headers of films and sounds do not say; None: where it is
+            to be had, of an `info`
     """
 
     resize: Resize = field(default_factory=Resize)
@@ -144,7 +147,8 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def info_names(media: Sequence[Medium], taken: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Name the columns of measures: medium -> measure -> column; `width` if one column is measured, else `image_width`.
+    """Name the columns of measures: medium -> measure -> column; `width` if one column is measured,
+    else `image_width`.
 
     raises  UsageError if the names are taken
     """
@@ -177,7 +181,7 @@ _Run: TypeAlias = list[
 
 
 def _take(data: bytes, name: str, medium: Medium, asked: Intake) -> _Taken:
-    """Bring one value to what is asked for; whatever it is, this raises nothing."""
+    """Process one value; errors are returned, not raised."""
     head = data[:_HEAD]
     wrong = _contradiction(head, name, medium)
     if wrong is not None and asked.strict:
@@ -207,7 +211,7 @@ def _contradiction(head: bytes, name: str, medium: Medium) -> str | None:
 
 
 def _is_meant(head: bytes, name: str, medium: Medium) -> bool:
-    """Say whether a value is, or should be, a picture: by its bytes, else by its name; a file of no known kind and name should."""
+    """Return whether a value is, or should be, an image: by its bytes, else by its name, else yes."""
     found, promised = sniff(head), kind_of(name) or medium.promised
     return (
         is_image(found)
@@ -217,7 +221,7 @@ def _is_meant(head: bytes, name: str, medium: Medium) -> bool:
 
 
 class _Contradictions:
-    """Values that are not what their names say: how many, and the first names."""
+    """Values that do not match the kind in their names: count, and first names."""
 
     def __init__(self) -> None:
         self._counts, self._names = Counter[tuple[str, str]](), dict[tuple[str, str], list[str]]()
@@ -254,7 +258,8 @@ def taken_in(
 
     key     the column that names rows in failures
     jobs    threads, no more than there are cores; 1: none, all is done by whoever takes the rows
-    return  the same rows; those of refused files are failures; int64 and float64 columns of measures at the end
+    return  the same rows; those of refused files are failures; int64 and float64 columns of
+            measures at the end
     """
     contradictions = _Contradictions()
     is_work = asked.info or not asked.resize.is_noop
@@ -358,7 +363,7 @@ def _finished(
     infos: dict[str, dict[str, str]],
     key: str | None,
 ) -> Fetched:
-    """Put the values back into their rows."""
+    """Return the rows with the processed values."""
     refused: dict[int, Failure] = {}
     keys = part.batch.column(key) if key is not None else None
     batch = part.batch

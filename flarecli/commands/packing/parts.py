@@ -1,6 +1,7 @@
-"""A pack in parts: rows 0..N of the source go to `00000/`, the next N to `00001/`; one index and one playlist join them.
+"""A pack in parts: rows 0..N of the source go to `00000/`, the next N to `00001/`; one index and
+playlist join them.
 
-What comes out depends on N and the source alone: not on where the parts were packed, in which order, or how often one was begun.
+The result depends only on N and the source, not on the engine, the order of the parts, or retries.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from flarecli.write import Journal, claim, engines, error_of, parts
 
 __all__ = ["packed_in_parts"]
 
-_LOST_S = 120.0  # how long a part is waited for that somebody else is at work on
-_AGAIN_S = 0.5  # between two looks at it
-_TOLD = 20  # notes of parts that are passed on
+_LOST_S = 120.0  # maximum wait for a part that another process packs
+_AGAIN_S = 0.5  # delay between two attempts
+_TOLD = 20  # maximum notes of parts that are reported
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of a part: what was packed, or the error that ended it, and what it noted; small, whatever the part weighs."""
+    """Result of a part: counts or the error, and notes."""
 
     packed: Packed | None
     error: FlareError | None = None
@@ -50,7 +51,7 @@ class _Outcome:
 
 
 class _Heard(Progress):
-    """What a part has to say, for whoever runs all of them."""
+    """Collects the notes of a part."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -61,9 +62,9 @@ class _Heard(Progress):
 
 
 def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Progress) -> Packed:
-    """Pack parts of `part_rows` rows of the source, each a dataset of its own, and join them.
+    """Pack parts of `part_rows` rows of the source as separate datasets, and join them.
 
-    raises  UsageError for options that look at rows of several parts; what `packed` raises
+    raises  UsageError for options that need rows of several parts; errors of `packed`
     """
     plan, names = planned(request, progress)
     source = plan.source
@@ -88,7 +89,7 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
     journal, keep = (
         None,
         True,
-    )  # what an earlier run did is not taken away because this one is refused
+    )  # keep the output of an earlier run if this one is refused
     try:
         journal = Journal(target.at, json.loads(json.dumps(head)))
         keep = journal.columns is not None
@@ -150,7 +151,7 @@ def packed_in_parts(request: Request, part_rows: int, engine: str, progress: Pro
 
 
 class _Requests(Sequence[Request]):
-    """The request of each part, made when asked for: there may be millions."""
+    """The request of each part, created on access, since there may be millions."""
 
     def __init__(self, common: Request, out: str, part_rows: int, rows: int) -> None:
         self._common, self._out, self._part_rows, self._rows = (
@@ -172,7 +173,7 @@ class _Requests(Sequence[Request]):
 
 @dataclass
 class _Done:
-    """What was packed so far. held: 1 for each part that has rows."""
+    """Totals so far. held: 1 for each part that has rows."""
 
     held: bytearray
     rows: int = 0
@@ -182,7 +183,7 @@ class _Done:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, number: int, one: Packed | None) -> None:
-        """Count a part in; None: no row of it was selected."""
+        """Add a part; None: no row of it was selected."""
         if one is None:
             return
         self.held[number] = 1
@@ -196,7 +197,7 @@ class _Done:
 
 
 def _refuse(request: Request, plan: Plan, part_rows: int) -> None:
-    """Refuse what looks at rows of several parts."""
+    """Raise UsageError for options that need rows of several parts."""
     if part_rows < 1:
         raise UsageError(f"a part of {part_rows} rows holds nothing")
     if request.shuffle is not None:
@@ -224,7 +225,7 @@ def _refuse(request: Request, plan: Plan, part_rows: int) -> None:
 
 
 def _count(plan: Plan) -> int:
-    """Count the rows of the source; reads it once where only that tells."""
+    """Return the number of rows of the source; read it once if it is not listed."""
     rows = plan.known_rows
     if rows is None:
         rows = sum(batch.num_rows for batch in plan.source.batches(plan.source.schema.names[:1]))
@@ -232,17 +233,17 @@ def _count(plan: Plan) -> int:
 
 
 def _refuse_duplicates(plan: Plan) -> None:
-    """Hold the keys of all rows against one another, before any part is packed."""
+    """Raise the error of a duplicate key in any part before packing."""
     if plan.key is not None and plan.on_duplicate == "error":
         for _ in selected(replace(plan, columns=(), links=(), limit=plan.limit)):
             pass
 
 
 def _columns(request: Request, plan: Plan, names: list[str]) -> Columns:
-    """Say what the columns are, by the first rows of all: each part would see others."""
+    """Infer the columns from the first rows of the source, so that all parts have the same."""
     found = reckon(
         replace(plan, progress=Progress()), names, request.format, request.settings
-    )  # the parts note what they find
+    )  # the parts report their own notes
     note_addresses(found.addresses, plan.progress)
     if found.failures and not found.columns and request.on_error == "fail":
         raise error_of(found.failures[0], plan.source.address, SKIP)
@@ -258,7 +259,9 @@ def _columns(request: Request, plan: Plan, names: list[str]) -> Columns:
 def _run(
     engine: str, requests: Sequence[Request], rows: int, progress: Progress, told: Sequence[str]
 ) -> _Done:
-    """Pack all parts; `told` are notes that need no repeating. Raises the error of the first part that has one, by number."""
+    """Pack all parts; notes in `told` are not repeated. Raises the error of the first failed part,
+    by number.
+    """
     done, notes = _Done(bytearray(len(requests))), 0
     errors: dict[int, FlareError] = {}
     progress.start("pack", rows)
@@ -292,7 +295,7 @@ def _run(
 
 
 def _below(request: Request, engine: str) -> str | None:
-    """Name the folder where relative addresses start, for those who work in another one."""
+    """Return the base folder of relative addresses, for tasks with another working folder."""
     is_relative = any(
         not is_url(address) and not os.path.isabs(address)
         for address in (*request.sources, request.out)
@@ -316,7 +319,8 @@ def _enter(folder: str | None) -> None:
 def _outcome(request: Request) -> _Outcome:
     """Pack one part, wherever this runs.
 
-    The whole is ours, so who is at work on a part works for a driver or a node that was lost: it soon ends, done or not.
+    The whole is ours, so who is at work on a part works for a driver or a node that was lost: it
+    soon ends, done or not.
     """
     stop = time.monotonic() + _LOST_S
     while True:

@@ -1,4 +1,6 @@
-"""Which rows a pack takes, and what of them: where, limit, shuffle, keys used before, then links fetched ahead, then media."""
+"""Plan of a pack: select rows (where, limit, shuffle, duplicate keys), then fetch links, then
+process media.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,13 @@ from flarecli.write.columns import check_names
 
 __all__ = ["Plan", "checked", "fetched", "parse_link", "selected"]
 
-_OF = "what names it in "  # columns of names beside those of contents, which no source has by accident
+# columns of names beside those of contents, which no source has by accident
+_OF = "what names it in "
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for, checked against the columns there are."""
+    """The options of a pack, checked against the columns of the source."""
 
     source: Source
     links: tuple[fetch_links.Link, ...]
@@ -46,14 +49,14 @@ class Plan:
     guard: Guard
     limits: Limits
     progress: Progress
-    rows: tuple[int, int | None] = (0, None)  # only these of the source: from, to
+    rows: tuple[int, int | None] = (0, None)  # rows of the source: start, stop
     intake: Intake = field(default_factory=Intake)
     key_as: str | None = None  # what the format calls the key, if it has a name for it
     duplicates: Counter[str] = field(default_factory=Counter)
 
     @cached_property
     def places(self) -> Places:
-        """Where the rows on their way come from."""
+        """The source rows of rows that are being packed."""
         return Places(self.source.place, start=self.rows[0] if self.is_run else None)
 
     @property
@@ -74,7 +77,9 @@ class Plan:
 
     @property
     def named_by(self) -> str | None:
-        """The column that still names rows when links are fetched: a key of addresses is gone by then."""
+        """The column that still names rows when links are fetched: a key of addresses is gone by
+        then.
+        """
         own = self._own_key
         return own if own is None or self.key_as is None else self.key_as
 
@@ -115,7 +120,7 @@ def parse_link(text: str, encode: Mapping[str, str]) -> fetch_links.Link:
 
 
 def checked(plan: Plan) -> list[str]:
-    """Hold what was asked against the columns there are; give the names of the columns to pack."""
+    """Check the options against the columns of the source; return the columns to pack."""
     schema = plan.source.schema
     if PLACE in schema.names and (plan.where is not None or not plan.is_run):
         raise UsageError(
@@ -151,7 +156,7 @@ def checked(plan: Plan) -> list[str]:
 
 
 def _media(plan: Plan, names: Sequence[str]) -> tuple[list[Medium], dict[str, dict[str, str]]]:
-    """Tell which of the columns to pack hold files, and how their measures are called."""
+    """Return the columns of files, and the names of their media info columns."""
     schema = plan.source.schema
     if plan.is_statement:
         schema, _ = sql.select(schema, iter(()), plan.where or "")
@@ -175,9 +180,11 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[Medium], dict[str, di
 
 
 def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
-    """Give the rows of the selection from `skip` on: where, limit, shuffle, then keys that were used before.
+    """Give the rows of the selection from `skip` on: where, limit, shuffle, then keys that were
+    used before.
 
-    return  beside the columns the number of each row in the source, as PLACE; not where the rows are one run, or a query made them
+    return  beside the columns the number of each row in the source, as PLACE; not where the rows
+            are one run, or a query made them
     """
     renamed = {link.name: link.source for link in plan.links}
     wanted = None
@@ -226,7 +233,7 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
 
 
 def _listed(plan: Plan, schema: pa.Schema) -> pa.Schema:
-    """Give the schema of rows whose files were not read, but for those that the condition looks at."""
+    """Return the schema of rows whose files were not read, except those in the condition."""
     left = set(plan.source.files) - set(plan.early)
     return pa.schema(
         [pa.field(one.name, pa.string()) if one.name in left else one for one in schema]
@@ -236,9 +243,11 @@ def _listed(plan: Plan, schema: pa.Schema) -> pa.Schema:
 def _whole(
     plan: Plan, batches: Iterator[pa.RecordBatch], columns: Sequence[str], is_complete: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Put contents in place of names, where no row can be left out: raises the error of the first file that cannot be read.
+    """Put contents in place of names, where no row can be left out: raises the error of the first
+    file that cannot be read.
 
-    is_complete  a row that lacks a file is an error too; False where its null is left to a condition
+    is_complete  a row that lacks a file is an error too; False where its null is left to a
+                 condition
     """
     if plan.source.filled is None or not columns:
         yield from batches
@@ -257,7 +266,7 @@ def _whole(
 def _lacking(
     plan: Plan, batch: pa.RecordBatch, columns: Sequence[str]
 ) -> dict[int, tuple[str, str, str]]:
-    """Return the rows that lack a file: row -> column, kind, message.
+    """Return the rows without a file: row -> column, kind, message.
 
     columns  of names or contents; null where there is no file
     """
@@ -274,7 +283,7 @@ def _lacking(
 
 
 def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
-    """Refuse a key that an earlier row used, or leave its row out."""
+    """Reject or skip rows whose key occurred before."""
     keys, row = Keys(), plan.rows[0] if plan.is_run else 0
     for batch in batches:
         column = batch.column(plan.key)
@@ -293,7 +302,7 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
             told = format_place("" if earlier == file else earlier, before)
             if (
                 earlier == file and int(rows[first] - used[first]) != at - before
-            ):  # rows of one file follow one another
+            ):  # rows of a file are consecutive
                 told, hint = (
                     f"{told} of that file, which comes more than once",
                     f"Name it once. {hint}",
@@ -315,7 +324,8 @@ def fetched(
     most: int | None = None,
     spool: Spool | None = None,
 ) -> Iterator[fetch_links.Fetched]:
-    """Give the selection from row `skip` on, `most` rows at most, with what its links point at, and its media as asked for.
+    """Give the selection from row `skip` on, `most` rows at most, with what its links point at, and
+    its media as asked for.
 
     names  of the columns to pack
     spool  keeps what was fetched
@@ -357,7 +367,7 @@ def fetched(
 def _contents(
     plan: Plan, rows: Iterator[pa.RecordBatch], first: int, files: Sequence[str]
 ) -> Iterator[fetch_links.Fetched]:
-    """Read the files that rows name; a row of a file that cannot be read failed."""
+    """Read the files that rows name; a row whose file cannot be read is a failure."""
 
     early = [
         name

@@ -1,11 +1,14 @@
-"""The folder that an unpack writes: claimed like a pack's, and what in it flare has written, so that nothing else is removed or replaced.
+"""The folder of an unpack, and the record of files written by flare, so that no other file is
+removed or replaced.
 
     OUT/.flare/journal   what is done (`target.py`)
-    OUT/.flare/begun     one JSON line before the files of each batch are written: {"next": …, "names": […]}, with the row at which the
-                         batch begins; {"others": […]} for those of the names that somebody else took first
+    OUT/.flare/begun     one JSON line before the files of each batch are written: {"next": …,
+                         "names": […]}, with the row at which the batch begins; {"others": […]} for
+                         those of the names that somebody else took first
 
-A name is noted only while nothing lies under it, and is on the disk before its file is. So a file that neither of the two names is
-somebody else's. A last line that was cut short is as if it had never been written: none of its files were begun.
+A name is noted only while nothing lies under it, and is on the disk before its file is. So a file
+that neither of the two names is somebody else's. A last line that was cut short is as if it had
+never been written: none of its files were begun.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ _HINT = "Move that elsewhere first."
 
 
 def files_below(folder: str) -> Iterator[str]:
-    """Name what lies below a folder and is no folder itself, with `/`, but for flare's own; a link is never followed."""
+    """Name what lies below a folder and is no folder itself, with `/`, but for flare's own; a link
+    is never followed.
+    """
     for below, folders, names in os.walk(folder, onerror=_refuse_unread):
         folders.sort()
         links = [name for name in folders if os.path.islink(os.path.join(below, name))]
@@ -39,12 +44,13 @@ def files_below(folder: str) -> Iterator[str]:
 
 
 def _refuse_unread(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):  # it went while we looked
+    if not isinstance(error, FileNotFoundError):  # removed meanwhile
         raise ReachError(os.strerror(error.errno or 0).lower(), where=error.filename)
 
 
 class Begun:
-    """The files that were begun in a folder, in this run and in those before it that were cut short.
+    """The files that were begun in a folder, in this run and in those before it that were cut
+    short.
 
     next  the row from which on they are written now: files of rows before it are done
     """
@@ -64,7 +70,7 @@ class Begun:
         return hash(name) in self._earlier
 
     def note(self, next: int, names: Sequence[str]) -> None:
-        """Note what will be written, before it is; not what lies there already and is somebody else's."""
+        """Record names before their files are written, except existing files of others."""
         free = [
             name
             for name in names
@@ -73,7 +79,7 @@ class Begun:
         self._log.append(format_line({"next": next, "names": free}))
 
     def disown(self, name: str) -> None:
-        """Note that somebody else was faster."""
+        """Record that another process created the file."""
         self._log.append(format_line({"others": [name]}))
 
     def close(self) -> None:
@@ -82,7 +88,9 @@ class Begun:
 
 
 def _begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]:
-    """Return the hashes of the names that were begun from a row on, and the bytes of the complete lines."""
+    """Return the hashes of the names that were begun from a row on, and the bytes of the complete
+    lines.
+    """
     found, stop = set[int](), 0
     for line in lines:
         stop, entry = line
@@ -114,7 +122,8 @@ def _hashes(names: Any) -> Iterator[int]:
 
 
 class UnpackedContents(Contents):
-    """Unpacked files: a finished folder has an index that names every file, an unfinished one a list of those begun.
+    """Unpacked files: a finished folder has an index that names every file, an unfinished one a
+    list of those begun.
 
     is_bare  files without an index may be finished output too: the caller compares them
     """
@@ -131,7 +140,10 @@ class UnpackedContents(Contents):
     def check_replaceable(
         self, at: Location, names: Iterable[str], shown: str, is_begun: bool
     ) -> None:
-        """Raise UsageError for the first file that the index does not name. `remove_begun` checks unfinished output."""
+        """Raise UsageError for the first file that the index does not name.
+
+        `remove_begun` checks unfinished output.
+        """
         if is_begun:
             return
         index, folder = index_of(at), local_folder(at)
@@ -145,7 +157,10 @@ class UnpackedContents(Contents):
                 raise UsageError(f"it holds {path!r}, which {reason}", where=shown, hint=_HINT)
 
     def remove_begun(self, at: Location, folder: str, shown: str) -> None:
-        """Remove the files of unfinished output. Raises UsageError, with nothing removed, if there are others."""
+        """Remove the files of unfinished output.
+
+        Raises UsageError, with nothing removed, if there are others.
+        """
         done = _noted(open_log(at / f"{SCRATCH}/journal").entries())
         begun, _ = _begun(open_log(at / f"{SCRATCH}/begun").entries())
         own = {hash(FAILED), *done, *begun}

@@ -1,7 +1,8 @@
-"""What the files of unpacked rows are called: a pattern filled from the row, checked before anything is written.
+"""Names of unpacked files: a pattern filled from the row, checked before anything is written.
 
 {key}     the value of the key column        {row}     the row's number, padded with zeros
-{column}  the column that the file is of     {ext}     by the column's encoding, else by the bytes themselves
+{column}  the column that the file is of     {ext}     by the column's encoding, else by the bytes
+          themselves
 {…}       the value of any other column that is no file
 """
 
@@ -48,7 +49,7 @@ _TEXTS = {
 
 
 def guessed_key(schema: pa.Schema) -> str | None:
-    """Name the column that tells rows apart, if one is called like that."""
+    """Return the column with a usual name of a key, if there is one."""
     return next(
         (name for name in _KEYS if name in schema.names and _is_plain(schema.field(name).type)),
         None,
@@ -62,7 +63,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def pieces(array: pa.Array) -> list[memoryview | None]:
-    """Give the bytes of each value of a binary or text column, as views; None for a null."""
+    """Return the bytes of each value of a binary or text column, as views; None for a null."""
     array = array.cast(pa.large_binary())
     offsets = memoryview(array.buffers()[1]).cast("q")[array.offset : array.offset + len(array) + 1]
     data = memoryview(array.buffers()[2] or b"")
@@ -74,7 +75,7 @@ def pieces(array: pa.Array) -> list[memoryview | None]:
 
 
 def _check_pattern(pattern: str, filled: str) -> None:
-    """Refuse a pattern that by itself leads out of the folder, whatever the rows are. Raises UsageError."""
+    """Raise UsageError for a pattern that leaves the folder."""
     if reason := name_fault(filled):
         raise UsageError(
             f"--name {pattern!r}: it {reason}",
@@ -85,8 +86,9 @@ def _check_pattern(pattern: str, filled: str) -> None:
 class Naming:
     """Names for the files of rows.
 
-    pattern  None: `{key}.{ext}`, or `{row}.{ext}` without a key; with `{column}` between if a row has several files, and without
-             `.{ext}` where the column is called like it: the member `a.jpg` of a tar comes back as `a.jpg`
+    pattern  None: `{key}.{ext}`, or `{row}.{ext}` without a key; with `{column}` between if a row
+             has several files, and without `.{ext}` where the column is called like it: the member
+             `a.jpg` of a tar comes back as `a.jpg`
     files    the columns that become files
     digits   of a row's number
     raises   UsageError if the pattern names what is not there
@@ -158,7 +160,8 @@ class Naming:
         """Give the names of each row's files, checked: one list for each file column.
 
         whole   False before the bytes are known: what only they tell is left open
-        raises  UnsafeError for a name that leaves the folder; ValueFitError for a null in it, both naming the row
+        raises  UnsafeError for a name that leaves the folder; ValueFitError for a null in it, both
+                naming the row
         """
         rows = batch.column(ROW).to_pylist()
         values = {name: self._texts(batch, name, rows, where) for name in self.columns}
@@ -193,7 +196,9 @@ class Naming:
         return out
 
     def flaws(self, batch: pa.RecordBatch, where: Where) -> dict[int, FlareError]:
-        """Find the rows that no file can be named by: position in the batch -> what `names` raises for it."""
+        """Find the rows that no file can be named by: position in the batch -> what `names` raises
+        for it.
+        """
         try:
             self.names(batch, where, whole=False)
         except (UnsafeError, ValueFitError):
@@ -235,7 +240,9 @@ def _fixed(schema: pa.Schema, name: str) -> str | None:
 
 
 def _says(column: str, extension: str) -> bool:
-    """Say whether a column is called like the extension of its files, or another one of the same kind (`jpeg`, `image.jpg`)."""
+    """Say whether a column is called like the extension of its files, or another one of the same
+    kind (`jpeg`, `image.jpg`).
+    """
     own = column.rpartition(".")[2].lower()
     kind = kind_of(f"x.{own}")
     return extension in (own, kind and extension_of(kind))
@@ -257,8 +264,8 @@ def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:
 class Taken:
     """Tells when two files would have one name, or a file that of a folder, on any file system.
 
-    Letter case, Unicode form and trailing dots do not count, and names of devices are nobody's. An extension that only the bytes
-    tell is left open.
+    Letter case, Unicode form and trailing dots do not count, and names of devices are nobody's. An
+    extension that only the bytes tell is left open.
     """
 
     def __init__(self, naming: Naming, reserved: Iterable[str], files: int) -> None:
@@ -266,7 +273,10 @@ class Taken:
         self._reserved = {collision_key(name) for name in reserved}
 
     def add(self, batch: pa.RecordBatch, where: Where) -> None:
-        """Take in the names of a batch of rows. Raises FormatError naming the row whose name is taken."""
+        """Take in the names of a batch of rows.
+
+        Raises FormatError naming the row whose name is taken.
+        """
         columns = self._naming.names(batch, where, whole=False)
         names = [name for row in zip(*columns, strict=True) for name in row]
         keys = [collision_key(name) for name in names]
@@ -294,7 +304,9 @@ class Taken:
         keys: Sequence[str],
         used: IntArray,
     ) -> None:
-        """Raise FormatError for a file with the name of a folder that another one lies in, whichever comes first."""
+        """Raise FormatError for a file with the name of a folder that another one lies in,
+        whichever comes first.
+        """
         below: list[tuple[int, str]] = []
         for i, key in enumerate(keys):
             parts = key.split("/")

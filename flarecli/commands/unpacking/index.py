@@ -1,4 +1,6 @@
-"""The index of an unpacked folder: one line a row, with the names of its files and its small columns."""
+"""The index of an unpacked folder: one line per row, with the names of its files and its other
+columns.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _STEP = 8192
 
 
 def plain(value: Any) -> Any:
-    """Give what JSON can say of a value; dates, decimals and the like become their text."""
+    """Return a value that JSON can store; dates, decimals and similar values become text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
@@ -34,7 +36,7 @@ def plain(value: Any) -> Any:
 def table(
     kind: str, fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]
 ) -> Iterator[bytes]:
-    """Give the bytes of an index, a few thousand rows at a time.
+    """Yield the bytes of an index, a few thousand rows at a time.
 
     kind    `jsonl`, `csv` or `parquet`
     fields  its columns, in order; types matter to parquet alone
@@ -65,7 +67,7 @@ def _blocks(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """Return None for NaN and infinity, which JSON cannot store."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -80,7 +82,7 @@ def _csv(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 class _Parts(io.RawIOBase):
-    """A file that keeps what is written to it until it is taken."""
+    """A writable file that buffers data until it is read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +137,10 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def read_table(path: str) -> Iterator[list[str]]:
-    """Give the texts in each row of an index, among them the names of its files. Raises UsageError if it cannot be read."""
+    """Yield the texts in each row of an index, including file names.
+
+    Raises UsageError if it cannot be read.
+    """
     try:
         if path.endswith(".parquet"):
             import pyarrow.parquet as pq

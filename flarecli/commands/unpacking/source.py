@@ -1,4 +1,4 @@
-"""The rows that unpack takes: of a dataset or of an index, numbered, then where and limit."""
+"""Rows to unpack: numbered rows of a dataset or an index, then where and limit."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ from flarecli.storage import Guard, Location, locate
 __all__ = ["At", "Origin", "open_origin"]
 
 _SCHEMA = pa.schema([encodings.field(column) for column in COLUMNS])
-_FILES = 16  # files of a packed folder that are held at once
+_FILES = 16  # files of a packed folder that are read together
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Rows to unpack. `batches(columns, skip)` gives them with a column of their numbers, `rereads` without much cost.
+    """Rows to unpack. `batches(columns, skip)` gives them with a column of their numbers, `rereads`
+    without much cost.
 
-    place  gives the file of an index or a shard, and the row in it, of a row by its number; None where a query makes the rows
+    place  gives the file of an index or a shard, and the row in it, of a row by its number; None
+           where a query makes the rows
     named  what outputs say of the source, whatever was typed
     """
 
@@ -53,7 +55,9 @@ class Origin:
 
 
 class At(Place):
-    """The address of a row, in the file that holds it where that is known; looked up once it is used."""
+    """The address of a row, in the file that holds it where that is known; looked up once it is
+    used.
+    """
 
     def __init__(self, origin: Origin, row: int) -> None:
         self._origin, self._row = origin, row
@@ -150,7 +154,9 @@ def open_origin(
 def _of_stdin(
     format: str, rows: str | None, where: str | None, limit: int | None, guard: Guard
 ) -> Origin:
-    """Take the samples of a tar at standard input: they come once, so names are checked as they come, and nothing is resumed."""
+    """Take the samples of a tar at standard input: they come once, so names are checked as they
+    come, and nothing is resumed.
+    """
     if rows is not None:
         raise UsageError(
             "a stream has no rows by number", where=streamed.STDIN, hint="Give --where or --limit."
@@ -181,7 +187,7 @@ def _of_stdin(
 
 
 def _packed(parts: Sequence[Sequence[Stream]]) -> list[tuple[str, int]] | None:
-    """Name the records of a packed folder: (path, row), in the order of the rows; None for anything else."""
+    """Return the records of a packed folder, (path, row), in row order; None for other datasets."""
     if len(parts) != 1 or len(parts[0]) != 1 or len(stream := parts[0][0]) != 1:
         return None
     return formats.facts(stream.format).packed_files(stream.chunk(0))
@@ -223,7 +229,7 @@ def _selected(
     where: str | None,
     limit: int | None,
 ) -> Origin:
-    """Put where, limit and a skip over rows that were done before around the batches of a source."""
+    """Apply where, limit, and a skip of completed rows to the batches of a source."""
     numbered = schema.append(pa.field(ROW, pa.int64()))
     result = numbered if where is None else sql.select(numbered, iter(()), where)[0]
     can_skip = where is None and format != "index"

@@ -1,10 +1,13 @@
-"""Where unpacked files go: into a folder, noted so that it can be resumed, or into a tar on a stream.
+"""Where unpacked files go: into a folder, noted so that it can be resumed, or into a tar on a
+stream.
 
-    OUT/.flare/journal   one JSON line for what is unpacked, then one for each row, and one after each batch:
-                         {"row": …, "files": {column: [name, bytes]}, "values": {…}}, {"next": …, "failed": {…}}
+    OUT/.flare/journal   one JSON line for what is unpacked, then one for each row, and one after
+                         each batch: {"row": …, "files": {column: [name, bytes]}, "values": {…}},
+                         {"next": …, "failed": {…}}
 
-`next` is the row of the selection at which the next batch begins. Files are not forced to the disk one by one;
-so a resume believes a batch only as far as its files are there with their sizes. `claimed.py` has which files are under way.
+`next` is the row of the selection at which the next batch begins. Files are not forced to the disk
+one by one; so a resume believes a batch only as far as its files are there with their sizes.
+`claimed.py` has which files are under way.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ _COPY = 1 << 20
 
 
 class Outlet(Protocol):
-    """What takes files.
+    """Destination of unpacked files.
 
     next     row of the selection to begin with
     rows, files, bytes  what lies there already
@@ -70,11 +73,14 @@ def _lines(rows: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> bytes:
 
 
 class Folder:
-    """A local folder: claimed like a pack's, so that two never mix and a half one is known for what it is.
+    """A local folder: claimed like a pack's, so that two never mix and a half one is known for what
+    it is.
 
     head     what is unpacked and how; an unfinished folder must say the same
-    is_done  a finished unpack lies there already, and `resume` was given; `failed` is how many rows it left out
-    is_bare  files lie there without an index, and none is asked for: `There` tells whether they are all that is wanted
+    is_done  a finished unpack lies there already, and `resume` was given; `failed` is how many rows
+             it left out
+    is_bare  files lie there without an index, and none is asked for: `There` tells whether they are
+             all that is wanted
     raises   as `Target` does
     """
 
@@ -131,7 +137,9 @@ class Folder:
         return dict(sorted(self._failed.counts.items()))
 
     def _load(self, head: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Go through what is noted as far as its files are there, and cut off the rest; give the state of the failed rows."""
+        """Go through what is noted as far as its files are there, and cut off the rest; give the
+        state of the failed rows.
+        """
         entries = self._log.entries()
         first = next(entries, None)
         if first is None:
@@ -179,7 +187,8 @@ class Folder:
             self._begun.note(self.next, names)
 
     def put(self, name: str, data: memoryview) -> None:
-        """Create a file; one of the same size that an unfinished run left is kept, one of another size replaced.
+        """Create a file; one of the same size that an unfinished run left is kept, one of another
+        size replaced.
 
         raises  UsageError if something else is there
         """
@@ -207,7 +216,7 @@ class Folder:
         self.next = next
 
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
-        """Write the index and give the folder free; give the index's path."""
+        """Write the index and unlock the folder; return the path of the index."""
         if kind != "none":
             name = f"index.{kind}"
             self.begin([name])
@@ -226,7 +235,7 @@ class Folder:
             log.close()
 
     def abandon(self) -> None:
-        """Stop: what is there stays for a resume, or nothing stays if nothing is there."""
+        """Stop; keep written files for a resume, or remove the folder if there are none."""
         self._close()
         self._target.abandon(keep=self.next > 0)
 
@@ -245,7 +254,8 @@ def _is_noted(entry: Mapping[str, Any]) -> bool:
 
 
 class There:
-    """What a finished unpack without an index left: nothing is written, everything has to be there, by name and size, and nothing else.
+    """What a finished unpack without an index left: nothing is written, everything has to be there,
+    by name and size, and nothing else.
 
     raises  UsageError for the first file that is not, or should not be
     """
@@ -264,7 +274,7 @@ class There:
         return dict(sorted(self._counts.items()))
 
     def begin(self, names: Sequence[str]) -> None:
-        """Nothing is begun."""
+        """Do nothing."""
 
     def put(self, name: str, data: memoryview) -> None:
         self._expect(name, len(data))
@@ -297,11 +307,13 @@ class There:
         return None
 
     def abandon(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class Tar:
-    """A tar on a stream of bytes: POSIX, no times, no owners, so that the same rows give the same bytes. The index comes last."""
+    """A tar on a stream of bytes: POSIX, no times, no owners, so that the same rows give the same
+    bytes. The index comes last.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.next = self.rows = self.files = self.bytes = self._size = 0
@@ -313,7 +325,7 @@ class Tar:
         return dict(sorted(self._counts.items()))
 
     def begin(self, names: Sequence[str]) -> None:
-        """A stream has no names that others could have taken."""
+        """Do nothing: a stream has no existing files."""
 
     def put(self, name: str, data: memoryview) -> None:
         self._member(name, len(data), [data])
