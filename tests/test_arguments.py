@@ -76,8 +76,8 @@ def test_a_writer_says_what_columns_and_samples_are(place):
     with pytest.raises(UsageError) as caught:
         flarecli.Writer(place / "out", columns=["a"])
     assert (str(caught.value), caught.value.hint) == (
-        "columns are names without encodings",
-        'Write them like {"image": "jpeg", "label": "int"}.',
+        "columns: expected names with encodings",
+        'Use a mapping such as {"image": "jpeg", "label": "int"}.',
     )
     wrong = pytest.raises(UsageError, match="^sample: expected a mapping, got list$")
     with wrong, flarecli.Writer(place / "out", columns={"a": "int"}) as writer:

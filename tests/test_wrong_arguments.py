@@ -22,7 +22,7 @@ ROWS = "Write rows like '5', '10:20', '-5:', '::100' or '3,1,4'."
 MIX = "Give {dataset: weight}, such as {a: 0.7, b: 0.3}."
 WEIGHTS = "Pass them as in flare.mix({a: 0.7, b: 0.3})."
 OPEN = "Pass a dataset that flare.open or flare.mix returned."
-COLUMNS = 'Write them like {"image": "jpeg", "label": "int"}.'
+COLUMNS = 'Use a mapping such as {"image": "jpeg", "label": "int"}.'
 DICT = 'Give a dict, such as {"OLD": "NEW"}.'
 POSITIONS = "Pass a flat list of integers, as in data[[7, 3]]."
 SLICE = "Pass a slice such as data[10:20] or data[::100]."
@@ -284,9 +284,9 @@ def test_pack_says_what_it_wants_and_writes_nothing(here, options, message, hint
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ({"columns": ["n"]}, "columns are names without encodings", COLUMNS),
-        ({"columns": 3}, "columns are names without encodings", COLUMNS),
-        ({"columns": {"n": int}}, "columns are names without encodings", COLUMNS),
+        ({"columns": ["n"]}, "columns: expected names with encodings", COLUMNS),
+        ({"columns": 3}, "columns: expected names with encodings", COLUMNS),
+        ({"columns": {"n": int}}, "columns: expected names with encodings", COLUMNS),
         ({"format": None}, "format is None: text is wanted", ""),
         (
             {"settings": {"shard_rows": 3}},

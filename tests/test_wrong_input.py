@@ -532,6 +532,6 @@ def test_other_options_than_the_half_pack_had(here, capfd):
         capfd,
         "pack bad.csv out --shard-rows 20 --resume",
         2,
-        "out: the unfinished pack there was begun with shard_rows 10, not 20",
+        "out: the unfinished pack was started with shard_rows 10, not 20",
         "Give --overwrite to begin anew.",
     )

@@ -1,6 +1,4 @@
-"""From whatever an index holds to typed columns: encodings are chosen once, then every batch is
-brought to them.
-"""
+"""Typed columns: encodings are chosen once, then every batch is converted to them."""
 
 from __future__ import annotations
 
@@ -30,14 +28,13 @@ def chosen_encodings(
     extensions: Mapping[str, str],
     before: Mapping[str, str],
 ) -> dict[str, str]:
-    """Choose an encoding for each column: the one given, the one it had, or by its type and first
-    value.
+    """Return an encoding for each column: given, as stored before, or inferred.
 
-    batch       its first row decides for columns of bytes, so the choice does not depend on how
-                rows come in batches
-    extensions  of the first row's links, by column
-    before      what the columns of a dataset were stored as
-    raises      UsageError for an unknown encoding, or a column that no encoding holds
+    batch       only its first row is used for columns of bytes, so that the choice does not depend
+                on the size of batches
+    extensions  column -> extension of the first row's link
+    before      column -> encoding in the source dataset
+    raises      UsageError for an unknown encoding, or a type that has no encoding
     """
     out = {}
     for name in names:
@@ -62,25 +59,25 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 class Typed:
-    """Brings batches to the encodings of `columns`; rows that do not fit are left out and named,
-    those with a null unless `nulls` are kept.
+    """Converts batches to the encodings of `columns`.
+
+    Rows that do not fit are left out and reported. So are rows with nulls, unless `nulls` is set.
     """
 
     def __init__(self, columns: Columns, key: str | None, nulls: bool = False) -> None:
         self._columns, self._key, self._nulls = columns, key, nulls
         self._encodings = [encodings.lookup(column.encoding) for column in columns]
         self._schema = pa.schema([encodings.field(column) for column in columns])
-        self._had: tuple[pa.Schema, list[encodings.Encoding | None]] | None = (
-            None  # of the batch before: mostly they are the same
-        )
+        # Of the previous batch: usually the schema is the same.
+        self._had: tuple[pa.Schema, list[encodings.Encoding | None]] | None = None
 
     def convert(
         self, batch: pa.RecordBatch, rows: IntArray
     ) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
         """Convert a batch.
 
-        rows    int64 [rows of the batch]: the place of each row in the selection
-        return  typed columns of the rows that fit, their places, and the rows that do not, in order
+        rows    int64 [rows of the batch]: the position of each row in the selection
+        return  typed columns of the rows that fit, their positions, and the failures, in order
         """
         typed, reasons = self.cast(batch)
         if not reasons:
@@ -96,9 +93,7 @@ class Typed:
         return typed.filter(pa.array(keep)), rows[keep], out
 
     def cast(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, tuple[str, str]]]:
-        """Return all rows as typed columns, and those that do not fit: position -> column and
-        reason.
-        """
+        """Return all rows as typed columns, and position -> (column, reason) for those that fail."""
         arrays, reasons = [], self._unnamed(batch)
         for column, encoding, had in zip(
             self._columns, self._encodings, self._encodings_of(batch.schema), strict=True
@@ -112,14 +107,14 @@ class Typed:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), reasons
 
     def _encodings_of(self, schema: pa.Schema) -> list[encodings.Encoding | None]:
-        """Give the encodings that columns of a batch have already."""
+        """Return the encodings that the columns of a batch have already."""
         if self._had is None or not self._had[0].equals(schema, check_metadata=True):
             found = [encodings.source_of(schema.field(column.name)) for column in self._columns]
             self._had = schema, found
         return self._had[1]
 
     def _unnamed(self, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
-        """Find the rows that their key does not name: position in the batch -> key and reason."""
+        """Return position -> (column, reason) for rows with a null or empty key."""
         wrong = (
             ()
             if self._key is None
@@ -178,7 +173,7 @@ def check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
 
 
 def looks_like_addresses(batch: pa.RecordBatch) -> list[str]:
-    """Name the text columns whose first values are all addresses that an index may name."""
+    """Return the text columns whose first values are all addresses."""
     out = []
     for name in batch.schema.names:
         column = batch.column(name)
@@ -190,7 +185,7 @@ def looks_like_addresses(batch: pa.RecordBatch) -> list[str]:
 
 
 def check_names(schema: pa.Schema, wanted: Sequence[str], what: str) -> None:
-    """Raise UsageError for the first name that is no column."""
+    """Raise UsageError for the first name that is not a column; `what` is the option with it."""
     there = set(schema.names)
     for name in wanted:
         if name not in there:

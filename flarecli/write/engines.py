@@ -1,9 +1,4 @@
-"""Where the parts of a pack run, or the shards of a check: in this process, or as tasks of a Ray
-cluster.
-
-An engine takes work that does not depend on where or in which order it is done, and gives the
-results as they come.
-"""
+"""Engines: run independent tasks, such as the parts of a pack, in this process or on Ray."""
 
 from __future__ import annotations
 
@@ -19,28 +14,26 @@ from flarecli.errors import MissingLibraryError, ReachError, UsageError
 __all__ = ["ENGINES", "check", "joined", "run"]
 
 ENGINES = ("local", "ray")
-# tasks handed over for each core of the cluster: enough to keep it busy, few enough to hold in
-# memory
-_AHEAD = 4
+
+_TASKS_PER_CPU = 4  # tasks submitted to the cluster at a time
 _ALONE = {
     "address": "local",
     "include_dashboard": False,
     "_node_ip_address": "127.0.0.1",
-}  # a cluster that listens to this machine alone
-_RETRIES = 20  # of one task whose worker or node was lost
+}  # a cluster that listens on loopback only
+_RETRIES = 20  # of a task whose worker or node was lost
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
 def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tuple[int, B]]:
-    """Do the work on each item; give the place of the item and the result, in whatever order they
-    end.
+    """Run `work` on each item; yield the position of the item and the result, as tasks finish.
 
-    engine  one of ENGINES; `local`: here, one after another; `ray`: on the cluster that RAY_ADDRESS
-            names, else one of this machine's own
-    raises  MissingLibraryError without ray; ReachError if the cluster cannot be reached
-            or loses the same task again and again; what the work raises
+    engine  `local`: in this process, in order; `ray`: on the cluster at RAY_ADDRESS, or else a
+            cluster of this machine
+    raises  MissingLibraryError without ray; ReachError if the cluster cannot be reached or lost a
+            task too often; what the work raises
     """
     return (
         _on_ray(work, items)
@@ -50,16 +43,14 @@ def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tup
 
 
 def check(engine: str) -> None:
-    """Refuse an engine that there is not. Raises UsageError."""
+    """Raise UsageError if there is no such engine."""
     if engine not in ENGINES:
         raise UsageError(f"--engine is {engine!r}", hint=f"Choose one of {', '.join(ENGINES)}.")
 
 
 @contextlib.contextmanager
 def joined(engine: str) -> Iterator[None]:
-    """Stay in the cluster while the body runs; each `run` in it uses that. Raises what `run` raises
-    of the cluster.
-    """
+    """Keep one connection to the cluster for all `run` calls in the body. Raises what `run` raises."""
     if engine != "ray":
         yield
         return
@@ -76,7 +67,7 @@ def joined(engine: str) -> Iterator[None]:
 
 def _ray() -> Any:
     try:
-        return importlib.import_module("ray")  # whatever it says of its types differs by version
+        return importlib.import_module("ray")  # its types differ between versions
     except ImportError:
         raise MissingLibraryError(
             "--engine ray needs ray", hint="pip install 'flarecli[ray]'"
@@ -85,10 +76,10 @@ def _ray() -> Any:
 
 def _join(ray: Any) -> None:
     address = os.environ.get("RAY_ADDRESS")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics over the network
     inner: Any = importlib.import_module("ray._private.worker")
     inner._worker_logs_enabled = (
-        False  # else each lost worker is a line on stdout, whatever `log_to_driver` is
+        False  # lost workers are printed on stdout otherwise, even with log_to_driver=False
     )
     try:
         ray.init(
@@ -99,7 +90,7 @@ def _join(ray: Any) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ReachError(
             f"no Ray cluster: {error}",
-            hint="Look at RAY_ADDRESS, or leave it out to use this machine.",
+            hint="Check RAY_ADDRESS, or unset it to use this machine.",
         ) from None
 
 
@@ -109,10 +100,10 @@ def _on_ray(work: Callable[[A], B], items: Iterable[A]) -> Iterator[tuple[int, B
         task = ray.remote(max_retries=_RETRIES, num_cpus=1)(work)
         waiting: dict[Any, int] = {}
         try:
-            ahead = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+            limit = _TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
             for i, item in enumerate(items):
                 waiting[task.remote(item)] = i
-                if len(waiting) >= ahead:
+                if len(waiting) >= limit:
                     yield _ended(ray, waiting)
             while waiting:
                 yield _ended(ray, waiting)

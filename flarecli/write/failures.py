@@ -1,8 +1,6 @@
-"""Rows that failed: each one named with its reason in `failed.jsonl`, in the order of the rows, as
-the pack goes.
+"""Failed rows: `failed.jsonl` lists each with its reason, in row order.
 
-The file is part of the output, so it holds nothing that changes from run to run: no time, no
-secret.
+The file is part of the output, so it contains nothing that changes between runs, and no secret.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ FAILED = "failed.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One row that was not packed: its place in the selection, its key, the column, a kind for
-    scripts, and why.
+    """A row that was not packed: its position in the selection, key, column, kind and reason.
 
     file, file_row  where it lies in the index, as users look for it: a file and the row in that,
     from 0; None where a query made the row
@@ -46,7 +43,7 @@ class Failure:
 
     @property
     def where(self) -> str:
-        """Its place, for messages: in the index if that is known."""
+        """The position for messages: in the index, if that is known."""
         return f"row {self.row}" if self.file is None else f"{self.file}[{self.file_row}]"
 
     def redacted(self) -> Failure:
@@ -55,7 +52,7 @@ class Failure:
         return replace(self, key=key, reason=redact_text(self.reason))
 
     def line(self) -> bytes:
-        """Give its line in the list of failed rows."""
+        """Return the line for `failed.jsonl`."""
         stored = self.redacted()
         told = {
             "file": self.file,
@@ -96,8 +93,8 @@ def error_of(failure: Failure, address: object, hint: str) -> FlareError:
 class Failed:
     """The list of failed rows of one pack.
 
-    state   what the journal noted of it, to go on from: bytes, count, reasons
-    counts  reason kind -> rows
+    state   the state in the journal, to resume from: bytes and counts
+    counts  kind -> rows
     """
 
     def __init__(self, at: Location, state: Mapping[str, Any] | None = None) -> None:
@@ -105,20 +102,20 @@ class Failed:
         self._list = open_log(self._at)
         self.counts: Counter[str] = Counter((state or {}).get("kinds", {}))
         self._waiting: list[Failure] = []
-        self.unnoted = deque[Failure]()  # that no shard in the journal counts on, in order
+        self.unnoted = deque[Failure]()  # failures after the last shard in the journal
         self._sums = Sums([DEFAULT])
         self._begin(int((state or {}).get("bytes", 0)))
 
     @property
     def count(self) -> int:
-        """Rows that failed so far."""
+        """Number of failed rows so far."""
         return self.counts.total()
 
     def _begin(self, size: int) -> None:
-        """Cut the list back to what was noted; what came after will come again."""
+        """Cut the list to the size in the journal; later rows are packed again."""
         if self._list.size < size:
             raise FormatError(
-                "it is not as long as the journal says",
+                f"file is {self._list.size} bytes; the journal lists {size}",
                 where=self._at,
                 hint="Give --overwrite to begin anew.",
             )
@@ -127,20 +124,18 @@ class Failed:
             self._sums.update(block)
 
     def add(self, failure: Failure) -> None:
-        """Take note of a row; rows come in order."""
+        """Add a failure; rows must ascend."""
         self._waiting.append(failure)
         self.unnoted.append(failure)
         self.counts[failure.kind] += 1
 
     def noted(self, until: int) -> None:
-        """Forget failures of rows before `until`: the journal counts on them now."""
+        """Drop failures of rows before `until` from `unnoted`: the journal includes them."""
         while self.unnoted and self.unnoted[0].row < until:
             self.unnoted.popleft()
 
     def settle(self, until: int) -> dict[str, Any]:
-        """Write the failures of rows before `until` to the disk; give what the journal notes of the
-        list.
-        """
+        """Write the failures of rows before `until`, and return the state for the journal."""
         ready = [one for one in self._waiting if one.row < until]
         self._waiting = self._waiting[len(ready) :]
         if ready:
@@ -151,9 +146,7 @@ class Failed:
         return {"bytes": self._sums.size, "kinds": dict(sorted(noted.items()))}
 
     def files(self) -> dict[str, File]:
-        """Give the list as a file of the playlist, which then lies there whole; nothing if no row
-        failed.
-        """
+        """Publish the list and return its entry for the playlist; empty if no row failed."""
         self._list.publish()
         return {FAILED: File(FAILED, self._sums.size, self._sums.hex())} if self._sums.size else {}
 

@@ -1,14 +1,13 @@
-"""What a pack has done so far, one JSON line each, safe before the next step counts on it.
+"""The journal of a pack: one JSON line per step, durable before the next step starts.
 
-    {"flare": VERSION, "format": …, "source": …, "options": …}     what is packed, and how
-    {"columns": [[name, encoding], …]}                             once they are known
-    {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  a shard whose bytes are safe
+    {"flare": VERSION, "format": …, "source": …, "options": …}     source and options
+    {"columns": [[name, encoding], …]}                             once known
+    {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  a durable shard
 
-`next` is the row of the selection at which the next shard begins; `failed` the bytes of
-`failed.jsonl` before it. Where the source is summed while it is read, its `source` above stands for
-what is known of it beforehand, and each line below has one more key, `source`: how many of its
-bytes what was done may have come from, and their sum. A source that begins otherwise is refused. A
-last line that was cut short is as if it had never been written.
+`next` is the first row of the next shard in the selection; `failed` is the state of `failed.jsonl`.
+If the source is checksummed while it is read, the first line contains what is known beforehand, and
+each later line has a key `source`: the bytes read so far and their checksum. A resumed pack raises
+if its source starts with other bytes. A torn last line is ignored.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ _CHANGED = "another source, or with this one before it was changed"
 class Journal:
     """The journal of one target.
 
-    head     what is packed and how; a journal that is there must say the same
-    running  sums the source while it is read; a journal that has the sum of all of it will do as
-             well
-    columns  as noted, or None
+    head     source and options; those of an existing journal must be equal
+    running  checksums the source while it is read; a journal with the checksum of the whole source
+             is accepted too
+    columns  name and encoding of each; None: not known yet
     shards   one entry for each finished shard, in order
-    raises   UsageError if it belongs to another pack; FormatError if it is no journal; ReachError
-             if it can't be written
+    raises   UsageError if it belongs to another pack; FormatError if it is not a journal;
+             ReachError if it cannot be written
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Journal:
         self._log = open_log(at / f"{SCRATCH}/journal")
         self.columns: list[tuple[str, str]] | None = None
         self.shards: list[dict[str, Any]] = []
-        self.is_kept = False  # whether more than shards is there to resume from
+        self.is_kept = False  # keep the folder for a resume without a shard
         try:
             self._load(dict(head))
         except BaseException:
@@ -69,7 +68,7 @@ class Journal:
         if self._running is not None and first != head == {
             **first,
             "source": head["source"],
-        }:  # else by a flare that summed it all beforehand
+        }:  # by a version that read the whole source first
             head["source"], self._running = self._running.whole(), None
         if first != head:
             raise self._of_another(_difference(first, head))
@@ -90,32 +89,31 @@ class Journal:
 
     def _of_another(self, difference: str) -> UsageError:
         return UsageError(
-            f"the unfinished pack there was begun with {difference}",
+            f"the unfinished pack was started with {difference}",
             where=self._at,
             hint="Give --overwrite to begin anew.",
         )
 
     def source_noted(self) -> list[Any] | None:
-        """Return how many bytes of the source were read so far, and their sum; None if it was
-        summed beforehand.
+        """Return the bytes of the source read so far and their checksum.
+
+        None if the checksum was known before the pack started.
         """
         return None if self._running is None else self._running.noted()
 
     def agrees(self, noted: Any) -> bool:
-        """Return whether the source begins with what was noted."""
+        """Return whether the source starts with the bytes of a `source_noted` result."""
         return noted is None if self._running is None else self._running.agrees(noted)
 
     def note_columns(self, columns: list[tuple[str, str]]) -> None:
-        """Note what the columns are."""
+        """Record the columns."""
         self.columns = columns
         self._note({"columns": columns})
 
     def note_shard(
         self, rows: int, next: int, files: tuple[File, ...], failed: Mapping[str, Any]
     ) -> None:
-        """Note a shard that is on the disk, the row at which the next begins, and the state of
-        `failed.jsonl`.
-        """
+        """Record a durable shard, the first row of the next one, and the state of `failed.jsonl`."""
         entry = {
             "shard": files[0].name,
             "rows": rows,
@@ -133,7 +131,7 @@ class Journal:
             "failed": dict(failed),
         }
         self._note(entry)
-        self.shards.append(entry)  # not before: what is not noted is nothing to go on from
+        self.shards.append(entry)  # only after it was recorded
 
     def _note(self, entry: dict[str, Any]) -> None:
         source = {} if self._running is None else {"source": self._running.noted()}
@@ -165,7 +163,7 @@ def _are_columns(value: Any) -> bool:
 
 
 def _is_there(entry: dict[str, Any], there: Mapping[str, int]) -> bool:
-    """Whether a noted shard still has its size; it was safe before it was noted."""
+    """Return whether the files of a shard exist with their sizes."""
     with contextlib.suppress(Exception):
         files = [File(**file) for file in entry["files"]]
         is_noted = all(isinstance(entry[name], int) for name in ("rows", "next")) and isinstance(
@@ -176,14 +174,14 @@ def _is_there(entry: dict[str, Any], there: Mapping[str, int]) -> bool:
 
 
 def _difference(had: Mapping[str, Any], has: Mapping[str, Any]) -> str:
-    """Name the first thing that differs: `shard_bytes 262144, not 67108864`, or another source."""
+    """Return the first difference: `shard_bytes 262144, not 67108864`, or another source."""
     for key in (*had, *has):
         one, two = had.get(key), has.get(key)
         if one == two:
             continue
         if isinstance(one, dict) and isinstance(two, dict):
             return _difference(one, two)
-        if key == "source":  # sums, which nobody compares by eye
+        if key == "source":  # checksums, which say nothing to a reader
             return _CHANGED
         return key_difference(key, one, two)
     return "other options"

@@ -1,7 +1,7 @@
-"""Keys seen so far, in 24 bytes each: 128 bits of hash, and the row that used it first.
+"""Detection of duplicate keys, with 24 bytes per key: a 128-bit hash and the first row.
 
-Sorted runs of doubling length are merged as they fill, so a batch is looked up in a few binary
-searches and nothing loops over rows but the hashing.
+Hashes are in sorted runs of doubling length that are merged as they grow, so that a batch needs a
+few binary searches.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class _Run:
         self.high, self.low, self.rows = high[order], low[order], rows[order]
 
     def find(self, high: IntArray, low: IntArray) -> IntArray:
-        """Give the row that used each key, -1 where none did."""
+        """Return the first row of each key; -1 if there is none."""
         at: IntArray = np.searchsorted(self.high, high)
         out = np.full(len(high), -1, np.int64)
         live = at < len(self.high)
-        while live.any():  # equal first halves stand side by side; nearly always there is one
+        while live.any():  # almost always once: equal first halves are rare
             same = live & (self.high[np.minimum(at, len(self.high) - 1)] == high)
             hit = same & (self.low[np.minimum(at, len(self.high) - 1)] == low)
             out[hit] = self.rows[at[hit]]
@@ -54,7 +54,7 @@ def key_text(key: pa.Scalar) -> str:
 
 
 def is_unnamed(keys: pa.Array) -> npt.NDArray[np.bool_]:
-    """Say of each key whether it is null, or empty: then it names nothing.
+    """Return whether each key is null or empty.
 
     return  bool [rows]
     """
@@ -82,13 +82,13 @@ def _is_sized(kind: pa.DataType) -> bool:
 
 
 class Keys:
-    """Tells which rows use a key that an earlier row had."""
+    """Finds rows whose key was used by an earlier row."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
 
     def seen(self, keys: pa.Array, rows: int | IntArray) -> IntArray:
-        """Take in a batch of keys; give the row that used each one before, -1 for a new one.
+        """Add a batch of keys; return the first row of each key, -1 for a new one.
 
         keys    text or bytes or numbers [rows]; nulls count as new
         rows    int64 [rows]: the number of each row, or that of the first one where they follow one
@@ -113,7 +113,7 @@ class Keys:
             found = run.find(high, low)
             out = np.where(out < 0, found, out)
         _, firsts, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
-        earlier = firsts[inverse.reshape(-1)]  # where each key stands first in this very batch
+        earlier = firsts[inverse.reshape(-1)]  # the first position of each key in the batch
         within = (out < 0) & (earlier < np.arange(len(keys)))
         out[within] = rows[earlier[within]]
         null = np.array([value is None for value in values], bool)

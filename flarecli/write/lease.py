@@ -29,7 +29,7 @@ __all__ = ["DEAD_S", "Lease"]
 
 _DELETED = "the lock of this pack was deleted"
 BEAT_S = 5.0  # how often the lock is written
-_TRIES = 9  # to get a lock that is free: five seconds in all
+_TRIES = 9  # to get a free lock: five seconds in total
 DEAD_S = 60.0  # how long a lock must not change before it is taken over
 
 
@@ -70,7 +70,7 @@ class Lease:
         for number in range(_TRIES):
             found = held(self._at)
             if found is not None and not self._is_dead(found, waits):
-                continue  # it was let go of
+                continue  # it was released
             with contextlib.suppress(BusyError):
                 return swap(self._at, self._next(), found)
             time.sleep(0.01 * 2**number)
@@ -115,7 +115,7 @@ class Lease:
 
     def _beat_on(self) -> None:
         while not self._ended.wait(BEAT_S):
-            with contextlib.suppress(FlareError):  # a fault may pass; `check` says it if not
+            with contextlib.suppress(FlareError):  # may be transient; `check` reports it if not
                 self._beat()
             if self._lost:
                 return
@@ -150,7 +150,7 @@ class Lease:
         self._ended.set()
 
     def release(self) -> None:
-        """Let go of the lock, if it is still ours."""
+        """Release the lock, if it is still ours."""
         self._ended.set()
         with self._mutex, contextlib.suppress(FlareError):
             now = None if self._lost else held(self._at)
@@ -167,12 +167,12 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _now() -> float:
-    """Seconds that go on while the machine sleeps, and never back."""
+    """Return monotonic seconds that include the time a machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _machine() -> str:
-    """Name what process ids belong to: one run of a machine, one of its containers; empty where
+    """Return the id of the boot and container that process ids belong to; empty where
     that cannot be told.
     """
     try:
@@ -183,7 +183,7 @@ def _machine() -> str:
 
 
 def _lives(pid: object, ticks: object) -> bool | None:
-    """Say whether a process of this machine is still the one that it was; None if that cannot be
+    """Return whether a process of this machine is still the same one; None if that cannot be
     seen.
     """
     if not isinstance(pid, int) or pid < 1:
@@ -191,7 +191,7 @@ def _lives(pid: object, ticks: object) -> bool | None:
     if os.path.exists(f"/proc/{pid}"):
         return _ticks(pid) == ticks
     try:
-        os.kill(pid, 0)  # it may be there and hidden
+        os.kill(pid, 0)  # raises if it has ended or is hidden
     except ProcessLookupError:
         return False
     except OSError:
@@ -200,7 +200,7 @@ def _lives(pid: object, ticks: object) -> bool | None:
 
 
 def _ticks(pid: object) -> int | None:
-    """Give when a process began, in ticks since the machine did; None if it has ended."""
+    """Return the start of a process in ticks since boot; None if it has ended."""
     try:
         with open(f"/proc/{int(str(pid))}/stat", encoding="utf-8", errors="replace") as file:
             state, *rest = file.read().rpartition(")")[2].split()

@@ -1,8 +1,6 @@
-"""Parts of a pack: datasets in `00000/`, `00001/`, … below one target, put behind one another by
-one index and one playlist.
+"""Parts of a pack: datasets in `00000/`, `00001/`, … that one index and one playlist join.
 
-A part is a dataset of its own, packed by itself, in any order and by anybody; what joins them reads
-their playlists alone.
+Parts are packed independently and in any order. Joining reads only their playlists.
 """
 
 from __future__ import annotations
@@ -27,24 +25,22 @@ from flarecli.write.target import check_streams
 
 __all__ = ["join", "part_name", "span"]
 
-_HEX = 32  # letters of the sum that files are listed with
+_HEX = 32  # characters of the default checksum
 _COUNTS = ("rows", "sizes", "raw_sizes")
 
 
 def part_name(number: int) -> str:
-    """Name the folder of a part: five digits, more past 99,999."""
+    """Return the folder name of a part: at least five digits."""
     return f"{number:05d}"
 
 
 def span(number: int, part_rows: int, rows: int) -> tuple[int, int]:
-    """Give the rows of the source, from and to, that a part packs."""
+    """Return the first row of a part, and the row after its last."""
     return number * part_rows, min((number + 1) * part_rows, rows)
 
 
 class _Files(Mapping[str, File]):
-    """Files of many parts, as columns: one is made when asked for. A file takes 60 bytes or so; as
-    records two million took 1.3 GB.
-    """
+    """Files of many parts in columns, about 60 bytes per file; each `File` is built on access."""
 
     def __init__(self) -> None:
         self._names: list[str] = []  # names in a part: few
@@ -58,7 +54,7 @@ class _Files(Mapping[str, File]):
         self._others: dict[str, File] = {}  # with other sums, or of no part
 
     def add(self, folder: str, file: File) -> None:
-        """Take a file of a part, named as the part names it."""
+        """Add a file of a part, with its name in the part."""
         sum = file.hashes.get(DEFAULT, "")
         if (
             set(file.hashes) != {DEFAULT}
@@ -79,7 +75,7 @@ class _Files(Mapping[str, File]):
         self._sums += sum.encode("ascii")
 
     def put(self, file: File) -> None:
-        """Take a file that belongs to no part."""
+        """Add a file of the whole dataset."""
         self._others[file.name] = file
 
     def _at(self, i: int) -> File:
@@ -103,12 +99,12 @@ class _Files(Mapping[str, File]):
         return len(self._which) + len(self._others)
 
     def values(self) -> Any:
-        """Give the files, each made as it is given."""
+        """Yield the files."""
         return itertools.chain(map(self._at, range(len(self._which))), self._others.values())
 
 
 class _Shards:
-    """Shards of many parts, put behind one another as the columns of one stream."""
+    """The concatenated shards of many parts, as the columns of one stream."""
 
     def __init__(self, at: Location) -> None:
         self._at = at
@@ -120,10 +116,7 @@ class _Shards:
         self.format = ""
 
     def add(self, name: str, part: Stream) -> None:
-        """Take the shards of a part.
-
-        Raises FormatError if they have other columns than those before.
-        """
+        """Append the shards of a part. Raises FormatError if its columns differ from earlier parts."""
         if self._first is None or not self._urls:
             self._first, self._hashes = part, {key: [] for key in part.hashes}
             self.format = part.format or ""
@@ -133,7 +126,7 @@ class _Shards:
             self._hashes.keys(),
         ):
             raise FormatError(
-                "has other columns than the parts before",
+                "columns differ from those of earlier parts",
                 where=self._at / name,
                 hint="Give --encode for the columns that differ.",
             )
@@ -154,7 +147,7 @@ class _Shards:
             ]
 
     def stream(self, headers: Mapping[str, Any], files: Mapping[str, File]) -> Stream:
-        """Give them as one stream."""
+        """Return all shards as one stream."""
         first = self._first
         if first is None:
             raise NoRowsError("no part has a row", where=self._at)
@@ -182,8 +175,7 @@ class _Shards:
 
 
 def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stream:
-    """Write the index and the playlist over parts below a folder, the playlist last; give what it
-    lists.
+    """Write the index and, last, the playlist of all parts below a folder; return its stream.
 
     names   folders of the parts, in the order of the rows
     raises  FormatError for a playlist that cannot be read, or parts of other columns
@@ -217,18 +209,16 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
 
 
 class _Failures:
-    """The failed rows of all parts: each at its place in the index, or in the whole selection where
-    a query made it.
-    """
+    """The failed rows of all parts, with positions in the index, or in the whole selection."""
 
     def __init__(self, at: Location) -> None:
         self._at, self._before = at, 0
         self.parts: list[
             tuple[str, int]
-        ] = []  # those that have some, and how many rows were selected before them
+        ] = []  # parts with failed rows, and the rows selected before each
 
     def add(self, name: str, part: Stream) -> None:
-        """Count the rows of a part, and the failed ones."""
+        """Count the rows and the failed rows of a part."""
         count = 0
         if FAILED in part.files:
             self.parts.append((name, self._before))
@@ -236,7 +226,7 @@ class _Failures:
         self._before += count + (0 if part.rows is None else int(part.rows.sum()))
 
     def lines(self) -> Iterator[bytes]:
-        """Give their lines, in order."""
+        """Yield the lines of `failed.jsonl`, in order."""
         for name, before in self.parts:
             where = self._at / f"{name}/{FAILED}"
             for line in where.read(0, where.size()).splitlines():

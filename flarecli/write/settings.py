@@ -1,4 +1,4 @@
-"""What shards are written with, held against what can be written, before anything is there."""
+"""Checks of shard settings and columns, before anything is written."""
 
 from __future__ import annotations
 
@@ -12,18 +12,13 @@ from flarecli.model import Column, Columns, Settings
 
 __all__ = ["SHARD_LIMIT", "column_pairs", "held_settings"]
 
-_NO_PAIRS, _PAIRS = (
-    "columns are names without encodings",
-    'Write them like {"image": "jpeg", "label": "int"}.',
-)
-SHARD_LIMIT = (1 << 32) - 1  # what uint32 offsets reach
+_COLUMNS_ERROR = "columns: expected names with encodings"
+_COLUMNS_HINT = 'Use a mapping such as {"image": "jpeg", "label": "int"}.'
+SHARD_LIMIT = (1 << 32) - 1  # the largest uint32 offset
 
 
 def held_settings(settings: Settings) -> Settings:
-    """Give settings with numpy's integers as Python's.
-
-    Raises UsageError for those that no shard can be written with.
-    """
+    """Return the settings with Python integers. Raises UsageError for invalid ones."""
     return _held(**{name: getattr(settings, name) for name in settings.__slots__})
 
 
@@ -50,7 +45,7 @@ def _held(
 
 
 def column_pairs(columns: Mapping[str, str] | Columns) -> list[tuple[str, str]]:
-    """Give the name and the encoding of each column. Raises UsageError for what does not say both."""
+    """Return the name and encoding of each column. Raises UsageError if one is missing."""
     try:
         pairs = (
             [*columns.items()]
@@ -58,9 +53,9 @@ def column_pairs(columns: Mapping[str, str] | Columns) -> list[tuple[str, str]]:
             else [(one.name, one.encoding) for one in columns if _is_column(one)]
         )
     except TypeError:
-        raise UsageError(_NO_PAIRS, hint=_PAIRS) from None
+        raise UsageError(_COLUMNS_ERROR, hint=_COLUMNS_HINT) from None
     if not all(isinstance(text, str) for pair in pairs for text in pair):
-        raise UsageError(_NO_PAIRS, hint=_PAIRS)
+        raise UsageError(_COLUMNS_ERROR, hint=_COLUMNS_HINT)
     return pairs
 
 

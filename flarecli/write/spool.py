@@ -1,9 +1,8 @@
-"""What was fetched from links and is not in a finished shard yet, kept so that a resume does not
-fetch it again.
+"""The spool: downloads that are not in a finished shard yet, saved so that a resume reuses them.
 
     OUT/.flare/fetched.00000 …
 
-Each file is a line of JSON, the bytes whose sizes it lists, and the xxh3_128 of all of that in hex:
+A file is a line of JSON, the bytes whose sizes it lists, and the xxh3_128 of both in hex:
 
     {"kind": "rows", "first": …, "next": …, "source": …, "failures": […], "batches": [[[row, …],
     size], …]}
@@ -12,9 +11,8 @@ Each file is a line of JSON, the bytes whose sizes it lists, and the xxh3_128 of
     {"kind": "links", "links": [[row, column, digest of the address, is a page, size], …]}
         objects of later rows
 
-Only what no earlier file has is written. A file is deleted once the journal notes a shard behind
-its rows. A file that is damaged, or that does not continue what came before, is ignored: its rows
-are fetched again.
+A download is written once. A file is deleted when its rows are in shards of the journal. A file
+that is damaged, or does not continue earlier rows, is ignored: its rows are fetched again.
 """
 
 from __future__ import annotations
@@ -45,21 +43,19 @@ if TYPE_CHECKING:
 
 __all__ = ["FetchedLink", "Spool", "address_digest"]
 
-SAVE_S = 30.0  # how often the spool is brought up to date
+SAVE_S = 30.0  # how often the spool is saved
 _NAME = re.compile(r"fetched\.(\d{5,9})", re.ASCII)
 _HEX = 32  # characters of the checksum
 
 
 def address_digest(address: str) -> str:
-    """Return what identifies an address in a spool file: addresses may hold secrets."""
+    """Return the digest that replaces an address in a spool file: addresses may contain secrets."""
     return digest(address.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedLink:
-    """The object behind a link: the row in the selection, the position of the link in it, and the
-    bytes.
-    """
+    """A downloaded link: the row in the selection, the position of the link in the row, the bytes."""
 
     row: int
     link: int
@@ -79,10 +75,10 @@ class _Saved:
 class Spool:
     """The spool of one Writer.
 
-    kept     (row, link) -> what an earlier run fetched for it; taken out by whoever uses it
-    arrived  returns what was fetched for rows that the Writer does not have yet
-    until    every row before this one was handed to the Writer, or failed
-    is_remote  whether any link leads over the network: what is read from a disk is not kept
+    kept     (row, link) -> download of an earlier run; its user removes it
+    arrived  returns the downloads for rows that the Writer does not have yet
+    until    every row before this one was written to the Writer, or failed
+    is_remote  whether any link is remote: local files are not saved
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -91,7 +87,7 @@ class Spool:
         self._files: list[_Saved] = []
         self._number = 0
         self._next = self.until = writer.next  # rows before `_next` are in shards or in files
-        self._links: set[tuple[int, int]] = set()  # that are in files
+        self._links: set[tuple[int, int]] = set()  # links in files
         self.kept: dict[tuple[int, int], FetchedLink] = {}
         self.arrived: Callable[[], Iterable[FetchedLink]] = tuple
         self.is_remote = False
@@ -103,7 +99,7 @@ class Spool:
     # -- reading
 
     def restore(self) -> int:
-        """Hand rows of an earlier run to the Writer, and keep its links; return how many rows.
+        """Write rows of an earlier run to the Writer, load its links; return the number of rows.
 
         The next row to fetch is `until`.
         """
@@ -131,7 +127,7 @@ class Spool:
             batches = list(_batches(self._writer, head["batches"], body, first, stop))
             failures = [Failure(**one) for one in head["failures"]]
         except (FlareError, pa.ArrowException, ValueError, KeyError, TypeError, IndexError):
-            return 0  # damaged, or by another version: its rows are fetched again
+            return 0  # damaged, or by another version
         if not (first <= self.until < stop and self._writer.agrees(head["source"])):
             return 0
         rows = 0
@@ -153,7 +149,7 @@ class Spool:
         self._files.append(_Saved(number, max(one.row for one in found) + 1))
 
     def _drop(self, numbers: Iterable[int]) -> None:
-        """Delete files of which nothing is needed any more."""
+        """Delete those files that are not needed any more."""
         needed = {one.number for one in self._files}
         for number in numbers:
             if number not in needed:
@@ -162,7 +158,7 @@ class Spool:
     # -- writing
 
     def save(self, now: bool = False) -> None:
-        """Write what is in no file and in no shard yet, at most every SAVE_S seconds unless `now`."""
+        """Save what is in no file and no shard, at most every SAVE_S seconds unless `now` is set."""
         if not self.is_remote or (not now and time.monotonic() < self._due):
             return
         self._next = max(self._next, self._writer.next)

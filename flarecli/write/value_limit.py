@@ -1,4 +1,4 @@
-"""Rows that hold a value of more bytes than `--max-object` allows, wherever the value comes from."""
+"""The limit of `--max-object` on the bytes of a value, for every kind of source."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ __all__ = ["limited", "within_limit"]
 
 
 def limited(parts: Iterator[Fetched], key: str | None, max_bytes: int) -> Iterator[Fetched]:
-    """Give the same rows; those with a larger value are failures. `key` is the column that names
-    rows.
-    """
+    """Yield the same rows; those with a larger value become failures with the text of column `key`."""
     try:
         for part in parts:
             batch, rows, failures = within_limit(part.batch, part.rows, key, max_bytes)
@@ -38,9 +36,7 @@ def limited(parts: Iterator[Fetched], key: str | None, max_bytes: int) -> Iterat
 def within_limit(
     batch: pa.RecordBatch, rows: IntArray, key: str | None, max_bytes: int
 ) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
-    """Leave out the rows that hold a larger value; return the batch, its rows, and a failure for
-    each row left out.
-    """
+    """Return the batch and rows without larger values, and a failure for each row left out."""
     failures: dict[int, Failure] = {}
     if batch.nbytes <= max_bytes:
         return batch, rows, []

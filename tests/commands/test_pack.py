@@ -204,9 +204,9 @@ def test_a_resume_reaches_as_far_as_before_where_that_decides_which_rows_come(
         run("out", on_error="skip", **more, resume=True)
     assert (
         str(caught.value)
-        == f"{tmp_path}/out: the unfinished pack there was begun with max_object 57, not 58"
+        == f"{tmp_path}/out: the unfinished pack was started with max_object 57, not 58"
     )
-    with pytest.raises(UsageError, match="was begun with allow_local false, not true$"):
+    with pytest.raises(UsageError, match="was started with allow_local false, not true$"):
         run("out", on_error="skip", **less, allow_local=True, resume=True)
     assert run("out", on_error="skip", max_object=57, jobs=1, retries=0, resume=True).failed == 4
     with pytest.raises(ReachError, match="larger than the limit of 57 bytes$"):

@@ -11,7 +11,9 @@ from flarecli.write import Writer
 from flarecli.write.journal import Journal
 from flarecli.write.link_targets import ObjectReader
 
-CHANGED = "the unfinished pack there was begun with another source, or with this one before it was changed"
+CHANGED = (
+    "the unfinished pack was started with another source, or with this one before it was changed"
+)
 
 
 def interrupted(*_, **__):

@@ -252,7 +252,7 @@ def test_a_resume_with_any_other_option_is_refused_and_changes_nothing(
     for name, options in others.items():
         with pytest.raises(UsageError) as caught:
             commands.pack(index, str(tmp_path / "out"), resume=True, **{**begun, **options})
-        assert caught.value.message.startswith("the unfinished pack there was begun with "), name
+        assert caught.value.message.startswith("the unfinished pack was started with "), name
         assert {
             name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"
         } == before, name

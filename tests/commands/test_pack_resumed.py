@@ -12,7 +12,9 @@ from flarecli import commands
 from flarecli.errors import UsageError
 from flarecli.write.journal import Journal
 
-CHANGED = "the unfinished pack there was begun with another source, or with this one before it was changed"
+CHANGED = (
+    "the unfinished pack was started with another source, or with this one before it was changed"
+)
 GROUP, ROWS = 500, 4000
 
 

@@ -145,7 +145,7 @@ def test_a_row_that_fails_ends_the_pack_and_names_its_part(tmp_path: Path) -> No
         flarecli.open(out)
     with pytest.raises(UsageError) as other:
         flarecli.pack(source, out, encode={"n": "uint8"}, part_rows=11, resume=True)
-    assert other.value.message == "the unfinished pack there was begun with part_rows 10, not 11"
+    assert other.value.message == "the unfinished pack was started with part_rows 10, not 11"
     packed = flarecli.pack(
         source, out, encode={"n": "uint8"}, part_rows=10, overwrite=True, on_error="skip"
     )
@@ -303,9 +303,7 @@ def test_a_resume_with_other_options_is_refused_and_takes_nothing_away(
     assert "00003/playlist.yaml" in before
     with pytest.raises(UsageError) as caught:
         flarecli.pack(index, str(out), part_rows=21, resume=True)
-    assert (
-        str(caught.value) == f"{out}: the unfinished pack there was begun with part_rows 20, not 21"
-    )
+    assert str(caught.value) == f"{out}: the unfinished pack was started with part_rows 20, not 21"
     (out / ".flare" / "lock").write_bytes(before[".flare/lock"])  # who holds it, and since when
     assert files_of(out) == before
     flarecli.pack(index, str(tmp_path / "whole"), part_rows=20)
@@ -448,7 +446,7 @@ def test_parts_of_other_columns_are_not_joined(tmp_path: Path) -> None:
     _part(tmp_path / "00001", {"n": "str"}, [{"n": "1"}], [])
     with pytest.raises(FormatError) as caught:
         parts.parts.join(locate(str(tmp_path)), ["00000", "00001"], {})
-    assert str(caught.value) == f"{tmp_path}/00001: has other columns than the parts before"
+    assert str(caught.value) == f"{tmp_path}/00001: columns differ from those of earlier parts"
     assert not (tmp_path / "playlist.yaml").exists()
 
 

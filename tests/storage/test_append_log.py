@@ -179,7 +179,7 @@ def test_an_unfinished_pack_of_another_version_is_refused_by_name(tmp_path):
         write(tmp_path / "out", 7, resume=True)
     assert (
         caught.value.message
-        == f'the unfinished pack there was begun with flare "0.0.9", not "{__version__}"'
+        == f'the unfinished pack was started with flare "0.0.9", not "{__version__}"'
     )
 
 

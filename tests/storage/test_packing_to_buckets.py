@@ -156,7 +156,7 @@ def test_an_unfinished_pack_is_named_and_begun_anew_only_when_asked(s3, index, t
     assert str(caught.value) == f"{out}: an unfinished pack"
     with pytest.raises(UnfinishedError):
         commands.inspect(out)
-    with pytest.raises(UsageError, match="the unfinished pack there was begun with on_error"):
+    with pytest.raises(UsageError, match="the unfinished pack was started with on_error"):
         commands.pack(index, out, shard_size=6_000, resume=True, on_error="skip")
     commands.pack(index, out, **options(overwrite=True))
     commands.pack(index, str(tmp_path / "out"), **options())

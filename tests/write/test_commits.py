@@ -107,7 +107,7 @@ def test_parts_with_other_sums_are_not_joined(tmp_path):
     pack(tmp_path / "out" / "00001", 3, Settings(shard_rows=2, hashes=("sha1",)))
     with pytest.raises(FormatError) as caught:
         parts.join(locate(str(tmp_path / "out")), ["00000", "00001"], {})
-    assert str(caught.value) == f"{tmp_path}/out/00001: has other columns than the parts before"
+    assert str(caught.value) == f"{tmp_path}/out/00001: columns differ from those of earlier parts"
     assert not (tmp_path / "out" / "playlist.yaml").exists()
 
 
@@ -186,7 +186,7 @@ def test_a_half_pack_of_another_version_is_not_gone_on_with(tmp_path, monkeypatc
             go_on()
         assert (
             str(caught.value)
-            == f'{tmp_path}/{out}: the unfinished pack there was begun with flare "{__version__}", not "99.1"'
+            == f'{tmp_path}/{out}: the unfinished pack was started with flare "{__version__}", not "99.1"'
         )
 
 
@@ -288,7 +288,7 @@ def test_a_writer_that_is_refused_lets_go_of_the_folder_and_takes_nothing_away(t
         (
             COLUMNS,
             Settings(shard_rows=3),
-            "the unfinished pack there was begun with shard_rows 2, not 3",
+            "the unfinished pack was started with shard_rows 2, not 3",
         ),
     ):
         with pytest.raises(UsageError) as caught:

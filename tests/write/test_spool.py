@@ -285,7 +285,7 @@ def test_an_index_that_changed_is_refused_though_no_shard_is_finished(tmp_path, 
     again = run([*arguments, "--resume"])
     assert (again.returncode, again.stderr.splitlines()[0]) == (
         2,
-        f"error: {tmp_path}/out: the unfinished pack there was begun with another source, or with "
+        f"error: {tmp_path}/out: the unfinished pack was started with another source, or with "
         "this one before it was changed",
     )
 

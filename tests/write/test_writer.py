@@ -169,7 +169,7 @@ def test_other_settings_are_not_mixed_into_a_half_pack(tmp_path):
         pack(tmp_path / "out", samples(300), Settings(shard_bytes=5000), resume=True)
     assert (
         str(caught.value)
-        == f"{tmp_path}/out: the unfinished pack there was begun with shard_bytes 4000, not 5000"
+        == f"{tmp_path}/out: the unfinished pack was started with shard_bytes 4000, not 5000"
     )
     assert caught.value.hint == "Give --overwrite to begin anew."
 
@@ -688,7 +688,7 @@ def test_a_list_of_failed_rows_that_went_is_never_filled_with_zeros(tmp_path):
     (out / "failed.jsonl").unlink()
     with pytest.raises(FormatError) as caught:
         Writer(str(out), columns={"v": "int"}, settings=how, resume=True)
-    assert str(caught.value) == f"{out}/failed.jsonl: it is not as long as the journal says"
+    assert str(caught.value) == f"{out}/failed.jsonl: file is 0 bytes; the journal lists 91"
 
 
 @pytest.mark.parametrize("line", ["[1]\n", "3\n", "{\n"])
