@@ -1,4 +1,7 @@
-"""Wildcards and braces in addresses: `shards/*.csv`, `**/x.parquet`, `{00000..00127}`, `{a,b}`. Nothing is listed here."""
+"""Expansion of braces and wildcards in addresses: `shards/*.csv`, `{00000..00127}`, `{a,b}`.
+
+This module handles text only; `storage.glob` lists files.
+"""
 
 from __future__ import annotations
 
@@ -7,60 +10,62 @@ from collections.abc import Sequence
 
 from flarecli.errors import UsageError
 
-__all__ = ["SIGNS", "braced", "divided", "pattern_of"]
+__all__ = ["WILDCARDS", "expand_braces", "split_pattern", "compile_pattern"]
 
-SIGNS = "*?["
-_BRACE_LIMIT = 1 << 20  # addresses
-_DEEPEST = 100  # braces in braces
+WILDCARDS = "*?["
+MAX_ADDRESSES = 1 << 20
+MAX_DEPTH = 100  # of nested braces
 _MARKS = r"\\[{},]|[{},]"
 _NUMBERS = r"(?a)([+-]?\d{1,18})\.\.([+-]?\d{1,18})(?:\.\.([+-]?\d{1,18}))?"
 _PADDED = r"[+-]?0\d"
 _LETTERS = r"(?a)(?:([a-z])\.\.([a-z])|([A-Z])\.\.([A-Z]))(?:\.\.([+-]?\d{1,18}))?"
 
 
-def braced(address: str) -> list[str]:
-    r"""Expand braces as bash does, those on the left first: `{a,b}`, one in another, `{,.gz}`, `{0..9}`, `{00..96..8}`, `{a..f}`.
+def expand_braces(address: str) -> list[str]:
+    r"""Expand braces as bash does, the leftmost first: `{a,b}`, `{,.gz}`, `{0..9}`, `{00..96..8}`,
+    `{a..f}`.
 
-    Braces that nothing closes, or with neither a comma nor a range in them, stand for themselves, as do `\{`, `\}` and `\,`. Where bash
-    has rules for its own language (`${`, quotes, `{}`), or counts through the signs between `Z` and `a`, an address holds mere characters.
+    Braces may be nested. Unmatched braces, and braces without a comma or a range, are kept, as are
+    `\{`, `\}` and `\,`. Other syntax of bash (`${`, quotes, `{}`, ranges between `Z` and `a`) is
+    ordinary text.
 
-    raises  UsageError for more than a million addresses, or braces more than a hundred deep in one another
+    raises  UsageError for more than MAX_ADDRESSES addresses, or more than MAX_DEPTH nested braces
     """
     marks = list(re.finditer(_MARKS, address))
     if not marks:
         return [address]
-    meant, at = _meant(address, marks), 0
+    meanings, at = _meanings(address, marks), 0
     open_ = [_Words(address)]
     for i, mark in enumerate(marks):
         words = open_[-1]
         words.text += address[at : mark.start()]
         at = mark.end()
-        what = meant.get(i, "")
-        if not what:
+        meaning = meanings.get(i, "")
+        if not meaning:
             words.text += mark[0][-1]
-        elif what == "{":
+        elif meaning == "{":
             open_.append(_Words(address))
-            if len(open_) > _DEEPEST:
-                raise UsageError(
-                    f"{address!r:.80} has braces more than {_DEEPEST} deep in one another"
-                )
-        elif what == ",":
+            if len(open_) > MAX_DEPTH:
+                raise UsageError(f"{address!r:.80} has more than {MAX_DEPTH} nested braces")
+        elif meaning == ",":
             words.next()
-        elif what == "}":
+        elif meaning == "}":
             open_.pop()
             open_[-1].times(words.all())
-        else:  # a range, whose text stands before its `}`
-            words.text = words.text[: -len(what)]
-            words.times(_run(what))
+        else:  # a range; its text precedes the `}`
+            words.text = words.text[: -len(meaning)]
+            words.times(_range_words(meaning))
     words = open_[0]
     words.text += address[at:]
-    return [one for one in words.all() if one]
+    return [word for word in words.all() if word]
 
 
-def _meant(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
-    """Say what marks expand: `{`, `,` and `}` of what has alternatives, and the text of a range at its `}`."""
+def _meanings(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
+    """Return index of a mark -> `{`, `,` or `}` if it belongs to alternatives, or `{` and the text
+    of a range.
+    """
     out = dict[int, str]()
-    open_: list[list[int]] = []  # of each brace that is open, and its commas
+    open_: list[list[int]] = []  # the marks of each open brace and its commas
     for i, mark in enumerate(marks):
         if mark[0] == "{":
             open_.append([i])
@@ -79,27 +84,29 @@ def _meant(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
 
 
 class _Words:
-    """Words in the making: those of the alternatives before, those of this one, and the text that stands behind each of these."""
+    """Words under construction: finished alternatives, those of the current one, and their next
+    text.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._before: list[str] = []
         self._words, self.text = [""], ""
 
-    def times(self, run: list[str]) -> None:
-        """Put each word of a run behind each word."""
-        if len(run) == 1:
-            self.text += run[0]
+    def times(self, endings: list[str]) -> None:
+        """Append each word of a list to each word."""
+        if len(endings) == 1:
+            self.text += endings[0]
             return
-        self._bound(len(self._words) * len(run))
+        self._bound(len(self._words) * len(endings))
         heads = self._ended()
         self._words, self.text = (
-            run if heads == [""] else [head + one for head in heads for one in run],
+            endings if heads == [""] else [head + ending for head in heads for ending in endings],
             "",
         )
 
     def next(self) -> None:
-        """Begin another alternative."""
+        """Start another alternative."""
         self._bound(len(self._before) + len(self._words))
         self._before += self._ended()
         self._words, self.text = [""], ""
@@ -109,46 +116,51 @@ class _Words:
         return self._before
 
     def _bound(self, count: int) -> None:
-        if count > _BRACE_LIMIT:
-            raise UsageError(f"{self._address!r:.80} names more than {_BRACE_LIMIT} addresses")
+        if count > MAX_ADDRESSES:
+            raise UsageError(
+                f"{self._address!r:.80} expands to more than {MAX_ADDRESSES} addresses"
+            )
 
     def _ended(self) -> list[str]:
         return [word + self.text for word in self._words] if self.text else self._words
 
 
-def _run(text: str) -> list[str]:
-    """Give the words of `{first..last..step`, up or down."""
+def _range_words(text: str) -> list[str]:
+    """Return the words of `{first..last..step`, ascending or descending."""
     first, last, *more = text[1:].split("..")
     is_letters = first.isalpha()
-    one, end = (ord(first), ord(last)) if is_letters else (int(first), int(last))
+    start, end = (ord(first), ord(last)) if is_letters else (int(first), int(last))
     step = abs(int(more[0])) if more else 1
-    run = range(one, end + 1, step or 1) if end >= one else range(one, end - 1, -(step or 1))
-    if len(run) > _BRACE_LIMIT:
-        raise UsageError(f"{text}}} names more than {_BRACE_LIMIT} addresses")
+    step = (step or 1) if end >= start else -(step or 1)
+    numbers = range(start, end + (1 if step > 0 else -1), step)
+    if len(numbers) > MAX_ADDRESSES:
+        raise UsageError(f"{text}}} expands to more than {MAX_ADDRESSES} addresses")
     if is_letters:
-        return [chr(n) for n in run]
+        return [chr(n) for n in numbers]
     width = (
         max(len(first), len(last)) if any(re.match(_PADDED, word) for word in (first, last)) else 0
     )
-    return [f"{n:0{width}d}" for n in run]
+    return [f"{n:0{width}d}" for n in numbers]
 
 
-def divided(address: str) -> tuple[str, list[str]]:
-    """Part an address with a sign in it: the folder to list, empty where that is the one to start from, and the parts to match.
+def split_pattern(address: str) -> tuple[str, list[str]]:
+    """Split an address with wildcards into the folder to list, which may be empty, and the parts to
+    match.
 
-    raises  UsageError for an address whose bucket would have to be found
+    raises  UsageError for wildcards in the name of a bucket
     """
     parts = address.split("/")
-    plain = next(i for i, part in enumerate(parts) if any(sign in part for sign in SIGNS))
+    plain = next(i for i, part in enumerate(parts) if any(sign in part for sign in WILDCARDS))
     if "://" in address and plain < 3:
-        raise UsageError("a bucket is named without *, ? or [")
+        raise UsageError("the name of a bucket cannot contain *, ? or [")
     return ("/" if parts[:plain] == [""] else "/".join(parts[:plain])), parts[plain:]
 
 
-def pattern_of(parts: Sequence[str]) -> re.Pattern[str]:
-    """Make an expression of a glob: `**` is any number of folders, no other sign passes a slash, and only `.…` names what is hidden.
+def compile_pattern(parts: Sequence[str]) -> re.Pattern[str]:
+    """Compile the parts of a glob to a regular expression.
 
-    An empty part at the end fits what ends in a slash.
+    `**` matches any number of folders; other wildcards do not match a slash. Only a part that
+    starts with a dot matches hidden files. An empty part at the end matches a trailing slash.
     """
     out = ""
     for i, part in enumerate(parts):
@@ -162,10 +174,11 @@ def pattern_of(parts: Sequence[str]) -> re.Pattern[str]:
             if k % 2 and sign[0] == "*":
                 runs.append("")
             else:
-                runs[-1] += _sign(sign) if k % 2 else re.escape(sign)
+                runs[-1] += _sign_pattern(sign) if k % 2 else re.escape(sign)
         first, *between = runs
         last = f"[^/]*{between.pop()}" if between else ""
-        # The first place where a run fits is as good as any later one: tried again and again, a few stars would take hours
+        # Atomic groups: the first match of a run is as good as any later one, and backtracking
+        # over several stars would take exponential time.
         out += (
             hidden
             + first
@@ -176,10 +189,10 @@ def pattern_of(parts: Sequence[str]) -> re.Pattern[str]:
     try:
         return re.compile(out, re.DOTALL)
     except re.error:
-        raise UsageError(f"{'/'.join(parts)!r:.80} is no pattern") from None
+        raise UsageError(f"invalid pattern {'/'.join(parts)!r:.80}") from None
 
 
-def _sign(sign: str) -> str:
+def _sign_pattern(sign: str) -> str:
     if sign[0] == "[":
         inside = sign[1:-1].replace("\\", "\\\\").replace("[", "\\[")
         not_in = inside.startswith("!")

@@ -1,15 +1,16 @@
-"""Compression of whole files, in the five ways of MDS, and back: never past the size that was declared.
+"""Compression of whole files in the five formats of MDS; output never exceeds the declared size.
 
     name    levels  default  stored as
     br      0-11    11       a Brotli stream
     bz2     1-9     9        bzip2 streams
-    gz      0-9     9        gzip members, written with no name and no time, so that the same bytes give the same file
+    gz      0-9     9        gzip members, written without name and time, to be reproducible
     snappy  none             one block: the size as a varint, then the data; not the framed format
-    zstd    1-22    3        Zstandard frames; written as one that carries the size, without a checksum
+    zstd    1-22    3        Zstandard frames; written as one with its size, without a checksum
 
-A name is spelt `zstd` or `zstd:LEVEL`, exactly as MDS spells it; the suffix of the file is the bare name. Brotli and Snappy are what
-Arrow brings along: no other library is needed for them. Their writing takes the whole file at once, and so does reading Snappy. Streams
-behind one another are one file, as the original reads them; it refuses a second Brotli stream, which is read here like any other.
+A compression is spelt `zstd` or `zstd:LEVEL`, as in MDS; the file suffix is the name without level.
+Arrow contains Brotli and Snappy, so they need no other library; it compresses a whole file at once,
+and decompresses Snappy at once. Consecutive streams are one file, as in the original, which however
+rejects a second Brotli stream.
 """
 
 from __future__ import annotations
@@ -34,45 +35,37 @@ _LEVELS = {
 }
 _DEFAULTS = {"br": 11, "bz2": 9, "gz": 9, "snappy": 0, "zstd": 3}
 SUFFIXES = tuple(_LEVELS)
-_MEANT = {
-    "gzip": "gz",
-    "zst": "zstd",
-    "zstandard": "zstd",
-    "brotli": "br",
-    "bzip2": "bz2",
-}  # what others call them
+_ALIASES = {"gzip": "gz", "zst": "zstd", "zstandard": "zstd", "brotli": "br", "bzip2": "bz2"}
 NAMES = tuple(
     name
     for kind, levels in _LEVELS.items()
     for name in (kind, *(f"{kind}:{level}" for level in levels))
 )
 _NAME = r"(?a)([a-z0-9]+)(?::(0|[1-9]\d?))?"
-_WINDOW = (
-    1 << 27
-)  # what zstd itself takes without --long; more is a bomb's way to make a reader allocate
-_STEP = 1 << 20  # bytes given out at once
-_TAKEN = {
-    "bz2": 1 << 16,
-    "gz": 1 << 16,
-    "zstd": 1 << 11,
-}  # bytes taken at once: 4 of zstd may stand for 128 KiB, and come out together
-_TOTAL = 1 << 32  # bytes that a file held in memory may decompress to, whatever its size
-_SNAPPY_RATIO, _SNAPPY_MOST = 22, (1 << 32) - 1  # three bytes copy at most 64; the size is a uint32
-_CUT_HINT = "It was cut short; fetch or pack it again."
+MAX_ZSTD_WINDOW = 1 << 27  # default limit of the zstd tool; a bomb could demand more memory
+OUTPUT_BYTES = 1 << 20  # per step
+# per step; zstd has no limit on output, and 4 bytes of it may decompress to 128 KiB
+INPUT_BYTES = {"bz2": 1 << 16, "gz": 1 << 16, "zstd": 1 << 11}
+MAX_OUTPUT_BYTES = 1 << 32  # of any file decompressed in memory
+MAX_SNAPPY_RATIO = 22  # three bytes copy at most 64
+MAX_SNAPPY_BYTES = (1 << 32) - 1  # the size is a uint32
+_TRUNCATED_HINT = "It was cut short; fetch or pack it again."
 
 
 def suffix_of(compression: str) -> str:
-    """Give the file suffix of a compression, such as `zstd` for `zstd:7`.
+    """Return the file suffix of a compression, such as `zstd` for `zstd:7`.
 
-    raises  UsageError for a name or level that is none
+    raises  UsageError for an unknown name or level
     """
-    return _parsed(compression)[0]
+    return _parse(compression)[0]
 
 
-def _parsed(compression: str) -> tuple[str, int]:
+def _parse(compression: str) -> tuple[str, int]:
     match = re.fullmatch(_NAME, compression)
     if not match or match[1] not in _LEVELS:
-        hint = choose(compression.partition(":")[0], _LEVELS, meant=_MEANT, more=", or NAME:LEVEL")
+        hint = choose(
+            compression.partition(":")[0], _LEVELS, meant=_ALIASES, more=", or NAME:LEVEL"
+        )
         raise UsageError(f"unknown compression {compression!r:.60}", hint=hint)
     kind, level = match[1], int(match[2]) if match[2] else _DEFAULTS[match[1]]
     if match[2] and level not in _LEVELS[kind]:
@@ -86,26 +79,29 @@ def _parsed(compression: str) -> tuple[str, int]:
 
 
 def compressed(compression: str, parts: Iterable[Any], size: int) -> Iterator[bytes]:
-    """Compress parts of `size` bytes in all as one file of its kind. Raises UsageError for a name or level that is none."""
-    kind, level = _parsed(compression)
+    """Yield compressed bytes of parts of `size` bytes in all.
+
+    raises  UsageError for an unknown name or level
+    """
+    kind, level = _parse(compression)
     if kind in ("br", "snappy"):
         yield bytes(_codec(kind, level).compress(b"".join(parts)))
         return
     if kind == "gz":
-        yield from _gz(parts, level)
+        yield from _compress_gz(parts, level)
         return
     if kind == "zstd":
         import zstandard
 
-        packer: Any = zstandard.ZstdCompressor(level=level).compressobj(size=size)
+        compressor: Any = zstandard.ZstdCompressor(level=level).compressobj(size=size)
     else:
         import bz2
 
-        packer = bz2.BZ2Compressor(level)
+        compressor = bz2.BZ2Compressor(level)
     for part in parts:
-        if data := packer.compress(part):
+        if data := compressor.compress(part):
             yield data
-    yield packer.flush()
+    yield compressor.flush()
 
 
 def _codec(kind: str, level: int = 0) -> Any:
@@ -120,23 +116,23 @@ def _codec(kind: str, level: int = 0) -> Any:
     return pa.Codec(name) if kind == "snappy" else pa.Codec(name, compression_level=level)
 
 
-def _gz(parts: Iterable[Any], level: int) -> Iterator[bytes]:
-    """One member, headed as Python's gzip heads it but for the time: that would make the same input another file."""
+def _compress_gz(parts: Iterable[Any], level: int) -> Iterator[bytes]:
+    """Yield one gzip member with the header of Python's gzip, but without a time."""
     import zlib
 
     from isal import isal_zlib
 
     yield struct.pack("<4BIBB", 0x1F, 0x8B, zlib.DEFLATED, 0, 0, {1: 4, 9: 2}.get(level, 0), 255)
-    packer, crc, size = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS), 0, 0
+    compressor, crc, size = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS), 0, 0
     for part in parts:
         crc, size = isal_zlib.crc32(part, crc), size + len(part)
-        if data := packer.compress(part):
+        if data := compressor.compress(part):
             yield data
-    yield packer.flush() + struct.pack("<II", crc, size & 0xFFFFFFFF)
+    yield compressor.flush() + struct.pack("<II", crc, size & 0xFFFFFFFF)
 
 
-class _Blocks:
-    """Blocks of bytes as the file that a decompressor wants to read from; `size` is what it has read."""
+class _BlockReader:
+    """Reads from an iterator of blocks; `size` is the number of bytes read."""
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks, self._rest, self.size, self.closed = iter(blocks), memoryview(b""), 0, False
@@ -155,8 +151,13 @@ class _Blocks:
         self.closed = True
 
 
-class _Kind(NamedTuple):
-    """How streams of one kind are read: `open` a reader of one stream, `rest` it did not take, what lies `between` streams."""
+class _Decoder(NamedTuple):
+    """How to read streams of one compression.
+
+    open     return a reader of one stream
+    rest     return the input that the reader did not process
+    between  return the next stream in the bytes after one, or None to ignore these bytes
+    """
 
     open: Callable[[], Any]
     rest: Callable[[Any], bytes]
@@ -166,7 +167,7 @@ class _Kind(NamedTuple):
 def _zstd() -> Any:
     import zstandard
 
-    return zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
+    return zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW).decompressobj()
 
 
 def _bz2() -> Any:
@@ -181,65 +182,67 @@ def _gunzip() -> Any:
     return isal_zlib.decompressobj(31)
 
 
-def _nothing(_: Any) -> bytes:
+def _no_rest(_: Any) -> bytes:
     return b""
 
 
-_KINDS = {  # behind a gzip member zeros are padding; behind a bzip2 stream, what begins none is no part of it: both as the original has it
-    "zstd": _Kind(_zstd, _nothing, lambda data: data),
-    "gz": _Kind(
+# As in the original, zeros after a gzip member are padding, and bytes after a bzip2 stream that do
+# not start another one are ignored.
+_DECODERS = {
+    "zstd": _Decoder(_zstd, _no_rest, lambda data: data),
+    "gz": _Decoder(
         _gunzip,
         lambda reader: bytes(reader.unconsumed_tail),
         lambda data: memoryview(bytes(data).lstrip(b"\0")),
     ),
-    "bz2": _Kind(_bz2, _nothing, lambda data: data if b"BZh".startswith(data[:3]) else None),
+    "bz2": _Decoder(_bz2, _no_rest, lambda data: data if b"BZh".startswith(data[:3]) else None),
 }
 
 
-def _streams(name: str, source: _Blocks) -> Iterator[bytes]:
-    """Read streams of one kind behind one another. Raises EOFError where the last one has no end."""
-    kind, reader, step, is_first = _KINDS[name], None, _TAKEN[name], True
-    takes_limit = name != "zstd"
+def _decompress_streams(name: str, source: _BlockReader) -> Iterator[bytes]:
+    """Yield the data of consecutive streams. Raises EOFError if the last one is incomplete."""
+    decoder, reader, step, is_first = _DECODERS[name], None, INPUT_BYTES[name], True
+    has_limit = name != "zstd"
     while len(rest := source.read(step)):
         while len(rest):
             if reader is None:
-                left = rest if is_first else kind.between(rest)
-                if left is None:
+                following = rest if is_first else decoder.between(rest)
+                if following is None:
                     return
-                rest, is_first = left, False
+                rest, is_first = following, False
                 if not len(rest):
                     break
-                reader = kind.open()
-            data = reader.decompress(rest, _STEP) if takes_limit else reader.decompress(rest)
+                reader = decoder.open()
+            data = reader.decompress(rest, OUTPUT_BYTES) if has_limit else reader.decompress(rest)
             while True:
                 if data:
                     yield data
-                rest = memoryview(kind.rest(reader))
-                if reader.eof or not takes_limit or (not len(rest) and len(data) < _STEP):
+                rest = memoryview(decoder.rest(reader))
+                if reader.eof or not has_limit or (not len(rest) and len(data) < OUTPUT_BYTES):
                     break
-                data = reader.decompress(rest, _STEP)
+                data = reader.decompress(rest, OUTPUT_BYTES)
             if reader.eof:
                 rest, reader = memoryview(reader.unused_data), None
     if reader is not None or is_first:
         raise EOFError
 
 
-def _brotli(source: _Blocks) -> Iterator[bytes]:
-    """Read Brotli streams: Arrow reads one behind the other, and refuses other bytes there."""
+def _decompress_brotli(source: _BlockReader) -> Iterator[bytes]:
+    """Yield the data of consecutive Brotli streams; Arrow rejects any other bytes after them."""
     import pyarrow as pa
 
     _codec("br")
-    reader = pa.CompressedInputStream(pa.PythonFile(_Readable(source), "r"), "brotli")
-    while data := reader.read(_STEP):
+    reader = pa.CompressedInputStream(pa.PythonFile(_ArrowSource(source), "r"), "brotli")
+    while data := reader.read(OUTPUT_BYTES):
         yield data
     if not source.size:
         raise EOFError
 
 
-class _Readable:
-    """What Arrow reads from: it wants bytes, not views of them."""
+class _ArrowSource:
+    """A file object for Arrow, which needs bytes, not views."""
 
-    def __init__(self, source: _Blocks) -> None:
+    def __init__(self, source: _BlockReader) -> None:
         self._source, self.closed = source, False
 
     def read(self, size: int) -> bytes:
@@ -249,12 +252,10 @@ class _Readable:
         self.closed = True
 
 
-def _snappy(source: _Blocks, limit: int, where: object) -> bytes | memoryview:
-    """Read one block of Snappy: the size that it declares is held against the limit and against its length before anything is allocated."""
+def _decompress_snappy(source: _BlockReader, limit: int, where: object) -> bytes | memoryview:
+    """Decompress one Snappy block; its declared size is checked before memory is allocated."""
     head = b""
-    while len(head) < 5 and (
-        part := bytes(source.read(5 - len(head)))
-    ):  # blocks may be of any length
+    while len(head) < 5 and (part := bytes(source.read(5 - len(head)))):
         head += part
     size, at = 0, 0
     for at, byte in enumerate(head):
@@ -264,22 +265,27 @@ def _snappy(source: _Blocks, limit: int, where: object) -> bytes | memoryview:
     else:
         if len(head) < 5:
             raise EOFError
-        size = _SNAPPY_MOST + 1
-    if size > _SNAPPY_MOST:
-        raise FormatError("not valid snappy: it declares more than 4 GiB", where=where)
+        size = MAX_SNAPPY_BYTES + 1
+    if size > MAX_SNAPPY_BYTES:
+        raise FormatError("not valid snappy: declared size is more than 4 GiB", where=where)
     if size > limit:
-        raise _too_much(limit, where)
-    data, most = bytearray(head), 64 + size + size // 6  # no block of this size is longer
-    while len(block := source.read(_STEP)):
+        raise _limit_error(limit, where)
+    data, max_bytes = bytearray(head), 64 + size + size // 6  # longest block of this size
+    while len(block := source.read(OUTPUT_BYTES)):
         data += block
-        if len(data) > most:
-            raise FormatError(f"not valid snappy: more than {most} bytes for {size}", where=where)
-    if size > _SNAPPY_RATIO * len(data):
+        if len(data) > max_bytes:
+            raise FormatError(
+                f"not valid snappy: more than {max_bytes} bytes of input for {size} of output",
+                where=where,
+            )
+    if size > MAX_SNAPPY_RATIO * len(data):
         raise FormatError(
-            f"not valid snappy: {len(data)} bytes cannot hold {size}", where=where, hint=_CUT_HINT
+            f"not valid snappy: {len(data)} bytes of input cannot contain {size}",
+            where=where,
+            hint=_TRUNCATED_HINT,
         )
     if not size and len(data) > at + 1:
-        raise FormatError("not valid snappy: bytes follow its end", where=where)
+        raise FormatError("not valid snappy: bytes follow the end of the block", where=where)
     return memoryview(_codec("snappy").decompress(data, decompressed_size=size)) if size else b""
 
 
@@ -290,14 +296,14 @@ def decompress(
     where: object,
     stored: int | None = None,
 ) -> bytearray:
-    """Decompress a whole file, all its streams, never past the declared size.
+    """Decompress a whole file, never to more than the declared size.
 
-    Whoever made the file may have declared its size too: above `expansion.FREE_BYTES` of output, the ratio is bounded in any case.
+    The declared size is not trusted: above `expansion.FREE_BYTES`, the ratio is always limited.
 
-    raw_size  bytes that must come out; None: not declared
-    stored    size of the compressed file; None: not known, then the bytes read so far count
-    raises    IntegrityError if another number of bytes comes out, or more than the ratio allows; FormatError if the bytes are not
-              the format, or end too early
+    raw_size  expected number of bytes; None if unknown
+    stored    size of the compressed file; None if unknown, then the bytes read so far are used
+    raises    IntegrityError if the number of bytes differs or the ratio is too high; FormatError if
+              the bytes are not valid or are truncated
     """
     if suffix not in SUFFIXES:
         raise UsageError(
@@ -305,34 +311,33 @@ def decompress(
             where=where,
             hint=f"Choose one of {', '.join(SUFFIXES)}.",
         )
-    if (
-        raw_size is not None and raw_size > _TOTAL
-    ):  # whoever made the file may have made the listing
+    if raw_size is not None and raw_size > MAX_OUTPUT_BYTES:
         raise FormatError(
-            f"{raw_size} bytes when decompressed are listed, {_TOTAL} is the most that is read",
+            f"listed with {raw_size} decompressed bytes; the maximum is {MAX_OUTPUT_BYTES}",
             where=where,
         )
     if stored is not None and raw_size is not None and raw_size > decompressed_limit(stored):
         raise IntegrityError(
-            f"{raw_size} bytes when decompressed are listed, at most {decompressed_limit(stored)} are read from {stored} bytes",
+            f"listed with {raw_size} decompressed bytes; the maximum for {stored} stored bytes is "
+            f"{decompressed_limit(stored)}",
             where=where,
             hint=BOMB_HINT,
         )
-    most = _TOTAL if raw_size is None else raw_size
-    source, out = _Blocks(blocks), bytearray()
+    max_bytes = MAX_OUTPUT_BYTES if raw_size is None else raw_size
+    source, out = _BlockReader(blocks), bytearray()
     try:
-        for data in _pieces(suffix, source, most, where):
-            limit = min(most, decompressed_limit(source.size if stored is None else stored))
+        for data in _decompress_blocks(suffix, source, max_bytes, where):
+            limit = min(max_bytes, decompressed_limit(source.size if stored is None else stored))
             if len(out) + len(data) > limit:
-                raise _too_much(limit, where)
+                raise _limit_error(limit, where)
             out += data
     except MemoryError:
         raise
-    except Exception as error:  # each library has errors of its own
-        raise _fault(error, suffix, where) from None
+    except Exception as error:  # each library raises different errors
+        raise _format_error(error, suffix, where) from None
     if raw_size is not None and len(out) != raw_size:
         raise IntegrityError(
-            f"decompresses to {len(out)} bytes, {raw_size} are wanted",
+            f"decompresses to {len(out)} bytes; expected {raw_size}",
             where=where,
             hint="Fetch or pack it again.",
         )
@@ -340,45 +345,46 @@ def decompress(
 
 
 def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[bytes | memoryview]:
-    """Decompress a file of any size as it comes, a megabyte or so at a time; nothing but the memory of a step is needed.
+    """Decompress a file of any size in steps of about a megabyte, in bounded memory.
 
-    raises  FormatError if the bytes are not the format, or end too early; IntegrityError if more comes out than the ratio allows
+    raises  FormatError if the bytes are not valid or are truncated; IntegrityError if the ratio is
+            too high
     """
-    source, size = _Blocks(blocks), 0
+    source, size = _BlockReader(blocks), 0
     try:
-        for data in _pieces(suffix, source, _TOTAL, where):
+        for data in _decompress_blocks(suffix, source, MAX_OUTPUT_BYTES, where):
             size += len(data)
             if size > (limit := decompressed_limit(source.size)):
-                raise _too_much(limit, where)
+                raise _limit_error(limit, where)
             yield data
     except MemoryError:
         raise
     except Exception as error:
-        raise _fault(error, suffix, where) from None
+        raise _format_error(error, suffix, where) from None
 
 
-def _fault(error: Exception, suffix: str, where: object) -> Exception:
-    """Say what a library's error means."""
+def _format_error(error: Exception, suffix: str, where: object) -> Exception:
+    """Return the error to raise for an error of a library."""
     if isinstance(error, FlareError):
         return error
     if isinstance(error, EOFError) or "truncated" in str(error).lower():
-        return FormatError(f"the {suffix} file ends in its middle", where=where, hint=_CUT_HINT)
+        return FormatError(f"the {suffix} file is truncated", where=where, hint=_TRUNCATED_HINT)
     reason = (str(error).splitlines() or [""])[0].rpartition(": ")[2][:80].lower().strip(" ._")
     return FormatError(f"not valid {suffix}: {reason}", where=where)
 
 
-def _pieces(
-    suffix: str, source: _Blocks, limit: int, where: object
+def _decompress_blocks(
+    suffix: str, source: _BlockReader, limit: int, where: object
 ) -> Iterator[bytes | memoryview]:
     if suffix == "snappy":
-        yield _snappy(source, limit, where)
+        yield _decompress_snappy(source, limit, where)
     elif suffix == "br":
-        yield from _brotli(source)
+        yield from _decompress_brotli(source)
     else:
-        yield from _streams(suffix, source)
+        yield from _decompress_streams(suffix, source)
 
 
-def _too_much(limit: int, where: object) -> IntegrityError:
+def _limit_error(limit: int, where: object) -> IntegrityError:
     return IntegrityError(
         f"decompresses to more than {limit} bytes",
         where=where,

@@ -1,4 +1,4 @@
-"""How many CPUs this process may use."""
+"""The number of CPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ __all__ = ["cpu_count"]
 
 
 def cpu_count() -> int:
-    """Return the number of CPUs this process may use; where the system has no affinity (macOS, Windows), of all CPUs."""
+    """Return the number of CPUs that this process may use.
+
+    Without CPU affinity (macOS, Windows), it is the number of all CPUs.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""The tree of errors: what happened, where, the way out, and the exit code.
+"""The exception classes of flare. Each has a message, a place, a hint and an exit code.
 
-Grouped by what a caller would do about them; the builtin as a second base keeps
-`except ValueError` and `except OSError` working.
+Errors are grouped by what a caller can do about them. The second base class of an error is a
+builtin, so `except ValueError` and `except OSError` work.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = [
 ]
 
 _Error = TypeVar("_Error", bound="FlareError")
-Facts: TypeAlias = tuple[str, int | None, int | None, int | None, str]  # of a Place, in its order
+Facts: TypeAlias = tuple[str, int | None, int | None, int | None, str]  # address to item of Place
 
 
 class Place:
-    """A row of a file, a line of a text or an item of a JSON file, as `where` of an error.
+    """A row of a file, a line of a text or an item of a JSON file; passed to an error as `where`.
 
     address    the file or address; may be empty
-    row        the row of the file, or of the data where no address is known
-    line       the line of a text, from 1
-    character  the character of that line, from 1
-    item       the item of a JSON file, such as `shards[3].zip_data`; may be empty
+    row        row number in the file, or in the batch if there is no address
+    line       line number in a text file, from 1
+    character  position in that line, from 1
+    item       item of a JSON file, such as `shards[3].zip_data`; may be empty
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class Place:
 
 
 class FlareError(Exception):
-    """A failure that a user can act on.
+    """An error that the user can act on.
 
-    `kind` never changes: scripts compare it.
+    `kind` is stable: scripts compare it.
 
     message    what happened
-    address    the file or address that it happened at; may be empty
-    hint       what to do about it, one sentence; may be empty
-    row        the row of the file, or of the batch where no address is known
-    column     the column, if it is about one
-    line       the line of a text, from 1
-    character  the character of that line, from 1
-    item       the item of a JSON file, such as `shards[3].zip_data`; may be empty
+    address    the file or address where it happened; may be empty
+    hint       how to solve it, in one sentence; may be empty
+    row        row number in the file, or in the batch if there is no address
+    column     name of the column, or None
+    line       line number in a text file, from 1
+    character  position in that line, from 1
+    item       item of a JSON file, such as `shards[3].zip_data`; may be empty
     """
 
     kind, exit_code = "error", 1
@@ -105,27 +105,27 @@ class FlareError(Exception):
 
     @property
     def place(self) -> Place:
-        """The address with the row, the line or the item, as `where` of another error."""
+        """Return the address with its row, line or item, to pass as `where` of another error."""
         return Place(self.address, self.row, self.line, self.character, self.item)
 
     @property
     def where(self) -> str:
-        """The text of the place, such as `out/shard.00000.mds[17]`; only for people."""
+        """Return the place as text, such as `out/shard.00000.mds[17]`; for people only."""
         return str(self.place)
 
     def at(self, where: object, first_row: int = 0) -> Self:
-        """Return the same error at an address; `first_row` is the row at which the batch begins."""
+        """Return a copy of this error at an address; `first_row` is the first row of the batch."""
         row = None if self.row is None else first_row + self.row
         return self.changed(address=str(where), row=row)
 
     def of_column(self, name: str) -> Self:
-        """Return the same error about a column, which the message then names."""
+        """Return a copy of this error whose message starts with the name of a column."""
         return self.changed(message=f"column {name!r}: {self.message}", column=name)
 
     def changed(self, **facts: Any) -> Self:
-        """Return a copy with other facts, given by their names."""
+        """Return a copy with the given attributes replaced."""
         if facts.get("row") is not None:
-            facts["row"] = int(facts["row"])  # of numpy's, which JSON cannot write
+            facts["row"] = int(facts["row"])  # JSON cannot write numpy integers
         return _rebuild(type(self), {**self.__dict__, **facts})
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ def format_place(
     character: int | None = None,
     item: str = "",
 ) -> str:
-    """Return an address with what is known of the place in it."""
+    """Return an address followed by the row, the line or the item."""
     if row is not None:
         return f"{address}[{row}]" if address else f"row {row}"
     if line is not None:
@@ -158,89 +158,90 @@ def format_place(
 
 
 class UsageError(FlareError, ValueError):
-    """What was asked for makes no sense: an unknown name, rows outside the data, a target in use."""
+    """An invalid request: an unknown name, a row number out of range, or a target in use."""
 
     kind, exit_code = "usage", 2
 
 
 class RowsError(UsageError, IndexError):
-    """Rows outside the data."""
+    """Row numbers out of range."""
 
     kind = "rows"
 
 
 class ReachError(FlareError, OSError):
-    """An address that cannot be read or written: network, permission, a full disk."""
+    """An address cannot be read or written: network error, permission denied, disk full."""
 
     kind, exit_code = "reach", 3
 
-    def __str__(self) -> str:  # OSError has a __str__ of its own
+    def __str__(self) -> str:  # instead of OSError.__str__
         return FlareError.__str__(self)
 
 
 class CredentialsError(ReachError):
-    """With these credentials nobody is let in, whatever is asked for: they are wrong, or their time is over."""
+    """The credentials are invalid or have expired; every request with them fails."""
 
 
 class MissingError(ReachError, FileNotFoundError):
-    """Nothing is at that address."""
+    """The address does not exist."""
 
     kind = "missing"
 
 
 class BusyError(ReachError):
-    """Another process is at work there."""
+    """Another process uses the address."""
 
     kind = "busy"
 
 
 class FormatError(FlareError, ValueError):
-    """Bytes are not what the format says they are."""
+    """A file is not valid in its format."""
 
     kind, exit_code = "format", 4
 
 
 class NoRowsError(FormatError):
-    """There is no row where one was wanted."""
+    """The data has no rows, but at least one is needed."""
 
 
 class IntegrityError(FormatError):
-    """Bytes are not what their checksum or their size says."""
+    """The size or the checksum of a file differs from the recorded one."""
 
     kind = "integrity"
 
 
 class ValueFitError(FormatError):
-    """A value that its encoding or its format cannot hold."""
+    """A value that its encoding or its format cannot store."""
 
     kind = "value"
 
 
 class TransformError(FlareError):
-    """A function of the user's failed on a sample; its own exception is the cause."""
+    """A function of the user failed on a sample; its exception is the cause."""
 
     kind = "transform"
 
 
 class UnfinishedError(FormatError):
-    """A dataset whose packing has not ended."""
+    """A dataset that is not packed completely."""
 
     kind = "unfinished"
 
 
 class UnsafeError(FlareError, PermissionError):
-    """Refused for safety: a pickle, a name that leaves the folder, an address that data may not name."""
+    """Refused for safety: a pickle, a name outside the folder, an address that data must not name."""
 
     kind, exit_code = "unsafe", 5
 
-    def __str__(self) -> str:  # OSError has a __str__ of its own
+    def __str__(self) -> str:  # instead of OSError.__str__
         return FlareError.__str__(self)
 
 
 class ExhaustedError(MemoryError):
-    """The process may have no more file handles. Like MemoryError, it says nothing about the data.
+    """The process cannot open more files. Like a MemoryError, this is not a fault of the data.
 
-    No FlareError on purpose: where errors of the data become findings or failed rows, it goes on to the caller.
+    It is not a FlareError, so that code which turns errors of the data into findings or failed
+    rows does not catch it.
     """
 
 
@@ -253,9 +254,9 @@ def check_exhausted(error: OSError) -> None:
 
 
 class MissingLibraryError(FlareError, ImportError):
-    """An optional library is not installed; the hint is the line that installs it."""
+    """An optional library is not installed; the hint is the command that installs it."""
 
     kind, exit_code = "library", 6
 
-    def __str__(self) -> str:  # ImportError has a __str__ of its own
+    def __str__(self) -> str:  # instead of ImportError.__str__
         return FlareError.__str__(self)

@@ -1,8 +1,8 @@
-"""Checksums by the names that indexes and playlists use; one pass over the bytes feeds many sums.
+"""Checksums, by the names that indexes and playlists use; several can be computed in one pass.
 
-The names are those of hashlib, without the shake family, which has no fixed length, plus
-xxh32, xxh64, xxh128, xxh3_64 and xxh3_128 (seed 0) and crc32; crc32c and crc64nvme where awscrt is installed. Digests are
-lowercase hex, big-endian.
+The names are those of hashlib except the shake family, which has no fixed length; xxh32, xxh64,
+xxh128, xxh3_64 and xxh3_128 (seed 0); crc32; and, if awscrt is installed, crc32c and crc64nvme.
+Digests are lowercase hex, big-endian.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from flarecli.suggest import choose
 
 __all__ = ["DEFAULT", "Sums", "known", "digest"]
 
-DEFAULT = "xxh3_128"  # what every playlist carries: as fast as memory, long enough never to collide by accident
+DEFAULT = "xxh3_128"  # in every playlist: as fast as memory, and long enough to avoid collisions
 _XXHASH = ("xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64")
-_AWSCRT = {"crc32c": 8, "crc64nvme": 16}  # what S3 may keep of an object, and the digits of each
-_HASHLIB = (  # what hashlib has everywhere; loading it takes as long as summing 30 MB
+_AWSCRT = {"crc32c": 8, "crc64nvme": 16}  # checksums that S3 stores -> number of hex digits
+_HASHLIB = (  # listed here because hashlib is slow to import
     "blake2b",
     "blake2s",
     "md5",
@@ -37,7 +37,7 @@ _HASHLIB = (  # what hashlib has everywhere; loading it takes as long as summing
 
 
 class _Crc:
-    """A CRC with the interface of hashlib; `digits` of hex."""
+    """A CRC with the interface of hashlib; its digest has `digits` hex digits."""
 
     def __init__(self, function: Callable[..., int], digits: int = 8) -> None:
         self._function, self._digits, self._value = function, digits, 0
@@ -55,7 +55,7 @@ def _has_awscrt() -> bool:
 
 
 def known() -> tuple[str, ...]:
-    """Name every hash that can be computed here, sorted."""
+    """Return the names of all available hashes, sorted."""
     return tuple(sorted((*_HASHLIB, *_XXHASH, "crc32", *(_AWSCRT if _has_awscrt() else ()))))
 
 
@@ -80,10 +80,10 @@ def _new(name: str) -> Any:
 
 
 class Sums:
-    """Several sums over one stream of bytes.
+    """Several checksums of one stream of bytes.
 
-    names   hash names, each known
-    size    bytes seen so far
+    names   names of hashes
+    size    bytes processed so far
     raises  UsageError for an unknown name
     """
 
@@ -92,24 +92,26 @@ class Sums:
         self.size = 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Add bytes, or a flat memoryview of them."""
+        """Process bytes or a flat memoryview."""
         self.size += len(data)
-        for one in self._hashes.values():
-            one.update(data)
+        for checksum in self._hashes.values():
+            checksum.update(data)
 
     def hex(self) -> dict[str, str]:
-        """Give name -> lowercase hex of all bytes seen so far."""
-        return {name: one.hexdigest() for name, one in self._hashes.items()}
+        """Return name -> lowercase hex digest of all bytes so far."""
+        return {name: checksum.hexdigest() for name, checksum in self._hashes.items()}
 
-    def differences(self, wanted: Mapping[str, str]) -> list[str]:
-        """Name the hashes whose value differs from the one wanted, sorted."""
+    def differences(self, expected: Mapping[str, str]) -> list[str]:
+        """Return the names of hashes whose value differs from the expected one, sorted."""
         return sorted(
-            name for name, value in self.hex().items() if name in wanted and wanted[name] != value
+            name
+            for name, value in self.hex().items()
+            if name in expected and expected[name] != value
         )
 
 
 def digest(data: bytes | memoryview, name: str = DEFAULT) -> str:
-    """Give one sum of bytes that are already in memory, as lowercase hex."""
-    one = _new(name)
-    one.update(data)
-    return str(one.hexdigest())
+    """Return one checksum of bytes in memory, as lowercase hex."""
+    checksum = _new(name)
+    checksum.update(data)
+    return str(checksum.hexdigest())

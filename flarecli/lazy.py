@@ -1,6 +1,6 @@
-"""Deferred imports: heavy libraries and modules are loaded when one of their names is first used.
+"""Deferred imports: heavy libraries and modules are imported when one of their names is first used.
 
-`pa` is pyarrow, `pc` its compute functions, `np` numpy. Importing the three takes longer than a checksum of a gigabyte.
+`pa` is pyarrow, `pc` its compute functions, `np` numpy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["named", "np", "pa", "pc"]
 
 
 class _LazyModule(ModuleType):
-    """A module that is imported for the first name that it is asked for; it keeps each name."""
+    """A module that imports the real one at the first access to a name; it caches each name."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(importlib.import_module(self.__name__), name)
@@ -31,10 +31,10 @@ else:
 
 
 def named(package: str, files: Mapping[str, str], name: str) -> Any:
-    """Import and return one name of a package; for a package's `__getattr__`, which keeps it.
+    """Import and return one name of a package, for the package's `__getattr__`.
 
-    files   name -> the file of the package that has it, or FILE:NAME where the name there differs;
-            a file of that very name is returned as a module
+    files   name -> the module of the package that defines it, or MODULE:NAME if its name there
+            differs; a module's own name returns the module
     raises  AttributeError for another name
     """
     if name not in files:

@@ -1,8 +1,8 @@
-"""What a dataset is made of: frozen records that any process may hold, with no behaviour but len and iter.
+"""The parts of a dataset: frozen, picklable records without behaviour of their own.
 
-    Playlist -> Stream -> Chunk (a shard as listed) -> Shard (a shard opened) -> rows
+    Playlist -> Stream -> Chunk (a listed shard) -> Shard (an open shard) -> rows
 
-A Stream keeps its chunks as columns, so that a million of them fit; a Chunk is made when asked for.
+A Stream stores its chunks as columns, to save memory; Chunk objects are created on demand.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ __all__ = [
     "total",
 ]
 
-Row: TypeAlias = dict[
-    str, "bytes | list[bytes] | None"
-]  # column -> encoded bytes as the format stores them
+# column -> encoded bytes as the format stores them
+Row: TypeAlias = dict[str, "bytes | list[bytes] | None"]
 Sample: TypeAlias = dict[str, Any]  # column -> Python value
 if TYPE_CHECKING:
     import numpy as np
@@ -50,16 +49,16 @@ if TYPE_CHECKING:
     UInt32Array: TypeAlias = npt.NDArray[np.uint32]
     ByteArray: TypeAlias = npt.NDArray[np.uint8]
     BoolArray: TypeAlias = npt.NDArray[np.bool_]
-else:
-    IntArray = UInt32Array = ByteArray = BoolArray = (
-        Any  # importing numpy takes longer than most commands need it
-    )
-ENCODING = b"encoding"  # the key in an Arrow field's metadata that names the column's encoding
+else:  # numpy is slow to import
+    IntArray = UInt32Array = ByteArray = BoolArray = Any
+ENCODING = b"encoding"  # key of the column's encoding in the metadata of an Arrow field
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One field of every row: its name, the name of its encoding, and its size in bytes when that is fixed."""
+    """A column: its name, the name of its encoding, and the size of a value in bytes if it is
+    fixed.
+    """
 
     name: str
     encoding: str
@@ -71,7 +70,14 @@ Columns: TypeAlias = tuple[Column, ...]
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One stored file: its name as listed, size in bytes (None: not known), hash name -> hex; and what it is when decompressed."""
+    """A stored file.
+
+    name        name as listed
+    size        bytes; None if unknown
+    hashes      name of the hash -> hex digest
+    raw_size    bytes after decompression; None if the file is not compressed or this is unknown
+    raw_hashes  like `hashes`, of the decompressed bytes
+    """
 
     name: str
     size: int | None = None
@@ -82,10 +88,11 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A shard as listed, not opened: where its main file is, its rows if known, that file and then its companions.
+    """A listed shard, not opened: the location of its main file, its number of rows, and its files.
 
-    files   names are relative to the dataset's folder; the first is the main file
-    beside  where each companion is, parallel to `files[1:]`
+    rows    None if unknown
+    files   the main file, then its companions; names are relative to the dataset's folder
+    beside  location of each companion, parallel to `files[1:]`
     """
 
     at: Location
@@ -97,9 +104,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """An open shard: `layout` maps names to the tables of the format. It has no handles, so it can be pickled.
+    """An open shard: `layout` has the tables of the format. It has no handles, so it can be
+    pickled.
 
-    memo  per-process cache of the format that makes reading a row faster; it is not pickled
+    memo  the format's cache in this process, to read rows faster; not pickled
     """
 
     chunk: Chunk
@@ -117,17 +125,17 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A named run of chunks with the same columns.
+    """A named sequence of chunks with the same columns.
 
-    at         where relative URLs start
-    urls       one per chunk, relative to `at` or absolute
-    rows       int64 [chunks], or None when the listing does not say
+    at         base of relative URLs
+    urls       one for each chunk, relative to `at` or absolute
+    rows       int64 [chunks], or None if the list does not contain them
     sizes      int64 [chunks], bytes of each stored file, or None
-    hashes     hash name -> one hex a chunk (empty: not known)
-    raw_sizes  int64 [chunks], bytes when decompressed, -1 where the file is stored as it is; or None
-    raw_hashes hash name -> one hex a chunk, of the decompressed bytes
-    parts      the companions of each chunk (`.meta`, `.idx`, a bag a column), or empty where no chunk has one
-    headers    what a playlist says of the stream, kept whole
+    hashes     name of the hash -> hex digest of each chunk; empty if unknown
+    raw_sizes  int64 [chunks], bytes after decompression, -1 where a file is not compressed; or None
+    raw_hashes like `hashes`, of the decompressed bytes
+    parts      companions of each chunk (`.meta`, `.idx`, the bags of a column); may be empty
+    headers    all entries of the stream in the playlist but its chunks
     """
 
     name: str
@@ -149,10 +157,13 @@ class Stream:
 
     @property
     def stored(self) -> IntArray:
-        """Bytes that each chunk takes with its companions, as far as listed: int64 [chunks], -1 where its main file's are not; None if `sizes` is."""
+        """Return bytes stored for each chunk and its companions: int64 [chunks], or None.
+
+        The result is -1 where the size of the main file is unknown, and None if `sizes` is None.
+        """
         if self.sizes is None or not any(self.parts):
             return self.sizes
-        return self.sizes + [sum(file.size or 0 for file in one) for one in self.parts] * (
+        return self.sizes + [sum(file.size or 0 for file in files) for files in self.parts] * (
             self.sizes >= 0
         )
 
@@ -160,7 +171,7 @@ class Stream:
         return (self.chunk(i) for i in range(len(self.urls)))
 
     def chunk(self, i: int) -> Chunk:
-        """Make the Chunk at position i; its addresses are checked here, before anything opens them."""
+        """Return the Chunk at position i. Raises if its addresses are invalid."""
         raw = int(self.raw_sizes[i]) if self.raw_sizes is not None else -1
         file = File(
             self.urls[i].partition("?")[0].rpartition("/")[2]
@@ -178,16 +189,16 @@ class Stream:
             rows,
             (file, *beside),
             self.format,
-            tuple(self.at.join(one.name) for one in beside),
+            tuple(self.at.join(file.name) for file in beside),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Playlist:
-    """Named streams, in order. `at` is the playlist's own address, or None when it was made in memory.
+    """Named streams, in order. `at` is the address of the playlist, or None if it has none.
 
-    protected  the file ends with a right sum over itself
-    meant      the format that the user named, which the list may contradict; empty: none
+    protected  True if the file ends with a valid checksum of itself
+    meant      format that the user specified, which the list may contradict; may be empty
     """
 
     streams: tuple[Stream, ...]
@@ -204,7 +215,10 @@ class Playlist:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How shards are written. Sizes in bytes; None: no limit. `hashes` are the format's own sums."""
+    """Options of shards to write. Sizes are in bytes, None means no limit.
+
+    hashes  names of the checksums to store in the format's own index
+    """
 
     compression: str | None = None
     hashes: tuple[str, ...] = ()
@@ -216,10 +230,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in a run; `step` counts rows of all ranks.
+    """A position in an epoch; `step` counts the rows of all ranks.
 
-    rows, window  of the epoch and the run that it belongs to; None: not known
-    checksum      `Dataset.checksum` of the data that it belongs to; None: not known
+    rows      rows of the epoch; None if unknown
+    window    size of the shuffle window; None if unknown
+    checksum  `Dataset.checksum` of the data; None if unknown
     """
 
     seed: int
@@ -240,16 +255,16 @@ class Cursor:
 class Finding:
     """A problem that verify found.
 
-    address      the file or address that it is about
-    kind         never changes: scripts compare it
+    address      the file or address
+    kind         stable: scripts compare it
     message      what is wrong
-    hint         what to do about it, one sentence; may be empty
-    row          the row of the file, if it is about one
-    column       the column, if it is about one
-    start, stop  its bytes in the file, or in what the file decompresses to, if they are known
-    line         the line of a text, from 1
-    character    the character of that line, from 1
-    item         the item of a JSON file, such as `shards[3].zip_data`; may be empty
+    hint         how to solve it, in one sentence; may be empty
+    row          row number in the file, or None
+    column       name of the column, or None
+    start, stop  byte range in the file, or in the decompressed file; None if unknown
+    line         line number in a text file, from 1
+    character    position in that line, from 1
+    item         item of a JSON file, such as `shards[3].zip_data`; may be empty
     """
 
     address: str
@@ -266,12 +281,12 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """The text of the place, such as `out/shard.00000.mds[17]`; only for people."""
+        """Return the place as text, such as `out/shard.00000.mds[17]`; for people only."""
         return format_place(self.address, self.row, self.line, self.character, self.item)
 
 
 def finding_of(error: FlareError, address: object = "") -> Finding:
-    """Return an error as a finding; `address` is where it happened if the error does not know."""
+    """Return an error as a finding; `address` is used if the error has none."""
     return Finding(
         error.address or str(address),
         error.kind,
@@ -286,5 +301,5 @@ def finding_of(error: FlareError, address: object = "") -> Finding:
 
 
 def total(counts: IntArray) -> int:
-    """Return the exact sum of counts from a list that is not trusted: in int64 it could overflow."""
+    """Return the exact sum of counts from an untrusted list, which could overflow int64."""
     return sum(counts.tolist())

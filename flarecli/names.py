@@ -1,7 +1,6 @@
-"""Names and addresses that come from data: checked here, once, before anything uses them; text made fit to print.
+"""Checks of names and addresses that come from data.
 
-A name out of an index, a playlist, a tar or a row is one plain relative path. An address out of them never
-carries its credentials into a message, a report or an output.
+A file name from an index, a playlist, a tar archive or a row must be one plain relative path.
 """
 
 from __future__ import annotations
@@ -25,24 +24,26 @@ __all__ = [
     "whole_path",
 ]
 
-NAME_BYTES, PATH_BYTES = 255, 4096  # what Linux file systems take
-DEVICE = "\0"  # stands for each name of a device in what `collision_key` gives; no name holds it
+NAME_BYTES, PATH_BYTES = 255, 4096  # limits of Linux
+DEVICE = "\0"  # replaces device names in the result of `collision_key`; invalid in names
 
-# all others are compiled when they are first used, which most commands never do: they take longer than a command may
+# All other patterns are strings, compiled on first use: most commands do not need them.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_PLAIN = re.compile(
-    r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*"
-)  # a name as nearly all are
-_HERE = r"(?:\./)+(?=[^/])"
+# fast path: matches most names
+_PLAIN = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_LEADING_DOTS = r"(?:\./)+(?=[^/])"
 _DRIVE = "[A-Za-z]:"
-_PART_DRIVE = "/[A-Za-z]:"  # a program that joins part by part begins anew there
-_NO_NAME = "(?:^|/)[. ]+(?:/|$)"  # Windows drops what a name ends in: `.. ` is the folder above
-_CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]"  # and halves of characters, but for those that stand for a byte
-# C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, lone surrogates
+_PART_DRIVE = "/[A-Za-z]:"  # joining a path part by part starts again at the drive
+# Windows drops dots and spaces at the end of a name, so `.. ` is the parent folder.
+_DOTS_AND_SPACES = "(?:^|/)[. ]+(?:/|$)"
+# C0, DEL, C1, and lone surrogates except those of `surrogateescape`
+_CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]"
+# C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, surrogates
 _UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-# what Windows keeps for devices, whatever follows behind a dot or a colon; its code pages make digits of the three raised ones
+# Device names of Windows, with any text after a dot or a colon. Code pages map superscript
+# digits to digits.
 _DEVICE_END = " *[.:]"
-_RESERVED = {
+_DEVICES = {
     "con",
     "prn",
     "aux",
@@ -54,17 +55,18 @@ _RESERVED = {
 
 
 def check_name(name: str, where: object = "") -> str:
-    """Give back a name that came from data if it is one plain relative path, such as `a/shard.00000.mds`.
+    """Return a name from data if it is one plain relative path, such as `a/shard.00000.mds`.
 
-    raises  UnsafeError for `..`, a root, a drive in any part, a backslash, `~`, an empty part or one of dots and spaces, a control
-            character, or a length that no file system takes
+    raises  UnsafeError for `..`, an absolute path, a drive in any part, a backslash, `~`, a part
+            that is empty or has only dots and spaces, a control character, or a name that is
+            longer than file systems allow
     """
     reason = name_fault(name)
     if reason:
         raise UnsafeError(
             f"the name {_short(name)} {reason}",
             where=where,
-            hint="Repair the file that lists it; nothing was read or written there.",
+            hint="Repair the file that contains the name; nothing was read or written there.",
         )
     return name
 
@@ -78,27 +80,27 @@ def name_fault(name: str) -> str:
     if name.startswith("/") or re.match(_DRIVE, name):
         return "is not relative"
     if name.startswith("~"):
-        return "starts at a home folder"
+        return "starts with a home folder"
     if "\\" in name:
-        return "holds a backslash"
+        return "contains a backslash"
     if _SCHEME.match(name):
-        return "is an address"
+        return "is a URL"
     if found := re.search(_CONTROL, name):
-        return "holds a control character" if found[0] < "\ud800" else "holds half a character"
+        return "contains a " + ("control character" if found[0] < "\ud800" else "lone surrogate")
     parts = name.split("/")
     if ".." in parts:
         return "leaves the folder"
     if "" in parts or "." in parts:
         return "has an empty part"
-    if re.search(_NO_NAME, name):
-        return "has a part of dots and spaces alone"
+    if re.search(_DOTS_AND_SPACES, name):
+        return "has a part of only dots and spaces"
     if re.search(_PART_DRIVE, name):
-        return "names a drive on Windows"
-    if len(name) < NAME_BYTES // 4:  # no character takes more than 4 bytes
+        return "contains a Windows drive"
+    if len(name) < NAME_BYTES // 4:  # a character takes at most 4 bytes
         return ""
     raw = name.encode("utf-8", "surrogatepass")
     if any(len(part.encode("utf-8", "surrogatepass")) > NAME_BYTES for part in parts):
-        return f"is longer than {NAME_BYTES} bytes a part"
+        return f"has a part longer than {NAME_BYTES} bytes"
     return f"is longer than {PATH_BYTES} bytes" if len(raw) > PATH_BYTES else ""
 
 
@@ -108,10 +110,11 @@ def _short(name: str) -> str:
 
 
 def collision_key(name: str) -> str:
-    """Give what two names share when some file system takes them for one: NFC, case folded, no trailing dots or spaces.
+    """Return a key that is equal for names which a file system may treat as the same.
 
-    A name that Windows reserves (`con`, `aux.txt`, `COM¹`, `nul:x`) becomes DEVICE: no file can have it there.
-    A colon elsewhere is a sign like any other: `10:20` and `10:21` are two files wherever flare runs.
+    The key is in NFC, case folded, without trailing dots or spaces. A name that Windows reserves
+    (`con`, `aux.txt`, `COM¹`, `nul:x`) becomes DEVICE. Other colons are ordinary characters:
+    `10:20` and `10:21` are two files on the systems that flare supports.
     """
     import unicodedata
 
@@ -120,17 +123,20 @@ def collision_key(name: str) -> str:
         "/"
     ):
         part = part.rstrip(". ")
-        parts.append(DEVICE if re.split(_DEVICE_END, part, maxsplit=1)[0] in _RESERVED else part)
+        parts.append(DEVICE if re.split(_DEVICE_END, part, maxsplit=1)[0] in _DEVICES else part)
     return "/".join(parts)
 
 
 def escape(text: str) -> str:
-    r"""Make text from data fit to print: control, C1 and bidi characters become `\x1b` and the like."""
+    r"""Return text from data with control, C1 and bidi characters escaped, such as `\x1b`."""
     return text if text.isascii() and text.isprintable() else re.sub(_UNPRINTABLE, _escaped, text)
 
 
 def shell_quoted(text: str) -> str:
-    r"""Return text as one word of a shell, on one line: as `shlex.quote` does, but `$'a\nb'` where a terminal would act on a character."""
+    r"""Return text as one word of a shell command on one line.
+
+    Like `shlex.quote`, but `$'a\nb'` if the text contains characters that `escape` escapes.
+    """
     import shlex
 
     if escape(text) == text:
@@ -155,39 +161,42 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def scheme_of(address: str) -> str:
-    """Give the scheme of an address in lower case; empty for a path."""
+    """Return the scheme of an address in lower case; empty for a path."""
     match = _SCHEME.match(address)
     return match[1].lower() if match else ""
 
 
 def local_path(address: str) -> str:
-    """Give the path that a path or a `file://` address names; `file://localhost/` is this machine."""
+    """Return the path of a `file://` address, or a path as it is. The host may be `localhost`."""
     if scheme_of(address) != "file":
         return address
-    from urllib.parse import unquote  # loading it takes as long as all the rest here
+    from urllib.parse import unquote  # slow to import
 
     path = unquote(address[7:])
     return path[9:] if path.startswith("localhost/") else path
 
 
 def whole_path(path: str) -> str:
-    """Give a path that the user typed from the root. Raises MissingError where it starts at a working folder that is gone."""
+    """Return the absolute path of a path from the user.
+
+    Raises MissingError if the working folder is gone.
+    """
     try:
         return os.path.join(os.getcwd(), path)
     except OSError:
         if os.path.isabs(path):
             return path
-        hint = "Change to a folder that is there, or give the path from the root."
+        hint = "Change to an existing folder, or use an absolute path."
         raise MissingError(
-            "the folder that you are in was deleted or cannot be read", where=path or ".", hint=hint
+            "the working folder was deleted or cannot be read", where=path or ".", hint=hint
         ) from None
 
 
 def is_url(address: str) -> bool:
-    """Say whether an address names a scheme."""
+    """Return whether an address has a scheme."""
     return bool(_SCHEME.match(address))
 
 
 def bare(address: str) -> str:
-    """Give a relative address without the `./` before it, which says nothing."""
-    return re.sub(_HERE, "", address, count=1) if address.startswith("./") else address
+    """Return a relative address without leading `./`."""
+    return re.sub(_LEADING_DOTS, "", address, count=1) if address.startswith("./") else address

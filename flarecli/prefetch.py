@@ -1,4 +1,4 @@
-"""Prefetch: calls on one process-wide thread pool, with results in order and bounded memory.
+"""Prefetch: calls on one process-wide thread pool, with ordered results and bounded memory.
 
 The pool's threads are daemons and are reused. It has no size of its own: a queue bounds how many
 threads it uses, so that a call may itself use the pool without a deadlock. If the system allows no
@@ -147,7 +147,7 @@ class _Entry(Generic[A, T]):
 
 
 class OrderedQueue(Generic[A, T]):
-    """Calls with items that are put in; results come out in the order of the items.
+    """Calls a function with each item put in, and returns the results in the order of the items.
 
     One thread puts and takes. An error of a call is raised where its result would have been; it
     closes the queue. `len()` is the number of items whose results are not taken yet.

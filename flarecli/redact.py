@@ -9,9 +9,13 @@ from flarecli.names import is_url
 __all__ = ["address_key", "redact", "redact_text", "without_user"]
 
 _URL = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]*[^\s\"'<>.,:;)\]]"
-_BROKEN = "(?i)https?:/?[^/]"  # a scheme without its slashes: who knows where the password is
-_SECRET = "(?i)sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog|^(?:s[aeikprv]|st)$"
-_SECRET_PART = "(?i)[a-z-]*(?:sig|token|secret|passw|jwt|hmac|hdn|auth|cred)[a-z-]*="  # a part of a path, as some CDNs sign
+_BROKEN = "(?i)https?:/?[^/]"  # slashes are missing, so a password could be anywhere
+_SECRET = (
+    "(?i)sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog"
+    "|^(?:s[aeikprv]|st)$"
+)
+# some CDNs put signatures into the path
+_SECRET_PART = "(?i)[a-z-]*(?:sig|token|secret|passw|jwt|hmac|hdn|auth|cred)[a-z-]*="
 _OPAQUE = (
     "abfs",
     "az",
@@ -23,11 +27,11 @@ _OPAQUE = (
     "oci",
     "oss",
     "s3",
-)  # schemes whose paths are taken literally
+)  # schemes whose paths are object keys, without parameters
 
 
 def without_user(url: str) -> str:
-    """Give an address without user info and fragment; as it is, if it is none."""
+    """Return a URL without user info and fragment; other text is returned as it is."""
     from urllib.parse import urlsplit, urlunsplit
 
     try:
@@ -38,10 +42,10 @@ def without_user(url: str) -> str:
 
 
 def redact(address: str) -> str:
-    """Return an address without secrets, to print and to store: no user info, query, fragment or path parameters.
+    """Return an address without secrets, to print and to store.
 
-    Nobody can list the names that a token may have, so nothing of a query is kept. Keys of buckets are opaque: of those only a
-    query with a secret's name goes.
+    It has no user info, query, fragment or path parameters: a token may have any name, so the
+    whole query is removed. Object keys are kept, except a query that contains a secret's name.
     """
     shown = address_key(address)
     if shown.partition(":")[0].lower() in _OPAQUE or "://" not in shown:
@@ -57,9 +61,10 @@ def redact(address: str) -> str:
 
 
 def address_key(address: str) -> str:
-    """Return what tells one address from another, however it is signed: no user info, no fragment, no query that holds a secret.
+    """Return a key that is equal for addresses of one object that are signed differently.
 
-    It may hold secrets under names that are not known, so it is compared and never shown.
+    It has no user info, no fragment and no query with the name of a secret. It may contain
+    secrets under unknown names: compare it, and never print it.
     """
     if re.match(_BROKEN, address):
         return address.partition(":")[0] + "://…"
@@ -69,19 +74,19 @@ def address_key(address: str) -> str:
 
     try:
         parts = urlsplit(address)
-        _ = parts.port  # a password with a slash in it ends up there
+        _ = parts.port  # raises if the port is not a number, as in a password with a slash
     except ValueError:
         return address.split("://")[0] + "://…"
     host = parts.netloc.rpartition("@")[2]
-    named = (one.partition("=") for one in parts.query.replace(";", "&").split("&"))
+    items = (item.partition("=") for item in parts.query.replace(";", "&").split("&"))
     query = (
         "redacted"
-        if any(equals and re.search(_SECRET, unquote(name)) for name, equals, _ in named)
+        if any(equals and re.search(_SECRET, unquote(name)) for name, equals, _ in items)
         else parts.query
     )
     return urlunsplit((parts.scheme, host, parts.path, query, ""))
 
 
 def redact_text(text: str) -> str:
-    """Redact every address inside a text, such as a library's own message."""
+    """Return a text, such as a library's message, with every address in it redacted."""
     return re.sub(_URL, lambda match: redact(match[0]), text)

@@ -1,4 +1,4 @@
-"""Sizes and times as people write them, to numbers and back: `64MB` is 10^6, `64MiB` 2^20, `2h` 7200 s."""
+"""Parse and format sizes and times: `64MB` is 64 * 10^6, `64MiB` is 64 * 2^20, `2h` is 7200 s."""
 
 from __future__ import annotations
 
@@ -12,43 +12,42 @@ _SIZE = r"(?ai)(\d{1,99})(?:\.(\d{1,99}))? ?([kmgtpe]?)(i?)b?"
 _TIME = r"(?a)(\d+(?:\.\d+)?) ?(ms|s|m|min|h|d)?"
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_LIMIT = 1 << 63  # a size is an int64 everywhere else
+_SIZE_LIMIT = 1 << 63  # sizes are stored as int64
 
 
 def parse_size(text: str) -> int:
-    """Read a size in bytes: `512`, `512K` and `64MB` are powers of 1000, `64MiB` of 1024.
+    """Parse a size in bytes: `512`, `512K` and `64MB` use powers of 1000, `64MiB` powers of 1024.
 
     return  at least 0 and below 2^63, rounded down
-    raises  UsageError if the text is no size
+    raises  UsageError if the text is not a valid size
     """
     match = re.fullmatch(_SIZE, text.strip())
     if not match or (match[4] and not match[3]):
         raise UsageError(f"{text!r:.60} is not a size", hint="Write it like 512K, 64MB or 64MiB.")
-    step, part = 1024 if match[4] else 1000, match[2] or ""
+    step, decimals = 1024 if match[4] else 1000, match[2] or ""
     power: int = step ** _POWERS[match[3].lower()]
-    size = (
-        int(match[1] + part) * power // int("1" + "0" * len(part))
-    )  # a float would make 1000 of 1.001K
-    if size >= _LIMIT:
+    # integers, because 1.001K as a float is 1000
+    size = int(match[1] + decimals) * power // int("1" + "0" * len(decimals))
+    if size >= _SIZE_LIMIT:
         raise UsageError(f"{text!r:.60} is more than 2^63 bytes")
     return size
 
 
 def parse_box(text: str) -> int | tuple[int, int]:
-    """Read pixels: `512` is the side of a square, `640x480` width and height of a box.
+    """Parse a size in pixels: `512` is the side of a square, `640x480` width and height of a box.
 
-    raises  UsageError if the text is neither
+    raises  UsageError for any other text
     """
     match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip(), re.ASCII)
     if not match:
-        raise UsageError(f"{text!r} is no size in pixels", hint="Write it like 512 or 640x480.")
+        raise UsageError(f"{text!r} is not a size in pixels", hint="Write it like 512 or 640x480.")
     return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
 def parse_time(text: str) -> float:
-    """Read a duration in seconds: `30s`, `10m`, `2h`, `500ms`, or a bare number of seconds.
+    """Parse a duration in seconds: `30s`, `10m`, `2h`, `500ms`, or a number of seconds.
 
-    raises  UsageError if the text is no duration, or not above zero
+    raises  UsageError if the text is not a duration, or not above zero
     """
     match = re.fullmatch(_TIME, text.strip())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
@@ -58,7 +57,7 @@ def parse_time(text: str) -> float:
 
 
 def format_size(size: int) -> str:
-    """Write a size in bytes for people, three digits or so: `999 B`, `1.2 kB`, `67.1 MB`."""
+    """Return a size in bytes as text for people: `999 B`, `1.2 kB`, `67.1 MB`."""
     if size < 1000:
         return f"{size} B"
     power = min(6, (len(str(size)) - 1) // 3)
@@ -68,12 +67,12 @@ def format_size(size: int) -> str:
 
 
 def format_count(number: int, noun: str, nouns: str | None = None) -> str:
-    """Write a count with its noun: `1 row`, `12,345 rows`; `nouns` is the plural where it is no `s` more."""
+    """Return a count with its noun: `1 row`, `12,345 rows`; `nouns` is an irregular plural."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
 
 
 def format_time(seconds: float) -> str:
-    """Write a duration for people, rounded down: `59 s`, `3 m`, `47 h`, `12 days`."""
+    """Return a duration as text for people, rounded down: `59 s`, `3 m`, `47 h`, `12 days`."""
     for size, unit in ((172_800, "days"), (3600, "h"), (60, "m")):
         if seconds >= size:
             return f"{int(seconds / (86_400 if unit == 'days' else size))} {unit}"

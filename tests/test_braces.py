@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli.braces import braced, pattern_of
+from flarecli.braces import compile_pattern, expand_braces
 from flarecli.errors import UsageError
 
 LISTED = {
@@ -55,7 +55,7 @@ LISTED = {
 
 @pytest.mark.parametrize("address", LISTED)
 def test_braces_stand_for_several_addresses(address):
-    assert braced(address) == LISTED[address]
+    assert expand_braces(address) == LISTED[address]
 
 
 def by_bash(addresses):
@@ -84,7 +84,7 @@ def made(chance, depth):
 def test_what_bash_makes_of_an_address_is_what_it_stands_for():
     chance = random.Random(7)
     addresses = [*LISTED, *(f"x{made(chance, 4)}y" for _ in range(1500))]
-    found = {address: braced(address) for address in addresses}
+    found = {address: expand_braces(address) for address in addresses}
     assert found == dict(zip(addresses, by_bash(addresses), strict=True))
     assert sum(map(len, found.values())) > 10_000
 
@@ -93,51 +93,54 @@ def test_what_bash_makes_of_an_address_is_what_it_stands_for():
 def test_what_a_shell_has_other_uses_for_is_a_character_of_an_address(address):
     head, _, rest = address.partition("{")
     inside, _, tail = rest.partition("}")
-    assert braced(address) == [head + word + tail for word in inside.split(",")]
+    assert expand_braces(address) == [head + word + tail for word in inside.split(",")]
 
 
 def test_a_backslash_before_anything_else_is_one():
-    assert braced(r"a\b{c,\d}\\e") == [r"a\bc\\e", r"a\b\d\\e"]
+    assert expand_braces(r"a\b{c,\d}\\e") == [r"a\bc\\e", r"a\b\d\\e"]
 
 
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("{1..1048577}", "{1..1048577} names more than 1048576 addresses"),
-        ("{1..999999999999999999}", "{1..999999999999999999} names more than 1048576 addresses"),
-        ("a{1..1025}{1..1025}", "'a{1..1025}{1..1025}' names more than 1048576 addresses"),
+        ("{1..1048577}", "{1..1048577} expands to more than 1048576 addresses"),
+        (
+            "{1..999999999999999999}",
+            "{1..999999999999999999} expands to more than 1048576 addresses",
+        ),
+        ("a{1..1025}{1..1025}", "'a{1..1025}{1..1025}' expands to more than 1048576 addresses"),
         (
             "{{1..1000},{1..1048576}}",
-            "'{{1..1000},{1..1048576}}' names more than 1048576 addresses",
+            "'{{1..1000},{1..1048576}}' expands to more than 1048576 addresses",
         ),
         (
             "{a," * 100 + "b" + "}" * 100,
-            f"{('{a,' * 27)[:79]!r:.80} has braces more than 100 deep in one another",
+            f"{('{a,' * 27)[:79]!r:.80} has more than 100 nested braces",
         ),
     ],
 )
 def test_more_addresses_or_braces_than_anyone_means_are_refused(address, message):
     with pytest.raises(UsageError) as caught:
-        braced(address)
+        expand_braces(address)
     assert str(caught.value) == message
 
 
 def test_as_many_braces_as_a_hostile_line_holds_stand_for_themselves():
-    assert braced("{" * 10_000 + "}" * 10_000) == ["{" * 10_000 + "}" * 10_000]
-    assert braced("{1..1}" * 5_000) == ["1" * 5_000]
-    assert len(braced("{a,{" * 5_000 + "b,c}")) == 2
+    assert expand_braces("{" * 10_000 + "}" * 10_000) == ["{" * 10_000 + "}" * 10_000]
+    assert expand_braces("{1..1}" * 5_000) == ["1" * 5_000]
+    assert len(expand_braces("{a,{" * 5_000 + "b,c}")) == 2
 
 
 @given(st.text("ab*?", min_size=1, max_size=9), st.text("ab", max_size=9))
 @settings(deadline=None, max_examples=500)
 def test_a_part_fits_what_fnmatch_says(part, name):
     if part.strip("*"):  # `**` is any number of folders
-        assert bool(pattern_of([part]).fullmatch(name)) == fnmatch.fnmatchcase(name, part)
+        assert bool(compile_pattern([part]).fullmatch(name)) == fnmatch.fnmatchcase(name, part)
 
 
 def test_stars_are_not_tried_in_every_way():
     """In a process of its own: an expression that is tried so never lets go of the interpreter."""
-    code = "from flarecli.braces import pattern_of; print(pattern_of(['*a' * 30 + '*b.csv', '*']).fullmatch('a' * 200 + '0.csv/x'))"
+    code = "from flarecli.braces import compile_pattern; print(compile_pattern(['*a' * 30 + '*b.csv', '*']).fullmatch('a' * 200 + '0.csv/x'))"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

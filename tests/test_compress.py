@@ -95,7 +95,7 @@ def test_a_file_cut_anywhere_is_an_error(kind):
     with pytest.raises(FormatError) as caught:
         decompress(kind, [], None, "a")
     assert (str(caught.value), caught.value.hint) == (
-        f"a: the {kind} file ends in its middle",
+        f"a: the {kind} file is truncated",
         "It was cut short; fetch or pack it again.",
     )
 
@@ -141,10 +141,10 @@ def test_a_bomb_of_any_kind_stops_at_the_declared_size_and_takes_no_memory(kind)
 
 def test_snappy_is_refused_by_what_it_declares_before_anything_is_allocated():
     for head, message in (
-        (b"\xff\xff\xff\xff\x0f", "not valid snappy: 9 bytes cannot hold 4294967295"),
-        (b"\xff\xff\xff\xff\x1f", "not valid snappy: it declares more than 4 GiB"),
-        (b"\xff\xff\xff\xff\xff\xff", "not valid snappy: it declares more than 4 GiB"),
-        (b"\x00", "not valid snappy: bytes follow its end"),
+        (b"\xff\xff\xff\xff\x0f", "not valid snappy: 9 bytes of input cannot contain 4294967295"),
+        (b"\xff\xff\xff\xff\x1f", "not valid snappy: declared size is more than 4 GiB"),
+        (b"\xff\xff\xff\xff\xff\xff", "not valid snappy: declared size is more than 4 GiB"),
+        (b"\x00", "not valid snappy: bytes follow the end of the block"),
         (b"\x05", "not valid snappy: corrupt snappy compressed data"),
     ):
         with pytest.raises(FormatError, match=f"^a: {message}$"):
@@ -269,5 +269,5 @@ def test_a_listing_that_declares_more_than_any_shard_holds_is_refused_before_a_b
         decompress("zstd", (pytest.fail("it was read") for _ in "a"), 1 << 50, "x.mds.zstd")
     assert (
         str(caught.value)
-        == "x.mds.zstd: 1125899906842624 bytes when decompressed are listed, 4294967296 is the most that is read"
+        == "x.mds.zstd: listed with 1125899906842624 decompressed bytes; the maximum is 4294967296"
     )

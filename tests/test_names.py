@@ -17,22 +17,22 @@ from flarecli.redact import redact, redact_text
         ("", "'' is empty"),
         ("/etc/passwd", "'/etc/passwd' is not relative"),
         ("C:/x", "'C:/x' is not relative"),
-        ("~/x", "'~/x' starts at a home folder"),
-        ("a\\b", "'a\\b' holds a backslash"),
-        ("file://x", "'file://x' is an address"),
-        ("a\x00b", "'a\\x00b' holds a control character"),
-        ("a\x1b[2J", "'a\\x1b[2J' holds a control character"),
+        ("~/x", "'~/x' starts with a home folder"),
+        ("a\\b", "'a\\b' contains a backslash"),
+        ("file://x", "'file://x' is a URL"),
+        ("a\x00b", "'a\\x00b' contains a control character"),
+        ("a\x1b[2J", "'a\\x1b[2J' contains a control character"),
         ("../x", "'../x' leaves the folder"),
         ("a/../../x", "'a/../../x' leaves the folder"),
         ("a//b", "'a//b' has an empty part"),
         ("./a", "'./a' has an empty part"),
         ("a/", "'a/' has an empty part"),
-        ("...", "'...' has a part of dots and spaces alone"),
-        (".. /x", "'.. /x' has a part of dots and spaces alone"),
-        ("a/ ", "'a/ ' has a part of dots and spaces alone"),
-        ("a/C:x", "'a/C:x' names a drive on Windows"),
-        ("x" * 256, f"'{'x' * 77}…' is longer than 255 bytes a part"),
-        ("é" * 128, f"'{'é' * 77}…' is longer than 255 bytes a part"),
+        ("...", "'...' has a part of only dots and spaces"),
+        (".. /x", "'.. /x' has a part of only dots and spaces"),
+        ("a/ ", "'a/ ' has a part of only dots and spaces"),
+        ("a/C:x", "'a/C:x' contains a Windows drive"),
+        ("x" * 256, f"'{'x' * 77}…' has a part longer than 255 bytes"),
+        ("é" * 128, f"'{'é' * 77}…' has a part longer than 255 bytes"),
         (f"{'a/' * 2048}b", f"'{'a/' * 38}a…' is longer than 4096 bytes"),
     ],
 )
@@ -144,7 +144,7 @@ def test_long_addresses_and_texts_are_looked_through_once():  # hours, if each l
 
 @pytest.mark.parametrize("name", ["\ud800", "a/\udfff.mds", "\udd00x"])
 def test_half_a_character_names_no_file(name):
-    with pytest.raises(UnsafeError, match="holds half a character$"):
+    with pytest.raises(UnsafeError, match="contains a lone surrogate$"):
         check_name(name)
 
 

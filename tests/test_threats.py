@@ -266,7 +266,7 @@ def test_a_playlist_larger_than_any_is_not_read(tmp_path, capfd, monkeypatch):
         ["playlist", "--check", "set.yaml"],
     ):
         code = main(args)
-        said = "set.yaml: 1073741825 bytes, 1073741824 is the most that is read"
+        said = "set.yaml: file is 1073741825 bytes; the maximum is 1073741824"
         assert (said in "".join(capfd.readouterr()), code) == (
             True,
             1 if args[0] == "verify" else 4,

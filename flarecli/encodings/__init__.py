@@ -1,7 +1,8 @@
-"""Encodings: how a value becomes bytes in a shard, by name, and back.
+"""Encodings: named ways to store values of a column as bytes.
 
-Three forms of one value: its stored bytes (rows, shards), an Arrow column (batches), a Python value (samples).
-Unpickling is refused here, once for everything above. Each part is loaded when it is first asked for: names take no Arrow.
+A value has three forms: stored bytes (rows, shards), an Arrow column (batches), a Python value
+(samples). Pickles are refused in this package only. Modules are imported on first use: looking up
+a name does not import Arrow.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ if TYPE_CHECKING:
     )
     from flarecli.encodings.convert import coerce, plain, source_of
     from flarecli.encodings.convert import natural as natural_of
+    from flarecli.encodings.images import split as split_images
     from flarecli.encodings.infer import infer_encoding
     from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
     from flarecli.encodings.names import register as encoding
-    from flarecli.encodings.pictures import split as pictures_of
-    from flarecli.encodings.registry import OWN, Own
+    from flarecli.encodings.registry import CUSTOM, CustomEncoding
     from flarecli.encodings.values import decode, decoder, encode
 
 __all__ = [
     "BINARY",
-    "OWN",
+    "CUSTOM",
     "TEXT",
     "Encoding",
-    "Own",
+    "CustomEncoding",
     "coerce",
     "column",
     "decode",
@@ -45,7 +46,7 @@ __all__ = [
     "infer_encoding",
     "lookup",
     "natural_of",
-    "pictures_of",
+    "split_images",
     "plain",
     "source_of",
     "raw_values",
@@ -54,12 +55,12 @@ __all__ = [
     "value_sizes",
 ]
 
-_FILES = {
+_MODULES = {
     "BINARY": "names",
-    "OWN": "registry",
+    "CUSTOM": "registry",
     "TEXT": "names",
     "Encoding": "names",
-    "Own": "registry",
+    "CustomEncoding": "registry",
     "coerce": "convert",
     "column": "names",
     "decode": "values",
@@ -71,7 +72,7 @@ _FILES = {
     "infer_encoding": "infer",
     "lookup": "names",
     "natural_of": "convert:natural",
-    "pictures_of": "pictures:split",
+    "split_images": "images:split",
     "plain": "convert",
     "source_of": "convert",
     "raw_values": "columns",
@@ -82,5 +83,5 @@ _FILES = {
 
 
 def __getattr__(name: str) -> Any:
-    found = globals()[name] = named(__name__, _FILES, name)
+    found = globals()[name] = named(__name__, _MODULES, name)
     return found

@@ -1,11 +1,12 @@
-"""Arrays of numbers as MDS stores them (`ndarray`), and what Granular says of one (in `array` and `tree`).
+"""Numeric arrays as MDS stores them (`ndarray`), and as Granular describes them (`array`, `tree`).
 
     ndarray                     [dtype] [shape] values
     ndarray:DTYPE                       [shape] values
     ndarray:DTYPE:2,3                           values
 
-dtype is one byte, shape is one (ndim << 2 | k) and then each dimension in 2^k bytes, k as small as the largest of them allows; values are
-little-endian in C order. Granular names a dtype as numpy does (`<i2`), of any byte order, beside a list of dimensions.
+dtype is one byte. shape is one byte (ndim << 2 | k), then each dimension in 2^k bytes, with the
+smallest k that fits the largest dimension. Values are little-endian in C order. Granular stores a
+dtype by numpy's name (`<i2`), in any byte order, and a list of dimensions.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from flarecli.units import format_size
 __all__ = ["build", "decode", "describe", "encode"]
 
 _DTYPES = {code: name for name, code in NDARRAY_CODES.items()}
-_DTYPE = re.compile(
-    r"[<>|=]?[biufcSUV][0-9]{1,9}", re.ASCII
-)  # numbers and text of fixed size: no objects, which would be pointers, and no times
-_DIMENSIONS = 32  # what every numpy takes
-_EMPTY_LISTS = 1024  # in an array of no bytes
+# numbers and text of fixed size; no objects, which are pointers, and no times
+_DTYPE = re.compile(r"[<>|=]?[biufcSUV][0-9]{1,9}", re.ASCII)
+MAX_DIMENSIONS = 32  # supported by all versions of numpy
+MAX_EMPTY_LISTS = 1024  # in an array without values
 
 
 def encode(encoding: Encoding, value: Any) -> bytes:
-    """Give the stored bytes of an array, or of nested lists of numbers, whatever its byte order and its strides.
+    """Return the stored bytes of an array or of nested lists of numbers; byte order and strides may
+    differ.
 
-    raises  ValueFitError for another dtype or shape than the encoding fixes, and for none that MDS has
+    raises  ValueFitError if dtype or shape differ from the encoding, or if MDS does not support
+            them
     """
     import numpy as np
 
@@ -41,10 +43,10 @@ def encode(encoding: Encoding, value: Any) -> bytes:
     if not hasattr(value, "dtype") and encoding.dtype and array.dtype != encoding.dtype:
         array = _cast(array, encoding)
     dtype = array.dtype.name
-    wrong = (encoding.dtype and encoding.dtype != dtype) or (
+    differs = (encoding.dtype and encoding.dtype != dtype) or (
         encoding.shape and encoding.shape != array.shape
     )
-    if wrong or dtype not in NDARRAY_CODES or not 1 <= array.ndim <= 63 or array.size == 0:
+    if differs or dtype not in NDARRAY_CODES or not 1 <= array.ndim <= 63 or array.size == 0:
         raise ValueFitError(f"an array of {array.dtype} {array.shape} does not fit {encoding.name}")
     head = b"" if encoding.dtype else bytes([NDARRAY_CODES[dtype]])
     if not encoding.shape:
@@ -60,7 +62,7 @@ def encode(encoding: Encoding, value: Any) -> bytes:
 
 
 def _cast(array: Any, encoding: Encoding) -> Any:
-    """Bring plain numbers to the dtype that an encoding fixes, if that loses nothing but digits of a float."""
+    """Cast numbers to the dtype of an encoding if the values stay the same; floats may lose digits."""
     import numpy as np
 
     if array.dtype.kind not in "biuf" or array.size == 0:
@@ -79,7 +81,7 @@ def _cast(array: Any, encoding: Encoding) -> Any:
 
 
 def decode(encoding: Encoding, data: bytes) -> Any:
-    """Give a read-only array over the stored bytes. Raises ValueFitError if they are not what the encoding says."""
+    """Return a read-only array over the stored bytes. Raises ValueFitError if they are not valid."""
     import numpy as np
 
     at, dtype, shape = 0, encoding.dtype, encoding.shape
@@ -93,36 +95,42 @@ def decode(encoding: Encoding, data: bytes) -> Any:
         )
         at += 1 + ndim * width
     if not dtype or not shape or math.prod(shape) * NDARRAY_CODES_SIZE[dtype] != len(data) - at:
-        raise ValueFitError(f"{format_size(len(data))} are not {encoding.name}")
+        raise ValueFitError(f"not a valid {encoding.name} value ({format_size(len(data))})")
     _check_empty(shape)
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), offset=at).reshape(shape)
 
 
 def _check_empty(shape: Sequence[int]) -> None:
-    """Raise ValueFitError for an array of no bytes that is many lists: a shape of (2^31, 0) takes none, its lists 100 GB."""
+    """Raise ValueFitError for an array without values that has many lists.
+
+    An array of shape (2^31, 0) has no bytes, but its lists would take 100 GB.
+    """
     lists = math.prod(itertools.takewhile(bool, shape))
-    if 0 in shape and lists > _EMPTY_LISTS:
+    if 0 in shape and lists > MAX_EMPTY_LISTS:
         raise ValueFitError(f"an array of shape {tuple(shape)} has no values and {lists} rows")
 
 
 def describe(array: Any) -> tuple[str, list[int], bytes]:
-    """Give numpy's name of an array's dtype, its dimensions and its values in C order, in its own byte order.
+    """Return numpy's name of an array's dtype, its dimensions, and its values in C order as bytes.
 
-    raises  ValueFitError for objects, times and records, which cannot be read back
+    raises  ValueFitError for objects, times and records, which cannot be restored
     """
     dtype = array.dtype.str
     if (
         not _DTYPE.fullmatch(dtype)
         or array.dtype.names is not None
         or array.dtype.itemsize == 0
-        or array.ndim > _DIMENSIONS
+        or array.ndim > MAX_DIMENSIONS
     ):
         raise ValueFitError(f"an array of {array.dtype} {array.shape} cannot be read back")
     return dtype, list(array.shape), array.tobytes()
 
 
 def build(dtype: Any, shape: Any, data: Any) -> Any:
-    """Give a read-only array of what `describe` gave, or a file claims. Raises ValueFitError if the three do not agree."""
+    """Return a read-only array from the values that `describe` returns.
+
+    Raises ValueFitError if invalid.
+    """
     import numpy as np
 
     if (
@@ -130,19 +138,21 @@ def build(dtype: Any, shape: Any, data: Any) -> Any:
         or not _DTYPE.fullmatch(dtype)
         or not isinstance(data, bytes)
         or not isinstance(shape, list)
-        or len(shape) > _DIMENSIONS
+        or len(shape) > MAX_DIMENSIONS
         or not all(type(dim) is int and dim >= 0 for dim in shape)
     ):
-        raise ValueFitError("not the dtype, the shape and the bytes of an array")
+        raise ValueFitError("expected the dtype, the shape and the bytes of an array")
     try:
         kind = np.dtype(dtype)
         if math.prod(shape) * kind.itemsize != len(data) or kind.itemsize == 0:
-            raise ValueFitError(f"{len(data)} bytes are no array of {dtype} {tuple(shape)}")
+            raise ValueFitError(
+                f"{len(data)} bytes do not match an array of {dtype} {tuple(shape)}"
+            )
         _check_empty(shape)
         return np.frombuffer(data, kind).reshape(shape)
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ValueFitError):
             raise
         raise ValueFitError(
-            f"{len(data)} bytes are no array of {dtype[:20]} with {len(shape)} dimensions"
+            f"{len(data)} bytes do not match an array of {dtype[:20]} with {len(shape)} dimensions"
         ) from None

@@ -1,4 +1,4 @@
-"""Arrow columns to stored bytes and back, whole columns at a time."""
+"""Conversion of whole Arrow columns to stored bytes and back."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.errors import ValueFitError
 from flarecli.model import ENCODING, Column, IntArray
 
-_NUMBERS = {  # of variable size: writer and parser of a column
+_NUMBERS = {  # numbers of variable size: writer and parser of a column
     "varint": (number_text.varint_bytes, number_text.parse_varints),
     "msgpack_float": (msgpack.float_bytes, msgpack.parse_float_column),
 }
 
-_LARGE, _HEAD = (
-    1 << 15,
-    1 << 12,
-)  # bytes that are worth a look at whether all of them are ASCII, and of them the first
+# The check for ASCII pays off from ASCII_CHECK_BYTES on; it tests the first ASCII_HEAD_BYTES first.
+ASCII_CHECK_BYTES, ASCII_HEAD_BYTES = 1 << 15, 1 << 12
 
 __all__ = [
     "check_text",
@@ -37,9 +35,9 @@ __all__ = [
 
 
 def raw_values(array: pa.Array) -> Iterator[memoryview | None]:
-    """Give the bytes of each value of a column of bytes or text, without a copy.
+    """Yield the bytes of each value of a column of bytes or text, without a copy.
 
-    Not by its scalars: Arrow copies the bytes into each, and ends the process where there is no memory for that.
+    Arrow's scalars are avoided: they copy the bytes, and abort the process if memory is exhausted.
     """
     kind = array.type
     if not (pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)):
@@ -53,7 +51,10 @@ def raw_values(array: pa.Array) -> Iterator[memoryview | None]:
 
 
 def value_sizes(array: pa.Array) -> IntArray | None:
-    """Return the bytes of each value of a column of bytes or text, or of lists of them: int64 [rows]; None for other columns."""
+    """Return the size in bytes of each value: int64 [rows]; None for columns of other types.
+
+    The column may contain bytes, text, or lists of them.
+    """
     kind = array.type
     if pa.types.is_large_list(kind):
         inner = value_sizes(array.values)
@@ -71,23 +72,24 @@ def value_sizes(array: pa.Array) -> IntArray | None:
 
 
 def field(column: Column) -> pa.Field:
-    """Give the Arrow field of a column: its type, and its encoding's name in the metadata."""
+    """Return the Arrow field of a column: its type, with the name of its encoding in the metadata."""
     return pa.field(
         column.name, lookup(column.encoding).arrow, metadata={ENCODING: column.encoding.encode()}
     )
 
 
 def encoding_of(field: pa.Field) -> str | None:
-    """Read the encoding's name from an Arrow field; None when it carries none."""
+    """Return the name of the encoding in the metadata of an Arrow field, or None."""
     name = (field.metadata or {}).get(ENCODING)
     return None if name is None else name.decode()
 
 
 def stored(array: pa.Array, encoding: Encoding) -> pa.Array:
-    """Give the stored bytes of a typed column, without nulls; numbers cost a copy, text and bytes none.
+    """Return the stored bytes of a typed column without nulls. Numbers are copied, text and bytes
+    are not.
 
-    array   of the encoding's own type, no nulls
-    return  large_binary [rows]; of a list large_list of it
+    array   in the Arrow type of the encoding, without nulls
+    return  large_binary [rows]; large_list of it for a list encoding
     """
     if encoding.item is not None:
         item = encoding.item
@@ -100,10 +102,11 @@ def stored(array: pa.Array, encoding: Encoding) -> pa.Array:
 
 
 def typed(array: pa.Array, encoding: Encoding) -> pa.Array:
-    """Give a typed column of stored bytes; null where those are.
+    """Return the typed column of stored bytes; null where they are null.
 
-    array   large_binary, or fixed-size binary of the encoding's size for a number; of a list large_list of it (`encoding.raw`)
-    raises  ValueFitError naming the first row whose text is not UTF-8, or whose number is not as long as it must be
+    array   `encoding.raw`: large_binary, or large_list of it for a list encoding; numbers may be
+            fixed-size binary of the encoding's size
+    raises  ValueFitError with the row of the first text that is not UTF-8 or number of a wrong size
     """
     if encoding.item is not None:
         item = encoding.item
@@ -137,15 +140,15 @@ def _fixed(array: pa.Array, encoding: Encoding) -> pa.Array:
             if data.is_valid and len(data.as_buffer()) != encoding.size
         )
         raise ValueFitError(
-            f"{len(data.as_buffer())} bytes are not {encoding.name}, which takes {encoding.size}",
+            f"{len(data.as_buffer())} bytes do not fit {encoding.name}; expected {encoding.size}",
             row=row,
         ) from None
 
 
 def each_item(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """Convert all items of a list column in one go; null rows have none.
+    """Convert all items of a list column at once; null rows have no items.
 
-    raises  ValueFitError of `convert`, naming the row of the item that it named
+    raises  the ValueFitError of `convert`, with the row of the list instead of the item
     """
     offsets = array.offsets.to_numpy()
     values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -163,31 +166,31 @@ def each_item(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Ar
 
 
 def check_text(text: pa.Array) -> None:
-    """Raise ArrowInvalid unless every value of a large_string column is UTF-8, as files may claim of what is not.
+    """Raise ArrowInvalid unless every value of a large_string column is UTF-8.
 
-    Most text is ASCII, and that all bytes are is told in a fifth of the time.
+    Files may declare other bytes as text. Most text is ASCII, which is faster to check.
     """
     if not _is_ascii(text):
         text.validate(full=True)
 
 
 def _is_ascii(text: pa.Array) -> bool:
-    """Whether nothing but ASCII lies between the first offset and the last, which rise; large columns alone are looked at."""
-    text.validate()  # the first and the last lie in the data
+    """Return True if all text of a large column is ASCII and its offsets are valid, else False."""
+    text.validate()  # checks that the first and the last offset are inside the data
     _, offsets, data = text.buffers()
     ends = (
         np.frombuffer(offsets, np.int64, len(text) + 1, 8 * text.offset)
         if len(text)
         else np.zeros(1, np.int64)
     )
-    if ends[-1] - ends[0] < _LARGE or (ends[1:] < ends[:-1]).any():
+    if ends[-1] - ends[0] < ASCII_CHECK_BYTES or (ends[1:] < ends[:-1]).any():
         return False
     signed = np.frombuffer(data, np.int8)[ends[0] : ends[-1]]
-    return bool(signed[:_HEAD].min() >= 0 and signed.min() >= 0)
+    return bool(signed[:ASCII_HEAD_BYTES].min() >= 0 and signed.min() >= 0)
 
 
 def is_utf8(data: bytes) -> bool:
-    """Whether bytes are text."""
+    """Return whether bytes are valid UTF-8."""
     try:
         data.decode()
     except UnicodeDecodeError:

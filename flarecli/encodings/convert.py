@@ -1,7 +1,7 @@
-"""Convert columns to an encoding: from another encoding, or from any type of Arrow.
+"""Convert columns to an encoding: from another encoding, or from any Arrow type.
 
-Stored bytes that mean the same in both encodings are kept. Numbers are cast and must fit; text is rewritten. Documents,
-arrays and pictures are decoded and encoded value by value.
+Stored bytes that are valid in both encodings are kept. Numbers are cast and must fit; text is
+rewritten. Documents, arrays and images are decoded and encoded value by value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flarecli.encodings import cast, msgpack, number_text, pictures
+from flarecli.encodings import cast, images, msgpack, number_text
 from flarecli.encodings.columns import each_item, encoding_of, is_utf8, typed
 from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.encodings.values import as_json, decode, encode
@@ -34,12 +34,12 @@ _RANGES = {
 }
 _RANGES["int"] = _RANGES["varint"] = _RANGES["int64"]
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
-_SAME = (  # any two of one line are stored alike
+_SAME = (  # encodings of one line store the same bytes
     {"int", "int64"},
     {"jpeg_array", "jpegarray"},
     {"ndarray", "ndarray:"},
 )
-_CARRIED = {  # what is, as it is stored, also one of these
+_SUBSETS = {  # encoding -> encodings in which its stored bytes are valid too
     **dict.fromkeys(("json", "str_float", "str_decimal"), ("str",)),
     "str_int": ("str", "str_decimal"),
     "tree": ("msgpack",),
@@ -58,17 +58,17 @@ _NATURAL = {
 }
 
 _ERRORS = (FlareError, ValueError, TypeError, OverflowError, RecursionError)
-_MAX_VALUES = 1 << 22  # of one row that become Python objects
+MAX_VALUES = 1 << 22  # values of one row that are converted to Python objects
 _ARRAYS = ("ndarray", "array", "tree")
 _DOCUMENTS = ("msgpack", "array", "tree")
 _AS_TEXT = (date, datetime, time, timedelta, Decimal, UUID)
 
 
 def source_of(field: pa.Field) -> Encoding | None:
-    """Return the encoding that the metadata of a field names.
+    """Return the encoding in the metadata of a field, or None.
 
-    None if it names none, or if the type of the field cannot be that encoding's: metadata often
-    outlives the values that it described.
+    It is ignored if the type of the field does not match: metadata is often kept by tools that
+    change the values.
     """
     name, kind = encoding_of(field), field.type
     if not name:
@@ -88,10 +88,13 @@ def source_of(field: pa.Field) -> Encoding | None:
 def coerce(
     array: pa.Array, encoding: Encoding, source: Encoding | None = None
 ) -> tuple[pa.Array, Failures]:
-    """Bring any Arrow column to the encoding's type, and say which values it cannot hold.
+    """Convert an Arrow column to the type of an encoding; return it with the values that do not
+    fit.
 
-    source  the encoding that the column has; None: what its type says, and then text may be text of numbers, or JSON, and bytes anything
-    return  the typed column, null where a value failed; (row in the column, reason) of each failure, in order
+    source  encoding of the column; None: by its type, then text may contain numbers or JSON, and
+            bytes may contain anything
+    return  the typed column, null where a value does not fit; (row, reason) of each of them, in
+            order
     """
     if (
         pa.types.is_primitive(array.type)
@@ -99,7 +102,7 @@ def coerce(
         and source is None
         and array.null_count == 0
     ):
-        return array, []  # numbers as they are stored
+        return array, []  # already converted
     is_tensor = (
         isinstance(array, pa.FixedShapeTensorArray)
         and encoding.item is None
@@ -111,14 +114,14 @@ def coerce(
         array = pc.run_end_decode(array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if pa.types.is_string_view(array.type):  # Arrow has no `if_else` for views
+    if pa.types.is_string_view(array.type):  # Arrow's `if_else` does not support views
         array = array.cast(TEXT)
     elif pa.types.is_binary_view(array.type):
         array = array.cast(BINARY)
     nulls, invalid = array, list[tuple[int, str]]()
     if source is not None and source.item is None and not array.type.equals(source.arrow):
-        array, invalid = _named(array, source, *cast.carried(array, source))
-    out, failures = _recoded(
+        array, invalid = _with_reasons(array, source, *cast.keep_bytes(array, source))
+    out, failures = _recode(
         array, encoding, None if source is None or source.name == "bytes" else source
     )
     if nulls.null_count:
@@ -130,26 +133,26 @@ def coerce(
     return out, sorted([*invalid, *failures]) if invalid else failures
 
 
-def _recoded(
+def _recode(
     array: pa.Array, encoding: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
     if array.null_count == len(array):
         return pa.nulls(len(array), encoding.arrow), []
     if source is not None and _is_same(source, encoding):
-        return _named(array, encoding, *cast.carried(array, encoding))
+        return _with_reasons(array, encoding, *cast.keep_bytes(array, encoding))
     if encoding.item is not None and cast.is_list(array.type):
         return _items(array, encoding, encoding.item, None if source is None else source.item)
     if source is None:
         if cast.is_whole(array.type, encoding):
-            return _named(array, encoding, *cast.converted(array, encoding, ""))
+            return _with_reasons(array, encoding, *cast.convert(array, encoding, ""))
         return _convert_each(array, encoding, None)
     text = cast.recode_number_text(array, source.name, encoding.name)
     if text is not None:
-        return _named(array, encoding, *text)
+        return _with_reasons(array, encoding, *text)
     if source.name == "msgpack" and encoding.arrow in _FLOATS:
         numbers = msgpack.parse_double_column(array)
         if numbers is not None:
-            return _named(array, encoding, *cast.converted(numbers, encoding, ""))
+            return _with_reasons(array, encoding, *cast.convert(numbers, encoding, ""))
     if source.arrow.equals(BINARY) or source.item is not None:
         return _convert_each(array, encoding, source)
     out, kind, missing = natural(array, source)
@@ -162,22 +165,22 @@ def _recoded(
     if is_document or not cast.is_whole(out.type, encoding):
         out, failures = _convert_each(out, encoding, kind)
         return out, sorted([*failures, *((row, f"is not {source.name}") for row in missing)])
-    out, failed = cast.converted(out, encoding, "json" if kind.name == "json" else "text")
-    return _named(array, encoding, out, [*failed, *missing])
+    out, failed = cast.convert(out, encoding, "json" if kind.name == "json" else "text")
+    return _with_reasons(array, encoding, out, [*failed, *missing])
 
 
 def _is_same(source: Encoding, encoding: Encoding) -> bool:
     one, other = source.name, encoding.name
     if (
         one == other
-        or other in _CARRIED.get(one, ())
+        or other in _SUBSETS.get(one, ())
         or any(one in names and other in names for names in _SAME)
     ):
         return True
     return other == "bytes" and source.arrow in (TEXT, BINARY) and not one.startswith("json_")
 
 
-def _named(
+def _with_reasons(
     array: pa.Array, encoding: Encoding, out: pa.Array, failed: Sequence[int]
 ) -> tuple[pa.Array, Failures]:
     return out, [(row, _reason(array[row], encoding)) for row in sorted(failed)]
@@ -199,7 +202,7 @@ def _reason(value: pa.Scalar, encoding: Encoding) -> str:
 def _items(
     array: pa.Array, encoding: Encoding, item: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
-    """Recode a list's items in one go; a row with an item that does not fit is null."""
+    """Convert all items of a list column at once; a row with an item that does not fit is null."""
     array = cast.large_list(array)
     offsets = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -212,8 +215,8 @@ def _items(
         found,
         strict=True,
     ):
-        if not absent[row]:  # a null row may have items all the same
-            failures.setdefault(row, "holds a null" if reason == "is null" else reason)
+        if not absent[row]:  # a null row may have items
+            failures.setdefault(row, "contains a null" if reason == "is null" else reason)
     absent[list(failures)] = True
     out = pa.LargeListArray.from_arrays(
         pa.array(offsets), items, mask=pa.array(absent) if absent.any() else None
@@ -222,38 +225,42 @@ def _items(
 
 
 def plain(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding]:
-    """Give a typed column in its natural Arrow form, and the encoding whose type that is.
+    """Return a typed column in its natural Arrow type, and the encoding of that type. Nulls are
+    kept.
 
-    Text of integers becomes int64, text of floats float64, text inside JSON its own; what is natural already stays as it is. Nulls stay.
+    Text of integers becomes int64, text of floats float64, JSON strings become text; other columns
+    are returned as they are.
 
-    array   of the encoding's own type
-    raises  ValueFitError naming the first row that its natural type cannot hold: no number, or more than 64 bits
+    array   in the Arrow type of the encoding
+    raises  ValueFitError with the row of the first invalid number or number of more than 64 bits
     """
-    out, wanted, failed = natural(array, encoding)
+    out, target, failed = natural(array, encoding)
     if failed:
         raise ValueFitError(
-            f"a value of {encoding.name} is no {wanted.name}, or too large for one",
+            f"a value of {encoding.name} is not a valid {target.name}, or is too large",
             row=failed[0],
         )
-    return out, wanted
+    return out, target
 
 
 def natural(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding, list[int]]:
-    """Do the same, with null for what does not fit; give the rows of those, in order. Of a list the first one is raised."""
+    """Like `plain`, but invalid values become null, and their rows are returned, in order.
+
+    For a list encoding, the first invalid value is raised as by `plain`.
+    """
     if encoding.item is not None:
         item = encoding.item
-        wanted = _NATURAL.get(item.name)
-        if wanted is None:
+        target = _NATURAL.get(item.name)
+        if target is None:
             return array, encoding, []
-        return each_item(array, lambda values: plain(values, item)[0]), lookup(f"{wanted}[]"), []
+        return each_item(array, lambda values: plain(values, item)[0]), lookup(f"{target}[]"), []
     name = _NATURAL.get(encoding.name)
     if name is None:
         return array, encoding, []
     if not encoding.is_text:
         return array, lookup(name), []
-    array = (
-        array if array.type.equals(encoding.arrow) else array.cast(encoding.arrow)
-    )  # views are not for Arrow's kernels
+    if not array.type.equals(encoding.arrow):  # Arrow's kernels do not support views
+        array = array.cast(encoding.arrow)
     if name == "int":
         out, failed = number_text.ints(array, _json_int if encoding.name == "json_int" else int)
     elif name == "float64":
@@ -261,7 +268,7 @@ def natural(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding, li
             array, _json_float if encoding.name == "json_float" else float
         )
     else:
-        out, failed = number_text.unescaped(array)
+        out, failed = number_text.parse_json_text(array)
     return out, lookup(name), failed
 
 
@@ -283,9 +290,10 @@ _json_int, _json_float = _json_parser(int, int), _json_parser((float, int), floa
 def _convert_each(
     array: pa.Array, encoding: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
-    """Bring a column to an encoding; null and (row, reason) for what does not fit.
+    """Convert a column value by value; return it with (row, reason) of each value that does not
+    fit.
 
-    source  the encoding that the column has; None: its values are what its type says
+    source  encoding of the column; None: values are as their Arrow type says
     """
     read, write = _reader(source, encoding), _writer(encoding)
     out: list[Any] = []
@@ -298,24 +306,23 @@ def _convert_each(
             failures.append((row, value.reason))
             continue
         try:
-            given = read(value)
+            sample = read(value)
         except UnsafeError:
-            failures.append((row, "is a pickle, which is not decoded"))
+            failures.append((row, "is a pickle; pickles are not decoded"))
             continue
         except _ERRORS:
             failures.append((row, f"is not {'' if source is None else source.name}"))
             continue
         try:
-            out[-1] = write(given)
+            out[-1] = write(sample)
             if encoding.item is not None or (
-                isinstance(given, bytes) and not encoding.arrow.equals(BINARY)
+                isinstance(sample, bytes) and not encoding.arrow.equals(BINARY)
             ):
-                typed(
-                    pa.array(out[-1:], encoding.raw), encoding
-                )  # bytes are stored as they are, and may be no text and no number
+                # bytes are stored unchecked, and may not be valid text or numbers
+                typed(pa.array(out[-1:], encoding.raw), encoding)
         except _ERRORS:
             out[-1] = None
-            failures.append((row, f"{_shown(given)}does not fit {encoding.name}"))
+            failures.append((row, f"{_shown(sample)}does not fit {encoding.name}"))
     return typed(pa.array(out, encoding.raw), encoding), failures
 
 
@@ -327,7 +334,10 @@ def _shown(value: Any) -> str:
 
 
 def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
-    """Give a column's values; tensors, and lists of numbers where an array is asked for, as numpy arrays of their own dtype where that is wanted."""
+    """Yield the values of a column.
+
+    Tensors, and lists of numbers to be stored as arrays, are numpy arrays if their dtype matches.
+    """
     if isinstance(array, pa.FixedShapeTensorArray):
         tensors = iter(array.drop_null().to_numpy_ndarray())
         return (next(tensors) if valid else None for valid in array.is_valid().to_pylist())
@@ -343,61 +353,62 @@ def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
 
 
 def _objects(array: pa.Array) -> Iterator[Any]:
-    """Give the Python value of each row; of nested ones of very many values a row at a time, and _TooMany for a row that holds them."""
-    if not pa.types.is_nested(array.type) or _values_in(array) <= _MAX_VALUES:
+    """Yield each row as a Python value, or _TooMany for a row with more than MAX_VALUES values."""
+    if not pa.types.is_nested(array.type) or _count_values(array) <= MAX_VALUES:
         yield from array.to_pylist()
         return
     for row in range(len(array)):
-        one = array.slice(row, 1)
-        count = _values_in(one)
-        yield _TooMany(count) if count > _MAX_VALUES else one[0].as_py()
+        part = array.slice(row, 1)
+        count = _count_values(part)
+        yield _TooMany(count) if count > MAX_VALUES else part[0].as_py()
 
 
 class _TooMany:
-    """Stands for a value of more parts than are made Python objects: each takes about 64 bytes."""
+    """Placeholder for a value that is too large for Python objects, which take about 64 bytes each."""
 
     def __init__(self, count: int) -> None:
-        self.reason = f"holds {count} values; at most {_MAX_VALUES} are converted"
+        self.reason = f"has {count} values; the maximum is {MAX_VALUES}"
 
 
-def _values_in(array: pa.Array) -> int:
-    """Count the values of a nested column, those inside other values too."""
+def _count_values(array: pa.Array) -> int:
+    """Return the number of values in a nested column, at all levels."""
     kind = array.type
     if pa.types.is_struct(kind):
-        return sum(_values_in(one) for one in array.flatten())
+        return sum(_count_values(child) for child in array.flatten())
     if pa.types.is_map(kind):
         start, stop = (array.offsets[at].as_py() for at in (0, len(array)))
-        return sum(_values_in(one.slice(start, stop - start)) for one in (array.keys, array.items))
+        children = (array.keys, array.items)
+        return sum(_count_values(child.slice(start, stop - start)) for child in children)
     if pa.types.is_nested(kind) and not pa.types.is_union(kind):
-        return len(array) + _values_in(array.flatten())
+        return len(array) + _count_values(array.flatten())
     return len(array)
 
 
 def _number_arrays(lists: pa.LargeListArray) -> Iterator[Any]:
-    """Yield each list as a numpy array, one that holds a null as a Python list, a null as None.
+    """Yield each list as a numpy array, a list with nulls as a Python list, and null as None.
 
-    What a row becomes must not depend on its neighbours, which differ by how rows are batched.
+    The result for a row depends on that row alone, because batches may be of any size.
     """
     numbers = lists.values.fill_null(0).to_numpy()
-    holes = np.append(0, np.cumsum(lists.values.is_null().to_numpy(zero_copy_only=False)))
+    null_counts = np.append(0, np.cumsum(lists.values.is_null().to_numpy(zero_copy_only=False)))
     valid = lists.is_valid().to_pylist()
     for row, (start, stop) in enumerate(itertools.pairwise(lists.offsets.to_pylist())):
         if not valid[row]:
             yield None
-        elif holes[stop] > holes[start]:
+        elif null_counts[stop] > null_counts[start]:
             yield lists[row].as_py()
         else:
             yield numbers[start:stop]
 
 
 def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]:
-    """Choose what makes a Python value of what Arrow gives for one."""
+    """Return a function that converts a value of Arrow to a Python value."""
     if source is None:
         return _same
     name = source.name
-    inner, wanted = _pictures_in(source), _pictures_in(encoding)
-    if inner and inner == wanted:
-        return _same if source.item is not None else lambda data: pictures.split(name, data)
+    inner, target = _image_encoding(source), _image_encoding(encoding)
+    if inner and inner == target:
+        return _same if source.item is not None else lambda data: images.split(name, data)
     if source.item is not None:
         read = _reader(source.item, encoding)
         return lambda values: [read(value) for value in values]
@@ -412,7 +423,7 @@ def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]
         and source.arrow.equals(BINARY)
         and not name.startswith(("ndarray", *_DOCUMENTS))
     ):
-        return _same  # files of any kind, which it holds as bytes
+        return _same  # files, which MessagePack stores as bytes
     if source.is_text:
         return lambda text: decode(source, text.encode())
     return lambda data: decode(source, data)
@@ -422,8 +433,8 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _pictures_in(encoding: Encoding) -> str:
-    """Name the encoding of each of several pictures in one value; nothing for any other encoding."""
+def _image_encoding(encoding: Encoding) -> str:
+    """Return the encoding of each image in a value of several images; empty for other encodings."""
     if encoding.item is not None:
         return encoding.item.name if encoding.item.name in ("jpeg", "png", "pil") else ""
     if encoding.name in ("jpeg_array", "jpegarray"):
@@ -432,7 +443,7 @@ def _pictures_in(encoding: Encoding) -> str:
 
 
 def _writer(encoding: Encoding) -> Callable[[Any], Any]:
-    """Choose what makes stored bytes of a Python value."""
+    """Return a function that converts a Python value to stored bytes."""
     if encoding.name == "json":
         return lambda value: as_json(value, _json_default).encode()
     if encoding.name == "json_json":
@@ -441,7 +452,7 @@ def _writer(encoding: Encoding) -> Callable[[Any], Any]:
 
 
 def _json_default(value: Any) -> Any:
-    """Give JSON what it has a word for: dates and decimals as people write them, arrays as lists; bytes and objects are refused."""
+    """Return a JSON value for dates, decimals and arrays; raise TypeError for bytes and objects."""
     if isinstance(value, _AS_TEXT):
         return str(value)
     if hasattr(value, "tolist"):

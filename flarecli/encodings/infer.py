@@ -1,4 +1,4 @@
-"""Which encoding a column gets when nobody says: by its declared type, then by the first value's own bytes."""
+"""The default encoding of a column, chosen by its type and the bytes of its first value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flarecli.media import kind_of, sniff
 __all__ = ["infer_encoding"]
 
 _SCALARS = {
-    pa.int64(): "int",  # the original's plain `int` is int64 too
+    pa.int64(): "int",  # `int` of the original is int64
     pa.int8(): "int8",
     pa.int16(): "int16",
     pa.int32(): "int32",
@@ -22,7 +22,7 @@ _SCALARS = {
     pa.float16(): "float16",
     pa.float32(): "float32",
     pa.float64(): "float64",
-    pa.bool_(): "uint8",  # MDS has no bool: 0 and 1
+    pa.bool_(): "uint8",  # MDS has no bool; stored as 0 and 1
 }
 _DTYPES = {
     kind: "int64" if name == "int" else name
@@ -32,12 +32,14 @@ _DTYPES = {
 
 
 def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str = "") -> str:
-    """Choose an encoding for a column: of lists of text, numbers or bytes `X[]`, of all that is nested otherwise JSON.
+    """Return the default encoding of a column.
 
-    first      the first value's bytes, for a binary column: pictures and films are told by their magic numbers
-    extension  of the first value's own address, lower case: `txt` and `json` are text when the bytes agree; where there is none, the
-               column's own name may end in one
-    raises     UsageError for a type that no encoding holds (an all-null column)
+    Lists of text, numbers or bytes become `X[]`; other nested types become JSON.
+
+    first      bytes of the first value of a binary column; images and video are detected by content
+    extension  file extension of the first value's address, in lower case; `txt` and `json` are text
+               if the bytes are. If it is empty, the name of the column may end in an extension
+    raises     UsageError for a type without encoding (a column of nulls)
     """
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -54,7 +56,7 @@ def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str =
         return "json"
     if pa.types.is_null(kind):
         raise UsageError(
-            f"column {field.name!r} holds nothing but nulls",
+            f"column {field.name!r} has only nulls",
             hint="Name the columns to pack with -c, without it.",
             column=field.name,
         )
@@ -64,7 +66,7 @@ def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str =
 def _extension(
     field: pa.Field, kind: pa.BaseExtensionType, first: bytes | None, extension: str
 ) -> str:
-    """See through a type that is another with a name; tensors are arrays of one shape, text of JSON is JSON."""
+    """Return the encoding of an extension type: that of its storage, except for tensors and JSON."""
     if (
         isinstance(kind, pa.FixedShapeTensorType)
         and kind.value_type in _DTYPES
@@ -78,7 +80,10 @@ def _extension(
 
 
 def _list(item: pa.DataType) -> str:
-    """Keep a list where its items have an encoding of their own; JSON tells true from 1, and knows a date and a list in a list."""
+    """Return the encoding of a list, by the type of its items.
+
+    Lists of booleans, dates, decimals and nested values become JSON, which keeps their type.
+    """
     item = item.value_type if pa.types.is_dictionary(item) else item
     if is_text(item):
         return "str[]"
@@ -96,14 +101,16 @@ def _list(item: pa.DataType) -> str:
 
 
 def _by_content(data: bytes, extension: str, name: str) -> str:
-    """Tell what files are. What no encoding stands for, other pictures, films and sounds, and arrays as numpy saves them, is bytes: whole files."""
+    """Return the encoding of a binary column: jpeg, png, mp4, webm, json, str or bytes.
+
+    Other media files and arrays saved by numpy have no encoding; whole files are stored as bytes.
+    """
     found = sniff(data[:512])
     if found in ("jpeg", "png"):
         return found
-    if found in ("mp4", "webm") and (kind_of(f".{extension}") or kind_of(f".{name}")) in (
-        None,
-        found,
-    ):  # a sound or a mov may begin alike
+    # audio files and mov files may start like mp4 and webm files
+    declared = kind_of(f".{extension}") or kind_of(f".{name}")
+    if found in ("mp4", "webm") and declared in (None, found):
         return found
     if found is None and extension in ("txt", "text", "json"):
         try:

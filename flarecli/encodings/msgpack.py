@@ -1,11 +1,11 @@
 """MessagePack as Granular stores it: values, arrays, trees of arrays, and columns of floats.
 
-    msgpack        one value: null, true, false, numbers, text, bytes, lists, maps with keys of text
+    msgpack        one value: null, true, false, number, text, bytes, list, map with text keys
     array          [dtype, [dimensions], bytes]
-    tree           lists and maps, with ["_", dtype, [dimensions], bytes] for an array among them
-    msgpack_float  one number; writing gives the byte CB, then 8 bytes, big-endian
+    tree           lists and maps that may contain arrays: ["_", dtype, [dimensions], bytes]
+    msgpack_float  one number; written as the byte CB, then 8 bytes, big-endian
 
-Every number and length takes its shortest form, and a float 64 bits, as in the original.
+Numbers and lengths have their shortest form, and floats 64 bits, as in the original.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ __all__ = [
     "unpack_float",
 ]
 
-MAX_DEPTH = 511  # lists in lists: the limit of the library's packer; its unpacker takes 1024
+MAX_DEPTH = 511  # of nested lists: limit of the library's packer; its unpacker allows 1024
 _DOUBLE = b"\xcb"
 
 
 def pack(value: Any, tree: bool = False) -> bytes:
     """Return the MessagePack of a value.
 
-    tree    numpy arrays are packed too; a list that would be read as an array is refused
-    raises  ValueFitError for other types, integers of more than 64 bits, keys that are not text, deep nesting
+    tree    numpy arrays are packed too; a list that would be read as an array is an error
+    raises  ValueFitError for other types, integers of more than 64 bits, keys that are not text, or
+            deep nesting
     """
     try:
         _check(value, tree, MAX_DEPTH)
-        data: bytes = Packer(default=_packed_array if tree else _refuse).pack(value)
+        data: bytes = Packer(default=_describe_array if tree else _refuse).pack(value)
         return data
     except ValueFitError:
         raise
@@ -59,7 +60,7 @@ def _refuse(value: Any) -> NoReturn:
     raise ValueFitError(f"{type(value).__name__} {value!r:.60} does not fit MessagePack") from None
 
 
-def _packed_array(value: Any) -> Any:
+def _describe_array(value: Any) -> Any:
     return ["_", *arrays.describe(value)] if isinstance(value, np.ndarray) else _refuse(value)
 
 
@@ -72,7 +73,9 @@ def _check(value: Any, tree: bool, depth: int) -> None:
         items: Any = value.values()
     elif isinstance(value, (list, tuple)) and not isinstance(value, ExtType):
         if tree and _is_array(value):
-            raise ValueFitError("a list of four that begins with '_' would be read as an array")
+            raise ValueFitError(
+                "a list of four items that starts with '_' would be read as an array"
+            )
         items = value
     else:
         return
@@ -88,27 +91,29 @@ def _is_array(items: Sequence[Any]) -> bool:
 
 
 def pack_array(array: Any) -> bytes:
-    """Return the stored bytes of `array`. Raises ValueFitError for a dtype that cannot be read back."""
+    """Return the stored bytes of `array`. Raises ValueFitError for a dtype that cannot be restored."""
     return pack(list(arrays.describe(array)))
 
 
 def unpack(data: bytes, tree: bool = False) -> Any:
-    """Return the value of MessagePack: lists for its arrays, ExtType for extensions; with `tree`, numpy arrays too.
+    """Return the value of MessagePack bytes: arrays as lists, extensions as ExtType.
 
-    raises  ValueFitError if the bytes are not one whole value, a key is not text, or it is nested too deeply
+    tree    build numpy arrays
+    raises  ValueFitError if the bytes are not exactly one value, a key is not text, or nesting is
+            deep
     """
     try:
-        # The library allocates lists of the claimed length, and a claim may be nested in another.
-        # So skip the value first: this allocates nothing and fails where the bytes end.
-        claims = Unpacker(max_buffer_size=len(data))
-        claims.feed(data)
-        claims.skip()
-        if claims.tell() != len(data):
+        # The library allocates lists of the declared length, which may be nested. Skipping the
+        # value first allocates nothing and fails if the bytes are too short.
+        skipper = Unpacker(max_buffer_size=len(data))
+        skipper.feed(data)
+        skipper.skip()
+        if skipper.tell() != len(data):
             raise ValueError("bytes follow the value")
         unpacker = Unpacker(
             max_buffer_size=len(data),
             strict_map_key=False,
-            list_hook=_built if tree else None,
+            list_hook=_build_array if tree else None,
             ext_hook=_extension,
         )
         unpacker.feed(data)
@@ -118,37 +123,37 @@ def unpack(data: bytes, tree: bool = False) -> Any:
     except ValueFitError:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError, UnpackException):
-        raise ValueFitError("not one whole value of MessagePack") from None
+        raise ValueFitError("not exactly one MessagePack value") from None
 
 
 def _extension(code: int, data: bytes) -> ExtType:
-    return ExtType._make((code, data))  # its constructor refuses the codes below 0
+    return ExtType._make((code, data))  # the constructor rejects negative codes
 
 
-def _built(items: list[Any]) -> Any:
+def _build_array(items: list[Any]) -> Any:
     return arrays.build(*items[1:]) if _is_array(items) else items
 
 
 def unpack_array(data: bytes) -> Any:
-    """Return the array of stored bytes, read-only. Raises ValueFitError if they are none."""
+    """Return the array of stored bytes, read-only. Raises ValueFitError if they are not valid."""
     parts = unpack(data)
     if not isinstance(parts, list) or len(parts) != 3:
-        raise ValueFitError("not the dtype, the shape and the bytes of an array")
+        raise ValueFitError("expected the dtype, the shape and the bytes of an array")
     return arrays.build(*parts)
 
 
 def unpack_float(data: bytes) -> float:
-    """Return the number of stored bytes. Raises ValueError if they are none."""
+    """Return the number of stored bytes. Raises ValueError if they are not valid."""
     if len(data) == 9 and data[:1] == _DOUBLE:
         return float(struct.unpack(">d", data[1:])[0])
     value = unpack(data)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError("not a number of MessagePack")
+        raise ValueError("not a MessagePack number")
     return float(value)
 
 
 def float_bytes(array: pa.Array) -> pa.Array:
-    """Return the stored bytes, large_binary [n], of a float64 array; null where it is."""
+    """Return the stored bytes, large_binary [n], of a float64 array; nulls are kept."""
     data = np.empty((len(array), 9), np.uint8)
     data[:, 0] = _DOUBLE[0]
     data[:, 1:] = (
@@ -164,9 +169,9 @@ def float_bytes(array: pa.Array) -> pa.Array:
 
 
 def parse_float_column(raw: pa.Array) -> pa.Array:
-    """Return float64 [n] of stored bytes, large_binary [n]; null where that is null.
+    """Return float64 [n] of stored bytes, large_binary [n]; nulls are kept.
 
-    raises  ValueFitError naming the first row that is not a number
+    raises  ValueFitError with the row of the first value that is not a number
     """
     out = parse_double_column(raw)
     if out is not None:
@@ -183,7 +188,7 @@ def parse_float_column(raw: pa.Array) -> pa.Array:
 
 
 def parse_double_column(raw: pa.Array) -> pa.Array | None:
-    """Return the same if every value is a float of 64 bits, or None."""
+    """Like `parse_float_column`, but return None unless all values are floats of 64 bits."""
     if raw.null_count or not pc.all(pc.equal(pc.binary_length(raw), 9), min_count=0).as_py():
         return None
     if not pc.all(pc.starts_with(raw, _DOUBLE), min_count=0).as_py():

@@ -1,9 +1,9 @@
-"""The names of encodings: what each one's size and Arrow type are.
+"""The names of encodings, with the size and the Arrow type of each.
 
-The 28 of MDS, spelt exactly as there; what Granular adds (`varint`, `msgpack`, `array`, `tree`, `mp4`, `webm`), and `msgpack_float`, which is
-MessagePack of nothing but numbers, so that columns of floats stay columns of floats there; the values of a JSON
-shard, stored as the JSON text that stands in its lines (`json_str`, `json_int`, `json_float`, and `json_json`: a text that is JSON itself);
-and `X[]`, a list of any X.
+There are the 28 of MDS, spelt as there; those of Granular (`varint`, `msgpack`, `array`, `tree`,
+`mp4`, `webm`); `msgpack_float`, MessagePack of numbers only, so that columns of floats keep their
+type; the values of JSON shards, stored as JSON text (`json_str`, `json_int`, `json_float`, and
+`json_json`, a JSON string that contains JSON); and `X[]`, a list of any X.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from flarecli.arguments import checked
-from flarecli.encodings.registry import OWN, Own, remember
+from flarecli.encodings.registry import CUSTOM, CustomEncoding, add_custom
 from flarecli.errors import UsageError
 from flarecli.lazy import pa
 from flarecli.model import Column
@@ -34,19 +34,13 @@ __all__ = [
     "register",
 ]
 
-_ARROW_NAMES = {
-    "float16": "halffloat",
-    "float32": "float",
-    "float64": "double",
-}  # others are what makes them
-_TEXT, _BINARY = (
-    "large_string",
-    "large_binary",
-)  # Arrow's names of the types, so that none is made to look up a name
-TEXT: Any  # large_string, made when it is first asked for
-BINARY: Any  # large_binary
+# names of types that differ from the functions of pyarrow that return them
+_ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
+_TEXT, _BINARY = "large_string", "large_binary"  # names, so that lookup does not import Arrow
+TEXT: Any  # large_string, created on first access
+BINARY: Any  # large_binary, created on first access
 
-_SCALARS = {  # bytes of each
+_SCALARS = {  # size in bytes
     "int": 8,
     "uint8": 1,
     "uint16": 2,
@@ -76,8 +70,8 @@ _BINARIES = (
 )
 _JSON_TEXTS = ("json_str", "json_int", "json_float", "json_json")
 _RECORDS = ("msgpack", "array", "tree", "mp4", "webm")
-_NUMBERS = {"varint": "int64", "msgpack_float": "float64"}  # of no fixed size
-_MEANT = {
+_NUMBERS = {"varint": "int64", "msgpack_float": "float64"}  # of variable size
+_ALIASES = {
     "string": "str",
     "text": "str",
     "float": "float64",
@@ -87,7 +81,7 @@ _MEANT = {
     "binary": "bytes",
     "pickle": "pkl",
 }
-_MEANT |= {"integer": "int", "long": "int64", "half": "float16", "path": "str"}
+_ALIASES |= {"integer": "int", "long": "int64", "half": "float16", "path": "str"}
 NAMES = (
     *_SCALARS,
     *_TEXTS,
@@ -95,7 +89,7 @@ NAMES = (
     *_NUMBERS,
     *_RECORDS,
     *_JSON_TEXTS,
-)  # all but ndarray:… and lists
+)  # without ndarray:… and lists
 
 NDARRAY_CODES = {
     "uint8": 8,
@@ -112,28 +106,35 @@ NDARRAY_CODES = {
 }
 NDARRAY_CODES_SIZE = {dtype: int(re.sub(r"\D", "", dtype)) // 8 for dtype in NDARRAY_CODES}
 _NDARRAY = r"(?a)ndarray:([a-z]+\d+)(?::( *\d+ *(?:, *\d+ *)*))?"
-_NDARRAY_BYTES = 1 << 32  # a sample is no larger than the uint32 offsets of its shard
+MAX_NDARRAY_BYTES = 1 << 32  # offsets of samples in MDS shards are uint32
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One encoding: `size` in bytes when every value has the same, and what Arrow calls the type of its column in a batch."""
+    """An encoding.
+
+    size   bytes of each value, or None if they differ
+    kind   Arrow's name of the column type; `int64[]` for a list
+    dtype  of an ndarray, or empty
+    shape  of an ndarray of fixed shape, or empty
+    item   encoding of the items of a list, or None
+    """
 
     name: str
     size: int | None
-    kind: str  # `int64`; of a list `int64[]`
-    dtype: str = ""  # ndarray only
-    shape: tuple[int, ...] = ()  # ndarray of fixed shape only
-    item: Encoding | None = None  # a list's only: what each of its items has
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    item: Encoding | None = None
 
     @property
     def arrow(self) -> pa.DataType:
-        """The Arrow type of its column in a batch."""
+        """The Arrow type of the column in a batch."""
         return _arrow(self.kind)
 
     @property
     def arrow_name(self) -> str:
-        """What Arrow calls that type, said without Arrow."""
+        """Arrow's name of that type, without importing Arrow."""
         return (
             f"large_list<item: {self.item.arrow_name}>"
             if self.item is not None
@@ -147,7 +148,7 @@ class Encoding:
 
     @property
     def raw(self) -> pa.DataType:
-        """The Arrow type of a column of stored bytes: large_binary, or lists of it."""
+        """The Arrow type of a column of stored bytes: large_binary, or a list of it."""
         return _arrow(_BINARY if self.item is None else f"{_BINARY}[]")
 
 
@@ -165,9 +166,10 @@ def __getattr__(name: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def lookup(name: str) -> Encoding:
-    """Find an encoding by name.
+    """Return the encoding with a name.
 
-    raises  UsageError for a name that is none, an ndarray of a dtype or shape that cannot be held, or a list of lists
+    raises  UsageError for an unknown name, an invalid dtype or shape of an ndarray, or a list of
+            lists
     """
     if name in _SCALARS:
         return Encoding(name, _SCALARS[name], "int64" if name == "int" else name)
@@ -184,27 +186,31 @@ def lookup(name: str) -> Encoding:
     if match and match[1] in NDARRAY_CODES:
         shape = tuple(int(dim) for dim in match[2].split(",")) if match[2] else ()
         size = math.prod(shape) * NDARRAY_CODES_SIZE[match[1]] if shape else None
-        if len(shape) < 64 and (size is None or 0 < size < _NDARRAY_BYTES):
+        if len(shape) < 64 and (size is None or 0 < size < MAX_NDARRAY_BYTES):
             return Encoding(name, size, _BINARY, match[1], shape)
-    if name in OWN:
+    if name in CUSTOM:
         return Encoding(name, None, _BINARY)
     shown = name if len(name) <= 60 else name[:57] + "…"
-    hint = choose(name, NAMES, meant=_MEANT, more=", ndarray:DTYPE:SHAPE, or NAME[] for a list")
+    hint = choose(name, NAMES, meant=_ALIASES, more=", ndarray:DTYPE:SHAPE, or NAME[] for a list")
     raise UsageError(f"unknown encoding {shown!r}", hint=hint)
 
 
 @checked
 def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
-    """Add an encoding of one's own, for this process: columns may have it, and `NAME[]` is a list of them.
+    """Register a custom encoding in this process; its name and `NAME[]` can be used for columns.
 
-    encode  a value -> its bytes; decode  the bytes -> a value. Both are called for one value at a time, by any thread
-    raises  UsageError for the name of an encoding that flare has, or one that cannot be one
+    encode  function from a value to bytes, called for one value at a time by any thread
+    decode  function from bytes to a value, likewise
+    raises  UsageError for the name of a built-in encoding, or an invalid name
     """
     if name in NAMES or name.startswith("ndarray"):
-        raise UsageError(f"{name!r} is an encoding that flare has", hint="Choose another name.")
-    remember(name, Own(encode, decode))
+        raise UsageError(f"{name!r} is a built-in encoding", hint="Choose another name.")
+    add_custom(name, CustomEncoding(encode, decode))
 
 
 def column(name: str, encoding: str) -> Column:
-    """Make a Column, with the size that its encoding fixes. Raises UsageError for an unknown encoding."""
+    """Return a Column, with the size that its encoding fixes.
+
+    Raises UsageError for an unknown encoding.
+    """
     return Column(name, encoding, lookup(encoding).size)

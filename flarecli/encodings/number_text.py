@@ -1,10 +1,11 @@
-"""Numbers and JSON text as stored bytes, a column at a time: decimal text, JSON text, Granular's varints.
+"""Columns of numbers and JSON text as stored bytes: decimal text, JSON text, Granular's varints.
 
-Text: Arrow's kernels convert what they convert exactly as Python does; Python converts the few other values one by one.
+Text: values that Arrow's kernels convert exactly as Python does are converted by them, the few
+others by Python parse by parse.
 
-Varint (Granular's `int`): a little-endian integer in two's complement, in the fewest bytes that hold it, at least one.
-The original cannot write negative numbers, nor numbers that need a byte for their sign (128: `80 00`); its reader takes
-0 to 16 bytes.
+Varint (Granular's `int`): a little-endian integer in two's complement, in the fewest bytes that
+can represent it, at least parse. The original cannot write negative numbers, nor numbers that need
+another byte for the sign (128: `80 00`); its reader accepts 0 to 16 bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ __all__ = [
     "MAX_VARINT_BYTES",
     "JSON_FLOAT",
     "JSON_INT",
-    "escaped",
+    "escape_json",
     "float_text",
     "floats",
     "ints",
     "patched",
     "parse_varints",
-    "unescaped",
+    "parse_json_text",
     "varint_bytes",
     "varint_widths",
 ]
@@ -42,7 +43,7 @@ JSON_FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$"
 _INT = r"^-?[0-9]{1,18}$"
 _FLOAT = r"^-?(?:[0-9][0-9.eE+-]*|nan|inf|NaN|Infinity)$"
 _PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # JSON text without an escape
-_ESCAPED = r"[^ !#-\[\]-~]"  # what json.dumps writes otherwise than it is
+_ESCAPED = r"[^ !#-\[\]-~]"  # characters that json.dumps escapes
 _INT64 = pa.int64()
 
 Failures = list[tuple[int, str]]
@@ -50,7 +51,7 @@ Failures = list[tuple[int, str]]
 
 @cache
 def _scalar(text: str) -> pa.Scalar:
-    """Made when it is needed: the first scalar of a process loads pandas, where that is installed."""
+    """Return an Arrow scalar; created on first use because the first scalar imports pandas."""
     return pa.scalar(text, TEXT)
 
 
@@ -59,30 +60,35 @@ def _quoted(text: pa.Array) -> pa.Array:
 
 
 def patched(
-    array: pa.Array, fits: pa.Array, fast: Callable[[pa.Array], pa.Array], one: Callable[[Any], Any]
+    array: pa.Array,
+    fits: pa.Array,
+    fast: Callable[[pa.Array], pa.Array],
+    convert_one: Callable[[Any], Any],
 ) -> tuple[pa.Array, list[int]]:
-    """Convert a column by `fast`, and by `one`, value by value, where that does not do.
+    """Convert a column by `fast`, and value by value by `convert_one` where `fast` is not exact.
 
-    fits    boolean [rows], null where the value is: whether `fast` does; it is given nulls for the others
-    one     Python value to Python value; ValueError, OverflowError, RecursionError: there is none
-    return  the column, null where it was and where there is none; the rows of those, in order
+    fits         boolean [rows], null where the value is null: whether `fast` converts the value;
+                 `fast` gets null for the others
+    convert_one  Python value -> Python value; raises ValueError, OverflowError or RecursionError
+                 for an invalid value
+    return       the column, null where the value is null or invalid; the invalid rows, in order
     """
     if pc.all(fits, min_count=0).as_py():
         return fast(array), []
-    odd = pc.indices_nonzero(pc.invert(fits))
+    others = pc.indices_nonzero(pc.invert(fits))
     values, failed = [], []
-    for row, value in zip(odd.to_pylist(), array.take(odd).to_pylist(), strict=True):
+    for row, value in zip(others.to_pylist(), array.take(others).to_pylist(), strict=True):
         try:
-            values.append(one(value))
+            values.append(convert_one(value))
         except (ValueError, OverflowError, RecursionError):
             values.append(None)
             failed.append(row)
     out = fast(pc.if_else(fits, array, pa.scalar(None, array.type)))
     try:
-        instead = pa.array(values, out.type)
+        replacements = pa.array(values, out.type)
     except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError):
-        instead, failed = _each(values, out.type, odd.to_pylist())
-    return pc.replace_with_mask(out, pc.fill_null(pc.invert(fits), False), instead), failed
+        replacements, failed = _each(values, out.type, others.to_pylist())
+    return pc.replace_with_mask(out, pc.fill_null(pc.invert(fits), False), replacements), failed
 
 
 def _each(values: list[Any], kind: pa.DataType, rows: list[int]) -> tuple[pa.Array, list[int]]:
@@ -102,38 +108,45 @@ def _matches(array: pa.Array, pattern: str) -> pa.Array:
 
 
 def ints(
-    array: pa.Array, one: Callable[[str], int] = int, kind: pa.DataType = _INT64
+    array: pa.Array, parse: Callable[[str], int] = int, kind: pa.DataType = _INT64
 ) -> tuple[pa.Array, list[int]]:
-    """Read text as integers of a type, int64 or another; give the rows that are none, or do not fit, too."""
+    """Parse text as integers of a type; return them with the rows that are invalid or do not fit."""
     if kind.equals(_INT64):
-        return patched(array, _matches(array, _INT), lambda some: some.cast(kind), one)
+        return patched(array, _matches(array, _INT), lambda some: some.cast(kind), parse)
     try:
-        return patched(array, _matches(array, _INT), lambda some: some.cast(_INT64).cast(kind), one)
+        return patched(
+            array, _matches(array, _INT), lambda some: some.cast(_INT64).cast(kind), parse
+        )
     except pa.ArrowInvalid:
         return patched(
-            array, pc.equal(pc.binary_length(array), -1), lambda some: some.cast(kind), one
+            array, pc.equal(pc.binary_length(array), -1), lambda some: some.cast(kind), parse
         )
 
 
-def floats(array: pa.Array, one: Callable[[str], float] = float) -> tuple[pa.Array, list[int]]:
-    """Read text as float64; give the rows that are none too."""
+def floats(array: pa.Array, parse: Callable[[str], float] = float) -> tuple[pa.Array, list[int]]:
+    """Parse text as float64; return the numbers with the rows that are invalid."""
     if pc.all(_matches(array, _FLOAT), min_count=0).as_py():
         try:
             return array.cast(pa.float64()), []
         except pa.ArrowInvalid:
             pass
-    return patched(array, _matches(array, JSON_FLOAT), lambda some: some.cast(pa.float64()), one)
+    return patched(array, _matches(array, JSON_FLOAT), lambda some: some.cast(pa.float64()), parse)
 
 
 def float_text(array: pa.Array) -> pa.Array:
-    """Write float64 as Python's repr does: Arrow finds the same digits, and leaves out `.0`; it also writes exponents otherwise."""
+    """Return float64 as the text of Python's repr.
+
+    Arrow prints the same digits, but omits `.0` and formats exponents differently.
+    """
     size = pc.abs(array)
-    usual = pc.or_(pc.and_(pc.greater_equal(size, 1e-4), pc.less(size, 1e10)), pc.equal(size, 0.0))
-    out, _ = patched(array, usual, _usual_text, repr)
+    is_decimal = pc.or_(
+        pc.and_(pc.greater_equal(size, 1e-4), pc.less(size, 1e10)), pc.equal(size, 0.0)
+    )
+    out, _ = patched(array, is_decimal, _decimal_text, repr)
     return out
 
 
-def _usual_text(array: pa.Array) -> pa.Array:
+def _decimal_text(array: pa.Array) -> pa.Array:
     text = array.cast(TEXT)
     whole = pc.invert(pc.match_substring(text, "."))
     if not pc.any(whole, min_count=0).as_py():
@@ -143,14 +156,14 @@ def _usual_text(array: pa.Array) -> pa.Array:
     )
 
 
-def escaped(array: pa.Array) -> pa.Array:
-    """Write text as JSON does, ASCII between quotes."""
+def escape_json(array: pa.Array) -> pa.Array:
+    """Return text as JSON strings, in ASCII."""
     out, _ = patched(array, pc.invert(_matches(array, _ESCAPED)), _quoted, json.dumps)
     return out
 
 
-def unescaped(array: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Read JSON text as the text it says; give the rows that are no text of JSON, or none that UTF-8 can hold, too."""
+def parse_json_text(array: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Parse JSON strings; return their text with the rows that are invalid or not valid UTF-8."""
     return patched(
         array,
         _matches(array, _PLAIN),
@@ -166,19 +179,18 @@ def _text(value: str) -> str:
     return out
 
 
-MAX_VARINT_BYTES = 16  # bytes that a reader takes
-_VARINT_LIMITS = np.array(
-    [(1 << 8 * k - 1) - 1 for k in range(1, 8)], np.int64
-)  # the largest value of 1 to 7 bytes
+MAX_VARINT_BYTES = 16  # limit of the original's reader
+# the largest value of 1 to 7 bytes
+_VARINT_LIMITS = np.array([(1 << 8 * k - 1) - 1 for k in range(1, 8)], np.int64)
 
 
 def varint_widths(values: IntArray) -> IntArray:
-    """Say how many bytes each value takes: int64 [n] of int64 [n]."""
+    """Return the number of bytes of each value: int64 [n] -> int64 [n]."""
     return np.searchsorted(_VARINT_LIMITS, values ^ (values >> 63)).astype(np.int64) + 1
 
 
 def varint_bytes(array: pa.Array) -> pa.Array:
-    """Give the stored bytes, large_binary [n], of an int64 array without nulls."""
+    """Return the stored bytes, large_binary [n], of an int64 array without nulls."""
     values = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     sizes = varint_widths(values)
     ends = np.zeros(len(values) + 1, np.int64)
@@ -191,9 +203,9 @@ def varint_bytes(array: pa.Array) -> pa.Array:
 
 
 def parse_varints(raw: pa.Array) -> pa.Array:
-    """Give int64 [n] of stored bytes, large_binary [n]; null where that is null.
+    """Return int64 [n] of stored bytes, large_binary [n]; nulls are kept.
 
-    raises  ValueFitError naming the first row of more than 16 bytes, or of a value that int64 cannot hold
+    raises  ValueFitError with the row of the first value of more than 16 bytes, or outside int64
     """
     offsets = (
         np.frombuffer(raw.buffers()[1], np.int64, len(raw) + 1, raw.offset * 8)
@@ -211,18 +223,18 @@ def parse_varints(raw: pa.Array) -> pa.Array:
         bits |= np.where(sizes > k, byte << np.uint64(8 * k), np.uint64(0))
     unused = (64 - 8 * np.clip(sizes, 1, 8)).astype(np.int64)
     values = (bits << unused.astype(np.uint64)).view(np.int64) >> unused
-    wrong = sizes > MAX_VARINT_BYTES
+    is_invalid = sizes > MAX_VARINT_BYTES
     for k in range(8, min(longest, MAX_VARINT_BYTES)):
         sign = data[np.minimum(offsets[:-1] + k, len(data) - 1)]
-        wrong |= (sizes > k) & (sign != np.where(values < 0, 255, 0))
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        seen = (
+        is_invalid |= (sizes > k) & (sign != np.where(values < 0, 255, 0))
+    if is_invalid.any():
+        row = int(np.argmax(is_invalid))
+        message = (
             f"an integer of {sizes[row]} bytes is longer than {MAX_VARINT_BYTES}"
             if sizes[row] > MAX_VARINT_BYTES
             else "an integer does not fit int64"
         )
-        raise ValueFitError(seen, row=row)
+        raise ValueFitError(message, row=row)
     return pa.array(
         values, mask=raw.is_null().to_numpy(zero_copy_only=False) if raw.null_count else None
     )

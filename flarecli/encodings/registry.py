@@ -1,4 +1,4 @@
-"""Encodings of the user's own: a name, and two functions."""
+"""Custom encodings, registered by the user: a name and two functions."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from typing import Any, NamedTuple
 
 from flarecli.errors import UsageError
 
-__all__ = ["OWN", "Own", "remember"]
+__all__ = ["CUSTOM", "CustomEncoding", "add_custom"]
 
 _NAME = r"(?a)[A-Za-z_][\w.-]{0,63}"
 
 
-class Own(NamedTuple):
-    """What makes bytes of a value, and a value of bytes."""
+class CustomEncoding(NamedTuple):
+    """The functions of a custom encoding: value to bytes, and bytes to value."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
 
 
-OWN: dict[str, Own] = {}  # of this process: each that reads or writes such a column registers it
+CUSTOM: dict[str, CustomEncoding] = {}  # of this process only
 
 
-def remember(name: str, own: Own) -> None:
-    """Keep an encoding under a name; the same name again replaces it. Raises UsageError for a name that cannot be one."""
+def add_custom(name: str, own: CustomEncoding) -> None:
+    """Register an encoding; an earlier one of the same name is replaced. Raises UsageError for an
+    invalid name.
+    """
     if not re.fullmatch(_NAME, name):
         raise UsageError(
-            f"{name!r:.80} cannot name an encoding",
-            hint="Take letters, digits, _, - and dots, 64 at most, and begin with a letter.",
+            f"{name!r:.80} is not a valid name of an encoding",
+            hint="Use letters, digits, _, - and dots, at most 64, and start with a letter.",
         )
-    OWN[name] = own
+    CUSTOM[name] = own

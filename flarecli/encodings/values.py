@@ -1,7 +1,7 @@
-"""One value at a time: Python values to stored bytes and back.
+"""Conversion of single values: Python values to stored bytes and back.
 
-Decoding trusts no length: every count and dimension is checked against the bytes that are there. Encoding refuses what would not come
-back: a number out of range, a palette, an object.
+Decoding checks every count and dimension against the length of the bytes. Encoding rejects values
+that cannot be restored: a number out of range, a palette, an object.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from flarecli.encodings import arrays, msgpack, number_text, pictures
+from flarecli.encodings import arrays, images, msgpack, number_text
 from flarecli.encodings.columns import is_utf8
 from flarecli.encodings.names import Encoding
-from flarecli.encodings.registry import OWN
+from flarecli.encodings.registry import CUSTOM
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.units import format_size
 
@@ -36,7 +36,7 @@ _PACKERS = {
     "float32": struct.Struct("<f"),
     "float64": struct.Struct("<d"),
 }
-_PICTURES = (
+_IMAGES = (
     "pil",
     "jpeg",
     "png",
@@ -46,15 +46,17 @@ _PICTURES = (
     "list[jpeg]",
     "list[png]",
 )
-_NOT_ONE = (struct.error, ValueError, InvalidOperation, RecursionError, OverflowError)
+_ERRORS = (struct.error, ValueError, InvalidOperation, RecursionError, OverflowError)
 
 
 def encode(encoding: Encoding, value: Any) -> Any:
-    """Give the stored bytes of one value, of a list the bytes of each item.
+    """Return the stored bytes of one value; of a list, the bytes of each item.
 
-    Bytes are stored as they are, whatever the encoding, as MDS does, if a column can hold them; but MessagePack can hold bytes, and packs them.
+    As in MDS, bytes are stored unchanged if they are valid for the encoding, except by `msgpack`
+    and `tree`, which pack them.
 
-    raises  ValueFitError if the encoding cannot hold the value; UnsafeError for a value that would be pickled
+    raises  ValueFitError if the value does not fit the encoding; UnsafeError for a value that would
+            have to be pickled
     """
     name = encoding.name
     if encoding.item is not None:
@@ -64,21 +66,21 @@ def encode(encoding: Encoding, value: Any) -> Any:
                 if isinstance(value, (str, bytes, bytearray, memoryview, dict))
                 else iter(value)
             )
-        except TypeError:  # an array of no dimensions has a way to be gone through, and cannot be
+        except TypeError:  # an array without dimensions has `__iter__`, which raises
             items = None
         if items is None:
-            raise ValueFitError(f"{_seen(value)} does not fit {name}")
-        return [encode(encoding.item, one) for one in items]
-    if name in OWN:
-        return _by_own(name, value)
+            raise ValueFitError(f"{_describe(value)} does not fit {name}")
+        return [encode(encoding.item, item) for item in items]
+    if name in CUSTOM:
+        return _encode_custom(name, value)
     if isinstance(value, (bytes, bytearray, memoryview)) and name not in ("msgpack", "tree"):
         data = bytes(value)
         if encoding.size is not None and len(data) != encoding.size:
-            raise ValueFitError(f"{len(data)} bytes do not fit {name}, which takes {encoding.size}")
+            raise ValueFitError(f"{len(data)} bytes do not fit {name}; expected {encoding.size}")
         if encoding.is_text and not is_utf8(data):
-            raise ValueFitError(f"{_seen(data)} does not fit {name}: it is not UTF-8")
+            raise ValueFitError(f"{_describe(data)} does not fit {name}: it is not UTF-8")
         if name in ("varint", "msgpack_float"):
-            decode(encoding, data)  # a column of them could not be read
+            decode(encoding, data)  # raises if a column of them could not be read
         return data
     try:
         if name in _PACKERS:
@@ -87,58 +89,58 @@ def encode(encoding: Encoding, value: Any) -> Any:
             return _ENCODERS[name](value)
         if name.startswith("ndarray"):
             return arrays.encode(encoding, value)
-        if name in _PICTURES:
-            return pictures.encode(name, value)
-    except (*_NOT_ONE, TypeError) as error:
+        if name in _IMAGES:
+            return images.encode(name, value)
+    except (*_ERRORS, TypeError) as error:
         if isinstance(error, FlareError):
             raise
-        raise ValueFitError(f"{_seen(value)} does not fit {name}") from None
+        raise ValueFitError(f"{_describe(value)} does not fit {name}") from None
     if name == "pkl":
         raise UnsafeError(
-            "pkl would pickle the value, and reading a pickle runs code",
-            hint="Give the bytes of the pickle, or use json.",
+            "pkl would pickle the value; reading a pickle runs code",
+            hint="Pass the bytes of a pickle, or use json.",
         )
     raise ValueFitError(f"{type(value).__name__} does not fit {name}")
 
 
-def _by_own(name: str, value: Any) -> bytes:
-    """Call the user's own encoder; what it raises is told with the value that it was given."""
+def _encode_custom(name: str, value: Any) -> bytes:
+    """Call the custom encoder; an error names the value."""
     try:
-        data = OWN[name].encode(value)
+        data = CUSTOM[name].encode(value)
     except MemoryError:
         raise
     except Exception as error:
         raise ValueFitError(
-            f"{_seen(value)} does not fit {name}: {type(error).__name__}: {error}"
+            f"{_describe(value)} does not fit {name}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise ValueFitError(f"the encoder of {name} gives {type(data).__name__}, not bytes")
+        raise ValueFitError(f"the encoder of {name} returned {type(data).__name__}; expected bytes")
     return bytes(data)
 
 
-def _of_own(name: str, data: bytes) -> Any:
+def _decode_custom(name: str, data: bytes) -> Any:
     try:
-        return OWN[name].decode(data)
+        return CUSTOM[name].decode(data)
     except MemoryError:
         raise
     except Exception as error:
         raise ValueFitError(
-            f"{format_size(len(data))} are not {name}: {type(error).__name__}: {error}"
+            f"not a valid {name} value ({format_size(len(data))}): {type(error).__name__}: {error}"
         ) from error
 
 
-def _seen(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"{type(value).__name__} {value!r:.60}"
 
 
-def _one(value: Any) -> Any:
-    """Give the Python number of a numpy one, or of an array of one."""
+def _as_scalar(value: Any) -> Any:
+    """Return the Python number of a numpy scalar or an array of one item."""
     return value.item() if hasattr(value, "item") else value
 
 
 def _number(name: str, value: Any) -> bytes:
-    """Pack a number, which has to fit: nothing is wrapped, cut or made infinite. Text counts as the number it says, as in the original."""
-    number = _one(value)
+    """Pack a number that is in range; as in the original, text may contain a number."""
+    number = _as_scalar(value)
     if name.startswith("float"):
         number = float(number)
         data = _PACKERS[name].pack(number)
@@ -161,13 +163,13 @@ def _text(value: Any) -> bytes:
 
 
 def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """Give the text of a value as JSON: keys in their order, ASCII, NaN as a bare word; numpy's arrays and numbers as Python's."""
+    """Return a value as ASCII JSON text; keys keep their order, NaN is written as NaN."""
     return json.dumps(value.tolist() if hasattr(value, "tolist") else value, default=default)
 
 
 def _checked(kind: type) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
-        number = _one(value)
+        number = _as_scalar(value)
         if not isinstance(number, kind) or isinstance(number, bool):
             raise TypeError
         return number
@@ -179,7 +181,7 @@ _int, _float, _decimal = _checked(int), _checked(float), _checked(Decimal)
 
 
 def _varint(value: Any) -> bytes:
-    number = _one(value)
+    number = _as_scalar(value)
     if not isinstance(number, int) or not -(1 << 63) <= number < 1 << 63:
         raise TypeError
     return number.to_bytes((number ^ number >> 63).bit_length() // 8 + 1, "little", signed=True)
@@ -192,7 +194,7 @@ def _json_str(value: Any) -> bytes:
 
 
 def _json_int(value: Any) -> bytes:
-    number = _one(value)
+    number = _as_scalar(value)
     if not isinstance(number, int):
         raise TypeError
     return json.dumps(number).encode()
@@ -213,7 +215,7 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "json_float": lambda value: json.dumps(_float(value)).encode(),
     "msgpack": msgpack.pack,
     "msgpack_float": lambda value: msgpack.pack(
-        _float(float(value) if isinstance(_one(value), int) else value)
+        _float(float(value) if isinstance(_as_scalar(value), int) else value)
     ),
     "array": lambda value: msgpack.pack_array(_ndarray(value)),
     "tree": lambda value: msgpack.pack(value, tree=True),
@@ -227,14 +229,16 @@ def _ndarray(value: Any) -> Any:
 
 
 def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool = False) -> Any:
-    """Give the Python value of stored bytes: numbers, text, JSON values, Pillow images (opened, not yet decoded), arrays.
+    """Return the Python value of stored bytes: number, text, JSON value, array, or Pillow image.
 
-    data    of a list the bytes of each item
-    raises  ValueFitError if the bytes are not what the encoding says; UnsafeError for a pickle unless `allow_pickle`
+    Images are opened, not decoded.
+
+    data    for a list, the bytes of each item
+    raises  ValueFitError if the bytes are not valid; UnsafeError for a pickle unless `allow_pickle`
     """
     name = encoding.name
     if encoding.item is not None:
-        return [decode(encoding.item, one, allow_pickle) for one in data]  # type: ignore[arg-type]
+        return [decode(encoding.item, item, allow_pickle) for item in data]  # type: ignore[arg-type]
     data = data if isinstance(data, bytes) else bytes(data)  # type: ignore[arg-type]
     try:
         if name in _PACKERS:
@@ -244,18 +248,19 @@ def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool
         if name.startswith("ndarray"):
             return arrays.decode(encoding, data)
         if name == "pkl":
-            return _unpickled(data, allow_pickle)
-        if name in OWN:
-            return _of_own(name, data)
-        return pictures.decode(name, data)
-    except _NOT_ONE as error:
+            return _unpickle(data, allow_pickle)
+        if name in CUSTOM:
+            return _decode_custom(name, data)
+        return images.decode(name, data)
+    except _ERRORS as error:
         if isinstance(error, (ValueFitError, UsageError)):
             raise
-        raise ValueFitError(f"{format_size(len(data))} are not {name}") from None
+        raise ValueFitError(f"not a valid {name} value ({format_size(len(data))})") from None
 
 
 def decoder(encoding: Encoding, allow_pickle: bool = False) -> Callable[[Any], Any] | None:
-    """Return a function that decodes valid values as `decode` does; None if values are the stored bytes.
+    """Return a function that decodes valid values as `decode` does; None if values are the stored
+    bytes.
 
     It costs less per value than `decode`. Its errors for invalid values are of any type.
     """
@@ -270,10 +275,10 @@ def decoder(encoding: Encoding, allow_pickle: bool = False) -> Callable[[Any], A
     return lambda data: decode(encoding, data, allow_pickle)
 
 
-def _unpickled(data: bytes, allow_pickle: bool) -> Any:
+def _unpickle(data: bytes, allow_pickle: bool) -> Any:
     if not allow_pickle:
-        hint = "Give allow_pickle=True if you trust whoever wrote it: reading a pickle runs code."
-        raise UnsafeError(f"a pickle of {format_size(len(data))}, not decoded", hint=hint)
+        hint = "Reading a pickle runs code. Pass allow_pickle=True if you trust its source."
+        raise UnsafeError(f"a pickle ({format_size(len(data))}) is not decoded", hint=hint)
     import pickle
 
     return pickle.loads(data)
@@ -301,9 +306,8 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "mp4": bytes,
     "webm": bytes,
     "str": bytes.decode,
-    "json": lambda data: json.loads(
-        data.decode()
-    ),  # of bytes it would take UTF-16, and halves of characters
+    # decoded first, because json.loads accepts UTF-16 and lone surrogates in bytes
+    "json": lambda data: json.loads(data.decode()),
     "str_int": lambda data: int(data.decode()),
     "str_float": lambda data: float(data.decode()),
     "str_decimal": lambda data: Decimal(data.decode()),

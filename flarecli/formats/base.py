@@ -79,12 +79,12 @@ def encoding_group(encoding: str) -> str:
     item = encoding.removesuffix("[]")
     item = "ndarray" if item.startswith("ndarray:") else item
     if not is_list:
-        return "bytes" if item in encodings.OWN else item
+        return "bytes" if item in encodings.CUSTOM else item
     if f"{item}[]" in _LISTS:
         return f"{item}[]"
     if f"{item}[]" in _ARRAYS:
         return "ndarray[]"
-    return "bytes[]" if item in encodings.OWN or item.partition("[")[0] in _BYTES else "*[]"
+    return "bytes[]" if item in encodings.CUSTOM or item.partition("[")[0] in _BYTES else "*[]"
 
 
 class Format:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from flarecli.braces import SIGNS, braced, divided
+from flarecli.braces import WILDCARDS, expand_braces, split_pattern
 from flarecli.errors import FlareError, FormatError, MissingError, UsageError
 from flarecli.ingest.decompress import Text
 from flarecli.ingest.text_records import pieces
@@ -93,14 +93,14 @@ def _named(at: Location) -> Iterator[Named]:
 
 def _places(folder: Location, address: str) -> Iterator[Location]:
     """Give what a line stands for: itself, or what matches."""
-    if not any(sign in address for sign in "{" + SIGNS) or (
+    if not any(sign in address for sign in "{" + WILDCARDS) or (
         not is_url(address) and folder.is_local and folder.join(address).exists()
     ):
         yield folder.join(address)
         return
-    for one in braced(address):
+    for one in expand_braces(address):
         is_web = scheme_of(str(folder.join(one))) in ("http", "https")
-        if not any(sign in one for sign in ("*" if is_web else SIGNS)):
+        if not any(sign in one for sign in ("*" if is_web else WILDCARDS)):
             yield folder.join(one)
         elif is_web:
             raise UsageError(
@@ -112,7 +112,7 @@ def _places(folder: Location, address: str) -> Iterator[Location]:
 
 
 def _matching(folder: Location, address: str) -> Iterator[Location]:
-    head, parts = divided(address)
+    head, parts = split_pattern(address)
     at, is_there = folder.join(head) if head else folder, False
     with suppress(MissingError):  # no such folder
         for name in at.matching(parts):

@@ -1,11 +1,12 @@
-"""Playlists: YAML that names streams of chunks, read without trust and written so that any Flare reader works.
+"""Playlists: YAML files that list the chunks of one or more streams.
 
     NAME:
-        headers: {format: mds, columns: {…}, rows: [...], bytes: [...], xxh3_128: [...], parts: [...], files: {…}, …}
+        headers: {format: mds, columns: {…}, rows: [...], bytes: [...], xxh3_128: [...], …}
         content: [URL, …]
     # flare xxh3_128 HEX
 
-Lists in the headers run parallel to `content`. The last line is the sum of all bytes above it.
+Lists in the headers are parallel to `content`. The last line is the checksum of all bytes before
+it. Playlists are untrusted when read, and are written so that any Flare reader can read them.
 """
 
 from __future__ import annotations

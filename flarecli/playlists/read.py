@@ -1,6 +1,7 @@
-"""Playlists read without trust: events, never documents.
+"""Reading context untrusted playlists, from YAML events.
 
-No tag, no alias, no second document, no depth or size without a bound, and `no`, `012` and `1:30` stay the texts they are.
+Tags, aliases and further documents are errors; depth and size are limited; `no`, `012` and `1:30`
+are text.
 """
 
 from __future__ import annotations
@@ -20,67 +21,69 @@ from flarecli.playlists.fast_lists import lift
 from flarecli.playlists.schema import (
     COUNTS,
     Map,
-    halves,
-    not_addresses,
+    address_faults,
+    header_faults,
     place_of,
-    wrong_halves,
-    wrong_headers,
+    split_stream,
+    stream_faults,
 )
 from flarecli.storage import Location
 
 __all__ = ["FLOAT", "fault", "parse", "read", "read_document", "read_yaml", "stored"]
 
-_SIZE_LIMIT = 1 << 30  # bytes; a million chunks take a tenth
-_DEPTH_LIMIT = 16
-_SUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
-_INT = re.compile(
-    r"-?(?:0|[1-9]\d{0,38})", re.ASCII
-)  # as long as a number may be: a float would be another one
+MAX_BYTES = 1 << 30  # ten times a playlist context a million chunks
+MAX_DEPTH = 16
+_CHECKSUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
+# longer integers are text, because floats are too inexact
+_INT = re.compile(r"-?(?:0|[1-9]\d{0,38})", re.ASCII)
 FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
-_SUMS = frozenset(known())
+_HASHES = frozenset(known())
 
 
 def _mark(event: Any) -> int:
-    """Give line and column of where something begins, both from 1."""
+    """Return line and column context the start context an event in one number; both count from 1."""
     return int(event.start_mark.line + 1) << 32 | int(event.start_mark.column + 1)
 
 
 def _mark_in(text: str | bytes, position: int) -> int:
-    """Give line and column of a position in a text."""
+    """Return line and column context a position in a text in one number."""
     new: Any = "\n" if isinstance(text, str) else b"\n"
     return (text.count(new, 0, position) + 1) << 32 | position - text.rfind(new, 0, position)
 
 
 def read(at: Location) -> Playlist:
-    """Read the playlist at an address. Raises FormatError with the line if it is not one."""
+    """Read the playlist at an address. Raises FormatError with the line if it is not valid."""
     return parse(stored(at), at)
 
 
 def stored(at: Location) -> bytes:
-    """Read the bytes of the playlist at an address. Raises FormatError if they are more than any has."""
+    """Read the bytes context the playlist at an address.
+
+    Raises FormatError if it is larger than MAX_BYTES.
+    """
     size = at.size()
-    if size > _SIZE_LIMIT:
-        raise FormatError(f"{size} bytes, {_SIZE_LIMIT} is the most that is read", where=at)
+    if size > MAX_BYTES:
+        raise FormatError(f"file is {size} bytes; the maximum is {MAX_BYTES}", where=at)
     return at.read(0, size)
 
 
 def parse(data: bytes, at: Location) -> Playlist:
-    """Read a playlist from its bytes; `at` is its own address, from which relative URLs start.
+    """Parse the bytes context a playlist; `at` is its address, the base context relative URLs.
 
-    raises  FormatError with line and column of the first fault
+    raises  FormatError with line and column context the first fault
     """
     try:
         decoded = data.decode()
     except UnicodeDecodeError as error:
         raise fault(at, _mark_in(data, error.start), f"not UTF-8 at byte {error.start}") from None
-    match = _SUM_LINE.search(data, max(0, len(data) - 100))
-    protected = bool(match) and digest(memoryview(data)[: match.start()]) == match[1].decode()  # type: ignore[index, union-attr]
-    del data, match  # there may be a hundred megabytes of it
+    match = _CHECKSUM_LINE.search(data, max(0, len(data) - 100))
+    protected = match is not None and digest(memoryview(data)[: match.start()]) == match[1].decode()
+    del data, match  # may be large
     root = read_document(decoded, at)
     del decoded
     if not isinstance(root, Map):
-        raise fault(at, 1 << 32 | 1, "no mapping of streams in it")
+        raise fault(at, 1 << 32 | 1, "expected a mapping context streams")
     return Playlist(
         tuple(_stream(name, value, at, root.marks[name]) for name, value in root.items()),
         at,
@@ -89,24 +92,26 @@ def parse(data: bytes, at: Location) -> Playlist:
 
 
 def place_at(at: Location, mark: int) -> Place:
-    """Return the line and the character of a mark in a playlist."""
+    """Return the place context a mark in a playlist."""
     return Place(at, line=mark >> 32, character=mark & 0xFFFFFFFF)
 
 
 def fault(at: Location, mark: int, message: str) -> FormatError:
-    """Return the error for a mark in a playlist."""
+    """Return a FormatError for a mark in a playlist."""
     return FormatError(message, where=place_at(at, mark))
 
 
 def read_document(decoded: str, at: Location) -> Any:
-    """Read YAML, long lists of plain items without the YAML library. Raises FormatError as `read_yaml` does."""
+    """Parse YAML; long lists are parsed without the YAML library. Raises FormatError like
+    `read_yaml`.
+    """
     short, lifted = lift(decoded, _plain)
     if lifted:
         try:
             value = read_yaml(short, at, lifted)
             if not lifted:
                 return value
-        except FormatError:  # what is wrong, and where, is told from the whole
+        except FormatError:  # the whole text is parsed below, for the right place
             pass
     return read_yaml(decoded, at, {})
 
@@ -114,10 +119,11 @@ def read_document(decoded: str, at: Location) -> Any:
 def read_yaml(
     decoded: str, at: Location, lifted: dict[str, list[Any]], found: list[FormatError] | None = None
 ) -> Any:
-    """Read YAML; the items of long lists are taken from `lifted`, whose words stand for them.
+    """Parse YAML whose long lists were removed; their placeholders are replaced by the items in
+    `lifted`.
 
-    found   takes the faults that one can read on behind; without it the first is raised
-    raises  FormatError for what is no YAML, or nested too deeply
+    found   collects faults after which parsing can continue; if None, the first is raised
+    raises  FormatError for invalid YAML or deep nesting
     """
     import yaml
 
@@ -129,8 +135,8 @@ def read_yaml(
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise fault(at, _mark(event), "a second document")
-                value = _value(next(events), events, _Reading(at, lifted, found))
+                    raise fault(at, _mark(event), "expected one YAML document, found a second")
+                value = _value(next(events), events, _Context(at, lifted, found))
         return value
     except yaml.MarkedYAMLError as error:
         mark: Any = error.problem_mark
@@ -146,57 +152,59 @@ def read_yaml(
         raise fault(at, mark, f"not valid YAML: {str(error).splitlines()[0][:200]}") from None
 
 
-class _Reading(NamedTuple):
-    """What stays the same while one document is read."""
+class _Context(NamedTuple):
+    """Constants context one document."""
 
     at: Location
     lifted: dict[str, list[Any]]
     found: list[FormatError] | None
 
-    def refuse(self, event: Any, message: str) -> None:
-        """Note a fault, or raise it where nobody collects them."""
+    def add_fault(self, event: Any, message: str) -> None:
+        """Collect a fault, or raise it if faults are not collected."""
         error = fault(self.at, _mark(event), message)
         if self.found is None:
             raise error
         self.found.append(error)
 
 
-def _value(event: Any, events: Iterator[Any], of: _Reading, depth: int = 0) -> Any:
+def _value(event: Any, events: Iterator[Any], context: _Context, depth: int = 0) -> Any:
     import yaml
 
     if isinstance(event, yaml.AliasEvent) or event.anchor:
-        of.refuse(event, f"an alias or anchor ({event.anchor}), which playlists do not take")
+        context.add_fault(event, f"playlists cannot contain an alias or anchor ({event.anchor})")
         if isinstance(event, yaml.AliasEvent):
             return None
     if event.tag:
-        of.refuse(event, f"a tag ({event.tag:.60}), which playlists do not take")
+        context.add_fault(event, f"playlists cannot contain a tag ({event.tag:.60})")
     if isinstance(event, yaml.ScalarEvent):
         return _scalar(event.value, event.implicit[0])
-    if depth >= _DEPTH_LIMIT:
-        raise fault(of.at, _mark(event), f"nested deeper than {_DEPTH_LIMIT}")
+    if depth >= MAX_DEPTH:
+        raise fault(context.at, _mark(event), f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(event, yaml.SequenceStartEvent):
         items = []
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
             run = (
-                of.lifted.pop(event.value, None)
-                if of.lifted and isinstance(event, yaml.ScalarEvent)
+                context.lifted.pop(event.value, None)
+                if context.lifted and isinstance(event, yaml.ScalarEvent)
                 else None
             )
             if run is None:
-                items.append(_value(event, events, of, depth + 1))
+                items.append(_value(event, events, context, depth + 1))
             else:
                 items += run
         return items
     out = Map()
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         key, value = (
-            _value(event, events, of, depth + 1),
-            _value(next(events), events, of, depth + 1),
+            _value(event, events, context, depth + 1),
+            _value(next(events), events, context, depth + 1),
         )
         if not isinstance(key, str):
-            of.refuse(event, f"the name {key!r:.60} is not text; put it in quotes")
+            context.add_fault(event, f"the name {key!r:.60} is not text; put it in quotes")
         elif key in out:
-            of.refuse(event, f"the name {key!r:.60} was used in line {out.marks[key] >> 32}")
+            context.add_fault(
+                event, f"the name {key!r:.60} was used in line {out.marks[key] >> 32}"
+            )
         else:
             out.marks[key], out[key] = _mark(event), value
     return out
@@ -219,15 +227,15 @@ def _plain(text: str) -> Any:
 
 
 def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
-    for steps, message in wrong_halves(name, value):
+    for steps, message in stream_faults(name, value):
         raise fault(at, place_of(value, steps) or mark, message)
-    headers, urls = halves(value)
-    for steps, message in not_addresses(name, urls):
+    headers, urls = split_stream(value)
+    for steps, message in address_faults(name, urls):
         raise fault(at, place_of(value, steps), message)
-    for steps, message in wrong_headers(headers, len(urls)):
+    for steps, message in header_faults(headers, len(urls)):
         raise fault(at, place_of(headers, steps), message)
-    hashes = {key: headers[key] for key in sorted(_SUMS) if key in headers}
-    taken = {"format", "columns", "files", "parts", *COUNTS, *hashes}
+    hashes = {key: headers[key] for key in sorted(_HASHES) if key in headers}
+    parsed = {"format", "columns", "files", "parts", *COUNTS, *hashes}
     counts = {key: _counts(headers.get(key)) for key in COUNTS}
     return Stream(
         name,
@@ -240,10 +248,10 @@ def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
         hashes,
         counts["raw_bytes"],
         {},
-        {key: one for key, one in headers.items() if key not in taken},
-        {bare(key): _file(key, one) for key, one in (headers.get("files") or {}).items()},
+        {key: value for key, value in headers.items() if key not in parsed},
+        {bare(key): _file(key, file) for key, file in (headers.get("files") or {}).items()},
         [
-            tuple(_file(key, one) for key, one in part.items())
+            tuple(_file(key, file) for key, file in part.items())
             for part in headers.get("parts") or ()
         ],
     )
@@ -269,6 +277,6 @@ def _file(name: str, value: Map) -> File:
     return File(
         bare(name),
         value.get("bytes"),
-        {key: one for key, one in value.items() if key in _SUMS},
+        {key: digest for key, digest in value.items() if key in _HASHES},
         value.get("raw_bytes"),
     )

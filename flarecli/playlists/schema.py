@@ -1,4 +1,6 @@
-"""What is wrong with the form of a playlist: each fault as where it is and what, for whoever raises the first or lists them all."""
+"""Schema of playlists: functions that yield all faults of a stream, each with its place and a
+message.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,23 @@ __all__ = [
     "COUNTS",
     "Map",
     "Steps",
-    "Wrong",
+    "Fault",
     "all_of",
-    "halves",
-    "not_addresses",
+    "split_stream",
+    "address_faults",
     "place_of",
-    "wrong_halves",
-    "wrong_headers",
+    "stream_faults",
+    "header_faults",
 ]
 
 COUNTS = ("rows", "bytes", "raw_bytes")  # lists of counts, parallel to content
-_SUMS = frozenset(known())
+_HASHES = frozenset(known())
 
 
 class Map(dict[str, Any]):
-    """A mapping that knows where each of its keys stands, for messages: line and column in one number, of which there may be millions."""
+    """A mapping with the position of each key, for messages: line and column in one number, to save
+    memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,25 +40,28 @@ class Map(dict[str, Any]):
 
 
 Steps: TypeAlias = tuple["str | int", ...]
-Wrong: TypeAlias = tuple[Steps, str]  # where in the headers, as names and positions, and what
+Fault: TypeAlias = tuple[Steps, str]  # path of names and positions, and message
 
 
-def wrong_halves(name: str, value: Any) -> Iterator[Wrong]:
-    """Say what keeps a stream from being headers and content."""
+def stream_faults(name: str, value: Any) -> Iterator[Fault]:
+    """Yield the faults in the form of a stream."""
     if not isinstance(value, Map):
         yield (), f"stream {name!r:.60} is not a mapping of headers and content"
         return
     for key in value:
         if key not in ("headers", "content"):
-            yield (key,), f"stream {name!r:.60} has {key!r:.60}, only headers and content are known"
+            yield (
+                (key,),
+                f"stream {name!r:.60} has {key!r:.60}; only headers and content are allowed",
+            )
     if not isinstance(value.get("headers"), Map | None):
         yield ("headers",), f"the headers of {name!r:.60} are not a mapping"
     if not isinstance(value.get("content"), list | None):
         yield ("content",), f"the content of {name!r:.60} is not a list"
 
 
-def halves(value: Any) -> tuple[Map, list[Any]]:
-    """Take a stream apart into its headers and its content, empty where they are missing or wrong."""
+def split_stream(value: Any) -> tuple[Map, list[Any]]:
+    """Return headers and content of a stream; missing or invalid ones are empty."""
     headers, content = (
         (value.get("headers"), value.get("content")) if isinstance(value, Map) else (None, None)
     )
@@ -64,21 +71,26 @@ def halves(value: Any) -> tuple[Map, list[Any]]:
 
 
 def all_of(kind: type, values: list[Any]) -> bool:
-    """Say whether every value is of one type and no other, however many there are."""
+    """Return whether all values are of exactly one type; fast for long lists."""
     return set(map(type, values)) <= {kind}
 
 
-def not_addresses(name: str, urls: list[Any]) -> Iterator[Wrong]:
-    """Say which items of a content are no addresses."""
+def address_faults(name: str, urls: list[Any]) -> Iterator[Fault]:
+    """Yield the items of a content that are not addresses."""
     if all_of(str, urls) and "" not in urls:
         return
     for i, url in enumerate(urls):
         if not isinstance(url, str) or not url:
-            yield ("content", i), f"content[{i}] of {name!r:.60} is {url!r:.60}, not an address"
+            yield (
+                ("content", i),
+                f"content[{i}] of {name!r:.60} is {url!r:.60}; expected an address",
+            )
 
 
 def place_of(node: Any, steps: Steps) -> int:
-    """Give the mark of what lies at some steps below a mapping: of its own key, or of the nearest around it that has one."""
+    """Return the mark of the node below a mapping: of its own key, or of the closest parent with a
+    mark.
+    """
     mark = 0
     for step in steps:
         mark = node.marks.get(str(step), mark) if isinstance(node, Map) else mark
@@ -86,43 +98,45 @@ def place_of(node: Any, steps: Steps) -> int:
     return mark
 
 
-def wrong_headers(headers: Map, wanted: int) -> Iterator[Wrong]:
-    """Say what is wrong with a stream's headers: all of it, where it is and what.
+def header_faults(headers: Map, count: int) -> Iterator[Fault]:
+    """Yield all faults of a stream's headers.
 
-    wanted  items of its content
+    count  number of items in its content
     """
     for key in COUNTS:
-        yield from _wrong_list(headers, key, wanted, "not a count", _are_counts, _is_count)
-    for key in sorted(_SUMS):
-        yield from _wrong_list(
-            headers, key, wanted, "not text; put it in quotes", _are_texts, _is_text
+        yield from _list_faults(headers, key, count, "not a count", _are_counts, _is_count)
+    for key in sorted(_HASHES):
+        yield from _list_faults(
+            headers, key, count, "not text; put it in quotes", _are_texts, _is_text
         )
     form = headers.get("format")
     if form is not None and not isinstance(form, str):
         yield ("format",), f"format {form!r:.60} is not text"
-    yield from _wrong_columns(headers)
-    yield from _wrong_files(headers, wanted)
+    yield from _column_faults(headers)
+    yield from _file_faults(headers, count)
 
 
-def _wrong_list(
+def _list_faults(
     headers: Map,
     key: str,
-    wanted: int,
-    what: str,
+    count: int,
+    expected: str,
     are_right: Callable[[list[Any]], bool],
     is_right: Callable[[Any], bool],
-) -> Iterator[Wrong]:
-    """Look at a list that runs parallel to the content: quickly as a whole, then at each item."""
+) -> Iterator[Fault]:
+    """Check a list that is parallel to the content: first as a whole, which is fast, then each
+    item.
+    """
     values = headers.get(key)
     if values is None and (key in COUNTS or key not in headers):
         return
-    if not isinstance(values, list) or len(values) != wanted:
-        got = f"{len(values)} values" if isinstance(values, list) else "no list"
-        yield (key,), f"{key} has {got}, content has {wanted}"
+    if not isinstance(values, list) or len(values) != count:
+        got = f"has {len(values)} values" if isinstance(values, list) else "is not a list"
+        yield (key,), f"{key} {got}, content has {count}"
     if isinstance(values, list) and not are_right(values):
         for i, value in enumerate(values):
             if not is_right(value):
-                yield (key, i), f"{key}[{i}] is {value!r:.60}, {what}"
+                yield (key, i), f"{key}[{i}] is {value!r:.60}, {expected}"
 
 
 def _are_texts(values: list[Any]) -> bool:
@@ -143,7 +157,7 @@ def _is_count(value: Any) -> bool:
     )
 
 
-def _wrong_columns(headers: Map) -> Iterator[Wrong]:
+def _column_faults(headers: Map) -> Iterator[Fault]:
     columns = headers.get("columns")
     if columns is None:
         return
@@ -151,7 +165,7 @@ def _wrong_columns(headers: Map) -> Iterator[Wrong]:
         yield ("columns",), "columns is not a mapping of name to encoding"
         return
     if len(columns) > MAX_COLUMNS:
-        yield ("columns",), f"{len(columns)} columns; at most {MAX_COLUMNS} are read"
+        yield ("columns",), f"{len(columns)} columns; the maximum is {MAX_COLUMNS}"
         return
     for name, encoding in columns.items():
         try:
@@ -160,28 +174,28 @@ def _wrong_columns(headers: Map) -> Iterator[Wrong]:
             yield ("columns", name), f"column {name!r:.60}: {error.message}"
 
 
-def _wrong_files(headers: Map, wanted: int) -> Iterator[Wrong]:
-    """Look at what is said of files that belong to no chunk, and of the companions of each chunk."""
+def _file_faults(headers: Map, count: int) -> Iterator[Fault]:
+    """Check files that belong to no chunk, and the companions of each chunk."""
     files, parts = headers.get("files"), headers.get("parts")
     if isinstance(files, Map):
-        yield from ((("files", *steps), message) for steps, message in _wrong_sizes(files))
+        yield from ((("files", *steps), message) for steps, message in _size_faults(files))
     elif files is not None:
-        yield ("files",), "files is not a mapping of name to size and sums"
-    if parts is not None and (not isinstance(parts, list) or len(parts) != wanted):
-        got = f"{len(parts)} values" if isinstance(parts, list) else "no list"
-        yield ("parts",), f"parts has {got}, content has {wanted}"
+        yield ("files",), "files is not a mapping of name to size and checksums"
+    if parts is not None and (not isinstance(parts, list) or len(parts) != count):
+        got = f"has {len(parts)} values" if isinstance(parts, list) else "is not a list"
+        yield ("parts",), f"parts {got}, content has {count}"
     for i, one in enumerate(parts if isinstance(parts, list) else ()):
         if isinstance(one, Map):
-            yield from ((("parts", i, *steps), message) for steps, message in _wrong_sizes(one))
+            yield from ((("parts", i, *steps), message) for steps, message in _size_faults(one))
         else:
-            yield ("parts", i), f"parts[{i}] is not a mapping of name to size and sums"
+            yield ("parts", i), f"parts[{i}] is not a mapping of name to size and checksums"
 
 
-def _wrong_sizes(files: Map) -> Iterator[Wrong]:
+def _size_faults(files: Map) -> Iterator[Fault]:
     for name, value in files.items():
         if not isinstance(value, Map) or not (
             _is_count(value.get("bytes")) and _is_count(value.get("raw_bytes"))
         ):
             yield (name,), f"the file {name!r:.60} has no size in bytes"
-        elif not all(isinstance(one, str) for key, one in value.items() if key in _SUMS):
-            yield (name,), f"a sum of the file {name!r:.60} is not text; put it in quotes"
+        elif not all(isinstance(item, str) for key, item in value.items() if key in _HASHES):
+            yield (name,), f"a checksum of the file {name!r:.60} is not text; put it in quotes"

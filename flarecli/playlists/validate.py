@@ -1,4 +1,4 @@
-"""All that is wrong with a playlist, where reading it stops at the first fault: each with its line and its column."""
+"""Validation of a playlist: all faults with line and column, while reading stops at the first."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from flarecli.errors import FormatError
 from flarecli.playlists.read import fault, parse, read_yaml
 from flarecli.playlists.schema import (
     Steps,
-    halves,
-    not_addresses,
+    address_faults,
+    header_faults,
     place_of,
-    wrong_halves,
-    wrong_headers,
+    split_stream,
+    stream_faults,
 )
 from flarecli.storage import Location
 
@@ -21,7 +21,10 @@ __all__ = ["faults", "places"]
 
 
 def faults(data: bytes, at: Location) -> list[FormatError]:
-    """Find all that is wrong with a playlist's form, in the order of its lines: of broken YAML what comes before the break, and that."""
+    """Return all faults of a playlist, ordered by line.
+
+    Invalid YAML is checked up to its first error.
+    """
     try:
         parse(data, at)
         return []
@@ -35,9 +38,9 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
     wrong = [
         (name, steps, message)
         for name, value in (root.items() if isinstance(root, dict) else ())
-        for steps, message in _wrong(name, value)
+        for steps, message in _stream_faults(name, value)
     ]
-    if found:  # an alias or a name used twice: of nodes that are not there no item has a place
+    if found:  # aliases and duplicate names have no nodes, so items have no places
         marks = [place_of(root, (name, *steps)) for name, steps, _ in wrong]
     else:
         marks = places(data, [(name, *steps) for name, steps, _ in wrong])
@@ -52,16 +55,18 @@ def _order(error: FormatError) -> tuple[int, int]:
     return error.line or 0, error.character or 0
 
 
-def _wrong(name: str, value: Any) -> list[tuple[Steps, str]]:
-    headers, urls = halves(value)
-    found = [*wrong_halves(name, value), *not_addresses(name, urls)]
+def _stream_faults(name: str, value: Any) -> list[tuple[Steps, str]]:
+    headers, urls = split_stream(value)
+    found = [*stream_faults(name, value), *address_faults(name, urls)]
     return found + [
-        (("headers", *steps), message) for steps, message in wrong_headers(headers, len(urls))
+        (("headers", *steps), message) for steps, message in header_faults(headers, len(urls))
     ]
 
 
 def places(data: bytes, paths: Sequence[Steps]) -> list[int]:
-    """Find line and column, in one number, of what lies at paths of names and positions in the YAML of a playlist that was read."""
+    """Return line and column, in one number, of the nodes at paths of names and positions in a
+    playlist.
+    """
     import yaml
 
     root: Any = (

@@ -1,4 +1,4 @@
-"""Playlists as text: the same playlist gives the same bytes."""
+"""Writing of playlists; the same playlist always gives the same bytes."""
 
 from __future__ import annotations
 
@@ -16,29 +16,27 @@ from flarecli.storage import Location, Written
 
 __all__ = ["text", "write"]
 
-_PIECE = 4096  # lines made at once
-_KEY_LIMIT = 1000  # characters; YAML takes 1,024 before the colon
+LINES_PER_PIECE = 4096
+MAX_PLAIN_KEY = 1000  # characters; YAML allows 1,024 before the colon
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
-_NUMBER = re.compile(
-    r"\.[\d_]", re.ASCII
-)  # what is plain begins with no digit, but other readers take `.5` for a number
+_NUMBER = re.compile(r"\.[\d_]", re.ASCII)  # other readers parse `.5` as a number
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", ".nan", ".inf"}
 
 
 def text(playlist: Playlist) -> bytes:
-    """Give the YAML of a playlist, ending with its sum: the same playlist gives the same bytes."""
+    """Return the YAML of a playlist, which ends with its checksum."""
     return b"".join(_pieces(playlist))
 
 
 def write(at: Location, playlist: Playlist) -> Written:
-    """Write a playlist, whole or not at all; its text is made as it is written."""
+    """Write a playlist atomically; its text is generated while it is written."""
     return at.write(_pieces(playlist))
 
 
 def _pieces(playlist: Playlist) -> Iterator[bytes]:
     sums, lines = Sums([DEFAULT]), _lines(playlist)
-    while some := list(itertools.islice(lines, _PIECE)):
-        piece = ("\n".join(some) + "\n").encode()
+    while batch := list(itertools.islice(lines, LINES_PER_PIECE)):
+        piece = ("\n".join(batch) + "\n").encode()
         sums.update(piece)
         yield piece
     yield f"# flare {DEFAULT} {sums.hex()[DEFAULT]}\n".encode()
@@ -59,7 +57,7 @@ def _headers(stream: Stream) -> dict[str, Any]:
     if stream.format is not None:
         headers["format"] = stream.format
     if stream.columns is not None:
-        headers["columns"] = {one.name: one.encoding for one in stream.columns}
+        headers["columns"] = {column.name: column.encoding for column in stream.columns}
     for key, counts in zip(COUNTS, (stream.rows, stream.sizes, stream.raw_sizes), strict=True):
         if counts is not None:
             headers[key] = [None if count < 0 else count for count in counts.tolist()]
@@ -68,12 +66,12 @@ def _headers(stream: Stream) -> dict[str, Any]:
     if stream.files:
         headers["files"] = _Files(stream.files)
     if any(stream.parts):
-        headers["parts"] = [{file.name: _file(file) for file in one} for one in stream.parts]
+        headers["parts"] = [{file.name: _file(file) for file in files} for files in stream.parts]
     return headers
 
 
 class _Files(Mapping[str, Any]):
-    """What a playlist says of files, said one at a time: there may be millions."""
+    """A mapping of names to the headers of files, generated on demand: there may be millions."""
 
     def __init__(self, files: Mapping[str, File]) -> None:
         self._files = files
@@ -88,11 +86,11 @@ class _Files(Mapping[str, Any]):
         return len(self._files)
 
     def items(self) -> Any:
-        """Give names and what is said of each, as an iterator."""
+        """Return an iterator of names and headers."""
         return ((file.name, _file(file)) for file in self._files.values())
 
     def values(self) -> Any:
-        """Give what is said of each, as an iterator."""
+        """Return an iterator of headers."""
         return (_file(file) for file in self._files.values())
 
 
@@ -102,29 +100,31 @@ def _file(file: File) -> dict[str, Any]:
 
 
 def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """Give a mapping as lines: mappings of mappings in blocks, the rest in flow style."""
+    """Yield a mapping as lines: mappings of mappings in block style, others in flow style."""
     if not value:
         yield "  " * depth + "{}"
-    for key, one in value.items():
+    for key, item in value.items():
         pad = "  " * depth
         head = pad + _key(key, f"\n{pad}")
-        if isinstance(one, Mapping) and any(
-            isinstance(item, (Mapping, list)) for item in one.values()
+        if isinstance(item, Mapping) and any(
+            isinstance(nested, (Mapping, list)) for nested in item.values()
         ):
             yield head
-            yield from _block(one, depth + 1)
-        elif isinstance(one, list) and (len(one) > 8 or (one and isinstance(one[0], Mapping))):
-            step = 4 if isinstance(one[0], str) else 1 if isinstance(one[0], Mapping) else 16
-            lines = [", ".join(map(_flow, one[i : i + step])) for i in range(0, len(one), step)]
+            yield from _block(item, depth + 1)
+        elif isinstance(item, list) and (len(item) > 8 or (item and isinstance(item[0], Mapping))):
+            step = 4 if isinstance(item[0], str) else 1 if isinstance(item[0], Mapping) else 16
+            lines = [", ".join(map(_flow, item[i : i + step])) for i in range(0, len(item), step)]
             pad += "  "
             yield f"{head} [\n{pad}" + f",\n{pad}".join(lines) + "]"
         else:
-            yield f"{head} {_flow(one)}"
+            yield f"{head} {_flow(item)}"
 
 
 def _flow(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key, ' ')} {_flow(one)}" for key, one in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{_key(key, ' ')} {_flow(item)}" for key, item in value.items()) + "}"
+        )
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_flow, value)) + "]"
     if value is None:
@@ -143,9 +143,11 @@ def _is_hex(value: str) -> bool:
 
 
 def _key(name: str, between: str) -> str:
-    """Give a name as a key with its colon; YAML takes a long one only with a mark before it, and with something `between` it and the colon."""
+    """Return a name as a key with its colon; a long one as `? key`, `between`, colon, as YAML
+    demands.
+    """
     text = _text(name)
-    return f"{text}:" if len(text) <= _KEY_LIMIT else f"? {text}{between}:"
+    return f"{text}:" if len(text) <= MAX_PLAIN_KEY else f"? {text}{between}:"
 
 
 def _text(value: str) -> str:
@@ -160,7 +162,7 @@ def _text(value: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Give a double-quoted scalar; what YAML does not take raw is escaped as it reads it."""
+    """Return a double-quoted scalar; characters that YAML does not allow are escaped."""
     return "".join(
         c if c.isprintable() else _escaped(ord(c)) for c in json.dumps(value, ensure_ascii=False)
     )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from flarecli.encodings import OWN, Own
+from flarecli.encodings import CUSTOM, CustomEncoding
 from flarecli.errors import FlareError, ReachError, TransformError, UsageError
 
 __all__ = ["Process", "close_all"]
@@ -42,7 +42,7 @@ class Process:
             ) from None
         self._pipe, other = context.Pipe()
         self._process = context.Process(  # type: ignore[attr-defined]
-            target=_serve, args=(other, call, dict(OWN)), name="flare-loader", daemon=True
+            target=_serve, args=(other, call, dict(CUSTOM)), name="flare-loader", daemon=True
         )
         try:
             self._process.start()
@@ -130,13 +130,13 @@ def _received(pipe: Connection) -> Any:
     return pickle.loads(body, buffers=buffers)
 
 
-def _serve(pipe: Connection, call: Callable[[Any], Any], own: dict[str, Own]) -> None:
+def _serve(pipe: Connection, call: Callable[[Any], Any], own: dict[str, CustomEncoding]) -> None:
     """Run calls until the pipe or the parent ends.
 
     Forked siblings keep the pipe open, so the parent is checked too.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    OWN.update(own)
+    CUSTOM.update(own)
     parent = os.getppid()
     try:
         while True:

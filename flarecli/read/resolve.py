@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from flarecli import formats, playlists
 from flarecli.arguments import Addresses, address_texts, name_list
-from flarecli.braces import SIGNS, braced
+from flarecli.braces import WILDCARDS, expand_braces
 from flarecli.errors import FlareError, FormatError, MissingError, UnfinishedError, UsageError
 from flarecli.formats import INDEX, INDEX_FILES
 from flarecli.model import Playlist, Stream
@@ -55,8 +55,8 @@ def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
     if _is_on_disk(address):
         return [(address, True)]  # an existing file may have `*` or `{` in its name
     out: list[tuple[str, bool]] = []
-    for one in braced(address):
-        if not any(sign in one for sign in SIGNS):
+    for one in expand_braces(address):
+        if not any(sign in one for sign in WILDCARDS):
             out.append((one, False))
         elif _is_on_disk(one):
             out.append((one, True))

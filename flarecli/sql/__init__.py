@@ -1,4 +1,4 @@
-"""SQL over batches: which rows a condition keeps, and what it says of whole files before they are read."""
+"""SQL over batches: select rows by a condition, and derive bounds to skip files and row groups."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["Bound", "bounds", "columns_of", "is_row_by_row", "is_statement", "se
 
 
 def is_statement(expression: str) -> bool:
-    """Say whether an expression is a whole SELECT, and no bare condition."""
+    """Return whether an expression is a SELECT statement, not a condition."""
     return bool(STATEMENT.match(expression))

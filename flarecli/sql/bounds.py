@@ -1,7 +1,8 @@
-"""What a condition says of a column by itself: `aes > 4 AND lang = 'en'` bounds `aes` from below, and `lang` on both sides.
+"""Bounds that a condition implies for single columns: `aes > 4 AND lang = 'en'` bounds `aes` and
+`lang`.
 
-Row groups whose smallest and largest values lie outside need not be read. DuckDB's own parser takes the expression apart;
-only comparisons of a column with a literal, joined by AND, become bounds, and what is not understood gives none.
+Row groups whose minimum and maximum are outside need not be read. DuckDB's parser parses the
+expression; only comparisons of a column with a literal, joined by AND, become bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from flarecli.sql.connection import STATEMENT, connected
+from flarecli.sql.connection import STATEMENT, connect
 
 __all__ = ["Bound", "Literal", "bounds", "columns_of", "parsed"]
 
@@ -25,12 +26,14 @@ _SIGNS = {
     "COMPARE_GREATERTHAN": ">",
     "COMPARE_GREATERTHANOREQUALTO": ">=",
 }
-_TURNED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A comparison that every row kept fulfils: `column sign value`; with `=`, any of the values."""
+    """A comparison that holds for all selected rows: `column sign value`; with `=`, any of the
+    values.
+    """
 
     column: str
     sign: str
@@ -38,9 +41,9 @@ class Bound:
 
 
 def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
-    """Give what every row that an expression uses fulfils; nothing if that cannot be told.
+    """Return comparisons that hold for every row that an expression uses; empty if unknown.
 
-    names  of the columns; SQL does not tell upper case from lower
+    names  of the columns; SQL ignores case
     """
     node = parsed(expression)
     if (
@@ -62,29 +65,29 @@ def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
 
 
 def columns_of(expression: str, names: Sequence[str]) -> list[str]:
-    """Give the columns that an expression may look at, in their order; all of them if that cannot be told."""
+    """Return the columns that an expression may use, in their order; all of them if unknown."""
     node = parsed(expression)
     if node is None:
         return list(names)
     used: set[str] = set()
-    waiting: list[Any] = [node]
+    todo: list[Any] = [node]
     if not STATEMENT.match(expression):
-        waiting = [node.get("where_clause")]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting += one
-        elif isinstance(one, dict):
-            if one.get("class") == "STAR" or _kind(one) == "STAR":
+        todo = [node.get("where_clause")]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, list):
+            todo += item
+        elif isinstance(item, dict):
+            if item.get("class") == "STAR" or _kind(item) == "STAR":
                 return list(names)
-            if one.get("class") == "COLUMN_REF":
-                used.update(str(name).lower() for name in one.get("column_names", ()))
-            waiting += one.values()
+            if item.get("class") == "COLUMN_REF":
+                used.update(str(name).lower() for name in item.get("column_names", ()))
+            todo += item.values()
     return [name for name in names if name.lower() in used]
 
 
 def parsed(expression: str) -> dict[str, Any] | None:
-    """Take an expression apart; None if it is not one SELECT."""
+    """Return the syntax tree of an expression as DuckDB's JSON, or None unless it is one SELECT."""
     import duckdb
 
     query = (
@@ -93,7 +96,7 @@ def parsed(expression: str) -> dict[str, Any] | None:
         else f"SELECT 1 FROM dataframe WHERE (\n{expression}\n)"
     )
     try:
-        with connected() as con:
+        with connect() as con:
             found = con.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchone()
         statements = json.loads(found[0]).get("statements", []) if found else []
     except (duckdb.Error, ValueError, RecursionError):
@@ -107,7 +110,7 @@ def _kind(node: Any) -> str:
 
 
 def _bounds(node: Any, known: dict[str, str]) -> Iterator[Bound]:
-    """Give the bounds in a condition: of both sides of an AND, of nothing else that is joined."""
+    """Yield the bounds in a condition, including both sides of an AND."""
     if not isinstance(node, dict):
         return
     kind = _kind(node)
@@ -117,7 +120,7 @@ def _bounds(node: Any, known: dict[str, str]) -> Iterator[Bound]:
     elif kind in _SIGNS:
         left, right, sign = node.get("left"), node.get("right"), _SIGNS[kind]
         yield from _bound(left, sign, [right], known)
-        yield from _bound(right, _TURNED[sign], [left], known)
+        yield from _bound(right, _MIRRORED[sign], [left], known)
     elif kind == "COMPARE_BETWEEN":
         yield from _bound(node.get("input"), ">=", [node.get("lower")], known)
         yield from _bound(node.get("input"), "<=", [node.get("upper")], known)
@@ -136,13 +139,13 @@ def _bound(
     ):
         return
     name = known.get(str(column["column_names"][0]).lower())
-    values = [_value(one) for one in literals]
+    values = [_value(literal) for literal in literals]
     if name is not None and values and None not in values:
         yield Bound(name, sign, tuple(value for value in values if value is not None))
 
 
 def _value(node: Any) -> Literal | None:
-    """Give a literal's value: an integer, a number with a point or an exponent, text, a date or a time; None for anything else."""
+    """Return the value of a literal: integer, decimal, text, date or timestamp; None for others."""
     if not isinstance(node, dict):
         return None
     if _kind(node) == "OPERATOR_CAST" and not node.get("try_cast"):
@@ -150,7 +153,7 @@ def _value(node: Any) -> Literal | None:
             _value(node.get("child")),
             str((node.get("type_expr") or {}).get("type_name", "")).upper(),
         )
-        return _moment(text, name) if isinstance(text, str) else None
+        return _parse_time(text, name) if isinstance(text, str) else None
     literal = node.get("literal")
     if node.get("class") != "CONSTANT" or not isinstance(literal, dict):
         return None
@@ -168,7 +171,7 @@ def _value(node: Any) -> Literal | None:
     return int(number) if literal["kind"] == "INTEGER" else number
 
 
-def _moment(text: str, kind: str) -> Literal | None:
+def _parse_time(text: str, kind: str) -> Literal | None:
     try:
         if kind == "DATE":
             return datetime.date.fromisoformat(text) if len(text) == 10 else None

@@ -1,4 +1,4 @@
-"""How DuckDB is set up wherever an expression of the user's runs: it reaches nothing but what it is given."""
+"""DuckDB connections for expressions of the user, without access to files, network or extensions."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from flarecli.names import whole_path
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["STATEMENT", "connected"]
+__all__ = ["STATEMENT", "connect"]
 
-STATEMENT = re.compile(
-    r"\s*(?:select|with|from)\b", re.IGNORECASE
-)  # anything else is a bare condition
+# anything else is a condition
+STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)
 _SETTINGS: dict[str, Any] = {
-    "threads": "1",  # more would read further ahead, and give rows in another order
+    "threads": "1",  # more threads would read ahead and change the order of rows
     "memory_limit": "1GB",
-    "enable_external_access": "false",  # no file, no URL, no extension out of a condition
+    "enable_external_access": "false",  # no files, URLs or extensions
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
-    "python_enable_replacements": "false",  # no table out of a caller's variables
+    "python_enable_replacements": "false",  # no tables from Python variables
 }
 
 
-def connected() -> duckdb.DuckDBPyConnection:
-    """Open a database of its own in memory. Raises MissingError where the working folder is gone: DuckDB would end the process."""
+def connect() -> duckdb.DuckDBPyConnection:
+    """Open an in-memory database.
+
+    raises  MissingError if the working folder was deleted, which would make DuckDB end the process
+    """
     import duckdb
 
     whole_path("")
     con = duckdb.connect(":memory:", config=_SETTINGS)
-    con.execute(
-        "SELECT setseed(0)"
-    )  # a pack that is resumed asks random() again, and has to be told the same
-    con.execute("SET TimeZone = 'UTC'")  # else a time without a zone would be one of this machine's
+    con.execute("SELECT setseed(0)")  # random() must return the same values when a pack is resumed
+    con.execute("SET TimeZone = 'UTC'")  # the default is the time zone of the machine
     return con

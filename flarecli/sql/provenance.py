@@ -1,7 +1,7 @@
-"""A column that travels beside the rows of a SELECT and that nobody wrote into it: it says where each row comes from.
+"""Provenance of the rows of a SELECT: a hidden column with the source row of each result row.
 
-Only a SELECT that takes rows as they are can have it: of `dataframe` alone, with no grouping, no DISTINCT, and nothing that looks
-at all columns at once, whose result one more column would change.
+Only a SELECT that returns source rows can have it: from `dataframe` alone, without grouping or
+DISTINCT, and without an expression over all columns, which another column would change.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 from flarecli.sql.bounds import parsed
-from flarecli.sql.connection import connected
+from flarecli.sql.connection import connect
 
-__all__ = ["with_beside"]
+__all__ = ["with_column"]
 
-_TAKEN_AS_THEY_ARE = {
+_ROW_PRESERVING = {
     "PROJECTION",
     "FILTER",
     "ORDER_BY",
@@ -28,16 +28,17 @@ _TAKEN_AS_THEY_ARE = {
 }
 
 
-def with_beside(expression: str, schema: pa.Schema, name: str, steps: list[str]) -> str | None:
-    """Give a SELECT that has one more column of `dataframe` in its result, whatever else is in it; None if that cannot be told.
+def with_column(expression: str, schema: pa.Schema, name: str, steps: list[str]) -> str | None:
+    """Return the SELECT with another column of `dataframe` in its result; None if that may change
+    it.
 
-    schema  of `dataframe` without that column, which stands behind the others there
-    name    of it
-    steps   operators of the SELECT's plan
+    schema  of `dataframe` without that column, which is the last there
+    name    of the column
+    steps   operators of the plan
     """
     node = parsed(expression)
     if node is None or not all(
-        step in _TAKEN_AS_THEY_ARE or step.endswith("ARROW_SCAN") for step in steps
+        step in _ROW_PRESERVING or step.endswith("ARROW_SCAN") for step in steps
     ):
         return None
     table, chosen = node.get("from_table") or {}, node.get("select_list")
@@ -48,15 +49,15 @@ def with_beside(expression: str, schema: pa.Schema, name: str, steps: list[str])
         or node.get("cte_map", {}).get("map")
     ):
         return None
-    stars = [one for one in chosen if _is_whole(one)]
-    known = {one.lower() for one in schema.names}
+    stars = [item for item in chosen if _is_plain_star(item)]
+    known = {name.lower() for name in schema.names}
     inner = [node[part] for part in node if part not in ("from_table", "select_list")] + [
-        one for one in chosen if not _is_whole(one)
+        item for item in chosen if not _is_plain_star(item)
     ]
-    for one in _nodes(inner):
-        if one.get("class") in ("STAR", "SUBQUERY") or (
-            one.get("class") == "COLUMN_REF"
-            and str(one.get("column_names", [""])[-1]).lower() not in known
+    for child in _nodes(inner):
+        if child.get("class") in ("STAR", "SUBQUERY") or (
+            child.get("class") == "COLUMN_REF"
+            and str(child.get("column_names", [""])[-1]).lower() not in known
         ):
             return None
     if len(stars) > 1:
@@ -74,32 +75,32 @@ def with_beside(expression: str, schema: pa.Schema, name: str, steps: list[str])
     return _text(node)
 
 
-def _is_whole(one: Any) -> bool:
-    """Say whether an item of a SELECT is `*`, with nothing around it."""
+def _is_plain_star(item: Any) -> bool:
+    """Return whether an item of a SELECT list is `*` without modifiers."""
     return (
-        isinstance(one, dict)
-        and one.get("class") == "STAR"
-        and not one.get("columns")
-        and not one.get("expr")
+        isinstance(item, dict)
+        and item.get("class") == "STAR"
+        and not item.get("columns")
+        and not item.get("expr")
     )
 
 
-def _nodes(waiting: list[Any]) -> Iterator[dict[str, Any]]:
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            yield one
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
+def _nodes(todo: list[Any]) -> Iterator[dict[str, Any]]:
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            yield item
+            todo += item.values()
+        elif isinstance(item, list):
+            todo += item
 
 
 def _text(node: dict[str, Any]) -> str | None:
-    """Write a SELECT that was taken apart."""
+    """Return the SQL of a syntax tree, or None if DuckDB rejects it."""
     import duckdb
 
     try:
-        with connected() as con:
+        with connect() as con:
             whole = json.dumps(
                 {"error": False, "statements": [{"node": node, "named_param_map": []}]}
             )

@@ -1,7 +1,7 @@
-"""SQL conditions over batches, by DuckDB: rows stay in order, and nothing outside the batches is reached.
+"""SQL conditions over batches, with DuckDB; rows keep their order.
 
-A condition, and a SELECT that looks at one row at a time, run over one batch after another, so that no row is read
-ahead. A SELECT that sorts, groups or counts runs once over all of them, and DuckDB holds what it needs.
+A condition, and a SELECT that uses one row at a time, run over one batch after another, without
+reading ahead. A SELECT that sorts, groups or counts runs once over all batches, in DuckDB's memory.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli.errors import UsageError
-from flarecli.sql.connection import STATEMENT, connected
-from flarecli.sql.provenance import with_beside
+from flarecli.sql.connection import STATEMENT, connect
+from flarecli.sql.provenance import with_column
 from flarecli.suggest import choose
 
 __all__ = ["is_row_by_row", "select"]
 
 _LOCAL = ("SET streaming_buffer_size = '64KB'", "SET lock_configuration = true")
 _ROW_BY_ROW = {"PROJECTION", "FILTER"}
-_POSITION = "position in its batch"  # a column that a condition cannot name by accident; longer, where the source has one of that name
+# hidden column; made longer if the source has a column of that name
+_POSITION = "position in its batch"
 _HINT = "Write it like \"aes > 4 and lang = 'en'\"."
 
 
@@ -37,39 +38,42 @@ def select(
     beside: str | None = None,
     known: Sequence[str] = (),
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Keep the rows that a condition is true for, or run a whole `SELECT … FROM dataframe …`.
+    """Return the rows for which a condition is true, or the result of a SELECT.
 
-    schema      of the batches; a condition leaves it as it is, a SELECT gives DuckDB's types
-    batches     pulled as rows are wanted: one at a time, but for a SELECT that sorts, groups, counts or limits
+    schema      of the batches; unchanged by a condition, DuckDB's types for a SELECT
+    batches     read on demand one at a time, unless a SELECT sorts, groups, counts or limits
     expression  a condition over the columns, such as `aes > 4 AND lang = 'en'`, or one SELECT
-    beside      a column that the batches have behind those of `schema`, int64, and which no expression can mean: it comes along
-                with the rows of the result, unless those are rows that a SELECT made
-    known       all columns there are, for messages, where `schema` has only some
-    return      the schema of the result without that column, and its rows in the order of the input, `batch_rows` at most in a batch
-    raises      UsageError if it is neither, if it names columns that are not there, or fails on a row
+    beside      a hidden int64 column of the batches, after those of `schema`. The result has it
+                too, unless a SELECT returns other rows than those of the source
+    known       names of all columns for messages, if `schema` has only some
+    return      schema of the result without the hidden column, and its rows in the order of the
+                input, at max_rows `batch_rows` in a batch
+    raises      UsageError for an invalid expression or unknown columns, or if a row fails
     """
     import duckdb
 
     if not expression.strip():
         raise UsageError("--where is empty", hint=_HINT)
     _check_names(schema)
-    bare = not STATEMENT.match(expression)
-    con = connected()
+    is_condition = not STATEMENT.match(expression)
+    con = connect()
     try:
         for setting in _LOCAL:
             con.execute(setting)
-        position = _free(schema.names)
+        position = _unused_name(schema.names)
         query = (
-            f'SELECT "{position}" FROM dataframe WHERE (\n{expression}\n)' if bare else expression
+            f'SELECT "{position}" FROM dataframe WHERE (\n{expression}\n)'
+            if is_condition
+            else expression
         )
         statements = con.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise UsageError("--where takes one condition, or one SELECT", hint=_HINT)
+            raise UsageError("--where must be one condition or one SELECT", hint=_HINT)
         con.register(
             "dataframe",
             _table(
-                _numbered(pa.RecordBatch.from_pylist([], schema), position)
-                if bare
+                _with_positions(pa.RecordBatch.from_pylist([], schema), position)
+                if is_condition
                 else schema.empty_table()
             ),
         )
@@ -78,31 +82,35 @@ def select(
         if reads > 1:
             raise UsageError(
                 "--where reads the rows more than once",
-                hint="Name them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …",
+                hint="Read them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …",
             )
         if reads == 0 and "EMPTY_RESULT" not in steps:
             raise UsageError(
                 "--where reads no rows of the source",
                 hint="Write SELECT … FROM dataframe …, or a condition.",
             )
-        if bare:
-            return schema, _kept(con, query, batches, position)
-        given = result = _result(con.sql(query).to_arrow_table().schema, schema)
+        if is_condition:
+            return schema, _filter(con, query, batches, position)
+        given = result = _result_schema(con.sql(query).to_arrow_table().schema, schema)
         if beside is not None:
-            query, given, batches = _beside(con, query, beside, steps, schema, result, batches)
+            query, given, batches = _with_provenance(
+                con, query, beside, steps, schema, result, batches
+            )
             schema = schema if given is result else schema.append(pa.field(beside, pa.int64()))
         if _are_row_by_row(steps):
-            return result, _each(con, query, batches, given, batch_rows)
-        return result, _all(con, query, _Source(schema, batches), given, batch_rows)
+            return result, _query_each(con, query, batches, given, batch_rows)
+        return result, _query_all(con, query, _Source(schema, batches), given, batch_rows)
     except duckdb.Error as error:
-        raise _refusal(error, known or schema.names, expression) from None
+        raise _query_error(error, known or schema.names, expression) from None
 
 
 def is_row_by_row(schema: pa.Schema, expression: str) -> bool:
-    """Say whether an expression that `select` takes looks at one row at a time: what sorts, groups, counts or limits does not."""
+    """Return whether `select` evaluates an expression row by row: without sorting, grouping or
+    limits.
+    """
     if not STATEMENT.match(expression):
         return True
-    with connected() as con:
+    with connect() as con:
         con.register("dataframe", _table(schema.empty_table()))
         return _are_row_by_row(_steps(con, expression))
 
@@ -112,7 +120,7 @@ def _are_row_by_row(steps: Sequence[str]) -> bool:
 
 
 def _check_names(schema: pa.Schema) -> None:
-    """SQL does not tell upper case from lower, so a condition could look at the wrong one of two columns."""
+    """Raise UsageError for column names that differ only in case, which SQL ignores."""
     seen: dict[str, str] = {}
     for name in schema.names:
         if name.lower() in seen:
@@ -124,7 +132,7 @@ def _check_names(schema: pa.Schema) -> None:
 
 
 def _steps(con: Any, query: str) -> list[str]:
-    """Name the operators of a query's plan."""
+    """Return the names of the operators in a query's plan."""
     waiting, found = json.loads(con.execute(f"EXPLAIN (FORMAT JSON) {query}").fetchall()[0][1]), []
     while waiting:
         step = waiting.pop()
@@ -133,7 +141,7 @@ def _steps(con: Any, query: str) -> list[str]:
     return found
 
 
-def _beside(
+def _with_provenance(
     con: Any,
     query: str,
     name: str,
@@ -142,16 +150,16 @@ def _beside(
     result: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> tuple[str, pa.Schema, Iterable[pa.RecordBatch]]:
-    """Give the query, the schema and the source of a SELECT with the column beside its rows; without it where they have none."""
+    """Return query, result schema and batches of a SELECT with the hidden column, or without it."""
     import duckdb
 
-    wider = with_beside(query, schema, name, steps)
+    wider = with_column(query, schema, name, steps)
     if wider is not None:
         try:
             con.register(
                 "dataframe", _table(schema.append(pa.field(name, pa.int64())).empty_table())
             )
-            found = _result(con.sql(wider).to_arrow_table().schema, schema)
+            found = _result_schema(con.sql(wider).to_arrow_table().schema, schema)
         except duckdb.Error:
             found = result
         if name in found.names and found.remove(found.get_field_index(name)).equals(result):
@@ -162,13 +170,13 @@ def _beside(
 # -- one batch at a time
 
 
-def _free(names: Sequence[str]) -> str:
-    """Give a name for the positions that no column has, in upper case or lower."""
+def _unused_name(names: Sequence[str]) -> str:
+    """Return a name for the positions that no column has, ignoring case."""
     known = {name.lower() for name in names}
     return next(name for k in itertools.count() if (name := _POSITION + "'" * k) not in known)
 
 
-def _numbered(batch: pa.RecordBatch, position: str) -> pa.RecordBatch:
+def _with_positions(batch: pa.RecordBatch, position: str) -> pa.RecordBatch:
     return batch.append_column(position, pa.array(np.arange(batch.num_rows, dtype=np.int32)))
 
 
@@ -178,14 +186,14 @@ def _table(rows: pa.RecordBatch | pa.Table) -> pa.Table:
     ).replace_schema_metadata(None)
 
 
-def _kept(
+def _filter(
     con: Any, query: str, batches: Iterable[pa.RecordBatch], position: str
 ) -> Iterator[pa.RecordBatch]:
-    """Take the rows that a condition leaves out of the batches themselves: no type changes on the way."""
+    """Take the selected rows from the batches themselves, so that types do not change."""
     with con:
         for batch in batches:
             positions = (
-                _run(con, query, _numbered(batch, position)).column(0).combine_chunks().sort()
+                _run(con, query, _with_positions(batch, position)).column(0).combine_chunks().sort()
             )
             if len(positions) == batch.num_rows:
                 yield batch
@@ -193,12 +201,12 @@ def _kept(
                 yield batch.take(positions)
 
 
-def _each(
-    con: Any, query: str, batches: Iterable[pa.RecordBatch], result: pa.Schema, most: int
+def _query_each(
+    con: Any, query: str, batches: Iterable[pa.RecordBatch], result: pa.Schema, max_rows: int
 ) -> Iterator[pa.RecordBatch]:
     with con:
         for batch in batches:
-            for part in _run(con, query, batch).to_batches(most):
+            for part in _run(con, query, batch).to_batches(max_rows):
                 yield _typed(part, result)
 
 
@@ -209,14 +217,14 @@ def _run(con: Any, query: str, batch: pa.RecordBatch) -> pa.Table:
     try:
         return con.sql(query).to_arrow_table()
     except duckdb.Error as error:
-        raise _failure(error) from None
+        raise _row_error(error) from None
 
 
 # -- all batches at once
 
 
 class _Source:
-    """The batches as DuckDB pulls them; an error of theirs is kept, for DuckDB passes on its text alone."""
+    """The batches as DuckDB reads them. Keeps their error, because DuckDB passes on only its text."""
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         self.schema, self._batches = schema, batches
@@ -231,8 +239,8 @@ class _Source:
             raise
 
 
-def _all(
-    con: Any, query: str, source: _Source, result: pa.Schema, most: int
+def _query_all(
+    con: Any, query: str, source: _Source, result: pa.Schema, max_rows: int
 ) -> Iterator[pa.RecordBatch]:
     import duckdb
 
@@ -245,27 +253,29 @@ def _all(
             answer = con.sql(query)
             read = (
                 getattr(answer, "to_arrow_reader", None) or answer.fetch_arrow_reader
-            )  # the name before DuckDB 1.5
-            with read(most) as reader:
+            )  # before DuckDB 1.5
+            with read(max_rows) as reader:
                 while (batch := next(reader, None)) is not None:
                     if batch.num_rows:
                         yield _typed(batch, result)
         except (duckdb.Error, pa.ArrowException, OSError, RuntimeError) as error:
             if source.error is not None:
                 raise source.error from None
-            raise _failure(error) from None
+            raise _row_error(error) from None
 
 
 # -- types and messages
 
 
-def _result(found: pa.Schema, source: pa.Schema) -> pa.Schema:
-    """Give a result's schema: no dictionaries, and a column of the source keeps what its metadata says of its encoding."""
+def _result_schema(found: pa.Schema, source: pa.Schema) -> pa.Schema:
+    """Return the schema of a result: without dictionaries, and with the metadata of the source's
+    columns.
+    """
     fields = []
     for field in found:
         if found.names.count(field.name) > 1:
             raise UsageError(
-                f"--where gives two columns named {field.name!r}",
+                f"--where returns two columns named {field.name!r}",
                 hint="Rename one of them: SELECT … AS name.",
             )
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -284,32 +294,31 @@ def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _refusal(error: Exception, names: Sequence[str], expression: str) -> UsageError:
+def _query_error(error: Exception, names: Sequence[str], expression: str) -> UsageError:
     line = _line(error)
     missing = re.search(r'[Rr]eferenced column "(.+?)"', line)
     if missing:
         hint = choose(missing[1], names, "Choose from")
-        if f'"{missing[1]}"' in expression:  # SQL's names of columns
-            hint = f"{hint} Text stands between single quotes: '{missing[1]}'."
+        if f'"{missing[1]}"' in expression:
+            hint = f"{hint} For text, use single quotes: '{missing[1]}'."
         return UsageError(f"--where: no column {missing[1]!r}", hint=hint, column=missing[1])
-    if (
-        line == 'syntax error at or near ")"' and ")" not in expression
-    ):  # the one that stands behind a condition
-        line = "syntax error: it breaks off"
+    if line == 'syntax error at or near ")"' and ")" not in expression:  # added by `select`
+        line = "syntax error: unexpected end"
     if line.startswith("Table with name ") and STATEMENT.match(expression):
         return UsageError(
-            f"--where: {line}", hint="The rows are called dataframe: SELECT … FROM dataframe …"
+            f"--where: {line}", hint="The table is named dataframe: SELECT … FROM dataframe …"
         )
     return UsageError(f"--where: {line}", hint=_HINT)
 
 
-def _failure(error: Exception) -> UsageError:
+def _row_error(error: Exception) -> UsageError:
     return UsageError(
-        f"--where fails on a row: {_line(error)}", hint="Guard it, for example by try_cast."
+        f"--where fails on a row: {_line(error)}",
+        hint="Handle such rows, for example with try_cast.",
     )
 
 
 def _line(error: Exception) -> str:
-    """Give the first line of DuckDB's message, without the name of its kind."""
+    """Return the first line of DuckDB's message, without the type of the error."""
     text = str(error).strip() or type(error).__name__
     return re.sub(r"^(?:[A-Z][\w ]* )?(?:Error|Exception): ", "", text.splitlines()[0])[:200]

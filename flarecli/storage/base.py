@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from flarecli.braces import pattern_of
+from flarecli.braces import compile_pattern
 from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
 from flarecli.names import bare, check_name, scheme_of
 from flarecli.prefetch import ordered_map
@@ -380,7 +380,7 @@ class Location:
                  if it ends in a slash
         raises   UsageError for an invalid pattern, or more than MAX_LISTED files; MissingError if there is no such folder
         """
-        wanted, before = pattern_of(parts), ""
+        wanted, before = compile_pattern(parts), ""
         for seen, entry in enumerate(self.list()):
             if seen >= MAX_LISTED:
                 raise UsageError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from flarecli.braces import SIGNS, divided, pattern_of
+from flarecli.braces import WILDCARDS, compile_pattern, split_pattern
 from flarecli.errors import MissingError, ReachError, UsageError
 from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.redact import redact
@@ -27,7 +27,7 @@ def globbed(address: str, guard: Guard | None = None) -> list[str]:
     """
     is_path = not is_url(address) or scheme_of(address) == "file"
     try:
-        head, parts = divided(local_path(address) if is_path else address)
+        head, parts = split_pattern(local_path(address) if is_path else address)
         found = (
             _of_disk(head, parts)
             if is_path
@@ -55,9 +55,9 @@ def _of_disk(head: str, parts: Sequence[str]) -> list[str]:
             places = dict.fromkeys(
                 path for place in places for path in look.below(place, folders=not is_last)
             )
-        elif any(sign in part for sign in SIGNS):
+        elif any(sign in part for sign in WILDCARDS):
             fits, is_kind = (
-                pattern_of([part]).fullmatch,
+                compile_pattern([part]).fullmatch,
                 os.path.lexists if is_last else os.path.isdir,
             )
             places = [

@@ -146,7 +146,7 @@ def test_json_within_json_and_messagepack_are_values(flare):
     assert (ran.code, ran.out, ran.err) == (
         4,
         "",
-        f"error: a value of column 'pack': not one whole value of MessagePack\n{hint}",
+        f"error: a value of column 'pack': not exactly one MessagePack value\n{hint}",
     )
 
 
@@ -394,7 +394,7 @@ def test_pickles_are_decoded_only_by_the_switch_that_says_so(flare):
     )
     second = pa.record_batch([pa.array(data[1:], pa.large_binary())], schema=schema)
     told = flare("cat", "d", "--allow-pickle", cat=lambda *_, **__: iter([second]))
-    error = f"a pickle cannot be read: {sizes[1]} B are not pkl"
+    error = f"a pickle cannot be read: not a valid pkl value ({sizes[1]} B)"
     assert (told.code, told.out, told.err) == (
         4,
         "",

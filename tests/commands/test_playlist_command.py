@@ -185,15 +185,15 @@ def test_every_fault_is_told_with_its_line_and_its_column(tmp_path):
         ("4:19", "bytes[2] is -1, not a count"),
         ("5:15", "column 'x': unknown encoding 'nope'"),
         ("5:32", "column 'z': unknown encoding '3'"),
-        ("6:16", "content[1] of 'one' is 3, not an address"),
-        ("6:19", "content[2] of 'one' is '', not an address"),
+        ("6:16", "content[1] of 'one' is 3; expected an address"),
+        ("6:19", "content[2] of 'one' is ''; expected an address"),
         ("7:1", "stream 'two' is not a mapping of headers and content"),
         ("9:20", "sha1[0] is 12, not text; put it in quotes"),
         ("9:37", "the file 'a' has no size in bytes"),
-        ("9:52", "a sum of the file 'b' is not text; put it in quotes"),
-        ("12:3", "stream 'four' has 'header', only headers and content are known"),
-        ("13:3", "stream 'four' has 'contents', only headers and content are known"),
-        ("16:7", "content[1] of 'four' is ['b'], not an address"),
+        ("9:52", "a checksum of the file 'b' is not text; put it in quotes"),
+        ("12:3", "stream 'four' has 'header'; only headers and content are allowed"),
+        ("13:3", "stream 'four' has 'contents'; only headers and content are allowed"),
+        ("16:7", "content[1] of 'four' is ['b']; expected an address"),
     ]
 
 
@@ -206,14 +206,14 @@ def test_what_yaml_knows_and_playlists_do_not_is_told_and_read_over(tmp_path):
         (one.where.removeprefix(f"{path}:"), one.message)
         for one in commands.check_playlist(str(path))
     ] == [
-        ("1:6", "an alias or anchor (a), which playlists do not take"),
-        ("2:16", "a tag (!t), which playlists do not take"),
+        ("1:6", "playlists cannot contain an alias or anchor (a)"),
+        ("2:16", "playlists cannot contain a tag (!t)"),
         ("3:1", "stream 'two' is not a mapping of headers and content"),
-        ("3:6", "an alias or anchor (a), which playlists do not take"),
+        ("3:6", "playlists cannot contain an alias or anchor (a)"),
         ("4:1", "the name 'one' was used in line 1"),
         ("5:1", "the name 3 is not text; put it in quotes"),
         ("7:24", "the name 'rows' was used in line 7"),
-        ("8:3", "content[0] of 'four' is 5, not an address"),
+        ("8:3", "content[0] of 'four' is 5; expected an address"),
     ]
     path.write_text("one: {}\none: {}\ntwo: [\n")
     assert [one.where.removeprefix(f"{path}:") for one in commands.check_playlist(str(path))] == [

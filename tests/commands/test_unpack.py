@@ -174,7 +174,7 @@ def test_a_tar_holds_the_same_files_and_is_the_same_each_time(plain, tmp_path):
         (
             "a\x1b[2J",
             UnsafeError,
-            "d/shard.00000.mds[1]: the name 'a\\x1b[2J.bin' holds a control character",
+            "d/shard.00000.mds[1]: the name 'a\\x1b[2J.bin' contains a control character",
         ),
         (
             "first",
@@ -254,7 +254,7 @@ def test_rows_whose_key_names_no_file_are_skipped_and_listed_where_that_is_wante
     ] == [
         (1, "", "key", "value", "key is empty, and names a file"),
         (3, "../c", "key", "unsafe", "the name '../c.bin' leaves the folder"),
-        (4, "d\x1b", "key", "unsafe", "the name 'd\\x1b.bin' holds a control character"),
+        (4, "d\x1b", "key", "unsafe", "the name 'd\\x1b.bin' contains a control character"),
     ]
 
 

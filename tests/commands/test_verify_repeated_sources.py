@@ -90,7 +90,7 @@ def test_a_broken_list_is_one_finding_named_by_its_folder_too(form, tmp_path):
     out = packed(tmp_path / "out", form)
     (out / "playlist.yaml").write_bytes(b"")
     at = f"{out}/playlist.yaml"
-    assert said(out, at, at) == [(f"{at}:1:1", "format", "no mapping of streams in it")]
+    assert said(out, at, at) == [(f"{at}:1:1", "format", "expected a mapping of streams")]
 
 
 @pytest.mark.parametrize("name", ["spec.json", "id.bag", "text.idx"])

@@ -255,7 +255,7 @@ def test_encodings_are_inferred_by_type_then_by_content(field, first, extension,
 
 
 def test_a_column_of_nulls_has_no_encoding():
-    with pytest.raises(UsageError, match="^column 'c' holds nothing but nulls$"):
+    with pytest.raises(UsageError, match="^column 'c' has only nulls$"):
         infer_encoding(pa.field("c", pa.null()))
 
 
@@ -337,10 +337,10 @@ def test_pickles_are_neither_made_nor_read_unasked():
     data = pickle.dumps({"a": 1})
     assert encode(lookup("pkl"), data) == data
     with pytest.raises(
-        UnsafeError, match="^pkl would pickle the value, and reading a pickle runs code$"
+        UnsafeError, match="^pkl would pickle the value; reading a pickle runs code$"
     ):
         encode(lookup("pkl"), {"a": 1})
-    with pytest.raises(UnsafeError, match=f"^a pickle of {len(data)} B, not decoded$"):
+    with pytest.raises(UnsafeError, match=f"^a pickle \\({len(data)} B\\) is not decoded$"):
         decode(lookup("pkl"), data)
     assert decode(lookup("pkl"), data, allow_pickle=True) == {"a": 1}
 

@@ -172,19 +172,31 @@ def test_text_of_numbers_becomes_numbers(encoding, values, name, wanted):
 @pytest.mark.parametrize(
     ("encoding", "values", "message"),
     [
-        ("str_int", ["1", str(2**63)], "row 1: a value of str_int is no int, or too large for one"),
-        ("json_int", ["1", '"2"'], "row 1: a value of json_int is no int, or too large for one"),
-        ("json_int", ["1.5"], "row 0: a value of json_int is no int, or too large for one"),
+        (
+            "str_int",
+            ["1", str(2**63)],
+            "row 1: a value of str_int is not a valid int, or is too large",
+        ),
+        (
+            "json_int",
+            ["1", '"2"'],
+            "row 1: a value of json_int is not a valid int, or is too large",
+        ),
+        ("json_int", ["1.5"], "row 0: a value of json_int is not a valid int, or is too large"),
         (
             "json_float",
             ["null"],
-            "row 0: a value of json_float is no float64, or too large for one",
+            "row 0: a value of json_float is not a valid float64, or is too large",
         ),
-        ("json_str", ['"a"', "[]"], "row 1: a value of json_str is no str, or too large for one"),
+        (
+            "json_str",
+            ['"a"', "[]"],
+            "row 1: a value of json_str is not a valid str, or is too large",
+        ),
         (
             "json_int[]",
             [["1"], ["2", "x"]],
-            "row 1: a value of json_int is no int, or too large for one",
+            "row 1: a value of json_int is not a valid int, or is too large",
         ),
     ],
 )
@@ -204,9 +216,9 @@ def test_views_become_natural_too():
     ("encoding", "values", "message"),
     [
         ("str", [b"ok", None, b"\xff"], "row 2: str is not UTF-8"),
-        ("int", [b"12345678", b"1234"], "row 1: 4 bytes are not int, which takes 8"),
+        ("int", [b"12345678", b"1234"], "row 1: 4 bytes do not fit int; expected 8"),
         ("str[]", [[b"ok"], [], [b"a", b"\xff"]], "row 2: str is not UTF-8"),
-        ("float32[]", [[b"1234"], [b"123"]], "row 1: 3 bytes are not float32, which takes 4"),
+        ("float32[]", [[b"1234"], [b"123"]], "row 1: 3 bytes do not fit float32; expected 4"),
     ],
 )
 def test_stored_bytes_that_are_others_are_named(encoding, values, message):

@@ -93,7 +93,7 @@ def test_numbers_of_other_types_count_where_they_mean_the_same(name, value, same
         ("uint8", np.array([1, 2]), "ndarray array([1, 2]) does not fit uint8"),
         ("float16", 1e6, "float 1000000.0 does not fit float16"),
         ("float32", None, "NoneType None does not fit float32"),
-        ("int", b"1234", "4 bytes do not fit int, which takes 8"),
+        ("int", b"1234", "4 bytes do not fit int; expected 8"),
         ("str", "\ud800", "str '\\ud800' does not fit str"),
         ("str_int", True, "bool True does not fit str_int"),
         ("str_float", 1, "int 1 does not fit str_float"),
@@ -119,7 +119,7 @@ def test_numbers_of_other_types_count_where_they_mean_the_same(name, value, same
         ("ndarray:int8", [1.5], "1.5 does not fit ndarray:int8"),
         ("ndarray:float16", [1e6], "1000000.0 does not fit ndarray:float16"),
         ("ndarray:uint64:1", [-1], "-1 does not fit ndarray:uint64:1"),
-        ("pkl", {}, "pkl would pickle the value, and reading a pickle runs code"),
+        ("pkl", {}, "pkl would pickle the value; reading a pickle runs code"),
     ],
 )
 def test_what_does_not_fit_is_said(name, value, message):
@@ -165,7 +165,7 @@ def test_numbers_as_text_come_back(whole, real, decimal):
     ],
 )
 def test_json_of_another_kind_is_refused(name, data):
-    with pytest.raises(ValueFitError, match=f"^{len(data)} B are not {name}$"):
+    with pytest.raises(ValueFitError, match=rf"^not a valid {name} value \({len(data)} B\)$"):
         decode(lookup(name), data)
 
 
@@ -181,7 +181,7 @@ def test_json_of_another_kind_is_refused(name, data):
     ],
 )
 def test_json_is_utf8_and_not_what_else_python_takes(name, data):
-    with pytest.raises(ValueFitError, match=f"^{len(data)} B are not {name}$"):
+    with pytest.raises(ValueFitError, match=rf"^not a valid {name} value \({len(data)} B\)$"):
         decode(lookup(name), data)
 
 
@@ -203,8 +203,8 @@ def test_digits_of_any_script_are_a_number_in_a_row_as_they_are_in_a_batch():
     [
         ("str", b"\xff", "bytes b'\\xff' does not fit str: it is not UTF-8"),
         ("str[]", [b"a", b"\xff"], "bytes b'\\xff' does not fit str: it is not UTF-8"),
-        ("varint", bytes(17), "17 B are not varint"),
-        ("msgpack_float", b"\xc0", "1 B are not msgpack_float"),
+        ("varint", bytes(17), "not a valid varint value (17 B)"),
+        ("msgpack_float", b"\xc0", "not a valid msgpack_float value (1 B)"),
     ],
 )
 def test_bytes_that_no_column_holds_are_refused_with_their_own_row(name, data, message):
@@ -304,10 +304,7 @@ def test_a_raw_picture_of_any_mode_comes_back(mode):
 def test_a_palette_would_be_lost_so_it_is_refused():
     with pytest.raises(ValueFitError) as caught:
         encode(lookup("pil"), picture("RGB").quantize(4))
-    assert (
-        str(caught.value)
-        == "pil keeps no palette, and a picture of mode P is nothing without its own"
-    )
+    assert str(caught.value) == "pil does not store palettes, and an image of mode P needs one"
     assert caught.value.hint == "Convert it to RGB, or choose png."
     assert decode(lookup("png"), encode(lookup("png"), picture("RGB").quantize(4))).mode == "P"
 
@@ -345,8 +342,8 @@ def test_pictures_are_saved_as_pillow_does_and_an_opened_jpeg_is_its_file(tmp_pa
     opened.load()
     path.unlink()
     assert decode(lookup("jpeg"), encode(lookup("jpeg"), opened)).size == (40, 30)
-    assert refused("jpeg", picture("RGBA")) == "a picture of mode RGBA does not fit jpeg"
-    assert refused("png", picture("CMYK")) == "a picture of mode CMYK does not fit png"
+    assert refused("jpeg", picture("RGBA")) == "an image of mode RGBA does not fit jpeg"
+    assert refused("png", picture("CMYK")) == "an image of mode CMYK does not fit png"
 
 
 def test_an_opened_jpeg_whose_file_is_gone_is_encoded_anew(tmp_path):
@@ -367,7 +364,7 @@ def test_a_picture_is_opened_whatever_its_container_unless_a_program_would_be_ru
     out = io.BytesIO()
     Image.new("RGB", (3, 2), "red").save(out, "EPS")
     assert Image.open(io.BytesIO(out.getvalue())).format == "EPS"
-    with pytest.raises(ValueFitError, match=r"^\d+ B are not png$|^[\d.]+ kB are not png$"):
+    with pytest.raises(ValueFitError, match=r"^not a valid png value \([\d.]+ k?B\)$"):
         decode(lookup("png"), out.getvalue())
 
 

@@ -412,7 +412,7 @@ def test_a_column_gets_an_encoding_that_the_format_holds(given, new, refs):
         ),
         (
             ["x" * 252],
-            f"column {'x' * 252!r}: the name '{'x' * 77}…' is longer than 255 bytes a part, and granular keeps each column in a file of its name",
+            f"column {'x' * 252!r}: the name '{'x' * 77}…' has a part longer than 255 bytes, and granular keeps each column in a file of its name",
         ),
     ],
 )

@@ -467,10 +467,10 @@ def test_a_pickle_is_carried_and_not_decoded():
     )
     with pytest.raises(UnsafeError) as caught:
         data[0]
-    assert str(caught.value) == "row 0: column 'p': a pickle of 21 B, not decoded"
+    assert str(caught.value) == "row 0: column 'p': a pickle (21 B) is not decoded"
     assert (
         caught.value.hint
-        == "Give allow_pickle=True if you trust whoever wrote it: reading a pickle runs code."
+        == "Reading a pickle runs code. Pass allow_pickle=True if you trust its source."
     )
     assert read.open(str(GOLDEN / "mds_pkl" / "data"), allow_pickle=True)[0] == {"p": {"a": 1}}
 

@@ -609,8 +609,8 @@ def test_keys_are_unique_over_a_dataset_and_shards_are_named_in_order():
         (["/b"], UnsafeError, "00000.tar[0]: the name '/b' is not relative"),
         (["b/"], UnsafeError, "00000.tar[0]: the name 'b/' has an empty part"),
         ([""], UnsafeError, "00000.tar[0]: the name '' is empty"),
-        (["a\n"], UnsafeError, "00000.tar[0]: the name 'a\\n' holds a control character"),
-        (["a\\b"], UnsafeError, "00000.tar[0]: the name 'a\\b' holds a backslash"),
+        (["a\n"], UnsafeError, "00000.tar[0]: the name 'a\\n' contains a control character"),
+        (["a\\b"], UnsafeError, "00000.tar[0]: the name 'a\\b' contains a backslash"),
     ],
 )
 def test_keys_that_would_not_come_back_are_refused_before_anything_is_written(keys, error, said):

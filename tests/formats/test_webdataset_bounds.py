@@ -390,7 +390,7 @@ def test_a_key_of_more_bytes_than_a_name_has_is_refused():
     ].tolist() == [2048]
     with pytest.raises(UnsafeError) as caught:
         webdataset.row_sizes(columns, batch_of(columns, [("a", "x"), ("k" * 256, "x")]), Settings())
-    assert str(caught.value) == f"row 1: the name '{'k' * 77}…' is longer than 255 bytes a part"
+    assert str(caught.value) == f"row 1: the name '{'k' * 77}…' has a part longer than 255 bytes"
 
 
 def test_rows_without_keys_are_numbered_over_batches():

@@ -97,8 +97,8 @@ def test_compressed_text_is_read_as_it_was(tmp_path, monkeypatch, name):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("x.csv.gz", PACKED["x.csv.gz"][:-9], "x.csv.gz: the gzip file ends in its middle"),
-        ("x.csv.zst", PACKED["x.csv.zst"][:-9], "x.csv.zst: the zstd file ends in its middle"),
+        ("x.csv.gz", PACKED["x.csv.gz"][:-9], "x.csv.gz: the gzip file is truncated"),
+        ("x.csv.zst", PACKED["x.csv.zst"][:-9], "x.csv.zst: the zstd file is truncated"),
         ("x.csv.gz", LINES, "x.csv.gz: not valid gzip: incorrect header check"),
         ("x.csv.zst", LINES, "x.csv.zst: not valid zstd: unknown frame descriptor"),
         (
@@ -357,7 +357,7 @@ def test_a_list_on_the_network_names_files_beside_it(web):
         ({"l.txt": "[a-]x.csv\n[z-a].csv"}, "l.txt: line 1: nothing matches '[a-]x.csv'", ""),
         (
             {"l.txt": "{1..9999999}.csv"},
-            "l.txt: line 1: {1..9999999} names more than 1048576 addresses",
+            "l.txt: line 1: {1..9999999} expands to more than 1048576 addresses",
             "",
         ),
         ({"l.txt": "pipe://x"}, "l.txt: line 1: pipe:// is not an address that data may name", ""),

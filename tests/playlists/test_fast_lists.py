@@ -29,7 +29,7 @@ def outcome(call, *args):
 
 @pytest.fixture(autouse=True)
 def short_lists_too(monkeypatch):
-    monkeypatch.setattr(fast_lists, "_WORTH", 16)
+    monkeypatch.setattr(fast_lists, "MIN_LIST_CHARACTERS", 16)
 
 
 ITEMS = [

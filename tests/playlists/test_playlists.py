@@ -32,15 +32,15 @@ def fault(data: bytes) -> str:
     [
         (
             b"a: &a [x]\nb: *a\n",
-            "d/playlist.yaml:1:4: an alias or anchor (a), which playlists do not take",
+            "d/playlist.yaml:1:4: playlists cannot contain an alias or anchor (a)",
         ),
         (
             b"a:\n  content: [*b]\n",
-            "d/playlist.yaml:2:13: an alias or anchor (b), which playlists do not take",
+            "d/playlist.yaml:2:13: playlists cannot contain an alias or anchor (b)",
         ),
         (
             b'!!python/object/apply:os.system ["touch x"]\n',
-            "d/playlist.yaml:1:1: a tag (tag:yaml.org,2002:python/object/apply:os.system), which playlists do not take",
+            "d/playlist.yaml:1:1: playlists cannot contain a tag (tag:yaml.org,2002:python/object/apply:os.system)",
         ),
         (b"a: {}\na: {}\n", "d/playlist.yaml:2:1: the name 'a' was used in line 1"),
         (b"1: {}\n", "d/playlist.yaml:1:1: the name 1 is not text; put it in quotes"),
@@ -48,10 +48,10 @@ def fault(data: bytes) -> str:
             b"[1]: 2\n",
             "d/playlist.yaml:1:1: the name ['1'] is not text; put it in quotes".replace("'1'", "1"),
         ),
-        (b"[" * 20_000, "d/playlist.yaml:1:17: nested deeper than 16"),
-        (b"", "d/playlist.yaml:1:1: no mapping of streams in it"),
+        (b"[" * 20_000, "d/playlist.yaml:1:17: nested more than 16 levels deep"),
+        (b"", "d/playlist.yaml:1:1: expected a mapping of streams"),
         (b"\xff", "d/playlist.yaml:1:1: not UTF-8 at byte 0"),
-        (b"--- {}\n--- {}\n", "d/playlist.yaml:2:1: a second document"),
+        (b"--- {}\n--- {}\n", "d/playlist.yaml:2:1: expected one YAML document, found a second"),
         (
             b"\t- x\n",
             "d/playlist.yaml:1:1: not valid YAML: found character that cannot start any token",
@@ -59,11 +59,14 @@ def fault(data: bytes) -> str:
         (b"a: 3\n", "d/playlist.yaml:1:1: stream 'a' is not a mapping of headers and content"),
         (
             b"a:\n  contents: []\n",
-            "d/playlist.yaml:2:3: stream 'a' has 'contents', only headers and content are known",
+            "d/playlist.yaml:2:3: stream 'a' has 'contents'; only headers and content are allowed",
         ),
         (b"a:\n  headers: []\n", "d/playlist.yaml:2:3: the headers of 'a' are not a mapping"),
         (b"a:\n  content: x\n", "d/playlist.yaml:2:3: the content of 'a' is not a list"),
-        (b"a:\n  content: [x, 3]\n", "d/playlist.yaml:2:3: content[1] of 'a' is 3, not an address"),
+        (
+            b"a:\n  content: [x, 3]\n",
+            "d/playlist.yaml:2:3: content[1] of 'a' is 3; expected an address",
+        ),
         (
             b"a:\n  headers: {rows: [1]}\n  content: [x, y]\n",
             "d/playlist.yaml:2:13: rows has 1 values, content has 2",
@@ -90,7 +93,7 @@ def fault(data: bytes) -> str:
             "d/playlist.yaml:2:21: the file 'x' has no size in bytes",
         ),
         (b"a:\n  headers: {format: [x]}\n", "d/playlist.yaml:2:13: format ['x'] is not text"),
-        (b"a: {}\nb: !x {}\n", "d/playlist.yaml:2:4: a tag (!x), which playlists do not take"),
+        (b"a: {}\nb: !x {}\n", "d/playlist.yaml:2:4: playlists cannot contain a tag (!x)"),
         (
             b"a: {}\nb: {}\nc: \x01\n",
             "d/playlist.yaml:3:4: not valid YAML: unacceptable character #x0001: control characters are not allowed",
@@ -105,7 +108,7 @@ def fault(data: bytes) -> str:
         ),
         (
             b'a:\n  content: [x, ""]\n',
-            "d/playlist.yaml:2:3: content[1] of 'a' is '', not an address",
+            "d/playlist.yaml:2:3: content[1] of 'a' is ''; expected an address",
         ),
         (
             b"a:\n  headers: {rows: [1, 2]}\n  content: [x]\n",
@@ -117,7 +120,7 @@ def fault(data: bytes) -> str:
         ),
         (
             b"a:\n  headers: {rows: null, md5: null}\n  content: [x]\n",
-            "d/playlist.yaml:2:25: md5 has no list, content has 1",
+            "d/playlist.yaml:2:25: md5 is not a list, content has 1",
         ),
         (
             b"a:\n  headers: {rows: [10000000000000000001]}\n  content: [x]\n",
@@ -137,7 +140,7 @@ def fault(data: bytes) -> str:
         ),
         (
             b"a:\n  headers: {files: [x]}\n",
-            "d/playlist.yaml:2:13: files is not a mapping of name to size and sums",
+            "d/playlist.yaml:2:13: files is not a mapping of name to size and checksums",
         ),
         (
             b"a:\n  headers: {files: {x: {bytes: -1}}}\n",
@@ -149,11 +152,11 @@ def fault(data: bytes) -> str:
         ),
         (
             b"a:\n  headers: {files: {x: {bytes: 1, md5: 12}}}\n",
-            "d/playlist.yaml:2:21: a sum of the file 'x' is not text; put it in quotes",
+            "d/playlist.yaml:2:21: a checksum of the file 'x' is not text; put it in quotes",
         ),
         (
             b"a:\n  headers: {parts: [[]]}\n  content: [x]\n",
-            "d/playlist.yaml:2:13: parts[0] is not a mapping of name to size and sums",
+            "d/playlist.yaml:2:13: parts[0] is not a mapping of name to size and checksums",
         ),
         (
             b"a:\n  headers: {parts: [{y: 1}]}\n  content: [x]\n",
@@ -161,7 +164,7 @@ def fault(data: bytes) -> str:
         ),
         (
             b"a:\n  " + b"h" * 70 + b": []\n",
-            f"d/playlist.yaml:2:3: stream 'a' has '{'h' * 59}, only headers and content are known",
+            f"d/playlist.yaml:2:3: stream 'a' has '{'h' * 59}; only headers and content are allowed",
         ),
     ],
 )
@@ -296,7 +299,7 @@ def test_any_bytes_are_a_playlist_or_a_format_error(data):
     [
         ("a: [1]", ["stream 'a' is not a mapping of headers and content"]),
         ("a: {headers: {parts: []}, content: [x.mds]}", ["parts has 0 values, content has 1"]),
-        ("a: {headers: {parts: 5}, content: [x.mds]}", ["parts has no list, content has 1"]),
+        ("a: {headers: {parts: 5}, content: [x.mds]}", ["parts is not a list, content has 1"]),
         (
             f"a: {{headers: {{rows: [{1 << 62}]}}, content: [x.mds]}}",
             [f"rows[0] is {1 << 62}, not a count"],
@@ -321,14 +324,14 @@ def test_the_first_line_counts_when_it_is_empty():
 def test_a_playlist_longer_than_any_is_not_read(monkeypatch):
     data = playlists.text(Playlist(()))
     at = Location(MemoryStore({"playlist.yaml": data}), "playlist.yaml")
-    monkeypatch.setattr(READ, "_SIZE_LIMIT", len(data))
+    monkeypatch.setattr(READ, "MAX_BYTES", len(data))
     assert playlists.stored(at) == data
-    monkeypatch.setattr(READ, "_SIZE_LIMIT", len(data) - 1)
+    monkeypatch.setattr(READ, "MAX_BYTES", len(data) - 1)
     with pytest.raises(FormatError) as caught:
         playlists.stored(at)
     assert (
         str(caught.value)
-        == f"playlist.yaml: {len(data)} bytes, {len(data) - 1} is the most that is read"
+        == f"playlist.yaml: file is {len(data)} bytes; the maximum is {len(data) - 1}"
     )
 
 
@@ -528,7 +531,7 @@ def test_headers_that_are_no_numbers_to_yaml_are_texts():
                 "p.yaml:1:15: rows has 1 values, content has 2",
                 "p.yaml:1:22: rows[0] is 'x', not a count",
                 "p.yaml:1:37: bytes[1] is 'y', not a count",
-                "p.yaml:1:55: content[1] of 'a' is 3, not an address",
+                "p.yaml:1:55: content[1] of 'a' is 3; expected an address",
                 "p.yaml:2:1: stream 'b' is not a mapping of headers and content",
             ],
         ),
@@ -536,8 +539,8 @@ def test_headers_that_are_no_numbers_to_yaml_are_texts():
             "a: {}\na: {headers: 1}\nb: {content: [*x, &y z], headers: {format: 2}}\n- c\n",
             [
                 "p.yaml:2:1: the name 'a' was used in line 1",
-                "p.yaml:3:15: an alias or anchor (x), which playlists do not take",
-                "p.yaml:3:19: an alias or anchor (y), which playlists do not take",
+                "p.yaml:3:15: playlists cannot contain an alias or anchor (x)",
+                "p.yaml:3:19: playlists cannot contain an alias or anchor (y)",
                 "p.yaml:4:1: not valid YAML: did not find expected key",
             ],
         ),

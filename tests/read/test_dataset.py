@@ -311,7 +311,7 @@ def test_braces_and_globs_expand_in_order(tmp_path):
     ]
     assert read.expand("x{3..1}") == ["x3", "x2", "x1"]
     assert read.expand("plain{}") == ["plain{}"]
-    with pytest.raises(UsageError, match="names more than 1048576 addresses$"):
+    with pytest.raises(UsageError, match="expands to more than 1048576 addresses$"):
         read.expand("{0..99999999999}")
 
 

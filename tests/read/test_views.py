@@ -188,7 +188,7 @@ def to_json(value):
 def point():
     flare.encoding("point", to_json, json.loads)
     yield "point"
-    registry.OWN.pop("point")
+    registry.CUSTOM.pop("point")
 
 
 @pytest.mark.parametrize("format", ["mds", "granular", "granular-refs", "webdataset"])
@@ -218,19 +218,19 @@ def test_an_error_of_a_custom_encoding_names_the_row(point, tmp_path):
         flare.open(str(tmp_path / "d"))[0]
     assert (
         str(caught.value)
-        == "row 0: column 'p': 1 B are not point: AttributeError: 'bytes' object has no attribute 'nothing'"
+        == "row 0: column 'p': not a valid point value (1 B): AttributeError: 'bytes' object has no attribute 'nothing'"
     )
     flare.encoding(point, lambda value: value, bytes)
-    with pytest.raises(ValueFitError, match="^the encoder of point gives int, not bytes$"):
+    with pytest.raises(ValueFitError, match="^the encoder of point returned int; expected bytes$"):
         encodings.encode(encodings.lookup(point), 5)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("jpeg", "'jpeg' is an encoding that flare has"),
-        ("a b", "'a b' cannot name an encoding"),
-        ("x[]", "'x[]' cannot name an encoding"),
+        ("jpeg", "'jpeg' is a built-in encoding"),
+        ("a b", "'a b' is not a valid name of an encoding"),
+        ("x[]", "'x[]' is not a valid name of an encoding"),
     ],
 )
 def test_invalid_names_of_custom_encodings_are_refused(name, message):

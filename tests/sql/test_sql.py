@@ -219,27 +219,27 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
     [
         ("  ", "--where is empty", CONDITION),
         ("aes > 4", "--where: no column 'aes'", "Choose from n, text."),
-        ("n >", "--where: syntax error: it breaks off", CONDITION),
+        ("n >", "--where: syntax error: unexpected end", CONDITION),
         ("n > 3)", '--where: syntax error at or near ")"', CONDITION),
         (
             'text = "row"',
             "--where: no column 'row'",
-            "Choose from n, text. Text stands between single quotes: 'row'.",
+            "Choose from n, text. For text, use single quotes: 'row'.",
         ),
         (
             "SELECT * FROM rows",
             "--where: Table with name rows does not exist!",
-            "The rows are called dataframe: SELECT … FROM dataframe …",
+            "The table is named dataframe: SELECT … FROM dataframe …",
         ),
         ("SELECT * FROM dataframe WHER n", '--where: syntax error at or near "n"', CONDITION),
         (
             "SELECT 1; SELECT * FROM dataframe",
-            "--where takes one condition, or one SELECT",
+            "--where must be one condition or one SELECT",
             CONDITION,
         ),
         (
             "WITH d AS (SELECT 1) INSERT INTO dataframe SELECT * FROM d",
-            "--where takes one condition, or one SELECT",
+            "--where must be one condition or one SELECT",
             CONDITION,
         ),
         ("count(*) > 1", "--where: WHERE clause cannot contain aggregates!", CONDITION),
@@ -255,13 +255,13 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
         ),
         (
             "SELECT n, n FROM dataframe",
-            "--where gives two columns named 'n'",
+            "--where returns two columns named 'n'",
             "Rename one of them: SELECT … AS name.",
         ),
         (
             "n > (SELECT avg(n) FROM dataframe)",
             "--where reads the rows more than once",
-            "Name them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …",
+            "Read them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …",
         ),
     ],
 )
@@ -321,7 +321,7 @@ def test_a_value_that_the_condition_cannot_take_is_named(expression):
     )
     error = refused(expression, batches=[batch])
     assert str(error).startswith("--where fails on a row: Could not convert string 'x")
-    assert error.hint == "Guard it, for example by try_cast."
+    assert error.hint == "Handle such rows, for example with try_cast."
     assert "\n" not in str(error)
 
 

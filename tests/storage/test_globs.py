@@ -127,7 +127,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(folder, monkeypatch):
 
 
 def test_no_pattern_and_too_many_files_are_said(folder, monkeypatch):
-    with pytest.raises(UsageError, match=r"'\*\[z-a\]' is no pattern"):
+    with pytest.raises(UsageError, match=r"invalid pattern '\*\[z-a\]'"):
         expand(f"{folder}/*[z-a]")
     monkeypatch.setattr("flarecli.storage.glob.MAX_LISTED", 3)
     with pytest.raises(UsageError) as caught:

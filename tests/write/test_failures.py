@@ -11,9 +11,7 @@ LINK = "https://me:hunter2@example.com/a.jpg?X-Amz-Signature=hunter2"
 
 
 def test_no_secret_is_listed_whoever_named_the_row():
-    line = Failure(
-        3, LINK, "url", "unsafe", f"the name '{LINK}' is an address", "i.parquet", 5
-    ).line()
+    line = Failure(3, LINK, "url", "unsafe", f"the name '{LINK}' is a URL", "i.parquet", 5).line()
     told = json.loads(line)
     assert b"hunter2" not in line
     assert (told["row"], told["key"]) == (5, "https://example.com/a.jpg")
@@ -28,7 +26,7 @@ def test_no_secret_is_listed_whoever_named_the_row():
             UnsafeError,
             "Give --allow-host a, or --on-error skip to leave such rows out.",
         ),
-        ("unsafe", "the name 'https://example.com/a' is an address", UnsafeError, "Skip it."),
+        ("unsafe", "the name 'https://example.com/a' is a URL", UnsafeError, "Skip it."),
         ("unsafe", "the name '../x' leaves the folder", UnsafeError, "Skip it."),
         ("http", "404 not found", ReachError, "Skip it."),
     ],

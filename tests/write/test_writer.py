@@ -487,7 +487,7 @@ def test_a_lock_dies_with_its_process(tmp_path):
         ({"n": 1 << 63, "t": ""}, "row 0: column 'n': int 9223372036854775808 does not fit int"),
         ({"n": 1.5, "t": ""}, "row 0: column 'n': float 1.5 does not fit int"),
         ({"n": 1, "t": "\ud800"}, "row 0: column 't': str '\\ud800' does not fit str"),
-        ({"n": b"1234567", "t": ""}, "row 0: column 'n': 7 bytes do not fit int, which takes 8"),
+        ({"n": b"1234567", "t": ""}, "row 0: column 'n': 7 bytes do not fit int; expected 8"),
     ],
 )
 def test_a_sample_that_does_not_fit_is_refused_by_name(tmp_path, sample, message):

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from flarecli import ingest, playlists, read
 from flarecli.arguments import Addresses, address_texts
-from flarecli.braces import SIGNS
+from flarecli.braces import WILDCARDS
 from flarecli.commands.provenance import shard_of
 from flarecli.commands.row_order import no_index, ordered, read_rows, weight
 from flarecli.commands.source_names import UNNAMED, SourceName, source_name
@@ -217,7 +217,7 @@ def _expanded(addresses: Sequence[str], guard: Guard) -> tuple[list[str], list[s
     expanded, notes = list[str](), list[str]()
     for address in addresses:
         found = read.expand(address, guard)
-        if found != [address] and any(sign in address for sign in SIGNS):
+        if found != [address] and any(sign in address for sign in WILDCARDS):
             data, skipped = ingest.data_among(found)
             if not data:
                 raise NoRowsError("no data files match", where=redact(address))

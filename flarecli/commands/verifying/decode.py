@@ -99,7 +99,7 @@ def _why_not(encoding: Encoding, data: bytes, promised: str | None, pictures: Sa
             return next(
                 filter(
                     None,
-                    (_picture(name, part, pictures) for part in encodings.pictures_of(name, data)),
+                    (_picture(name, part, pictures) for part in encodings.split_images(name, data)),
                 ),
                 "",
             )
