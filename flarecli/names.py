@@ -188,7 +188,7 @@ def whole_path(path: str) -> str:
             return path
         hint = "Change to an existing folder, or use an absolute path."
         raise MissingError(
-            "the working folder was deleted or cannot be read", where=path or ".", hint=hint
+            "the current folder was deleted or cannot be read", where=path or ".", hint=hint
         ) from None
 
 

@@ -103,7 +103,7 @@ def test_more_than_10000_columns_are_refused(tmp_path, name):
     with pytest.raises(FormatError) as caught:
         open_index(str(path))
     assert str(caught.value) == (
-        f"{path}: line 1: more than 10000 different members in the rows up to here"
+        f"{path}: line 1: more than 10000 different members up to this row"
         if name == "x.jsonl"
         else f"{path}: 10001 columns; the maximum is 10000"
     )

@@ -205,7 +205,7 @@ def test_ragged_csv(here, capfd):
         capfd,
         "pack open.csv out",
         4,
-        "open.csv: line 2: a quote is opened and never closed",
+        "open.csv: line 2: unclosed quote",
         quotes,
     )
 
@@ -214,7 +214,7 @@ def test_empty_index(here, capfd):
     (here / "none.csv").write_text("")
     (here / "head.csv").write_text("a,b\n")
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), "none.parquet")
-    wrong(capfd, "pack none.csv out", 4, "none.csv: an empty file")
+    wrong(capfd, "pack none.csv out", 4, "none.csv: file is empty")
     wrong(capfd, "pack head.csv out", 4, "head.csv: the index has no rows")
     wrong(capfd, "pack none.parquet out", 4, "none.parquet: the index has no rows")
     wrong(
@@ -353,7 +353,7 @@ def test_a_name_that_leaves_the_folder(here, capfd):
     index["shards"][0]["raw_data"]["basename"] = "../../etc/passwd"
     (here / "d" / "index.json").write_text(json.dumps(index))
     error = "d/index.json: shards[0].raw_data: the name '../../etc/passwd' leaves the folder"
-    hint = "Repair the file that lists it; nothing was read or written there."
+    hint = "Repair the file that contains the name; nothing was read or written there."
     for command in ("cat d", "inspect d", "unpack d files", "pack d out"):
         wrong(capfd, command, 5, error, hint)
     assert main(["verify", "d"]) == 1

@@ -1,4 +1,6 @@
-"""Indexes: anything that lists samples becomes batches of columns, in bounded memory whatever its size."""
+"""Indexes: tables, lists and folders that list samples, read as batches of columns in bounded
+memory.
+"""
 
 from __future__ import annotations
 

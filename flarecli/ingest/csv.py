@@ -1,8 +1,9 @@
-"""CSV and TSV as RFC 4180 has them: a header, quotes, embedded newlines; what does not fit is an error with its line.
+"""CSV and TSV by RFC 4180, with a header, quotes and newlines in fields; errors name the line.
 
-The header names the columns. Which ones are numbers the first rows tell (4 MB): int64, float64 or bool where every
-value is one and gives its text back (`007` and a 20-digit number stay text), else text. Keys, links and columns that the
-user encodes as text are text whatever they look like. An empty field is null among numbers, and empty text elsewhere.
+The header names the columns. Types are inferred from the first 4 MB: int64, float64 or bool if
+every value is one and is restored exactly (`007` and a 20-digit number stay text), else text. Keys,
+links and columns that the user encodes as text are always text. An empty field is null in a column
+of numbers, and empty text elsewhere.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ _ROWS = 8192
 _QUOTED = re.compile(rb'"[^"]*"')
 _KINDS = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
 _READABLE = {*_KINDS, pa.string()}
-# what Arrow would read as such a value, and lose something of: leading zeros, digits beyond a double, 1 for true
+# values that Arrow would parse with a loss: leading zeros, digits beyond a double, 1 for true
 _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
 
 class Delimited:
-    """One CSV or TSV file. How many rows it has only reading tells, but for none at all."""
+    """One CSV or TSV file. The number of rows is unknown until it is read, unless it is 0."""
 
-    as_text = True  # every column can be read as text, exactly as it was written
+    as_text = True  # every column can be read as text, as written
 
     def __init__(self, source: Blocks, delimiter: str, text: Collection[str]) -> None:
         self.at, self._delimiter = source, delimiter
         if next(iter(source.blocks()), None) is None:
-            raise FormatError("an empty file", where=source)
+            raise FormatError("file is empty", where=source)
         self._names = self._header()
         check_columns(self._names, source)
         first = next(self._tables(self._names), None)
         self.rows = 0 if first is None else None
         kinds = [
-            pa.string() if first is None or name in text else _told(first[1].column(i))
+            pa.string() if first is None or name in text else _infer_type(first[1].column(i))
             for i, name in enumerate(self._names)
         ]
         self.schema = pa.schema(
@@ -56,11 +57,11 @@ class Delimited:
         )
 
     def blocks(self) -> Iterator[bytes]:
-        """Give its bytes as they are read."""
+        """Yield the bytes of the file."""
         return self.at.blocks()
 
     def declared(self, kinds: Mapping[str, pa.DataType]) -> Delimited:
-        """Give the same file with some columns read as other types: what another file of the index holds in them."""
+        """Return the file with some columns read as other types, to match other files of the index."""
         fields = [
             pa.field(field.name, kinds[field.name]) if kinds.get(field.name) in _READABLE else field
             for field in self.schema
@@ -70,9 +71,10 @@ class Delimited:
         return other
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Give the rows in order.
+        """Yield the rows in order.
 
-        raises  FormatError with the line of a ragged record, or of a value that is not of its column's type
+        raises  FormatError with the line of a record with a wrong number of fields, or of an
+                invalid value
         """
         schema = (
             self.schema
@@ -84,7 +86,7 @@ class Delimited:
                 part = table.slice(start, _ROWS)
                 yield pa.RecordBatch.from_arrays(
                     [
-                        self._typed(part.column(i), field, piece, start)
+                        self._convert(part.column(i), field, piece, start)
                         for i, field in enumerate(schema)
                     ],
                     schema=schema,
@@ -93,32 +95,32 @@ class Delimited:
     def _header(self) -> list[str]:
         piece = next(self._pieces(), None)
         if piece is None:
-            raise FormatError("no header that names the columns", where=self.at)
+            raise FormatError("no header with the names of the columns", where=self.at)
         self._head = piece.data[: _first_record(piece)]
         header = self._head.strip(b"\r\n") + b"\n"
-        if header.count(self._delimiter.encode()) >= MAX_COLUMNS:  # the parser takes 9 KB for each
+        if header.count(self._delimiter.encode()) >= MAX_COLUMNS:  # the parser uses 9 kB for each
             unquoted = _QUOTED.sub(b"", header)
             check_columns_count(unquoted.count(self._delimiter.encode()) + 1, self.at)
         try:
             read = csv.ReadOptions(use_threads=False, block_size=len(header) + 1)
             return list(csv.open_csv(pa.BufferReader(header), read, self._parse()).schema.names)
         except pa.ArrowInvalid as error:
-            raise self._refusal(piece, [], error) from None
+            raise self._parse_error(piece, [], error) from None
 
     def _pieces(self) -> Iterator[Piece]:
         return (piece for piece in pieces(self.at, self._delimiter) if not piece.is_blank)
 
     def _body(self) -> Iterator[Piece]:
-        """Give the pieces without the header."""
+        """Yield the pieces without the header."""
         for number, piece in enumerate(self._pieces()):
             end = 0 if number else _first_record(piece)
             if not number and piece.data[:end] != self._head:
                 raise FormatError(
-                    "its header is no longer what it was",
+                    "the header changed while the file was read",
                     where=self.at,
-                    hint="Run the command again when nothing writes there.",
+                    hint="Run the command again when no other process writes the file.",
                 )
-            rest = piece.behind(end) if end else piece
+            rest = piece.after(end) if end else piece
             if not rest.is_blank:
                 yield rest
 
@@ -133,7 +135,7 @@ class Delimited:
         )
 
     def _tables(self, columns: Sequence[str]) -> Iterator[tuple[Piece, pa.Table]]:
-        """Parse piece by piece, every value as text: nothing is read ahead, and only the columns asked for are built."""
+        """Parse piece by piece, with all values as text; only the columns asked for are built."""
         convert = csv.ConvertOptions(
             column_types={name: pa.string() for name in columns},
             include_columns=list(columns),
@@ -145,18 +147,17 @@ class Delimited:
                 use_threads=False, block_size=len(piece.data) + 4, column_names=self._names
             )
             ragged: list[Any] = []
-            data = (
-                BOM + piece.data if piece.data.startswith(BOM) else piece.data
-            )  # Arrow drops one, and this is a value's
+            # Arrow removes a BOM at the start, but here it belongs to a value
+            data = BOM + piece.data if piece.data.startswith(BOM) else piece.data
             try:
                 table = csv.read_csv(pa.BufferReader(data), read, self._parse(ragged), convert)
             except pa.ArrowInvalid as error:
-                raise self._refusal(piece, ragged, error) from None
+                raise self._parse_error(piece, ragged, error) from None
             yield piece, table.combine_chunks()
 
-    def _refusal(self, piece: Piece, ragged: list[Any], error: Exception) -> FormatError:
+    def _parse_error(self, piece: Piece, ragged: list[Any], error: Exception) -> FormatError:
         if not ragged:
-            return FormatError(f"cannot be read: {str(error).splitlines()[0][:200]}", where=self.at)
+            return FormatError(f"cannot parse: {str(error).splitlines()[0][:200]}", where=self.at)
         row = ragged[0]
         fields = f"{row.actual_columns} field{'s' if row.actual_columns != 1 else ''}"
         message = f"line {_line(piece, row.number - 1)} has {fields}, the header has {row.expected_columns}"
@@ -164,35 +165,40 @@ class Delimited:
             message, where=self.at, hint="Quote fields that hold a separator or a newline."
         )
 
-    def _typed(self, values: pa.ChunkedArray, field: pa.Field, piece: Piece, row: int) -> pa.Array:
+    def _convert(
+        self, values: pa.ChunkedArray, field: pa.Field, piece: Piece, row: int
+    ) -> pa.Array:
         array = values.combine_chunks()
         typed = _as_type(array, field.type)
         if typed is not None:
             return typed
         at = next(i for i in range(len(array)) if _as_type(array.slice(i, 1), field.type) is None)
-        message = f"line {_line(piece, row + at)}: column {field.name!r} holds {_short(array[at].as_py())}, the column is {_KINDS[field.type]}"
+        message = (
+            f"line {_line(piece, row + at)}: column {field.name!r} contains "
+            f"{_short(array[at].as_py())}; expected {_KINDS[field.type]}"
+        )
         raise FormatError(
             message,
             where=self.at,
             column=field.name,
-            hint=f"Give --encode {shell_quoted(f'{field.name}=str')} to read it as text.",
+            hint=f"Use --encode {shell_quoted(f'{field.name}=str')} to read it as text.",
         )
 
 
 def _first_record(piece: Piece) -> int:
-    """Give where the first record of a piece ends."""
+    """Return the end of the first record of a piece."""
     return next(end for _, end in records(piece.data))
 
 
 def _line(piece: Piece, record: int) -> int:
-    """Give the line that a record of a piece starts in."""
+    """Return the line in which a record of a piece starts."""
     return piece.line + next(
         lines for i, (lines, _) in enumerate(records(piece.data)) if i == record
     )
 
 
-def _told(values: pa.ChunkedArray) -> pa.DataType:
-    """Tell what a column holds from its first values; text if there are none."""
+def _infer_type(values: pa.ChunkedArray) -> pa.DataType:
+    """Return the type of a column, inferred from its first values; text if there are none."""
     array = values.combine_chunks()
     if pc.all(pc.equal(array, "")).as_py():
         return pa.string()
@@ -200,7 +206,9 @@ def _told(values: pa.ChunkedArray) -> pa.DataType:
 
 
 def _as_type(values: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Read text as a type, empty text as null; None if some value is not of that type, or would not give its text back."""
+    """Parse text as a type, with null for empty text; None if a value is invalid or not restored
+    exactly.
+    """
     if kind == pa.string():
         return values
     values = pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)

@@ -1,7 +1,7 @@
-"""The bytes of a text index in order: as they lie there, or decompressed on the way, a block at a time and never much more.
+"""The bytes of a text index in order, decompressed if its name ends in `.gz`, `.zst` or `.zstd`.
 
-A compressed file is told by its name: `.gz`, `.zst` or `.zstd` behind the extension. Its sums are checked, a cut one
-is an error, and so is one that grows by more than `expansion` allows.
+Memory is bounded by a few blocks. Checksums are verified; truncated files are errors, and so are
+files that expand by more than `expansion` allows.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from flarecli.expansion import check_decoded
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 
-__all__ = ["Blocks", "Text", "bare"]
+__all__ = ["Blocks", "Text", "split_compression"]
 
-BLOCK = 4 << 20  # bytes given at once
+BLOCK = 4 << 20  # bytes per block
 _SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 class Blocks(Protocol):
-    """Bytes that can be read in order, again and again; as text it is where they lie."""
+    """Bytes that can be read in order any number of times; `str()` is their address."""
 
     def blocks(self) -> Iterator[bytes]: ...
 
 
-def bare(name: str) -> tuple[str, str]:
-    """Give a name without the suffix of its compression, and that compression; empty if there is none."""
+def split_compression(name: str) -> tuple[str, str]:
+    """Return a file name without its compression suffix, and the compression, which may be empty."""
     for suffix, compression in _SUFFIXES.items():
         if name.endswith(suffix):
             return name.removesuffix(suffix), compression
@@ -40,7 +40,7 @@ def bare(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A file of text, whatever it is compressed with."""
+    """A text file, which may be compressed."""
 
     at: Location
     compression: str = ""
@@ -49,17 +49,17 @@ class Text:
         return str(self.at)
 
     def blocks(self) -> Iterator[bytes]:
-        """Read it in order, up to 4 MB at a time; a file on a disk is one file from its first byte to its last.
+        """Yield the bytes in order, up to 4 MB at a time. A local file is held open while it is
+        read.
 
-        raises  FormatError for what is not whole gzip or zstd, fails its sum, or grows more than `expansion` allows
+        raises  FormatError for invalid or truncated gzip or zstd, a wrong checksum, or a file that
+                expands too much
         """
         if self.compression:
             yield from self._decompressed()
             return
         store, path = self.at.store, self.at.path
-        if isinstance(
-            store, LocalStore
-        ):  # held open: what takes the file's name meanwhile is another one
+        if isinstance(store, LocalStore):  # held open, because the file may be replaced
             with store.opened(path) as fd:
                 size = store.status(fd, path).st_size
                 for start in range(0, size, BLOCK):
@@ -71,7 +71,7 @@ class Text:
             yield self.at.read(start, min(start + BLOCK, size))
 
     def _decompressed(self) -> Iterator[bytes]:
-        source = _Source(self.at.blocks())
+        source = _BlockFile(self.at.blocks())
         name, size = self.compression, 0
         with pa.CompressedInputStream(pa.PythonFile(source, mode="r"), name) as stream:
             while True:
@@ -80,17 +80,17 @@ class Text:
                 except (pa.ArrowException, OSError) as error:
                     if source.error is not None:
                         raise source.error from None
-                    raise self._refusal(str(error)) from None
+                    raise self._format_error(str(error)) from None
                 if not data:
                     return
                 size += len(data)
                 check_decoded(size, source.size, self.at)
                 yield data
 
-    def _refusal(self, reason: str) -> FormatError:
+    def _format_error(self, reason: str) -> FormatError:
         if "runcated" in reason:
             return FormatError(
-                f"the {self.compression} file ends in its middle",
+                f"the {self.compression} file is truncated",
                 where=self.at,
                 hint="The file was cut short; fetch it again.",
             )
@@ -100,8 +100,8 @@ class Text:
         )
 
 
-class _Source(io.RawIOBase):
-    """Blocks of bytes as the file that a decompressor reads; `error` is the first FlareError that reading met."""
+class _BlockFile(io.RawIOBase):
+    """Blocks of bytes as a file for the decompressor; `error` is the first FlareError of a read."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest, self.size = blocks, memoryview(b""), 0

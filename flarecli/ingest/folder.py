@@ -2,17 +2,18 @@
 
     a/000.jpg  a/000.txt  a/000.meta.json    row `a/000` with columns `jpg`, `txt`, `meta.json`
 
-The key is the path up to the last dot of the file name; the extension, in lower case, is the rest. An extension of
-several parts, such as `meta.json`, begins with a letter and is one only if most of its keys have a file with a plain
-extension too: `IMG_2024.01.02.jpg` has the key `IMG_2024.01.02`.
+The key is the path up to the last dot of the file name; the extension, in lower case, is the rest.
+A compound extension such as `meta.json` starts with a letter, and most of its keys must have a file
+with a plain extension too: `IMG_2024.01.02.jpg` has the key `IMG_2024.01.02`.
 
-Every data file ends up in a row. A key that lacks a column has a null there, and a file that fits no column is a row of
-its own, with its name as key and nulls alone: a pack reports both as failed rows. Hidden files, files that desktops
-leave behind (Thumbs.db), and README and LICENSE files beside media are no data: they are counted in `notes`.
+Every data file becomes part of a row. If a key lacks a column, it is null there; a file that fits
+no column is a row of its own, with its name as key and only nulls. A pack reports both as failed
+rows. Hidden files, files of desktops (Thumbs.db), and README and LICENSE files in a folder of media
+are not data: they are counted in `notes`.
 
-Columns hold file names: contents are read when the row is needed. The folder is listed twice, first for the columns and
-the number of rows, then for the rows; once more if there are extensions of several parts, and if README files are data.
-No listing is held in memory.
+Columns contain file names; files are read when a row is needed. The folder is listed twice, first
+for the columns and the number of rows, then for the rows; and once more for compound extensions,
+and if README files are data. A listing is never held in memory.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ __all__ = ["Folder", "Group", "Rules", "data_among", "groups"]
 
 _ROWS = 8192
 _MEANT = {"jpeg": "jpg", "jpg": "jpeg", "text": "txt"}
-_COLUMNS, _MIXTURES = 1000, 10_000  # kinds of files, and of rows by the kinds they have
-_COMPOUNDS = 10_000  # candidates for extensions of several parts that are counted at once
-_NAMES = 5  # of each kind of what is left out, named to the user
+MAX_COLUMNS = 1000
+MAX_MIXTURES = 10_000  # sets of extensions that a key may have
+MAX_COMPOUNDS = 10_000  # candidates for compound extensions that are counted at once
+SHOWN_NAMES = 5  # examples in a note
 _DESKTOP = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 _DOCUMENTS = frozenset({"readme", "license", "licence"})
 _OF_DOCUMENTS = frozenset(
@@ -47,7 +49,7 @@ _HIDDEN, _SYSTEM, _DOCUMENT = "hidden file", "desktop file", "README or LICENSE 
 
 
 class LeftOut:
-    """Names that are left out: how many for each reason, and the first of them."""
+    """Names of files that are left out: how many for each reason, and the first of them."""
 
     def __init__(self) -> None:
         self.counts, self.names = Counter[str](), dict[str, list[str]]()
@@ -55,19 +57,19 @@ class LeftOut:
     def add(self, reason: str, name: str) -> None:
         self.counts[reason] += 1
         names = self.names.setdefault(reason, [])
-        if len(names) <= _NAMES:
+        if len(names) <= SHOWN_NAMES:
             names.append(name)
 
     def notes(self) -> Iterator[str]:
-        """Describe them in one line for each reason."""
+        """Yield a line for each reason."""
         for reason, count in self.counts.items():
             yield f"skipped {format_count(count, reason)}: {_some(self.names[reason], count)}"
 
 
 class Rules(NamedTuple):
-    """How the names of one folder are read.
+    """How the file names of a folder are split.
 
-    compounds       extensions of several parts
+    compounds       compound extensions
     with_documents  whether README and LICENSE files are data
     """
 
@@ -79,21 +81,24 @@ _FIRST_RULES = Rules()
 
 
 class Group(NamedTuple):
-    """The files of one key: extension -> name; none for a file whose name has no extension, or is not UTF-8."""
+    """The files of one key: extension -> name. Empty for a file without an extension or not in
+    UTF-8.
+    """
 
     key: str
     files: dict[str, str]
 
 
 def data_among(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names that a wildcard matched without those that are no data, and a note for each kind of these.
+    """Return the names of data files among those that a wildcard matched, and a note for each other
+    kind.
 
-    A hidden file is kept: only a wildcard that names the dot matches it.
+    Hidden files are kept, because only a wildcard with a dot matches them.
     """
     has_media = 2 * sum(is_media(kind_of(name)) for name in names) >= len(names)
     left_out, kept = LeftOut(), list[str]()
     for name in names:
-        reason = _no_data(name.rpartition("/")[2].lstrip("."), not has_media)
+        reason = _reason_to_skip(name.rpartition("/")[2].lstrip("."), not has_media)
         if reason:
             left_out.add(reason, name)
         else:
@@ -101,8 +106,8 @@ def data_among(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return kept, list(left_out.notes())
 
 
-def _no_data(name: str, with_documents: bool = False) -> str:
-    """Return why a file is no data: it is hidden, left behind by a desktop, or a README; empty if it is data."""
+def _reason_to_skip(name: str, with_documents: bool = False) -> str:
+    """Return why a file is not data: hidden, a desktop file, or a README; empty if it is data."""
     folder, _, last = name.rpartition("/")
     if last.startswith(".") or folder.startswith(".") or "/." in folder:
         return _HIDDEN
@@ -120,33 +125,33 @@ def groups(
     left_out: LeftOut | None = None,
     where: object = "",
 ) -> Iterator[Group]:
-    """Group files by key, one group after another; entries come in bytewise order, so few are held.
+    """Group files by key; entries are in bytewise order, so few groups are open at a time.
 
-    left_out  receives files that are no data
-    raises    FormatError for two files of one key and extension
+    left_out  collects files that are not data
+    raises    FormatError for two files with the same key and extension
     """
     open_groups: list[Group] = []  # `a.d/x.jpg` is listed between `a.c` and `a.jpg`
     for entry in entries:
         name = entry.name
         while open_groups and not name.startswith(f"{open_groups[-1].key}."):
             yield open_groups.pop()
-        reason = _no_data(name, rules.with_documents)
+        reason = _reason_to_skip(name, rules.with_documents)
         if reason:
             if left_out is not None:
                 left_out.add(reason, name)
             continue
-        key, extension = _divided(name, rules.compounds)
+        key, extension = _split_name(name, rules.compounds)
         if not extension or not _is_text(name):
             yield Group(_shown(name), {})
             continue
-        group = next((one for one in open_groups if one.key == key), None)
+        group = next((group for group in open_groups if group.key == key), None)
         if group is None:
             group = Group(key, {})
             open_groups.append(group)
         other = group.files.setdefault(extension.lower(), name)
         if other != name:
             raise FormatError(
-                f"{other} and {name} are both {extension.lower()!r} of {key!r}",
+                f"{other} and {name} have the same key {key!r} and extension {extension.lower()!r}",
                 where=where,
                 hint="Rename one of them.",
             )
@@ -154,7 +159,7 @@ def groups(
         yield open_groups.pop()
 
 
-def _divided(name: str, compounds: frozenset[str]) -> tuple[str, str]:
+def _split_name(name: str, compounds: frozenset[str]) -> tuple[str, str]:
     """Split a name into key and extension: before the longest known compound, or at the last dot."""
     if compounds:
         for key, extension in _compounds(name):
@@ -166,7 +171,10 @@ def _divided(name: str, compounds: frozenset[str]) -> tuple[str, str]:
 
 
 def _compounds(name: str) -> list[tuple[str, str]]:
-    """Return the splits of a name into a key and an extension of several parts, each of which but the last begins with a letter."""
+    """Return the possible splits of a name into a key and a compound extension.
+
+    Each part of the extension but the last starts with a letter.
+    """
     folder, slash, last = name.rpartition("/")
     parts = last.split(".")
     found: list[tuple[str, str]] = []
@@ -180,18 +188,20 @@ def _compounds(name: str) -> list[tuple[str, str]]:
 
 
 class _Candidates:
-    """Finds the extensions of several parts: those for which most keys have a file with a plain extension too."""
+    """Finds compound extensions: those for which most keys have a file with a plain extension too."""
 
     def __init__(self, where: object) -> None:
         self._where = where
-        self._count, self._beside_plain = Counter[str](), Counter[str]()
-        self._open: dict[str, tuple[list[str], list[str]]] = {}  # key -> plain ones, compounds
+        self._count, self._with_plain = Counter[str](), Counter[str]()
+        self._open: dict[
+            str, tuple[list[str], list[str]]
+        ] = {}  # key -> plain extensions, compound extensions
 
     def add(self, name: str) -> None:
-        """Count a name; names come in bytewise order."""
-        for key in [one for one in self._open if not name.startswith(f"{one}.")]:
+        """Count a name; names must be added in bytewise order."""
+        for key in [key for key in self._open if not name.startswith(f"{key}.")]:
             self._close(key)
-        key, plain = _divided(name, frozenset())
+        key, plain = _split_name(name, frozenset())
         if plain:
             self._open.setdefault(key, ([], []))[0].append(plain)
         for key, extension in _compounds(name):
@@ -201,26 +211,26 @@ class _Candidates:
         plain, compounds = self._open.pop(key)
         for extension in compounds:
             self._count[extension] += 1
-            self._beside_plain[extension] += bool(plain)
-        if len(self._count) > _COMPOUNDS:
-            # `First.Last.jpg` makes a candidate of each last name, none of which has a `First.jpg`.
+            self._with_plain[extension] += bool(plain)
+        if len(self._count) > MAX_COMPOUNDS:
+            # Names such as `First.Last.jpg` make each last name a candidate.
             self._count = Counter(
-                {one: count for one, count in self._count.items() if self._beside_plain[one]}
+                {name: count for name, count in self._count.items() if self._with_plain[name]}
             )
-            self._beside_plain = +self._beside_plain
-            if len(self._count) > _COMPOUNDS:
+            self._with_plain = +self._with_plain
+            if len(self._count) > MAX_COMPOUNDS:
                 raise FormatError(
-                    f"more than {_COMPOUNDS} extensions of several parts",
+                    f"more than {MAX_COMPOUNDS} compound extensions",
                     where=self._where,
-                    hint="Pack a smaller folder, or name its files in a table.",
+                    hint="Pack a smaller folder, or list its files in a table.",
                 )
 
     def found(self) -> frozenset[str]:
-        """Return them, once all names were added."""
+        """Return the compound extensions, after all names were added."""
         for key in list(self._open):
             self._close(key)
         return frozenset(
-            one for one, count in self._count.items() if 2 * self._beside_plain[one] > count
+            name for name, count in self._count.items() if 2 * self._with_plain[name] > count
         )
 
 
@@ -233,16 +243,16 @@ def _is_text(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    """Return a name as a key: bytes that are not UTF-8 become escapes."""
+    """Return a name as a key; bytes that are not UTF-8 are escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _is_medium(extension: str) -> bool:
+def _is_media(extension: str) -> bool:
     return is_media(kind_of(f".{extension}"))
 
 
-class _Heard:
-    """Entries on their way, summed as they pass: names and sizes."""
+class _SummedEntries:
+    """An iterable of entries that computes a checksum of their names and sizes."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries, self.sums = entries, Sums([DEFAULT])
@@ -258,54 +268,57 @@ def _line(entry: Entry) -> bytes:
 
 
 class _Survey:
-    """What one listing shows: which extensions the keys have, which files are no data, and which extensions of several parts there are."""
+    """The result of one listing: the extensions of the keys, files that are not data, compound
+    extensions.
+    """
 
     def __init__(self, at: Location, rules: Rules) -> None:
         self.at, self.left_out = at, LeftOut()
         self.mixtures = Counter[frozenset[str]]()
         self.named: dict[frozenset[str], list[str]] = {}
-        heard, candidates = _Heard(at.list()), _Candidates(at)
-        for group in groups(self._counted(heard, candidates), rules, self.left_out, at):
+        entries, candidates = _SummedEntries(at.list()), _Candidates(at)
+        for group in groups(self._counted(entries, candidates), rules, self.left_out, at):
             mixture = frozenset(group.files)
             self.mixtures[mixture] += 1
             names = self.named.setdefault(mixture, [])
-            if len(names) <= _NAMES:
+            if len(names) <= SHOWN_NAMES:
                 names.append(group.key)
-            if len(self.mixtures) > _MIXTURES:
+            if len(self.mixtures) > MAX_MIXTURES:
                 raise FormatError(
-                    f"more than {_MIXTURES} kinds of rows",
+                    f"more than {MAX_MIXTURES} combinations of extensions",
                     where=at,
-                    hint="Name the tables of the folder, or a smaller folder.",
+                    hint="Pack a smaller folder, or the tables of the folder.",
                 )
         self.counts = Counter[str]()
         for mixture, count in self.mixtures.items():
             for name in mixture:
                 self.counts[name] += count
-        self.sum = heard.sums.hex()[DEFAULT]
+        self.sum = entries.sums.hex()[DEFAULT]
         half = sum(count for mixture, count in self.mixtures.items() if mixture) / 2
         self.media = [
-            one for one, count in self.counts.items() if _is_medium(one) and count >= half
+            name for name, count in self.counts.items() if _is_media(name) and count >= half
         ]
         self.compounds = candidates.found()
 
     @staticmethod
     def _counted(entries: Iterable[Entry], candidates: _Candidates) -> Iterator[Entry]:
         for entry in entries:
-            if not _no_data(entry.name):
+            if not _reason_to_skip(entry.name):
                 candidates.add(entry.name)
             yield entry
 
 
 class Folder:
-    """The files below a folder, by key.
+    """The files of a folder, grouped by key.
 
-    columns     of those asked for; None: those that half of the keys with the main one have
-    extensions  these columns
-    main        the one that decides which those are: a picture, video or sound if half of the keys have one
-    key         the name of the column of keys
-    notes       files that are no data, and keys without any of the columns asked for
-    raises      MissingError if there is no such folder; FormatError if it has no data files; UsageError for a column that
-                no file has
+    columns     extensions to read; None: those that half of the keys with the main one have
+    extensions  the columns that were chosen
+    main        the extension that this choice is based on: a media file if half of the keys have
+                one
+    key         name of the column of keys
+    notes       files that are not data, and keys without any of the columns asked for
+    raises      MissingError if the folder does not exist; FormatError if it has no data files;
+                UsageError for a column that no file has
     """
 
     def __init__(self, at: Location, columns: Sequence[str] | None = None) -> None:
@@ -326,18 +339,18 @@ class Folder:
         asked = None if columns is None else [name for name in columns if name != self.key]
         self.main = _main(survey, asked)
         self._is_asked = columns is not None
-        beside = Counter[str]()
+        with_main = Counter[str]()
         for mixture, count in mixtures.items():
             if self.main in mixture:
-                beside.update(dict.fromkeys(mixture, count))
+                with_main.update(dict.fromkeys(mixture, count))
         chosen = (
-            [one for one, count in beside.items() if 2 * count >= beside[self.main]]
+            [name for name, count in with_main.items() if 2 * count >= with_main[self.main]]
             if asked is None
             else asked
         )
-        if len(chosen) > _COLUMNS:
+        if len(chosen) > MAX_COLUMNS:
             raise FormatError(
-                f"more than {_COLUMNS} kinds of files",
+                f"more than {MAX_COLUMNS} extensions",
                 where=at,
                 hint="Name the columns to pack with -c.",
             )
@@ -352,42 +365,45 @@ class Folder:
     def flaw(self, column: str, is_alone: bool) -> tuple[str, str]:
         """Return kind and message for a row that has no file for a column.
 
-        is_alone  the row has no file for any column: it stands for a file that fits none
+        is_alone  the row has no file for any column, because it stands for a file that fits none
         """
         if not is_alone or self._is_asked:
             return "incomplete", f"no {escape(column)} file for this key"
-        shown = ", ".join(escape(name) for name in self.extensions[:_NAMES])
-        more = ", …" if len(self.extensions) > _NAMES else ""
+        shown = ", ".join(escape(name) for name in self.extensions[:SHOWN_NAMES])
+        more = ", …" if len(self.extensions) > SHOWN_NAMES else ""
         return "column", f"no column for this file (columns: {shown}{more})"
 
     def blocks(self) -> Iterator[bytes]:
-        """Give the listing that its sum is over: names and sizes."""
+        """Yield the listing as bytes, for its checksum: names and sizes."""
         return (_line(entry) for entry in self.at.list())
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Give keys and names of files, null where a key has none. Raises FormatError if the folder is no longer what it was."""
+        """Yield keys and file names, null for missing files.
+
+        Raises FormatError if the folder has changed.
+        """
         schema = (
             self.schema
             if columns is None
             else pa.schema([self.schema.field(name) for name in columns])
         )
-        heard, held = _Heard(self.at.list()), list[Group]()
-        for group in groups(heard, self._rules, where=self.at):
+        entries, held = _SummedEntries(self.at.list()), list[Group]()
+        for group in groups(entries, self._rules, where=self.at):
             held += self._rows(group)
             if len(held) >= _ROWS:
                 yield self._batch(held, schema)
                 held = []
-        if heard.sums.hex()[DEFAULT] != self._sum:
+        if entries.sums.hex()[DEFAULT] != self._sum:
             raise FormatError(
                 "the folder changed while it was read",
                 where=self.at,
-                hint="Run the command again when nothing writes there.",
+                hint="Run the command again when no other process writes the folder.",
             )
         if held:
             yield self._batch(held, schema)
 
     def _rows(self, group: Group) -> list[Group]:
-        """Return the rows of a key: one of the columns it has, and one for each file that fits none."""
+        """Return the rows of a key: one for its columns, and one for each file that fits no column."""
         columns = self.extensions or [self.main]
         fits = [group] if any(name in group.files for name in columns) else []
         if self._is_asked:
@@ -396,7 +412,7 @@ class Folder:
             return [group]
         return [
             *fits,
-            *(Group(name, {}) for one, name in group.files.items() if one not in self.extensions),
+            *(Group(name, {}) for key, name in group.files.items() if key not in self.extensions),
         ]
 
     def _batch(self, held: list[Group], schema: pa.Schema) -> pa.RecordBatch:
@@ -405,26 +421,29 @@ class Folder:
             for name in schema.names
         ]
         return pa.RecordBatch.from_arrays(
-            [pa.array(one, pa.string()) for one in values], schema=schema
+            [pa.array(column, pa.string()) for column in values], schema=schema
         )
 
     def _not_asked(self, survey: _Survey) -> Iterator[str]:
-        """Name the keys that have none of the columns asked for."""
+        """Yield a note about keys that have none of the columns asked for."""
         columns = self.extensions or [self.main]
-        lacking = [one for one in survey.mixtures if one.isdisjoint(columns)]
-        count = sum(survey.mixtures[one] for one in lacking)
+        lacking = [mixture for mixture in survey.mixtures if mixture.isdisjoint(columns)]
+        count = sum(survey.mixtures[mixture] for mixture in lacking)
         if self._is_asked and count:
-            names = [key for one in lacking for key in survey.named[one]]
+            names = [key for mixture in lacking for key in survey.named[mixture]]
             without = " or ".join(columns)
             yield f"left out {format_count(count, 'key')} without {without}: {_some(names, count)}"
 
 
 def _main(survey: _Survey, asked: Sequence[str] | None) -> str:
-    """Return the medium that most keys have, of those asked for, if half of them have it; else the extension that most have, the first by name."""
+    """Return the extension that most keys have, of those asked for; media files take precedence.
+
+    A media extension counts if half of the keys have it. Ties are resolved by name.
+    """
     for name in asked or ():
         if name not in survey.counts:
             raise UsageError(
-                f"no file is {name!r}",
+                f"no file has the extension {name!r}",
                 where=survey.at,
                 hint=choose(name, sorted(survey.counts), "Choose from", _MEANT),
             )
@@ -442,9 +461,9 @@ def _no_extension(survey: _Survey) -> Iterator[str]:
 
 
 def _sentence(found: Sequence[str]) -> str:
-    return f"Found {'; '.join(one.removeprefix('skipped ') for one in found)}." if found else ""
+    return f"Found {'; '.join(note.removeprefix('skipped ') for note in found)}." if found else ""
 
 
 def _some(names: Sequence[str], count: int) -> str:
-    shown = ", ".join(escape(name) for name in sorted(names)[:_NAMES])
-    return shown if count <= _NAMES else f"{shown}, …"
+    shown = ", ".join(escape(name) for name in sorted(names)[:SHOWN_NAMES])
+    return shown if count <= SHOWN_NAMES else f"{shown}, …"

@@ -1,13 +1,13 @@
-"""Whether what a parquet footer says of a column can be looked at: Arrow ends the process on some of what cannot be.
+"""Checks of parquet footers before Arrow uses them: it aborts the process on some invalid footers.
 
-A footer is one struct in Thrift's compact protocol, with four bytes of its length and the magic behind it. Of it the
-parts that Arrow's own objects would stumble over are held against each other: the type of a column in its chunks and
-in the schema, the bytes of the smallest and largest value, the counts of levels, and whether a chunk is encrypted.
+A footer is one struct in Thrift's compact protocol, followed by its length (4 bytes) and the magic.
+The parts that could abort Arrow are compared: the type of a column in its chunks and in the schema,
+the sizes of minimum and maximum, the counts of levels, and whether a chunk is encrypted.
 
     FileMetaData    2 schema, 4 row groups        RowGroup       1 chunks
-    SchemaElement   1 type, 2 bytes, 5 children   ColumnChunk    3 metadata, 8 how it is encrypted
+    SchemaElement   1 type, 2 bytes, 5 children   ColumnChunk    3 metadata, 8 encryption
     ColumnMetaData  1 type, 12 statistics, 16 sizes
-    Statistics      1, 2, 5, 6 smallest and largest
+    Statistics      1, 2, 5, 6 minimum and maximum
     SizeStatistics  1 bytes of text, 2, 3 histograms of levels
 """
 
@@ -21,30 +21,22 @@ from flarecli.storage import Location
 
 __all__ = ["ColumnChunk", "column_chunks", "read_struct", "sound_leaves"]
 
-_MOST = 32 << 20  # bytes of a footer that is looked at: to do so takes about 50 µs for each chunk
-_DEEP, _VALUES = (
-    16,
-    1 << 22,
-)  # structs and lists inside each other; values in all: an empty struct is one byte there and sixty-four here
-_SIZES = {
-    0: 1,
-    1: 4,
-    2: 8,
-    3: 12,
-    4: 4,
-    5: 8,
-}  # bytes of a value by type: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
+MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked, because parsing takes seconds
+MAX_DEPTH = 16  # of nested structs and lists
+MAX_VALUES = 1 << 22  # in a footer; each takes at least a byte there, and 64 in memory
+# size of a value by type: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
+_SIZES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
 _BYTES, _FIXED = 6, 7  # BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY
 
 
 def sound_leaves(at: Location, metadata: pq.FileMetaData) -> frozenset[int]:
-    """Give the leaves of the schema whose chunks can be looked at in every row group; none for a footer of more than 32 MB.
+    """Return the leaves of the schema that are valid in every row group; empty for large footers.
 
-    raises  what reading raises
+    raises  errors of reading the file
     """
     size = at.size()
     length = int.from_bytes(at.read(size - 8, size - 4), "little")
-    if length > min(_MOST, size - 8):
+    if length > min(MAX_FOOTER_BYTES, size - 8):
         return frozenset()
     try:
         footer = _Reader(at.read(size - 8 - length, size - 8)).struct()
@@ -64,18 +56,14 @@ def sound_leaves(at: Location, metadata: pq.FileMetaData) -> frozenset[int]:
                 for group in groups
             )
         )
-    except (
-        ValueError,
-        IndexError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # not what a footer is: whoever reads the rows says so
-        return frozenset()
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError):
+        return frozenset()  # invalid; reading the rows reports it
 
 
 class ColumnChunk(NamedTuple):
-    """Where the pages of one column of one row group lie, as the footer says; `column` is the top of its path."""
+    """Location of the pages of a column in a row group, from the footer; `column` is the top-level
+    name.
+    """
 
     column: str
     is_bytes: bool
@@ -85,13 +73,14 @@ class ColumnChunk(NamedTuple):
 
 
 def column_chunks(at: Location) -> list[list[ColumnChunk]]:
-    """Return the column chunks of each row group, read without Arrow; nothing for a footer that cannot be read so.
+    """Return the column chunks of each row group, parsed without Arrow; empty for an invalid
+    footer.
 
-    raises  what reading raises
+    raises  errors of reading the file
     """
     size = at.size()
     length = int.from_bytes(at.read(size - 8, size - 4), "little")
-    if length > min(_MOST, size - 8):
+    if length > min(MAX_FOOTER_BYTES, size - 8):
         return []
     try:
         footer = _Reader(at.read(size - 8 - length, size - 8)).struct()
@@ -103,18 +92,18 @@ def column_chunks(at: Location) -> list[list[ColumnChunk]]:
         return []
 
 
-def _chunk(said: dict[int, Any]) -> ColumnChunk:
-    start = int(said[9])
-    if 0 < (dictionary := int(said.get(11, 0))) < start:
+def _chunk(metadata: dict[int, Any]) -> ColumnChunk:
+    start = int(metadata[9])
+    if 0 < (dictionary := int(metadata.get(11, 0))) < start:
         start = dictionary
-    column = said[3][0].decode("utf-8", "replace")
-    return ColumnChunk(column, said[1] == _BYTES, int(said[5]), start, int(said[7]))
+    column = metadata[3][0].decode("utf-8", "replace")
+    return ColumnChunk(column, metadata[1] == _BYTES, int(metadata[5]), start, int(metadata[7]))
 
 
 def read_struct(data: bytes) -> tuple[dict[int, Any], int]:
-    """Read one struct and return its fields by number, and how many bytes it takes.
+    """Read one struct; return its fields by number, and its size in bytes.
 
-    raises  IndexError or ValueError for bytes that end too early, or are no struct
+    raises  IndexError or ValueError for truncated or invalid bytes
     """
     reader = _Reader(data)
     return reader.struct(), reader.at
@@ -123,46 +112,46 @@ def read_struct(data: bytes) -> tuple[dict[int, Any], int]:
 def _is_sound(
     chunk: tuple[Any, dict[int, Any]], element: dict[int, Any], column: pq.ColumnSchema
 ) -> bool:
-    (sealed, said), kind = chunk, element[1]
-    if sealed is not None or said[1] != kind or kind not in (*_SIZES, _BYTES, _FIXED):
+    (encryption, metadata), kind = chunk, element[1]
+    if encryption is not None or metadata[1] != kind or kind not in (*_SIZES, _BYTES, _FIXED):
         return False
-    values = [value for place, value in said.get(12, {}).items() if place in (1, 2, 5, 6)]
-    wanted = element[2] if kind == _FIXED else _SIZES.get(kind)
+    values = [value for place, value in metadata.get(12, {}).items() if place in (1, 2, 5, 6)]
+    size = element[2] if kind == _FIXED else _SIZES.get(kind)
     if not all(
-        isinstance(value, bytes) and (wanted is None or len(value) == wanted) for value in values
+        isinstance(value, bytes) and (size is None or len(value) == size) for value in values
     ):
         return False
-    sizes = said.get(16, {})
+    sizes = metadata.get(16, {})
     levels = ((2, column.max_repetition_level), (3, column.max_definition_level))
     return (1 not in sizes or kind == _BYTES) and all(
-        len(sizes.get(place, ())) in (0, most + 1) for place, most in levels
+        len(sizes.get(place, ())) in (0, max_level + 1) for place, max_level in levels
     )
 
 
 class _Reader:
-    """Values of Thrift's compact protocol; none is larger than the bytes that are left, and there is a bound to how many there are."""
+    """Parser of Thrift's compact protocol with limits on depth, number and size of values."""
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at, self._left = data, 0, _VALUES
+        self._data, self._at, self._left = data, 0, MAX_VALUES
 
     @property
     def at(self) -> int:
-        """How many bytes were read."""
+        """Number of bytes read."""
         return self._at
 
-    def struct(self, deep: int = 0) -> dict[int, Any]:
-        """Give the fields of a struct by number."""
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """Return the fields of a struct by number."""
         found: dict[int, Any] = {}
         number = 0
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._signed()
-            found[number] = head & 15 == 1 if head & 15 in (1, 2) else self._value(head & 15, deep)
+            found[number] = head & 15 == 1 if head & 15 in (1, 2) else self._value(head & 15, depth)
         return found
 
-    def _value(self, kind: int, deep: int) -> Any:
+    def _value(self, kind: int, depth: int) -> Any:
         self._left -= 1
-        if deep > _DEEP or self._left < 0:
-            raise ValueError("too many values, or too deep")
+        if depth > MAX_DEPTH or self._left < 0:
+            raise ValueError("too many values, or too depth")
         if kind in (1, 2, 3):
             return self._byte()
         if kind in (4, 5, 6):
@@ -175,11 +164,11 @@ class _Reader:
             head = self._byte()
             count = self._varint() if head >> 4 == 15 else head >> 4
             if count > len(self._data) - self._at:
-                raise ValueError("a list longer than what is left")
-            return [self._value(head & 15, deep + 1) for _ in range(count)]
+                raise ValueError("a list is longer than the data")
+            return [self._value(head & 15, depth + 1) for _ in range(count)]
         if kind == 12:
-            return self.struct(deep + 1)
-        raise ValueError(f"no value of parquet is of kind {kind}")
+            return self.struct(depth + 1)
+        raise ValueError(f"unknown type {kind}")
 
     def _byte(self) -> int:
         self._at += 1
@@ -187,7 +176,7 @@ class _Reader:
 
     def _take(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
-            raise ValueError("bytes beyond the end")
+            raise ValueError("a value is longer than the data")
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -200,7 +189,7 @@ class _Reader:
             if byte < 128:
                 return value
             if shift > 63:
-                raise ValueError("a number of more than 64 bits")
+                raise ValueError("a number has more than 64 bits")
 
     def _signed(self) -> int:
         value = self._varint()

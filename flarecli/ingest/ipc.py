@@ -1,6 +1,6 @@
-"""Arrow IPC: a file (`.arrow`, `.feather`) or a stream of record batches, each as large as whoever wrote it made it.
+"""Arrow IPC: files (`.arrow`, `.feather`) and streams of record batches of any size.
 
-Every batch is checked whole before it is used: offsets out of a file may point anywhere.
+Every batch is fully validated before use, because offsets in a file may be invalid.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flarecli.errors import FormatError
 from flarecli.expansion import check_decoded, check_rows
 from flarecli.ingest.ipc_messages import messages
 from flarecli.ingest.source import LocationFile, arrow_errors, check_columns, native
-from flarecli.ingest.types import converted, plain
+from flarecli.ingest.types import convert, plain
 from flarecli.storage import Location
 
 __all__ = ["Ipc"]
@@ -27,40 +27,40 @@ _ROWS, _BATCH_BYTES = 8192, 16 << 20
 
 
 class Ipc:
-    """One Arrow file or stream. A file says at once how many batches it has, and rows are counted by reading."""
+    """One Arrow file or stream. The number of rows is unknown until it is read."""
 
     def __init__(self, at: Location) -> None:
         self.at = at
         head = at.read(0, min(8, at.size()))
         if head.startswith(_OLD):
             raise FormatError(
-                "Feather of version 1, which is not read",
+                "Feather version 1 is not supported",
                 where=at,
-                hint="Write it again with a newer pyarrow.",
+                hint="Convert it with a newer pyarrow.",
             )
         if not head:
-            raise FormatError("an empty file", where=at)
+            raise FormatError("file is empty", where=at)
         self._is_file = head.startswith(_FILE)
         file = LocationFile(at)
         with arrow_errors(at, file, "Arrow IPC"):
-            schema = self._opened(file, None).schema
-            names = schema.names  # raises for one that is not UTF-8
+            schema = self._open(file, None).schema
+            names = schema.names  # raises if a name is not UTF-8
         check_columns(names, at)
         self.schema = pa.schema([pa.field(field.name, plain(field.type)) for field in schema])
         self.rows: int | None = None
 
     def blocks(self) -> Iterator[bytes]:
-        """Give its bytes."""
+        """Yield the bytes of the file."""
         return self.at.blocks()
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Give the rows in order, only the columns asked for. Raises FormatError for bytes that are not what they say."""
+        """Yield the rows in order, with the given columns. Raises FormatError for invalid data."""
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
         self._check_messages()
         file = LocationFile(self.at)
         with arrow_errors(self.at, file, "Arrow IPC"):
-            batches = self._raw(self._opened(file, names))
+            batches = self._raw_batches(self._open(file, names))
         row = 0
         while True:
             with arrow_errors(self.at, file, "Arrow IPC"):
@@ -71,20 +71,20 @@ class Ipc:
                     batch.validate(full=True)
                 except pa.ArrowInvalid as error:
                     raise FormatError(
-                        f"a batch that cannot be: {str(error).splitlines()[0][:200]}",
+                        f"invalid batch: {str(error).splitlines()[0][:200]}",
                         where=self.at,
                         row=row,
                     ) from None
-            for start, stop in _cuts(batch):
+            for start, stop in _split_rows(batch):
                 part = batch.slice(start, stop - start)
                 yield pa.RecordBatch.from_arrays(
-                    [converted(part.column(field.name), field.type) for field in schema],
+                    [convert(part.column(field.name), field.type) for field in schema],
                     schema=schema,
                 )
             row += batch.num_rows
 
     def _check_messages(self) -> None:
-        """Raise FormatError if the messages say that they decode to more than the file may."""
+        """Raise FormatError if the messages declare more data than the size of the file allows."""
         size, stored, rows = 0, self.at.size(), 0
         for message in messages(self.at.read, stored):
             size += message.size
@@ -92,10 +92,8 @@ class Ipc:
             check_decoded(size, stored, self.at)
             check_rows(rows, len(self.schema), stored, self.at)
 
-    def _opened(self, file: LocationFile, names: Sequence[str] | None) -> Any:
-        source = native(
-            file
-        )  # of a disk held open: what takes the file's name meanwhile is another one
+    def _open(self, file: LocationFile, names: Sequence[str] | None) -> Any:
+        source = native(file)  # local files are held open, because they may be replaced
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if names is not None:
             all_names = self.schema.names
@@ -106,14 +104,14 @@ class Ipc:
             else pa.ipc.open_stream(source, options=options)
         )
 
-    def _raw(self, opened: Any) -> Iterator[pa.RecordBatch]:
+    def _raw_batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
         if not self._is_file:
-            return iter(opened)
-        return (opened.get_batch(i) for i in range(opened.num_record_batches))
+            return iter(reader)
+        return (reader.get_batch(i) for i in range(reader.num_record_batches))
 
 
-def _cuts(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
-    """Cut a batch into runs of rows that decode to a bounded size each; a row larger than that is alone."""
+def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
+    """Split a batch into ranges of rows of bounded size after decoding; a larger row is alone."""
     ends = np.cumsum(sum((_sizes(column) for column in batch.columns), np.ones(len(batch))))
     start = 0
     while start < len(batch):
@@ -125,10 +123,10 @@ def _cuts(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
 
 
 def _sizes(array: pa.Array) -> Any:
-    """Return about how many bytes each value takes once it is decoded: float64 [rows].
+    """Return the approximate decoded size of each value in bytes: float64 [rows].
 
-    Values of dictionaries, views and run ends may be the same bytes again and again. Where they lie inside other types, each value
-    is taken for as large as the array.
+    Values of dictionaries, views and run ends may share bytes. If these are nested in other types,
+    the size of each value is that of the whole array.
     """
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     kind = array.type
@@ -157,7 +155,7 @@ def _is_large(kind: pa.DataType) -> bool:
 
 
 def _is_shared(kind: pa.DataType) -> bool:
-    """Tell whether values of a type may share the bytes of others."""
+    """Return whether values of a type may share bytes."""
     if kinds.is_list_view(kind) or kinds.is_large_list_view(kind):
         return True
     if kinds.is_nested(kind):

@@ -1,17 +1,19 @@
-"""What the messages of an Arrow IPC file or stream say they decode to, before any is decoded.
+"""Decoded sizes that the messages of an Arrow IPC file or stream declare, read before decoding.
 
-Arrow allocates what a compressed buffer says of itself in its first eight bytes, and a column of nulls takes no bytes at all. A file is
-`ARROW1`, two bytes of padding, messages, and a footer that lists where they begin: 24 bytes for each, the first 8 of them its place. A
-stream is messages, and an end mark of four zeros:
+Arrow allocates the size in the first eight bytes of a compressed buffer, and a column of nulls
+takes no bytes at all. A file is `ARROW1`, two bytes of padding, messages, and a footer that lists
+their positions: 24 bytes for each, of which the first 8 are the offset. A stream is messages, and
+an end mark of four zeros:
 
-    0xFFFFFFFF (left out before 0.15), int32 size of the metadata, metadata, padding to 8 bytes, body
+    0xFFFFFFFF (missing before 0.15), int32 size of the metadata, metadata, padding to 8, body
 
-The metadata is a FlatBuffer (source: arrow/format/Message.fbs), in which a table begins with the distance back to its vtable:
+The metadata is a FlatBuffer (source: arrow/format/Message.fbs); a table starts with the distance
+back to its vtable:
 
     Footer           2 dictionaries, 3 record batches
     Message          1 type of the header, 2 header, 3 int64 size of the body
     DictionaryBatch  1 record batch
-    RecordBatch      0 int64 rows, 2 buffers: of each int64 offset and int64 length, 3 compression
+    RecordBatch      0 int64 rows, 2 buffers (int64 offset, int64 length), 3 compression
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ from typing import NamedTuple
 __all__ = ["Message", "messages"]
 
 _MAGIC = b"ARROW1\0\0"
-_CONTINUED = b"\xff\xff\xff\xff"
+_CONTINUATION = b"\xff\xff\xff\xff"
 _DICTIONARY, _BATCH = 2, 3
 _MAX_METADATA = 1 << 26
 
 
 class Message(NamedTuple):
-    """One batch: its rows, and the bytes that its buffers decompress to. A dictionary has the rows of its values."""
+    """A record batch: its rows, and the decompressed size of its buffers; or a dictionary and its
+    values.
+    """
 
     rows: int
     size: int
@@ -37,20 +41,21 @@ class Message(NamedTuple):
 
 
 def messages(read: Callable[[int, int], bytes], size: int) -> Iterator[Message]:
-    """Read the messages of a file or stream of `size` bytes that Arrow reads; `read` gives the bytes from start to stop.
+    """Yield the messages of a file or stream of `size` bytes; `read` returns the bytes from start
+    to stop.
 
-    A file that is damaged ends the messages: Arrow, which checks all of it, says what is wrong.
+    Stops at invalid data: Arrow, which validates everything, reports it.
     """
     try:
         if read(0, min(size, len(_MAGIC))) == _MAGIC:
-            for start in _blocks(read, size):
-                found, _ = _at(read, start, size)
+            for start in _message_starts(read, size):
+                found, _ = _read_message(read, start, size)
                 if found is not None:
                     yield found
             return
         start = 0
         while start + 8 <= size:
-            found, length = _at(read, start, size)
+            found, length = _read_message(read, start, size)
             if not length:
                 return
             if found is not None:
@@ -60,8 +65,8 @@ def messages(read: Callable[[int, int], bytes], size: int) -> Iterator[Message]:
         return
 
 
-def _blocks(read: Callable[[int, int], bytes], size: int) -> list[int]:
-    """Return where the footer of a file says that its dictionaries and batches begin."""
+def _message_starts(read: Callable[[int, int], bytes], size: int) -> list[int]:
+    """Return the offsets of dictionaries and batches in the footer of a file."""
     length = int.from_bytes(read(size - 10, size - 6), "little")
     if not 0 < length <= min(_MAX_METADATA, size - 10):
         raise IndexError
@@ -75,12 +80,17 @@ def _blocks(read: Callable[[int, int], bytes], size: int) -> list[int]:
     return found
 
 
-def _at(read: Callable[[int, int], bytes], start: int, size: int) -> tuple[Message | None, int]:
-    """Read the message at a byte; return what it says, None for another kind of message, and its length, 0 for the end mark."""
+def _read_message(
+    read: Callable[[int, int], bytes], start: int, size: int
+) -> tuple[Message | None, int]:
+    """Read the message at an offset; return it and its length.
+
+    The message is None if it has another type; the length is 0 for the end mark.
+    """
     if not 0 <= start <= size - 8:
         raise IndexError
     head = read(start, start + 8)
-    is_long = head[:4] == _CONTINUED
+    is_long = head[:4] == _CONTINUATION
     length = int.from_bytes(head[4:] if is_long else head[:4], "little", signed=True)
     begin = start + (8 if is_long else 4)
     if length == 0:
@@ -129,7 +139,7 @@ def _i64(data: bytes, at: int) -> int:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Return where a field of a table lies, 0 if it is left out."""
+    """Return the position of a field of a table; 0 if it is missing."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0:
         raise IndexError
@@ -140,7 +150,7 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 def _target(data: bytes, table: int, number: int) -> int:
-    """Return where the table or vector lies that a field points at."""
+    """Return the position of the table or vector that a field refers to."""
     at = _field(data, table, number)
     if not at:
         raise IndexError

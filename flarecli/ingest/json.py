@@ -1,9 +1,9 @@
-"""JSON: one object a line, or one array of objects; a row is an object, and its members are the columns.
+"""JSON: one object per line, or one array of objects; objects are rows, and their members columns.
 
-Which it is the first byte that is no blank tells, whatever the file is called. The columns and their types are those of
-the first rows (4 MB): int64 (uint64 if need be), float64, bool, text, lists and structs of them. Text that looks like a
-date stays text. A member that a row does not have is null; one that the first rows did not have is an error, and so is
-every value that is not of its column's type, or that a float64 would change.
+The first character determines which of both it is; the file name does not matter. Columns and types
+are inferred from the first 4 MB: int64 (uint64 if needed), float64, bool, text, lists and structs.
+Text that looks like a date stays text. A missing member is null; a member that is not in the first
+rows is an error, and so is a value of another type, or an integer that float64 cannot represent.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ import pyarrow.types as kinds
 from flarecli.errors import FormatError
 from flarecli.expansion import MAX_COLUMNS
 from flarecli.ingest.decompress import Blocks
-from flarecli.ingest.json_arrays import elements, member_names, too_deep
+from flarecli.ingest.json_arrays import first_deep_line, member_names, split_array
 from flarecli.ingest.source import check_columns
 from flarecli.ingest.text_records import Piece, pieces
 
 __all__ = ["Json"]
 
 _ROWS = 8192
-_CELLS = 1 << 25  # of the columns that are built at once: rows times columns
-_DEEP = 64  # brackets in brackets: Arrow takes stack for each
-_DIGITS = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")  # an integer that a double may not hold
-_OTHER = re.compile(
-    rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE
-)  # a line that begins with something else than an object
+MAX_CELLS = 1 << 25  # rows times columns that are built at once
+MAX_DEPTH = 64  # of nested brackets; Arrow uses stack for each
+_DIGITS = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")  # an integer that may not fit a double
+_OTHER = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)  # a line without an object
 _CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)")
 _TWICE = re.compile(r"Column\(/(.*)\) was specified twice")
 _ROW = re.compile(r"\.? in row \d+$")
@@ -49,28 +47,28 @@ _WORDS = {
 
 
 class Json:
-    """One file of JSON. How many rows it has only reading tells, but for none at all."""
+    """One JSON file. The number of rows is unknown until it is read, unless it is 0."""
 
     def __init__(self, source: Blocks) -> None:
         self.at = source
         head = next((block.removeprefix(b"\xef\xbb\xbf") for block in source.blocks()), None)
         if head is None:
-            raise FormatError("an empty file", where=source)
+            raise FormatError("file is empty", where=source)
         self._is_array = head.lstrip()[:1] == b"["
         first = next(self._pieces(), None)
         self.rows = 0 if first is None else None
         if first is None:
             self.schema = pa.schema([])
             raise FormatError("the index has no rows", where=source)
-        self.schema = self._told(first)
+        self.schema = self._infer_schema(first)
         check_columns(self.schema.names, source)
 
     def blocks(self) -> Iterator[bytes]:
-        """Give its bytes as they are read."""
+        """Yield the bytes of the file."""
         return self.at.blocks()
 
     def declared(self, types: Mapping[str, pa.DataType]) -> Json:
-        """Give the same file with some columns read as other types: what another file of the index holds in them."""
+        """Return the file with some columns read as other types, to match other files of the index."""
         fields = [
             pa.field(field.name, types[field.name])
             if _can_become(field.type, types.get(field.name))
@@ -82,23 +80,23 @@ class Json:
         return other
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Give the rows in order. Raises FormatError naming the row for what is no object, or no value of its column."""
+        """Yield the rows in order. Raises FormatError with the row for an invalid object or value."""
         names = self.schema.names if columns is None else list(columns)
-        rows = max(1, _CELLS // max(1, sum(map(_leaves, self.schema.types))))
+        rows = max(1, MAX_CELLS // max(1, sum(map(_leaves, self.schema.types))))
         for piece in self._pieces():
             for run in _runs(piece, rows):
-                table = self._parsed(run, self.schema)
+                table = self._parse(run, self.schema)
                 yield from table.select(names).combine_chunks().to_batches(_ROWS)
 
     def _pieces(self) -> Iterator[Piece]:
-        """Give pieces of one object a line; of an array, `line` counts its rows."""
-        found = elements(self.at) if self._is_array else pieces(self.at, "")
+        """Yield pieces of one object per line; for an array, `line` counts its rows."""
+        found = split_array(self.at) if self._is_array else pieces(self.at, "")
         return (piece for piece in found if piece.data.strip())
 
     # -- types
 
-    def _told(self, piece: Piece) -> pa.Schema:
-        """Tell columns and types from the first rows."""
+    def _infer_schema(self, piece: Piece) -> pa.Schema:
+        """Infer columns and types from the first rows."""
         schema = pa.schema(
             [
                 pa.field(field.name, _without_dates(field.type))
@@ -110,67 +108,68 @@ class Json:
                 if field.type == pa.float64():
                     wider = schema.set(at, pa.field(field.name, pa.uint64()))
                     schema = schema if _read(piece.data, wider)[0] is None else wider
-        self._parsed(piece, schema)
+        self._parse(piece, schema)
         return schema
 
     def _check_members(self, piece: Piece) -> None:
-        """Raise FormatError if the first rows have too many different members: Arrow builds a column of each, as long as the rows.
+        """Raise FormatError if the first rows have too many different members.
 
-        Members are counted by their names first, which finds each path unless objects lie in each other; then by parsing.
+        Arrow builds a column of each, as long as the rows. The names of members are counted first,
+        which is exact unless objects are nested; then the paths, by parsing.
         """
         names = member_names(piece.data)
         rows = piece.data.count(b"\n") + 1
         is_nested = piece.data.count(b"{") > rows
-        if len(names) * rows <= _CELLS and (
-            len(names) <= MAX_COLUMNS and not (is_nested and len(names) ** 2 * rows > _CELLS)
+        if len(names) * rows <= MAX_CELLS and (
+            len(names) <= MAX_COLUMNS and not (is_nested and len(names) ** 2 * rows > MAX_CELLS)
         ):
             return
         paths: set[tuple[str, ...]] = set()
         for seen, (number, line) in enumerate(_records(piece)):
             try:
                 paths.update(_paths(json.loads(line, parse_int=float)))
-            except ValueError:  # the parser says so
+            except ValueError:  # reported by the parser
                 return
             if len(paths) > MAX_COLUMNS:
-                raise self._refusal(
+                raise self._row_error(
                     number,
-                    f"more than {MAX_COLUMNS} different members in the rows up to here",
+                    f"more than {MAX_COLUMNS} different members up to this row",
                     "Store them as a list of names and values, or as JSON in one text.",
                 )
-            if len(paths) * seen > _CELLS:
-                raise self._refusal(
+            if len(paths) * seen > MAX_CELLS:
+                raise self._row_error(
                     number,
-                    f"{len(paths)} different members in {seen + 1} rows, which have few of them",
+                    f"{len(paths)} different members in {seen + 1} rows, with few per row",
                     "Store them as a list of names and values, or as JSON in one text.",
                 )
 
-    def _parsed(self, piece: Piece, schema: pa.Schema) -> pa.Table:
-        """Parse a piece as columns of these types, every value as it was written."""
+    def _parse(self, piece: Piece, schema: pa.Schema) -> pa.Table:
+        """Parse a piece as columns of the given types. Raises FormatError for an inexact float."""
         table = self._table(piece, schema)
         if _DIGITS.search(piece.data) and any(_has_doubles(kind) for kind in schema.types):
             for number, line in _records(piece):
                 if not _DIGITS.search(line):
                     continue
-                if reason := _no_object(line):  # Arrow reads rows that are not one to a line
-                    raise self._refusal(number, reason)
+                if reason := _no_object(line):  # Arrow accepts several rows on a line
+                    raise self._row_error(number, reason)
                 self._check_exact(json.loads(line, parse_int=Decimal), schema, number)
         return table
 
     def _check_exact(self, row: dict[str, Any], schema: pa.Schema, number: int) -> None:
         for field in schema:
-            wrong = next(_inexact(row.get(field.name), field.type), None)
-            if wrong is not None:
-                raise self._refusal(
+            value = next(_inexact(row.get(field.name), field.type), None)
+            if value is not None:
+                raise self._row_error(
                     number,
-                    f"column {field.name!r} holds {_cut(str(wrong))}, which a float64 would change",
+                    f"column {field.name!r} contains {_cut(str(value))}, which float64 cannot represent",
                     "Write it as text, in quotes.",
                     field.name,
                 )
 
     def _table(self, piece: Piece, schema: pa.Schema | None) -> pa.Table:
-        deep = too_deep(piece.data, _DEEP)
+        deep = first_deep_line(piece.data, MAX_DEPTH)
         if deep >= 0:
-            raise self._refusal(piece.line + deep, f"nested more than {_DEEP} deep")
+            raise self._row_error(piece.line + deep, f"nested more than {MAX_DEPTH} levels deep")
         if schema is None:
             self._check_members(piece)
         table, _ = _read(piece.data, schema)
@@ -178,17 +177,17 @@ class Json:
             lines = piece.data.count(b"\n") + (not piece.data.endswith(b"\n"))
             if table.num_rows in (lines, sum(1 for _ in _records(piece))):
                 return table
-        raise self._blamed(piece, schema)
+        raise self._find_error(piece, schema)
 
     # -- what is wrong, and where
 
-    def _blamed(self, piece: Piece, schema: pa.Schema | None) -> FormatError:
-        """Find the first row that does not parse behind those before it, by halving, and say why."""
+    def _find_error(self, piece: Piece, schema: pa.Schema | None) -> FormatError:
+        """Find the first invalid row by bisection, and return its error."""
         rows = list(_records(piece))
         for number, line in rows:
             if reason := _no_object(line):
-                return self._refusal(number, reason)
-        low, high = 0, len(rows)  # rows[:low] parse, rows[:high] do not
+                return self._row_error(number, reason)
+        low, high = 0, len(rows)  # rows[:low] are valid, rows[:high] are not
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (
@@ -198,9 +197,9 @@ class Json:
             )
         number, line = rows[low]
         _, error = _read(b"\n".join(line for _, line in rows[: low + 1]), schema)
-        return self._refusal(number, *_reason(error, json.loads(line, parse_int=_whole), schema))
+        return self._row_error(number, *_reason(error, json.loads(line, parse_int=_whole), schema))
 
-    def _refusal(
+    def _row_error(
         self, number: int, message: str, hint: str = "", column: str | None = None
     ) -> FormatError:
         if self._is_array:
@@ -209,28 +208,30 @@ class Json:
 
 
 def _paths(value: Any) -> Iterator[tuple[str, ...]]:
-    """Give the path of each member of an object, and of each below it; a list adds nothing to a path."""
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), value)]
-    while waiting:
-        path, one = waiting.pop()
-        if isinstance(one, dict):
-            for name, member in one.items():
+    """Yield the path of each member of an object and of nested objects; lists are not part of a
+    path.
+    """
+    todo: list[tuple[tuple[str, ...], Any]] = [((), value)]
+    while todo:
+        path, node = todo.pop()
+        if isinstance(node, dict):
+            for name, member in node.items():
                 yield (*path, name)
                 if isinstance(member, (dict, list)):
-                    waiting.append(((*path, name), member))
-        elif isinstance(one, list):
-            waiting += [(path, item) for item in one if isinstance(item, (dict, list))]
+                    todo.append(((*path, name), member))
+        elif isinstance(node, list):
+            todo += [(path, item) for item in node if isinstance(item, (dict, list))]
 
 
 def _leaves(kind: pa.DataType) -> int:
-    """Count the columns that Arrow builds of a type."""
+    """Return the number of columns that Arrow builds for a type."""
     if not kinds.is_nested(kind):
         return 1
     return 1 + sum(_leaves(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _runs(piece: Piece, rows: int) -> Iterator[Piece]:
-    """Cut a piece into runs of at most `rows` lines."""
+    """Split a piece into pieces of at most `rows` lines."""
     if piece.data.count(b"\n") <= rows:
         yield piece
         return
@@ -242,7 +243,7 @@ def _runs(piece: Piece, rows: int) -> Iterator[Piece]:
 
 
 def _read(data: bytes, schema: pa.Schema | None) -> tuple[pa.Table | None, str]:
-    """Give rows as Arrow reads them, or what it says of rows that it does not read."""
+    """Return rows parsed by Arrow, or None and its error message."""
     parse = pa.json.ParseOptions(
         explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
     )
@@ -256,11 +257,11 @@ def _read(data: bytes, schema: pa.Schema | None) -> tuple[pa.Table | None, str]:
 
 
 def _records(piece: Piece) -> Iterator[tuple[int, bytes]]:
-    """Give the rows of a piece and where each stands."""
+    """Yield the rows of a piece with their row numbers."""
     return (
         (piece.line + i, line)
         for i, line in enumerate(piece.data.split(b"\n"))
-        if line.strip(b" \t\r")  # the white space of JSON: a form feed is not
+        if line.strip(b" \t\r")  # white space in JSON, which excludes form feeds
     )
 
 
@@ -271,38 +272,39 @@ def _no_object(line: bytes) -> str:
         what = str(error).partition(": line")[0].partition(": char")[0].removesuffix(" at").lower()
         at = getattr(error, "colno", 1)
         return f"not JSON: {what} at character {at}"
-    return "" if isinstance(value, dict) else f"{_word(value)}, not an object"
+    return "" if isinstance(value, dict) else f"expected an object, got {_word(value)}"
 
 
 def _reason(
     error: str, row: dict[str, Any], schema: pa.Schema | None
 ) -> tuple[str, str, str | None]:
-    """Return why a row does not fit those before it, a hint, and the column."""
+    """Return why a row does not match the rows before it, a hint, and the column."""
     if twice := _TWICE.search(error):
-        return f"member {_path(twice[1])!r} stands twice", "", None
+        return f"duplicate member {_path(twice[1])!r}", "", None
     if changed := _CHANGED.search(error):
         before, now = (_WORDS.get(word, word) for word in changed.groups()[1:])
         return (
-            f"column {_path(changed[1])!r} holds {now}, {'nothing but null' if before == 'null' else before} in the rows before",
+            f"column {_path(changed[1])!r} contains {now}; earlier rows contain "
+            f"{'only null' if before == 'null' else before}",
             "",
             _path(changed[1]),
         )
     if schema is not None:
         for name, value in row.items():
             if name not in schema.names:
-                hint = "Put a row that has every column near the beginning."
-                return f"column {name!r} is new, the rows before do not have it", hint, name
+                hint = "Move a row with all columns to the beginning."
+                return f"column {name!r} is not in earlier rows", hint, name
             if (
                 _read(json.dumps({name: value}).encode(), pa.schema([schema.field(name)]))[0]
                 is None
             ):
                 return (
-                    f"column {name!r} holds {_short(value)}, the column is {schema.field(name).type}",
+                    f"column {name!r} contains {_short(value)}; expected {schema.field(name).type}",
                     "",
                     name,
                 )
     return (
-        f"cannot be read: {_ROW.sub('', error.splitlines()[0]).removeprefix('JSON parse error: ').lower()}"[
+        f"cannot parse: {_ROW.sub('', error.splitlines()[0]).removeprefix('JSON parse error: ').lower()}"[
             :200
         ],
         "",
@@ -335,7 +337,7 @@ def _cut(text: str) -> str:
 
 
 def _whole(text: str) -> float:
-    """Read an integer; one that Python would not read, for its length, is infinite."""
+    """Parse an integer; return infinity if Python refuses it for its length."""
     return int(text) if len(text) <= 640 else float(text)
 
 
@@ -343,7 +345,7 @@ def _whole(text: str) -> float:
 
 
 def _without_dates(kind: pa.DataType) -> pa.DataType:
-    """Give a type as Arrow told it with text in place of what only looks like dates."""
+    """Return an inferred type with text in place of dates and times."""
     if kinds.is_temporal(kind):
         return pa.string()
     if kinds.is_struct(kind):
@@ -357,7 +359,9 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
 
 
 def _can_become(kind: pa.DataType, wanted: pa.DataType | None) -> bool:
-    """Say whether the parser can read a column as what another file holds: any JSON kind for nulls, a float for integers."""
+    """Return whether a column can be parsed as another file's type: nulls as any, integers as
+    floats.
+    """
     if (
         wanted is None
         or kinds.is_temporal(wanted)
@@ -369,18 +373,21 @@ def _can_become(kind: pa.DataType, wanted: pa.DataType | None) -> bool:
 
 
 def _has_doubles(kind: pa.DataType) -> bool:
+    """Return whether a type is or contains a float."""
     if kinds.is_nested(kind):
         return any(_has_doubles(kind.field(i).type) for i in range(kind.num_fields))
     return bool(kinds.is_floating(kind))
 
 
 def _inexact(value: Any, kind: pa.DataType) -> Iterator[Decimal]:
-    """Give the integers, each a Decimal, below a value that stand in a column of floats, and are none."""
+    """Yield the integers below a value, as Decimals, that are in a float column but not exact as
+    floats.
+    """
     if kinds.is_struct(kind) and isinstance(value, dict):
         for i in range(kind.num_fields):
             yield from _inexact(value.get(kind.field(i).name), kind.field(i).type)
     elif kinds.is_list(kind) and isinstance(value, list):
-        for one in value:
-            yield from _inexact(one, kind.value_type)
+        for item in value:
+            yield from _inexact(item, kind.value_type)
     elif kinds.is_floating(kind) and isinstance(value, Decimal) and Decimal(float(value)) != value:
         yield value

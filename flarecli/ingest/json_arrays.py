@@ -1,7 +1,7 @@
-"""A JSON array of objects as lines of one object each, cut by its brackets: nothing is parsed here.
+"""Splits a JSON array of objects into lines of one object each by its brackets, without parsing.
 
-Quotes that no odd run of backslashes stands before open and close strings; brackets outside strings count the depth; a
-comma at the array's own depth ends a row. What stands between the rows is checked, what is inside them the parser checks.
+Unescaped quotes open and close strings; brackets outside strings count the depth; a comma at the
+array's own depth ends a row. Bytes between the rows are checked here, and the rows by the parser.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from flarecli.ingest.decompress import Blocks
 from flarecli.ingest.text_records import Piece
 from flarecli.units import format_size
 
-__all__ = ["elements", "member_names", "too_deep"]
+__all__ = ["split_array", "member_names", "first_deep_line"]
 
-_RECORD = 64 << 20  # bytes; a row is no larger than this
-_AT_ONCE = (
-    1 << 20
-)  # bytes whose brackets are looked at together: what is known of each takes 24 bytes
-_SIGNS = np.zeros(256, np.int8)  # brackets and what they do to the depth; 2 marks a comma
+MAX_RECORD_BYTES = 64 << 20
+STEP_BYTES = 1 << 20  # processed at once, with up to 24 bytes of memory for each
+_SIGNS = np.zeros(256, np.int8)  # change of depth by each bracket; 2 marks a comma
 _SIGNS[list(b"{[")], _SIGNS[list(b"}]")], _SIGNS[ord(",")] = 1, -1, 2
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _BLANKS = b" \t\r\n"
@@ -32,28 +30,28 @@ _EMPTY = re.compile(rb"(^|\n)[ \t]*(?:\n|$)")
 _LINES = bytes.maketrans(b"\r\n", b"  ")
 
 
-def elements(source: Blocks) -> Iterator[Piece]:
-    """Give the rows of an array, one a line, some megabytes at a time; `line` is the number of the first row.
+def split_array(source: Blocks) -> Iterator[Piece]:
+    """Yield the rows of an array, one per line, in pieces of some megabytes; `line` is the first
+    row.
 
-    raises  FormatError for an array that does not end, for what stands behind it, or a row of more than 64 MB
+    raises  FormatError for an array without end, bytes after it, or a row of more than 64 MB
     """
     row, begun, brackets = 0, False, _Brackets()
-    held, size = list[bytes](), 0  # of a row that has begun
+    held, size = list[bytes](), 0  # of an incomplete row
     blocks, slash = source.blocks(), b""
     for read in blocks:
         block = slash + read if begun else read.removeprefix(b"\xef\xbb\xbf").lstrip(_BLANKS)
         if not begun:
             begun, block = bool(block), block[1:]
-        slash = b"\\" * (
-            (len(block) - len(block.rstrip(b"\\"))) % 2
-        )  # what it escapes is in the next block
+        # a backslash that escapes the first byte of the next block
+        slash = b"\\" * ((len(block) - len(block.rstrip(b"\\"))) % 2)
         block = block[: len(block) - len(slash)]
         commas, end = brackets.rows(block)
         if end < 0 and not len(commas):
             held, size = [*held, block], size + len(block)
-            if size > _RECORD:
+            if size > MAX_RECORD_BYTES:
                 raise FormatError(
-                    f"a row is longer than {format_size(_RECORD)}", where=source, row=row
+                    f"a row is longer than {format_size(MAX_RECORD_BYTES)}", where=source, row=row
                 )
             continue
         cut = end if end >= 0 else int(commas[-1])
@@ -66,7 +64,7 @@ def elements(source: Blocks) -> Iterator[Piece]:
             if (block[end + 1 :] + slash).strip(_BLANKS) or any(
                 more.strip(_BLANKS) for more in blocks
             ):
-                raise FormatError("something stands behind the array", where=source)
+                raise FormatError("bytes follow the end of the array", where=source)
             return
         row, held = row + len(commas), [block[cut + 1 :]]
         size = len(held[0])
@@ -76,7 +74,9 @@ def elements(source: Blocks) -> Iterator[Piece]:
 
 
 def _lines(source: Blocks, row: int, data: bytes, commas: Any, is_last: bool) -> Piece | None:
-    """Give rows as lines, the commas between them as line ends; nothing for an array that is empty."""
+    """Return rows as lines, with newlines instead of the commas between them; None for an empty
+    array.
+    """
     lines = np.frombuffer(data.translate(_LINES), np.uint8).copy()
     lines[commas] = ord("\n")
     text = lines.tobytes()
@@ -85,14 +85,14 @@ def _lines(source: Blocks, row: int, data: bytes, commas: Any, is_last: bool) ->
     missing = _EMPTY.search(text)
     if missing:
         raise FormatError(
-            "nothing stands between two commas",
+            "an item of the array is empty",
             where=source,
             row=row + text.count(_NEWLINE, 0, missing.end(1)),
         )
     nul = text.find(b"\0")
     if nul >= 0:
         raise FormatError(
-            "a NUL",
+            "contains a NUL",
             where=source,
             row=row + text.count(_NEWLINE, 0, nul),
             hint="Save it as UTF-8 text.",
@@ -111,13 +111,15 @@ def _lines(source: Blocks, row: int, data: bytes, commas: Any, is_last: bool) ->
 
 
 class _Brackets:
-    """Follows strings and brackets through a text that comes in blocks, none of which ends inside an escape."""
+    """Tracks strings and brackets in text that is passed in blocks; no block ends inside an escape."""
 
     def __init__(self) -> None:
         self._is_string, self._depth = False, 0
 
     def read(self, raw: Any) -> tuple[Any, Any, Any]:
-        """Give where the brackets and commas outside strings stand, what they do to the depth (2: a comma), and the depth behind each."""
+        """Return the brackets and commas outside strings: position, change of depth (2: comma),
+        depth after.
+        """
         quotes = _quotes(raw)
         marks = np.flatnonzero(_SIGNS[raw])
         marks = marks[(np.searchsorted(quotes, marks) + self._is_string) % 2 == 0]
@@ -128,7 +130,9 @@ class _Brackets:
         return marks, signs, depth
 
     def rows(self, block: bytes) -> tuple[Any, int]:
-        """Give where the commas between rows stand, and where the array ends; -1 if it does not end here."""
+        """Return the positions of the commas between rows, and the end of the array; -1 if it is
+        not here.
+        """
         marks, signs, depth = self.read(np.frombuffer(block, np.uint8))
         ends = marks[depth < 0]
         end = int(ends[0]) if len(ends) else -1
@@ -137,7 +141,9 @@ class _Brackets:
 
 
 def member_names(data: bytes) -> set[bytes]:
-    """Return the strings that a colon or a blank follows: the names of all members, and a few values."""
+    """Return the strings that precede a colon or a blank: the names of all members, and a few
+    values.
+    """
     raw = np.frombuffer(data, np.uint8)
     quotes = _quotes(raw)
     ends = quotes[1::2]
@@ -148,17 +154,20 @@ def member_names(data: bytes) -> set[bytes]:
     return {data[begin + 1 : end] for begin, end in pairs}
 
 
-def too_deep(data: bytes, most: int) -> int:
-    """Give the number of the first line whose brackets nest deeper than `most`, -1 if there is none. Parsers take stack for each."""
+def first_deep_line(data: bytes, max_depth: int) -> int:
+    """Return the first line whose brackets nest deeper than `max_depth`, or -1.
+
+    Parsers use stack for each.
+    """
     raw = np.frombuffer(data, np.uint8)
     opens = (raw | 0x20) == ord("{")  # `[` and `{` differ in that bit
-    if np.count_nonzero(opens) <= most:
+    if np.count_nonzero(opens) <= max_depth:
         return -1
     ends = np.append(np.flatnonzero(raw == ord("\n")), len(raw))
     begins = np.append(0, ends[:-1] + 1)
     counts = np.add.reduceat(np.append(opens, False).view(np.uint8), begins, dtype=np.int64)
-    for line in np.flatnonzero(counts > most):
-        if _deepest(data[begins[line] : ends[line]]) > most:
+    for line in np.flatnonzero(counts > max_depth):
+        if _deepest(data[begins[line] : ends[line]]) > max_depth:
             return int(line)
     return -1
 
@@ -166,7 +175,7 @@ def too_deep(data: bytes, most: int) -> int:
 def _deepest(line: bytes) -> int:
     brackets, deepest, at = _Brackets(), 0, 0
     while at < len(line):
-        block = line[at : at + _AT_ONCE]
+        block = line[at : at + STEP_BYTES]
         while block.endswith(b"\\") and at + len(block) < len(line):
             block = line[at : at + 2 * len(block)]
         _, _, depth = brackets.read(np.frombuffer(block, np.uint8))
@@ -175,7 +184,7 @@ def _deepest(line: bytes) -> int:
 
 
 def _quotes(raw: Any) -> Any:
-    """Give where the quotes stand that open or close a string: an even number of backslashes before them."""
+    """Return the positions of unescaped quotes."""
     quotes = np.flatnonzero(raw == _QUOTE)
     slashes = np.flatnonzero(raw == _BACKSLASH)
     if not len(slashes) or not len(quotes):

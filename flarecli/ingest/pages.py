@@ -1,9 +1,11 @@
-"""What the pages of a parquet file say they decode to, before any is decoded.
+"""Sizes that the page headers of a parquet file declare, read before any page is decoded.
 
-A footer may declare less than its pages hold, and Arrow allocates what a page header says. Each page begins with a header in Thrift's
-compact protocol (source: parquet-format, parquet.thrift):
+A footer may declare less than the pages contain, and Arrow allocates what a page header declares.
+Each page starts with a header in Thrift's compact protocol (source: parquet-format,
+parquet.thrift):
 
-    PageHeader             1 type, 2 bytes when decompressed, 3 bytes as stored, 5 data page, 7 dictionary page, 8 data page of version 2
+    PageHeader             1 type, 2 decompressed bytes, 3 stored bytes, 5 data page,
+                           7 dictionary page, 8 data page of version 2
     DataPageHeader         1 number of values, 2 encoding
     DictionaryPageHeader   1 number of values
     DataPageHeaderV2       1 number of values, 4 encoding
@@ -20,13 +22,17 @@ from flarecli.storage import Location
 
 __all__ = ["Page", "pages"]
 
-_HEADER, _MAX_HEADER = 1 << 8, 1 << 24  # bytes read of a header, and the largest that Arrow takes
+HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # first read, and the limit of Arrow
 _DICTIONARY = 2
 _DELTA_BYTE_ARRAY = 7
 
 
 class Page(NamedTuple):
-    """One page: bytes when decompressed, number of values, and whether it is a dictionary, or refers to earlier values."""
+    """A page: its size in bytes after decompression, and its number of values.
+
+    is_dictionary  the page is a dictionary
+    is_delta       values refer to earlier values (DELTA_BYTE_ARRAY)
+    """
 
     size: int
     values: int
@@ -35,10 +41,10 @@ class Page(NamedTuple):
 
 
 def pages(at: Location, size: int, chunk: ColumnChunk) -> Iterator[Page]:
-    """Read the headers of a column chunk's pages, as many as Arrow reads.
+    """Yield the headers of a column chunk's pages that Arrow would read.
 
-    size    of the file
-    raises  FormatError for a header that cannot be
+    size    of the file in bytes
+    raises  FormatError for an invalid header
     """
     start, left = max(0, chunk.start), chunk.values
     end = min(size, start + chunk.stored)
@@ -51,7 +57,7 @@ def pages(at: Location, size: int, chunk: ColumnChunk) -> Iterator[Page]:
             raise FormatError(f"page at byte {start}: invalid header", where=at) from error
         if stored < 0 or page.size < 0 or page.values < 0:
             raise FormatError(f"page at byte {start}: negative size in its header", where=at)
-        if stored > size - start - length:  # Arrow would allocate as much before it reads
+        if stored > size - start - length:  # Arrow would allocate this before it reads
             raise FormatError(
                 f"page at byte {start}: {stored} bytes, the file ends at byte {size}", where=at
             )
@@ -73,11 +79,11 @@ def _page(header: dict[int, Any]) -> Page:
 
 
 def _header(at: Location, start: int, end: int) -> tuple[dict[int, Any], int]:
-    size = _HEADER
+    size = HEADER_BYTES
     while True:
         try:
             return read_struct(at.read(start, min(end, start + size)))
         except (IndexError, ValueError) as error:
-            if start + size >= end or size >= _MAX_HEADER:
+            if start + size >= end or size >= MAX_HEADER_BYTES:
                 raise FormatError(f"page at byte {start}: invalid header", where=at) from error
             size *= 16

@@ -1,6 +1,6 @@
-"""What columns of names point at: files of one folder, read side by side, a bounded number of bytes ahead, given in order.
+"""Contents of files that columns name: read in parallel, with bounded memory, returned in order.
 
-Room is handed out in the order of the rows, so that the row that is waited for is never behind one that waits for it.
+Memory is reserved in the order of the rows, so that the next row never waits for a later one.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from flarecli.units import format_size
 
 __all__ = ["Flaw", "contents", "filled"]
 
-_STEP, _AHEAD = 512, 1024  # rows of a slice, and of those that are under way
+SLICE_ROWS, READ_AHEAD_ROWS = 512, 1024
 _BATCH_BYTES = 4 << 20
-_ROWS, _TOGETHER = 16, 16 << 20  # rows, and bytes of them, that one thread reads in one go
-_READERS = 8  # more threads than that only wait for one another
+GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # read by one call
+MAX_READERS = 8  # more threads are not faster
 
 
 class Flaw(NamedTuple):
-    """A file that could not be read: the row of the batch, the column, and why."""
+    """A file that could not be read: the row of the batch, the column, and the error."""
 
     row: int
     column: str
     error: FlareError
 
 
-class _Room:
-    """Bytes that may be held, handed out by number."""
+class _MemoryBudget:
+    """A number of bytes that may be reserved, in the order of numbers."""
 
     def __init__(self, size: int) -> None:
         self._size, self._used, self._next = size, 0, 0
@@ -45,7 +45,7 @@ class _Room:
         self._is_over = False
 
     def take(self, number: int, size: int) -> None:
-        """Wait for one's turn and for room; what is larger than all of it passes alone."""
+        """Wait for the number's turn and for memory; more than the whole budget is granted alone."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -60,7 +60,7 @@ class _Room:
             self._next += 1
             self._changed.notify_all()
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         with self._changed:
             self._used -= size
             self._changed.notify_all()
@@ -72,13 +72,13 @@ class _Room:
 
 
 def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Give the schema that batches have with the contents of columns in place of names; text and JSON are told by extension."""
+    """Return the schema of batches with the contents of columns; the extension marks text and JSON."""
     fields = []
     for field in schema:
         kind = kind_of(f".{field.name}")
-        said = {ENCODING: kind.encode()} if kind in ("str", "json") else None
+        metadata = {ENCODING: kind.encode()} if kind in ("str", "json") else None
         fields.append(
-            pa.field(field.name, pa.large_binary(), metadata=said)
+            pa.field(field.name, pa.large_binary(), metadata=metadata)
             if field.name in columns
             else field
         )
@@ -92,53 +92,53 @@ _Queue = OrderedQueue[tuple[int, Sequence[_Names]], list[list[_Value]] | None]
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads a few rows' files in one go: a thread that is woken for each small file spends its time waking."""
+    """Reads the files of several rows per call, because a call per small file is slow."""
 
-    find: Callable[[str], Location]
-    room: _Room
-    most: int  # bytes of a file
-    together: int  # bytes of files that one go takes; more is read when its row is given out
-    caller: int  # identifier of the thread that takes the rows
+    locate: Callable[[str], Location]
+    budget: _MemoryBudget
+    max_bytes: int  # of a file
+    max_group_bytes: int  # of a group; the files of larger groups are read when needed
+    caller: int  # identifier of the thread that takes the results
 
     def rows(self, number: int, names: Sequence[_Names]) -> list[list[_Value]] | None:
-        """Read the files of some rows; None if they are large. `number` says whose turn it is.
+        """Read the files of some rows; None if they are large. `number` is the number of the group.
 
-        Without a thread to read ahead, None too: waiting for room would block the caller's thread.
+        On the caller's own thread it returns None too, because waiting for memory would deadlock.
         """
         if threading.get_ident() == self.caller:
-            self.room.take(number, 0)
+            self.budget.take(number, 0)
             return None
         size = -1
         try:
             size = sum(self._size(name) for row in names for name in row if name is not None)
         finally:
-            is_small = 0 <= size <= self.together
-            self.room.take(number, size if is_small else 0)
+            is_small = 0 <= size <= self.max_group_bytes
+            self.budget.take(number, size if is_small else 0)
         if not is_small:
             return None
         found = [[self.value(name) for name in row] for row in names]
-        self.room.give_back(
+        self.budget.release(
             size - sum(len(value) for row in found for value in row if isinstance(value, bytes))
         )
         return found
 
     def _size(self, name: str) -> int:
         try:
-            size = self.find(name).size()
+            size = self.locate(name).size()
         except FlareError:
             return 0
-        return size if size <= self.most else 0
+        return size if size <= self.max_bytes else 0
 
     def value(self, name: str | None) -> _Value:
-        """Read a file, or give why it cannot be read."""
+        """Return the contents of a file, or the error."""
         if name is None:
             return None
         try:
-            place = self.find(name)
+            place = self.locate(name)
             size = place.size()
-            if size > self.most:
+            if size > self.max_bytes:
                 raise ReachError(
-                    f"{format_size(size)}, more than the {format_size(self.most)} that an object may have",
+                    f"object is {format_size(size)}; the maximum is {format_size(self.max_bytes)}",
                     where=place,
                 )
             return place.read(0, size)
@@ -149,63 +149,64 @@ class _Reader:
 class _Slice(NamedTuple):
     batch: pa.RecordBatch
     names: list[_Names]
-    starts: deque[int]  # the first row of each read
+    starts: deque[int]  # first row of each group
 
 
 def contents(
     batches: Iterable[pa.RecordBatch],
     columns: Sequence[str],
-    find: Callable[[str], Location],
+    locate: Callable[[str], Location],
     limits: Limits | None = None,
-    together: int = _ROWS,
+    group_rows: int = GROUP_ROWS,
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-    """Replace columns of names by what the files hold, as large_binary; a null stays null.
+    """Replace columns of file names by the contents of the files, as large_binary; nulls are kept.
 
-    find      gives the place that a name names: `at.__truediv__` of files below a folder, `at.join` of addresses
-    limits    `ahead_bytes` are held at most, and one batch; a file of more than `max_bytes` is a flaw
-    together  rows that one thread reads in one go; 1 where each file is far away
-    return    batches as `filled` says, in the order of the rows, and the files that could not be read: null in the
-              batch, with the reason
+    locate      function that returns the location of a name: `at.__truediv__` for files below a
+                folder, `at.join` for addresses
+    limits      at most `ahead_bytes` are held, and one batch; a file above `max_bytes` is a flaw
+    group_rows  rows that one call reads; 1 if files are remote
+    return      batches with the schema of `filled`, in the order of the rows, and the files that could
+                not be read, which are null
     """
     limits = limits or Limits()
-    room, number, ahead, rows = _Room(limits.ahead_bytes), 0, deque[_Slice](), 0
+    budget, number, ahead, rows = _MemoryBudget(limits.ahead_bytes), 0, deque[_Slice](), 0
     reader = _Reader(
-        find,
-        room,
+        locate,
+        budget,
         limits.max_bytes,
-        min(_TOGETHER, limits.ahead_bytes) if together > 1 else limits.max_bytes,
+        min(MAX_GROUP_BYTES, limits.ahead_bytes) if group_rows > 1 else limits.max_bytes,
         threading.get_ident(),
     )
     queue: _Queue = OrderedQueue(
-        lambda read: reader.rows(*read), workers=min(_READERS, limits.jobs)
+        lambda read: reader.rows(*read), workers=min(MAX_READERS, limits.jobs)
     )
     try:
         for batch in batches:
-            for start in range(0, batch.num_rows, _STEP):
-                part = batch.slice(start, _STEP)
+            for start in range(0, batch.num_rows, SLICE_ROWS):
+                part = batch.slice(start, SLICE_ROWS)
                 names: list[_Names] = list(
                     zip(*(part.column(column).to_pylist() for column in columns), strict=True)
                 )
-                starts = deque(range(0, part.num_rows, together))
+                starts = deque(range(0, part.num_rows, group_rows))
                 for row in starts:
-                    queue.put((number, names[row : row + together]))
+                    queue.put((number, names[row : row + group_rows]))
                     number += 1
                 ahead.append(_Slice(part, names, starts))
                 rows += part.num_rows
-                while rows > _AHEAD:
+                while rows > READ_AHEAD_ROWS:
                     rows -= ahead[0].batch.num_rows
-                    yield from _filled(ahead.popleft(), columns, reader, queue)
+                    yield from _fill_slice(ahead.popleft(), columns, reader, queue)
         while ahead:
-            yield from _filled(ahead.popleft(), columns, reader, queue)
+            yield from _fill_slice(ahead.popleft(), columns, reader, queue)
     finally:
-        room.close()
+        budget.close()
         queue.close(wait=True)
 
 
-def _filled(
+def _fill_slice(
     part: _Slice, columns: Sequence[str], reader: _Reader, queue: _Queue
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-    """Give the rows of a slice in batches of some megabytes."""
+    """Yield the rows of a slice in batches of a few megabytes."""
     first, size, flaws = 0, 0, list[Flaw]()
     values: list[list[bytes | None]] = [[] for _ in columns]
     for row, found in _rows(part, reader, queue):
@@ -216,12 +217,12 @@ def _filled(
             held.append(value)
             size += len(value or b"")
         if size >= _BATCH_BYTES or row + 1 == part.batch.num_rows:
-            yield _replaced(part.batch.slice(first, row + 1 - first), columns, values), flaws
+            yield _replace_columns(part.batch.slice(first, row + 1 - first), columns, values), flaws
             first, size, flaws, values = row + 1, 0, [], [[] for _ in columns]
 
 
 def _rows(part: _Slice, reader: _Reader, queue: _Queue) -> Iterator[tuple[int, list[_Value]]]:
-    """Give the values of one row after another; what was too large to be read ahead is read now."""
+    """Yield the values of each row; groups that were too large to read ahead are read now."""
     while part.starts:
         first = part.starts.popleft()
         last = part.starts[0] if part.starts else len(part.names)
@@ -231,11 +232,11 @@ def _rows(part: _Slice, reader: _Reader, queue: _Queue) -> Iterator[tuple[int, l
                 yield row, [reader.value(name) for name in part.names[row]]
                 continue
             values, found[row - first] = found[row - first], []
-            reader.room.give_back(sum(len(value) for value in values if isinstance(value, bytes)))
+            reader.budget.release(sum(len(value) for value in values if isinstance(value, bytes)))
             yield row, values
 
 
-def _replaced(
+def _replace_columns(
     batch: pa.RecordBatch, columns: Sequence[str], values: list[list[bytes | None]]
 ) -> pa.RecordBatch:
     found = dict(zip(columns, values, strict=True))

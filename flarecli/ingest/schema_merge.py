@@ -1,4 +1,4 @@
-"""Several files as one table: columns by name in the order of the first file, types that hold what each file has."""
+"""Several files as one table: columns in the order of the first file, with their common types."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pyarrow as pa
 
 from flarecli.errors import FormatError
 from flarecli.ingest.registry import Part
-from flarecli.ingest.types import converted, met
+from flarecli.ingest.types import common_type, convert
 
-__all__ = ["fitted", "joined"]
+__all__ = ["align", "merge"]
 
-_TEXT = "Pack them one by one, or read it as text: --encode {}=str."
-_MISSING = "Give --allow-missing to take nulls for what a file does not have."
+_TEXT = "Pack the files one by one, or read the column as text: --encode {}=str."
+_MISSING = "Use --allow-missing to fill missing columns with nulls."
 
 
-def joined(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple[Part, ...]]:
-    """Give the columns of all parts, and the parts, each read as those types where its kind of file leaves a choice.
+def merge(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple[Part, ...]]:
+    """Return the columns of all parts, and the parts, which are read with these types if possible.
 
-    allow_missing  a column that some files do not have is null there
-    raises         FormatError naming two files that differ in what no type holds
+    allow_missing  columns that some files lack are null present
+    raises         FormatError with two files whose types have no common type
     """
     fields: dict[str, pa.DataType] = {}
     first: dict[str, Part] = {}  # the file that gave a column its type
@@ -28,36 +28,38 @@ def joined(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple
         for field in part.schema:
             if field.name not in fields:
                 if not allow_missing and part is not parts[0]:
-                    raise _differs(part, parts[0], f"{field.name!r} is new", _MISSING)
+                    raise _differs(part, parts[0], f"{field.name!r} is additional", _MISSING)
                 fields[field.name], first[field.name] = field.type, part
                 continue
-            kind = _meeting(fields[field.name], field.type, first[field.name], part)
+            kind = _common_type(fields[field.name], field.type, first[field.name], part)
             if kind is None:
-                what = f"{field.name!r} is {field.type}, not {fields[field.name]}"
+                what = f"{field.name!r} is {field.type} instead of {fields[field.name]}"
                 raise _differs(part, first[field.name], what, _TEXT.format(field.name))
             if kind != fields[field.name]:
                 fields[field.name], first[field.name] = kind, part
-        there = set(part.schema.names)
-        missing = next((name for name in fields if name not in there), None)
+        present = set(part.schema.names)
+        missing = next((name for name in fields if name not in present), None)
         if missing is not None and not allow_missing:
             raise _differs(part, parts[0], f"{missing!r} is missing", _MISSING)
     schema = pa.schema(list(fields.items()))
-    return schema, tuple(_declared(part, fields) for part in parts)
+    return schema, tuple(_with_types(part, fields) for part in parts)
 
 
 def _differs(part: Part, other: Part, what: str, hint: str) -> FormatError:
-    return FormatError(f"its columns are not those of {other.at}: {what}", where=part.at, hint=hint)
+    return FormatError(f"columns differ from those of {other.at}: {what}", where=part.at, hint=hint)
 
 
-def _meeting(one: pa.DataType, two: pa.DataType, first: Part, second: Part) -> pa.DataType | None:
-    """Give the type that two files meet in; of two that are text anyway, text is one."""
-    kind = met(one, two)
+def _common_type(
+    one: pa.DataType, two: pa.DataType, first: Part, second: Part
+) -> pa.DataType | None:
+    """Return the common type of a column in two files; string if both files are text."""
+    kind = common_type(one, two)
     if kind is None and all(hasattr(part, "as_text") for part in (first, second)):
         return pa.string()
     return kind
 
 
-def _declared(part: Part, types: dict[str, pa.DataType]) -> Part:
+def _with_types(part: Part, types: dict[str, pa.DataType]) -> Part:
     declared = getattr(part, "declared", None)
     wanted = {
         field.name: types[field.name] for field in part.schema if field.type != types[field.name]
@@ -66,25 +68,28 @@ def _declared(part: Part, types: dict[str, pa.DataType]) -> Part:
     return found
 
 
-def fitted(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.RecordBatch:
-    """Give a batch of a part as the columns of the whole; what the part does not have is null.
+def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.RecordBatch:
+    """Return a batch of a part with the columns of the whole table; missing columns are null.
 
-    row     place of its first row in the part
-    raises  FormatError naming the row whose value the common type cannot hold
+    row     number of its first row in the part
+    raises  FormatError with the row of a value that does not fit the common type
     """
     if batch.schema.equals(schema):
         return batch
-    arrays, there = [], set(batch.schema.names)
+    arrays, present = [], set(batch.schema.names)
     for field in schema:
-        if field.name not in there:
+        if field.name not in present:
             arrays.append(pa.nulls(batch.num_rows, field.type))
             continue
         column = batch.column(field.name)
         try:
-            arrays.append(converted(column, field.type))
+            arrays.append(convert(column, field.type))
         except pa.ArrowInvalid:
             at = next(i for i in range(len(column)) if not _fits(column.slice(i, 1), field.type))
-            message = f"column {field.name!r} holds {str(column[at].as_py())[:60]}, which {field.type} cannot hold"
+            message = (
+                f"column {field.name!r} contains {str(column[at].as_py())[:60]}, "
+                f"which does not fit {field.type}"
+            )
             raise FormatError(
                 message,
                 where=part.at,
@@ -97,7 +102,7 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa
 
 def _fits(array: pa.Array, kind: pa.DataType) -> bool:
     try:
-        converted(array, kind)
+        convert(array, kind)
     except pa.ArrowInvalid:
         return False
     return True

@@ -1,4 +1,4 @@
-"""A Location as the seekable file that Arrow's readers want; what reading raises comes out again as it was."""
+"""Locations as seekable files for Arrow's readers; errors of reading are raised unchanged."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from flarecli.redact import redact_text
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 
-__all__ = ["Heard", "HeardFile", "LocationFile", "arrow_errors", "check_columns", "native"]
+__all__ = ["OnRead", "ObservedFile", "LocationFile", "arrow_errors", "check_columns", "native"]
 
-Heard = Callable[
-    [int, memoryview], None
-]  # takes where bytes began that were read, and the bytes; they are others when it is called again
-_PIECE = 1 << 18  # bytes that are still in the nearest cache when they are heard
-_MEMORY = 2 << 20  # bytes that most pages fit
-_WANTED = re.compile(r"of size (\d+) failed")  # how Arrow says what it could not allocate
-_idle: list[bytearray] = []  # memory that was touched before is the cheaper one
+# called with the position and the bytes of each read; the memory is reused after the call
+OnRead = Callable[[int, memoryview], None]
+PIECE_BYTES = 1 << 18  # small enough to stay in the CPU's cache
+BUFFER_BYTES = 2 << 20  # large enough for most pages
+_FAILED_ALLOCATION = re.compile(r"of size (\d+) failed")  # in Arrow's messages
+_idle: list[bytearray] = []  # buffers to reuse, because new memory is slow
 
 
 class LocationFile(io.RawIOBase):
-    """Bytes of a Location, read by ranges; `error` is the first FlareError that a read met."""
+    """Bytes of a Location as a file; `error` is the first FlareError of a read."""
 
     def __init__(self, at: Location) -> None:
         self.at, self.size, self._position = at, at.size(), 0
-        self.held: tuple[int, int] | None = None  # what `native` holds open: device and inode
+        self.held: tuple[int, int] | None = (
+            None  # device and inode of the file that `native` opened
+        )
         self.error: FlareError | None = None
 
     def readable(self) -> bool:
@@ -62,8 +63,8 @@ class LocationFile(io.RawIOBase):
         self._position = stop
         return data
 
-    def left(self) -> int:
-        """Give how many bytes there are by now of what was opened; what has lost its name, or has given it to another, is taken for whole."""
+    def current_size(self) -> int:
+        """Return the current size of the file; the original size if it was deleted or replaced."""
         store = self.at.store
         if isinstance(store, LocalStore):
             with suppress(FlareError), store.opened(self.at.path) as fd:
@@ -77,8 +78,8 @@ class LocationFile(io.RawIOBase):
         return len(data)
 
 
-class HeardFile(LocationFile):
-    """A file on a disk, held open; `heard` takes all that is read of it once it is set, while it is still in the cache."""
+class ObservedFile(LocationFile):
+    """A local file, held open; `on_read` is called for all reads after it is set."""
 
     def __init__(self, at: Location, fd: int) -> None:
         super().__init__(at)
@@ -86,37 +87,39 @@ class HeardFile(LocationFile):
         try:
             self._memory = _idle.pop()
         except IndexError:
-            self._memory = bytearray(_MEMORY)
-        self.heard: Heard | None = None
+            self._memory = bytearray(BUFFER_BYTES)
+        self.on_read: OnRead | None = None
 
     def read(self, size: int | None = -1) -> Any:
-        """Give bytes, or less of a file that was cut meanwhile, in memory that serves again once whoever asked has let go of it."""
+        """Return bytes, fewer if the file was truncated, in a buffer that is reused when it is
+        released.
+        """
         start = self._position
         wanted = (self.size if size is None or size < 0 else min(start + size, self.size)) - start
         if wanted <= 0:
             return b""
         data = self._space(wanted)
         while self._position - start < wanted:
-            piece = data[self._position - start :][:_PIECE]
+            piece = data[self._position - start :][:PIECE_BYTES]
             read = os.preadv(self._fd, [piece], self._position)
             if not read:
                 break
-            if self.heard is not None:
-                self._tell(self._position, piece[:read])
+            if self.on_read is not None:
+                self._notify(self._position, piece[:read])
             self._position += read
         return data[: self._position - start]
 
-    def left(self) -> int:
+    def current_size(self) -> int:
         return os.fstat(self._fd).st_size
 
     def _space(self, size: int) -> memoryview:
-        if self._is_held:
-            self._memory = bytearray(_MEMORY)
-        return memoryview(self._memory if size <= _MEMORY else bytearray(size))[:size]
+        if self._is_in_use:
+            self._memory = bytearray(BUFFER_BYTES)
+        return memoryview(self._memory if size <= BUFFER_BYTES else bytearray(size))[:size]
 
     @property
-    def _is_held(self) -> bool:
-        """Whether somebody has a view of the memory: then its size cannot change."""
+    def _is_in_use(self) -> bool:
+        """Whether the buffer is referenced; then it cannot be resized."""
         try:
             self._memory.append(0)
             del self._memory[-1:]
@@ -125,29 +128,27 @@ class HeardFile(LocationFile):
         return False
 
     def close(self) -> None:
-        """Let the memory go to the next one."""
-        if not self.closed and not self._is_held and not _idle:
+        """Close the file and keep the buffer for reuse."""
+        if not self.closed and not self._is_in_use and not _idle:
             _idle.append(self._memory)
             self._memory = bytearray()
         super().close()
 
-    def _tell(self, start: int, data: memoryview) -> None:
+    def _notify(self, start: int, data: memoryview) -> None:
         try:
-            if self.heard is not None:
-                self.heard(start, data)
+            if self.on_read is not None:
+                self.on_read(start, data)
         except FlareError as error:
             self.error = error
             raise
 
 
 def native(file: LocationFile) -> pa.NativeFile:
-    """Give the file as Arrow's own: what lies on a disk is read without Python in between (a twentieth of what packing text takes)."""
+    """Return the file for Arrow; local files are read by Arrow itself, which is faster."""
     store = file.at.store
-    if isinstance(store, LocalStore) and not isinstance(file, HeardFile):
-        with (
-            store.opened(file.at.path) as fd,
-            suppress(OSError),
-        ):  # a system may have no names for open files
+    if isinstance(store, LocalStore) and not isinstance(file, ObservedFile):
+        # /dev/fd does not exist on all systems
+        with store.opened(file.at.path) as fd, suppress(OSError):
             opened, stat = pa.OSFile(f"/dev/fd/{fd}"), os.fstat(fd)
             file.held = stat.st_dev, stat.st_ino
             return opened
@@ -156,30 +157,29 @@ def native(file: LocationFile) -> pa.NativeFile:
 
 @contextmanager
 def arrow_errors(at: Location, file: LocationFile, what: str) -> Iterator[None]:
-    """Turn what Arrow says of bad bytes into a FormatError of one line."""
+    """Convert Arrow's errors for invalid data to a FormatError."""
     try:
         yield
     except FlareError:
         raise
     except MemoryError as error:
-        wanted = _WANTED.search(str(error))
+        wanted = _FAILED_ALLOCATION.search(str(error))
         if wanted is None or int(wanted[1]) <= expansion.decompressed_limit(file.size):
             raise
-        raise FormatError(
-            f"not valid {what}: {str(error).splitlines()[0]}", where=at
-        ) from None  # what the file says, and not what it holds
+        # the file declares more than it can contain
+        raise FormatError(f"not valid {what}: {str(error).splitlines()[0]}", where=at) from None
     except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
         if file.error is not None:
             raise file.error from None
-        if isinstance(error, OSError) and error.errno:  # of the disk, not of what lies on it
+        if isinstance(error, OSError) and error.errno:  # an error of the disk, not of the data
             check_exhausted(error)
             raise ReachError(os.strerror(error.errno).lower(), where=at) from None
-        left = file.left()
-        if left < file.size:
+        size = file.current_size()
+        if size < file.size:
             raise FormatError(
-                f"ends at byte {left}, it had {file.size} when it was opened",
+                f"file is {size} bytes; it was {file.size} when it was opened",
                 where=at,
-                hint="Another process cut it.",
+                hint="Another process truncated it.",
             ) from None
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise FormatError(
@@ -189,7 +189,7 @@ def arrow_errors(at: Location, file: LocationFile, what: str) -> Iterator[None]:
 
 
 def check_columns(names: Sequence[str], at: object) -> None:
-    """Raise FormatError if two columns have one name, or if there is no column."""
+    """Raise FormatError for duplicate columns, or if there are no columns."""
     if not names:
         raise FormatError("the index has no columns", where=at)
     expansion.check_columns(len(names), at)

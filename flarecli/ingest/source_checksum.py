@@ -1,8 +1,8 @@
-"""The sum of files taken while they are read, so that each byte is read once: what a resumed pack holds against its source.
+"""Checksum of source files, computed while their rows are read; compared when a pack is resumed.
 
-A journal notes with what it counts on how many bytes that may have come from, and their sum: always a beginning of the files, one
-behind the other. Bytes that come in order are summed while they are in the cache; those that come early wait, a few megabytes of
-them; what never comes is read when it is wanted.
+The journal of a pack stores, for each state, how many bytes of the files were read, and their
+checksum: always a prefix of all files, concatenated. Bytes that are read in order are processed at
+once; a few megabytes of later bytes are kept; missing bytes are read when they are needed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from flarecli.storage import Location
 
 __all__ = ["Running"]
 
-_WAITING = 4 << 20  # bytes that wait for those before them
-_BLOCK = 1 << 18  # bytes read at once: they stay in the cache
-_GAP = (
-    1 << 14
-)  # bytes that are read at once where they are missing, such as a footer between two files
+MAX_WAITING_BYTES = 4 << 20  # kept until the bytes before them are read
+BLOCK_BYTES = 1 << 18  # per read; small enough to stay in the CPU's cache
+MAX_GAP_BYTES = 1 << 14  # missing bytes that are read at once, such as a footer between two files
 
 
 class Running:
-    """The xxh3_128 of the bytes of some files, as far as they were read.
+    """The xxh3_128 of the bytes of some files, up to the byte read so far.
 
-    files    in order
-    told     what says beforehand whether they are the same: a sum over their sizes and what tells of their rows
+    files   in order
+    told    checksum of their sizes and footers, to compare before any row is read
     """
 
     def __init__(self, files: Sequence[Location], told: str) -> None:
@@ -36,41 +34,40 @@ class Running:
         self._files = files
         self._firsts = [0, *accumulate(file.size() for file in files)]
         self._sums = Sums([DEFAULT])
-        self._read = 0  # the end of what was read of them, or will be as soon as it is summed
-        self._waiting: dict[int, bytes] = {}  # by where it begins
+        self._read = 0  # end of the bytes that were read, processed or not
+        self._waiting: dict[int, bytes] = {}  # position -> bytes
         self._held = 0
 
     def heard(self, number: int, start: int, data: bytes | memoryview) -> None:
-        """Take in bytes of a file, by its number, that were read from `start` on."""
+        """Process bytes that were read from a file, by its number, at `start`."""
         first = self._firsts[number] + start
         if (
             first == self._sums.size
             and not self._waiting
             and first + len(data) <= self._firsts[number + 1]
-        ):  # as nearly all do
+        ):  # the usual case
             self._read = max(self._read, first + len(data))
             self._sums.update(data)
             return
-        end = min(
-            first + len(data), self._firsts[number + 1]
-        )  # a file that grew meanwhile is none of the one behind it
+        # bytes that were appended since are not part of the next file
+        end = min(first + len(data), self._firsts[number + 1])
         data = data[: max(0, end - first)]
         if not data:
             return
         self._read = max(self._read, end)
         if end <= self._sums.size:
             return
-        if first - self._sums.size <= _GAP and not self._waiting:
+        if first - self._sums.size <= MAX_GAP_BYTES and not self._waiting:
             self._fill(first)
         if first <= self._sums.size:
             self._add(first, data)
         else:
-            had = self._waiting.get(first, b"")
-            if len(had) < len(data):
+            known = self._waiting.get(first, b"")
+            if len(known) < len(data):
                 self._waiting[first] = bytes(data)
-                self._held += len(data) - len(had)
+                self._held += len(data) - len(known)
         self._catch_up()
-        while self._held > _WAITING:
+        while self._held > MAX_WAITING_BYTES:
             self._fill(min(self._waiting))
             self._catch_up()
 
@@ -78,7 +75,7 @@ class Running:
         self._sums.update(memoryview(data)[self._sums.size - first :])
 
     def _catch_up(self) -> None:
-        """Sum what waited, as far as it goes on where the sum is."""
+        """Process waiting bytes that continue the checksum."""
         while self._waiting and (first := min(self._waiting)) <= self._sums.size:
             data = self._waiting.pop(first)
             self._held -= len(data)
@@ -86,22 +83,25 @@ class Running:
                 self._add(first, data)
 
     def _fill(self, stop: int) -> None:
-        """Read what is missing before `stop`."""
+        """Read missing bytes before `stop`."""
         while self._sums.size < stop:
             number = bisect_right(self._firsts, self._sums.size) - 1
             start = self._sums.size - self._firsts[number]
             end = min(stop, self._firsts[number + 1]) - self._firsts[number]
-            self._sums.update(self._files[number].read(start, min(start + _BLOCK, end)))
+            self._sums.update(self._files[number].read(start, min(start + BLOCK_BYTES, end)))
 
     def noted(self) -> list[Any]:
-        """Give how many bytes all that was read so far came from, and their sum."""
+        """Return the number of bytes read so far and their checksum."""
         while self._sums.size < self._read:
             self._fill(min(self._waiting, default=self._read))
             self._catch_up()
         return [self._sums.size, self._sums.hex()[DEFAULT]]
 
     def agrees(self, noted: Any) -> bool:
-        """Say whether the files begin with what was noted; reads them up to there, so ask it before anything else."""
+        """Return whether the files start with a noted state.
+
+        Reads them up to there; must be called first.
+        """
         if not (
             isinstance(noted, list)
             and len(noted) == 2
@@ -113,6 +113,6 @@ class Running:
         return self.noted() == noted
 
     def whole(self) -> str:
-        """Give the sum of all bytes; reads what was not read yet."""
+        """Return the checksum of all bytes; reads the missing ones."""
         self._read = self._firsts[-1]
         return str(self.noted()[1])

@@ -1,7 +1,9 @@
-"""Row groups that need not be read: their smallest and largest values lie outside what a condition asks for.
+"""Selection of row groups by their minimum and maximum: those that a condition excludes are not
+read.
 
-Nothing is left out on a guess. Numbers are compared as DuckDB may compare them, with a little room on both sides for
-rounding; a NaN stands above all numbers there and in no statistic, so floats are never left out for being too small.
+Row groups are skipped only if certain. Numbers are compared with a tolerance for DuckDB's rounding.
+DuckDB orders NaN above all numbers, and statistics omit NaN, so floats are never skipped for being
+too small.
 """
 
 from __future__ import annotations
@@ -20,11 +22,15 @@ from flarecli.ingest.footers import sound_leaves
 from flarecli.ingest.parquet import Parquet
 from flarecli.sql import Bound
 
-__all__ = ["excluded", "kept"]
+__all__ = ["is_excluded", "select_row_groups"]
 
 
-def kept(part: Parquet, bounds: Sequence[Bound], start: int, stop: int) -> list[tuple[int, range]]:
-    """Give the runs of row groups that may hold rows within all bounds, from row start to stop, and the place of the first row of each."""
+def select_row_groups(
+    part: Parquet, bounds: Sequence[Bound], start: int, stop: int
+) -> list[tuple[int, range]]:
+    """Return runs of row groups that may have rows within all bounds, with the number of their
+    first row.
+    """
     metadata = part.footer()
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     known = [
@@ -35,7 +41,7 @@ def kept(part: Parquet, bounds: Sequence[Bound], start: int, stop: int) -> list[
     ]
     if known:
         sound = sound_leaves(part.at, metadata)
-        known = [one for one in known if one[1] in sound]
+        known = [item for item in known if item[1] in sound]
     runs: list[tuple[int, range]] = []
     row = 0
     for number in range(metadata.num_row_groups):
@@ -60,28 +66,22 @@ def _is_outside(group: Any, leaf: int, bound: Bound, kind: pa.DataType) -> bool:
         if found is None:
             return False
         if found.has_null_count and found.null_count == group.num_rows:
-            return True  # no comparison holds for null
-        return bool(found.has_min_max) and excluded(bound, found.min, found.max, kind)
-    except (
-        pa.ArrowException,
-        ValueError,
-        OverflowError,
-        OSError,
-        NotImplementedError,
-    ):  # statistics that cannot be: read the rows
-        return False
+            return True  # comparisons with null are never true
+        return bool(found.has_min_max) and is_excluded(bound, found.min, found.max, kind)
+    except (pa.ArrowException, ValueError, OverflowError, OSError, NotImplementedError):
+        return False  # invalid statistics
 
 
-def excluded(bound: Bound, low: Any, high: Any, kind: pa.DataType) -> bool:
-    """Say whether no value from `low` to `high` of a column of this type can fulfil a bound."""
+def is_excluded(bound: Bound, low: Any, high: Any, kind: pa.DataType) -> bool:
+    """Return whether no value from `low` to `high` of a column of this type is within a bound."""
     return all(_misses(bound.sign, value, low, high, kind) for value in bound.values)
 
 
 def _misses(sign: str, value: Any, low: Any, high: Any, kind: pa.DataType) -> bool:
-    room = _comparable(value, low, high, kind)
-    if room is None:
+    ranges = _comparable(value, low, high, kind)
+    if ranges is None:
         return False
-    (least, most), (low, high), has_nan = room
+    (least, most), (low, high), has_nan = ranges
     below = high < least and not (has_nan and sign in (">", ">="))  # every value is smaller
     above = low > most
     if sign == "=":
@@ -94,15 +94,17 @@ def _misses(sign: str, value: Any, low: Any, high: Any, kind: pa.DataType) -> bo
 def _comparable(
     value: Any, low: Any, high: Any, kind: pa.DataType
 ) -> tuple[tuple[Any, Any], tuple[Any, Any], bool] | None:
-    """Give the value and the statistics as two ranges that compare as the rows do; None if that is not sure."""
+    """Return the value and the statistics as two ranges that compare as the rows do; None if
+    uncertain.
+    """
     if kinds.is_string(kind) or kinds.is_large_string(kind):
-        if not all(isinstance(one, str) for one in (value, low, high)):
+        if not all(isinstance(item, str) for item in (value, low, high)):
             return None
         text = value.encode()
         return (text, text), (low.encode(), high.encode()), False
     if isinstance(value, int | decimal.Decimal):
         return _numbers(value, low, high, kind)
-    return _moments(value, low, high, kind)
+    return _compare_times(value, low, high, kind)
 
 
 def _numbers(
@@ -113,7 +115,7 @@ def _numbers(
     if not (kinds.is_integer(kind) or kinds.is_decimal(kind) or kinds.is_floating(kind)):
         return None
     low, high, number = float(low), float(high), float(value)
-    if not all(math.isfinite(one) for one in (low, high, number)):
+    if not all(math.isfinite(item) for item in (low, high, number)):
         return None
     narrow = (
         np.float16 if kind == pa.float16() else np.float32 if kind == pa.float32() else np.float64
@@ -132,7 +134,7 @@ def _numbers(
     )
 
 
-def _moments(
+def _compare_times(
     value: Any, low: Any, high: Any, kind: pa.DataType
 ) -> tuple[tuple[Any, Any], tuple[Any, Any], bool] | None:
     if not (
@@ -140,15 +142,15 @@ def _moments(
         or (kinds.is_timestamp(kind) and kind.tz is None and kind.unit != "ns")
     ):
         return None
-    moments = [_moment(one) for one in (value, low, high)]
-    if None in moments:
+    times = [_as_datetime(item) for item in (value, low, high)]
+    if None in times:
         return None
-    return (moments[0], moments[0]), (moments[1], moments[2]), False
+    return (times[0], times[0]), (times[1], times[2]), False
 
 
-def _moment(value: Any) -> datetime.datetime | None:
+def _as_datetime(value: Any) -> datetime.datetime | None:
     if isinstance(value, str):
-        value = _parsed(value)
+        value = _parse_datetime(value)
     if isinstance(value, datetime.datetime):
         return value if value.tzinfo is None else None
     return (
@@ -158,8 +160,8 @@ def _moment(value: Any) -> datetime.datetime | None:
     )
 
 
-def _parsed(text: str) -> datetime.datetime | None:
-    """Read a date or a time written in full; what DuckDB may read otherwise is not read."""
+def _parse_datetime(text: str) -> datetime.datetime | None:
+    """Parse a complete date or time; None for forms that DuckDB may parse differently."""
     for form in ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S"):
         try:
             found = datetime.datetime.strptime(text, form)

@@ -1,8 +1,8 @@
-"""`-`: what comes in at standard input, addresses or rows. It is read when it is wanted, and kept in a temporary file,
-so that it can be read again: for its sum, or for a second pass.
+"""Standard input (`-`): addresses or rows. It is read on demand into a temporary file.
 
-The first byte that is no blank tells: `{` and `[` begin JSON, anything else is addresses, one a line, or with a NUL
-behind each. An address is a row: its name, and what lies there.
+The file allows a second pass, and a checksum. `{` or `[` as the first character starts JSON; other
+input is addresses, one per line, or each followed by a NUL. Each address is a row: its name and the
+contents it refers to.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ __all__ = ["Addresses", "DATA", "NAME", "Spool", "standard_input"]
 
 NAME, DATA = "name", "data"
 _ROWS = 8192
-_LONGEST = 1 << 16  # bytes of an address
+MAX_ADDRESS_BYTES = 1 << 16
 _SCHEMA = pa.schema([(NAME, pa.string()), (DATA, pa.string())])
 
 
 def standard_input() -> IO[bytes]:
-    """Give standard input as bytes. Raises ReachError where it is closed."""
+    """Return standard input as bytes. Raises ReachError if it is closed."""
     if sys.stdin is None:
         raise ReachError("standard input is closed", where="-")
     return sys.stdin.buffer
 
 
 class Spool:
-    """A stream that can be read once, as bytes that can be read again: what came is in a temporary file of no name."""
+    """A stream that is copied to an unnamed temporary file, so that it can be read several times."""
 
     def __init__(self, stream: IO[bytes], shown: str = "-") -> None:
         self._stream, self._shown = stream, shown
-        self._file = tempfile.TemporaryFile(prefix="flare-")  # noqa: SIM115 - it lives as long as this does
+        self._file = tempfile.TemporaryFile(prefix="flare-")  # noqa: SIM115 - closed with this object
         self._size, self._is_whole = 0, False
 
     def __str__(self) -> str:
         return self._shown
 
     def blocks(self) -> Iterator[bytes]:
-        """Give what came in order, from its beginning; the stream is read on where that is not enough.
+        """Yield the bytes from the beginning; reads more of the stream when needed.
 
-        raises  ReachError if the stream breaks, or the disk is full
+        raises  ReachError if reading fails, or the disk is full
         """
         start = 0
         while start < self._size or self._read_on():
@@ -63,21 +63,19 @@ class Spool:
         if self._is_whole:
             return False
         try:
-            while (
-                data := self._stream.read(decompress.BLOCK)
-            ) is None:  # of a pipe that somebody made one that does not wait
+            while (data := self._stream.read(decompress.BLOCK)) is None:  # a non-blocking pipe
                 select.select([self._stream], [], [])
         except OSError as error:
             raise ReachError(
-                f"cannot be read: {(error.strerror or str(error)).lower()}", where=self._shown
+                f"cannot read: {(error.strerror or str(error)).lower()}", where=self._shown
             ) from None
         try:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
             message, hint = (
-                f"cannot be kept: {(error.strerror or str(error)).lower()}",
-                "Name a folder with more room by TMPDIR.",
+                f"cannot write to a temporary file: {(error.strerror or str(error)).lower()}",
+                "Set TMPDIR to a folder with more space.",
             )
             raise ReachError(message, where=self._shown, hint=hint) from None
         self._size += len(data)
@@ -86,7 +84,7 @@ class Spool:
 
 
 class Addresses:
-    """Addresses, one a line or with a NUL behind each; each is a row of its name and what it names."""
+    """Addresses, one per line or each followed by a NUL; each is a row with its name and itself."""
 
     rows: int | None = None
     schema = _SCHEMA
@@ -95,11 +93,14 @@ class Addresses:
         self.at, self._separator = at, b"\0" if null_separated else b"\n"
 
     def blocks(self) -> Iterator[bytes]:
-        """Give the bytes that the addresses came as."""
+        """Yield the bytes of standard input."""
         return self.at.blocks()
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Give the addresses in order. Raises FormatError naming the line for what is no text, or too long."""
+        """Yield the addresses in order.
+
+        Raises FormatError with the line for invalid or too long text.
+        """
         schema = (
             self.schema
             if columns is None
@@ -118,9 +119,9 @@ class Addresses:
         rest, number = b"", 0
         for block in self.at.blocks():
             *whole, rest = (rest + block).split(self._separator)
-            if len(rest) > _LONGEST:
+            if len(rest) > MAX_ADDRESS_BYTES:
                 raise FormatError(
-                    f"line {number + len(whole) + 1}: an address of more than {_LONGEST} bytes",
+                    f"line {number + len(whole) + 1}: address is longer than {MAX_ADDRESS_BYTES} bytes",
                     where=self.at,
                 )
             for data in whole:
@@ -137,16 +138,16 @@ class Addresses:
                 f"line {number}: byte 0x{data[error.start]:02x} is not UTF-8", where=self.at
             ) from None
         if "\0" in text:
-            hint = "Give -0 for addresses with a NUL behind each."
+            hint = "Use -0 for addresses that are separated by NUL."
             raise FormatError(
-                f"line {number}: {escape(text)[:60]!r} holds a NUL", where=self.at, hint=hint
+                f"line {number}: {escape(text)[:60]!r} contains a NUL", where=self.at, hint=hint
             )
         if text:
             yield text
 
 
 def _batch(addresses: list[str], schema: pa.Schema) -> pa.RecordBatch:
-    columns = {NAME: [redact(one) for one in addresses], DATA: addresses}
+    columns = {NAME: [redact(address) for address in addresses], DATA: addresses}
     return pa.RecordBatch.from_arrays(
         [pa.array(columns[name], pa.string()) for name in schema.names], schema=schema
     )

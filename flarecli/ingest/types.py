@@ -1,14 +1,14 @@
-"""Arrow types of an index: what is only a way to store a value goes, and types of several files meet where no value changes.
+"""Types of an index: Arrow types without storage variants, and the common type of several files.
 
 null, T                  T
-integers                 the smallest that holds both; uint64 meets no signed one
+integers                 the smallest type for both; none for uint64 and a signed type
 floats                   the larger
-an integer, a float      float64, and a value beyond 2^53 is an error when it comes
-text or bytes, large     the large one
-decimals                 one with the digits of both, 38 at most
+integer, float           float64; a value beyond 2^53 is an error when it is read
+text or bytes, large     the large type
+decimals                 a type with the digits of both, at most 38
 date32, date64           date64
-timestamps, one zone     the finer unit; a value that it cannot hold is an error when it comes
-lists, structs, maps     what they hold, by these rules
+timestamps, one zone     the finer unit; a value that does not fit is an error when it is read
+lists, structs, maps     by these rules for their items
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-__all__ = ["converted", "met", "plain"]
+__all__ = ["convert", "common_type", "plain"]
 
 _UNITS = ("s", "ms", "us", "ns")
 _SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
@@ -26,7 +26,7 @@ _UNSIGNED = {8: pa.uint8(), 16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Give the type without what is only a way to store it: dictionaries, run ends, views, extensions."""
+    """Return the type without storage variants: dictionaries, run ends, views, extensions."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain(kind.storage_type)
     if kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind):
@@ -49,10 +49,10 @@ def plain(kind: pa.DataType) -> pa.DataType:
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
-def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Give an array as a type that `plain` or `met` chose for it.
+def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return an array in a type that `plain` or `common_type` returned for it.
 
-    raises  pa.ArrowInvalid for a value that the type cannot hold as it is
+    raises  pa.ArrowInvalid for a value that does not fit
     """
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     if kinds.is_dictionary(array.type):
@@ -65,7 +65,7 @@ def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return _without_list_views(array, kind)
     try:
         return array.cast(kind)
-    except pa.ArrowNotImplementedError:  # dictionaries below the top
+    except pa.ArrowNotImplementedError:  # nested dictionaries
         return pa.array(array.to_pylist(), kind)
 
 
@@ -78,7 +78,10 @@ def _has_list_views(kind: pa.DataType) -> bool:
 
 
 def _without_list_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Give list views as lists. Not by Arrow's cast, which mixes up views that overlap or are out of order, and slices (26.0.1)."""
+    """Return list views as lists.
+
+    Arrow's cast (26.0.1) mixes up slices, and views that overlap or are out of order.
+    """
     own = array.type
     is_view = kinds.is_list_view(own) or kinds.is_large_list_view(own)
     if not is_view or kinds.is_nested(own.value_type):
@@ -90,8 +93,8 @@ def _without_list_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(ends), values, mask=mask).cast(kind)
 
 
-def met(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
-    """Give the type that holds the values of both without changing one; None if there is none."""
+def common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
+    """Return the type that represents the values of both types exactly, or None."""
     if one == two or kinds.is_null(two):
         return one
     if kinds.is_null(one):
@@ -137,16 +140,19 @@ def _integer(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
 
 def _nested(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
     if kinds.is_map(one) and kinds.is_map(two):
-        key, item = met(one.key_type, two.key_type), met(one.item_type, two.item_type)
+        key, item = (
+            common_type(one.key_type, two.key_type),
+            common_type(one.item_type, two.item_type),
+        )
         return None if key is None or item is None else pa.map_(key, item)
     if kinds.is_struct(one) and kinds.is_struct(two):
         names = [one.field(i).name for i in range(one.num_fields)]
         if names != [two.field(i).name for i in range(two.num_fields)]:
             return None
-        fields = [met(one.field(i).type, two.field(i).type) for i in range(one.num_fields)]
+        fields = [common_type(one.field(i).type, two.field(i).type) for i in range(one.num_fields)]
         return None if None in fields else pa.struct(list(zip(names, fields, strict=True)))
     if _is_list(one) and _is_list(two):
-        value = met(one.value_type, two.value_type)
+        value = common_type(one.value_type, two.value_type)
         is_large = kinds.is_large_list(one) or kinds.is_large_list(two)
         return None if value is None else pa.large_list(value) if is_large else pa.list_(value)
     return None

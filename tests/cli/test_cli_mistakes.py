@@ -116,7 +116,7 @@ def told(place, monkeypatch, capfd):
         ),
         (
             "pack files new -c jpeg",
-            "files: no file is 'jpeg'",
+            "files: no file has the extension 'jpeg'",
             "Did you mean jpg? Choose from jpg, txt.",
         ),
         (
@@ -251,12 +251,12 @@ def test_an_index_that_was_cut_short_can_be_made_again(
         (
             "x.csv",
             "id;text\n1;a\n",
-            "x.csv: its header is taken for one column, 'id;text': are its fields divided by ';'?",
+            "x.csv: the header is one column, 'id;text'; is ';' the separator of its fields?",
         ),
         (
             "x.tsv",
             "id,text\n1,a\n",
-            "x.tsv: its header is taken for one column, 'id,text': are its fields divided by ','?",
+            "x.tsv: the header is one column, 'id,text'; is ',' the separator of its fields?",
         ),
     ],
 )

@@ -39,7 +39,7 @@ from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset import shardindex as webdataset_shards
 from flarecli.formats.webdataset import tar
 from flarecli.ingest import index as ingest_index
-from flarecli.ingest.registry import opened
+from flarecli.ingest.registry import open_part
 from flarecli.media import Resize, check_header, probe, resize_image, sniff
 from flarecli.model import Chunk, File
 from flarecli.playlists.validate import faults
@@ -287,7 +287,7 @@ def playlist(data: bytes) -> None:
 
 def table(name: str) -> Callable[[bytes], None]:
     def call(data: bytes) -> None:
-        part = opened(Location(MemoryStore({name: data}), name), ())
+        part = open_part(Location(MemoryStore({name: data}), name), ())
         rows = sum(batch.num_rows for batch in part.batches(None))
         if part.rows is not None and part.rows != rows:
             raise Disagreement(f"{part.rows} rows are declared, {rows} were read")

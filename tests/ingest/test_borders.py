@@ -20,7 +20,7 @@ from flarecli.ingest import (
 )
 from flarecli.ingest.decompress import Text
 from flarecli.ingest.json import Json
-from flarecli.ingest.types import met
+from flarecli.ingest.types import common_type
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
@@ -76,7 +76,7 @@ def test_empty_text_stays_text_beside_a_file_of_large_text(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("x.csv", "Look for a quote that is never closed."), ("x.jsonl", "Write one row a line.")],
+    [("x.csv", "Look for an unclosed quote."), ("x.jsonl", "Write one row per line.")],
 )
 def test_a_record_a_little_too_long_is_refused(tmp_path, monkeypatch, name, hint):
     monkeypatch.setattr(decompress, "BLOCK", 100)
@@ -93,7 +93,7 @@ def test_a_long_value_is_told_by_its_beginning(tmp_path, monkeypatch):
     names = made(tmp_path, {"x.csv": f"a,b\n1,2\n3,4\n{'x' * 41},5\n"})
     assert (
         refusal(tmp_path, lambda: rows_of(names))[0]
-        == f"x.csv: line 4: column 'a' holds '{'x' * 39}…', the column is integers"
+        == f"x.csv: line 4: column 'a' contains '{'x' * 39}…'; expected integers"
     )
 
 
@@ -117,7 +117,7 @@ def test_an_integer_that_a_float_would_change_is_told_when_the_file_is_opened(da
         of_json(data)
     assert (
         caught.value.message
-        == f"line {data.count(chr(10)) + 1}: column 'a' holds -9007199254740993, which a float64 would change"
+        == f"line {data.count(chr(10)) + 1}: column 'a' contains -9007199254740993, which float64 cannot represent"
     )
 
 
@@ -142,7 +142,7 @@ def test_what_stands_behind_an_array_is_told_however_far_it_is(monkeypatch):
     for behind in ("\\", " " * 50 + "x", "\n" * 30 + "]"):
         with pytest.raises(FormatError) as caught:
             list(of_json('[{"a": 1}, {"a": 2}]' + behind).batches(None))
-        assert str(caught.value) == "x: something stands behind the array"
+        assert str(caught.value) == "x: bytes follow the end of the array"
 
 
 # -- Arrow and compressed text
@@ -158,7 +158,7 @@ def test_text_that_is_not_utf8_in_arrow_is_told_with_its_batch(tmp_path):
         taken += (batch.num_rows for batch in batches)
     with pytest.raises(pa.ArrowInvalid) as said:
         bad.validate(full=True)
-    assert str(caught.value) == f"{tmp_path}/x.arrow[20000]: a batch that cannot be: {said.value}"
+    assert str(caught.value) == f"{tmp_path}/x.arrow[20000]: invalid batch: {said.value}"
     assert taken in ([], [8192, 8192, 3616])
 
 
@@ -180,12 +180,12 @@ def test_a_list_may_be_written_in_many_ways(tmp_path):
 
 
 def test_a_list_of_too_many_files_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(lists, "_MOST", 3)
+    monkeypatch.setattr(lists, "MAX_FILES", 3)
     names = made(
         tmp_path, {"l.txt": "m.txt\nm.txt\n", "m.txt": "a.csv\na.csv\n", "a.csv": "n\n1\n"}
     )
-    assert refusal(tmp_path, lambda: open_index(names[0]))[0] == "l.txt: names more than 3 files"
-    monkeypatch.setattr(lists, "_MOST", 4)
+    assert refusal(tmp_path, lambda: open_index(names[0]))[0] == "l.txt: more than 3 files in lists"
+    monkeypatch.setattr(lists, "MAX_FILES", 4)
     assert len(rows_of(names[0])) == 4
 
 
@@ -221,11 +221,11 @@ def test_a_row_far_into_a_file_is_named_by_its_place_and_the_file_that_gave_the_
     )
     assert (
         refusal(tmp_path, lambda: rows_of(names[:2]))[0]
-        == "a.parquet[9000]: column 'n' holds 9007199254740993, which double cannot hold"
+        == "a.parquet[9000]: column 'n' contains 9007199254740993, which does not fit double"
     )
     assert (
         refusal(tmp_path, lambda: rows_of(names))[0]
-        == "c.parquet: its columns are not those of b.parquet: 'n' is string, not double"
+        == "c.parquet: columns differ from those of b.parquet: 'n' is string instead of double"
     )
 
 
@@ -263,7 +263,7 @@ INT, TEXT = pa.int64(), pa.string()
     ],
 )
 def test_types_meet_as_the_table_says_whichever_comes_first(one, two, both):
-    assert (met(one, two), met(two, one)) == (both, both)
+    assert (common_type(one, two), common_type(two, one)) == (both, both)
 
 
 # -- folders
@@ -302,11 +302,11 @@ def test_too_many_kinds_are_refused(tmp_path, monkeypatch):
     made(tmp_path, {"a.x": "x", "b.y": "x", "c.x": "x", "c.y": "x"})
     monkeypatch.setattr(folder, "_COLUMNS", 1)
     assert refusal(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
-        f"{tmp_path.name}: more than 1 kinds of files",
+        f"{tmp_path.name}: more than 1 extensions",
         "Name the columns to pack with -c.",
     )
     monkeypatch.setattr(folder, "_MIXTURES", 2)
     assert refusal(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
-        f"{tmp_path.name}: more than 2 kinds of rows",
-        "Name the tables of the folder, or a smaller folder.",
+        f"{tmp_path.name}: more than 2 combinations of extensions",
+        "Pack a smaller folder, or the tables of the folder.",
     )

@@ -12,7 +12,7 @@ import pytest
 
 from flarecli.errors import FormatError, MissingError, ReachError
 from flarecli.ingest import decompress, open_folder, open_index
-from flarecli.ingest.source import HeardFile, arrow_errors
+from flarecli.ingest.source import ObservedFile, arrow_errors
 from flarecli.ingest.stdin import Spool, standard_input
 from flarecli.storage import locate
 
@@ -84,8 +84,8 @@ def test_a_table_whose_header_is_another_when_its_rows_are_read_is_refused(tmp_p
     with pytest.raises(FormatError) as caught:
         list(found.batches())
     assert (str(caught.value), caught.value.hint) == (
-        f"{path}: its header is no longer what it was",
-        "Run the command again when nothing writes there.",
+        f"{path}: the header changed while the file was read",
+        "Run the command again when no other process writes the file.",
     )
     path.write_text("url,name\nhttp://h/c,d\n")
     assert [row for batch in found.batches() for row in batch.to_pylist()] == [
@@ -138,7 +138,7 @@ class Broken:
 def test_whether_the_stream_broke_or_the_disk_is_full_is_told():
     with pytest.raises(ReachError) as caught:
         list(Spool(Broken()).blocks())
-    assert str(caught.value) == "-: cannot be read: input/output error"
+    assert str(caught.value) == "-: cannot read: input/output error"
     with open("/dev/zero", "rb") as stream, open("/dev/full", "wb", buffering=0) as full:
         spool = Spool(stream)
         spool._file.close()
@@ -146,8 +146,8 @@ def test_whether_the_stream_broke_or_the_disk_is_full_is_told():
         with pytest.raises(ReachError) as caught:
             next(spool.blocks())
     assert (str(caught.value), caught.value.hint) == (
-        "-: cannot be kept: no space left on device",
-        "Name a folder with more room by TMPDIR.",
+        "-: cannot write to a temporary file: no space left on device",
+        "Set TMPDIR to a folder with more space.",
     )
 
 
@@ -169,8 +169,8 @@ def test_parquet_with_other_columns_when_its_rows_are_read_is_refused(tmp_path, 
     with pytest.raises(FormatError) as caught:
         list(found.batches())
     assert (str(caught.value), caught.value.hint) == (
-        f"{path}: its footer is no longer what it was",
-        "Run the command again when nothing writes there.",
+        f"{path}: the footer changed while the file was read",
+        "Run the command again when no other process writes the file.",
     )
 
 
@@ -220,12 +220,12 @@ def test_a_file_that_was_cut_is_told_so_though_it_has_lost_its_name(tmp_path):
     with (
         path.open("r+b") as held,
         pytest.raises(FormatError) as caught,
-        arrow_errors(at, HeardFile(at, held.fileno()), "parquet"),
+        arrow_errors(at, ObservedFile(at, held.fileno()), "parquet"),
     ):
         held.truncate(700)
         path.unlink()
         raise pa.ArrowInvalid("nonsense")
     assert (str(caught.value), caught.value.hint) == (
-        f"{path}: ends at byte 700, it had {size} when it was opened",
-        "Another process cut it.",
+        f"{path}: file is 700 bytes; it was {size} when it was opened",
+        "Another process truncated it.",
     )

@@ -155,8 +155,8 @@ def test_pieces_are_whole_and_quotes_refused_exactly_where_the_grammar_ends(cont
             break
         else:
             state = "plain"
-    wanted = f"line {opened}: a quote is opened and never closed" if state == "quoted" else None
-    wanted = f"line {stray}: a quote inside a field" if stray is not None else wanted
+    wanted = f"line {opened}: unclosed quote" if state == "quoted" else None
+    wanted = f"line {stray}: quote inside a field" if stray is not None else wanted
     found, caught = "", None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decompress, "BLOCK", block)
@@ -187,8 +187,8 @@ def test_a_record_is_found_in_the_line_it_starts_in(fields):
 @pytest.mark.parametrize(
     ("data", "message", "hint"),
     [
-        (b"", "an empty file", ""),
-        (b"\n\n", "no header that names the columns", ""),
+        (b"", "file is empty", ""),
+        (b"\n\n", "no header with the names of the columns", ""),
         (b"a,b\n", "the index has no rows", ""),
         (b"a,b,a\n1,2,3\n", "duplicate column 'a'", "Rename one of them in the index."),
         (
@@ -205,10 +205,10 @@ def test_a_record_is_found_in_the_line_it_starts_in(fields):
         (b"\xff\xfea\0,\0b\0", "line 1: byte 0 is not UTF-8", UTF8),
         (b"a,b\n1,2\0\n", "line 2: byte 7 is NUL", UTF8),
         (b"a,b\n1,caf\xc3", "line 2: byte 9 is not UTF-8", UTF8),
-        (b'a,b\n1,5" pipe\n', "line 2: a quote inside a field", QUOTES),
-        (b'a,b\n"x" ,1\n', "line 2: a quote inside a field", QUOTES),
-        (b'a,b\n1,"x\n2,y\n3,"z"\n', "line 4: a quote inside a field", QUOTES),
-        (b'a,b\n1,2\n1,"x\n2,y\n', "line 3: a quote is opened and never closed", QUOTES),
+        (b'a,b\n1,5" pipe\n', "line 2: quote inside a field", QUOTES),
+        (b'a,b\n"x" ,1\n', "line 2: quote inside a field", QUOTES),
+        (b'a,b\n1,"x\n2,y\n3,"z"\n', "line 4: quote inside a field", QUOTES),
+        (b'a,b\n1,2\n1,"x\n2,y\n', "line 3: unclosed quote", QUOTES),
     ],
 )
 def test_what_is_no_table_is_named_with_its_line(tmp_path, data, message, hint):
@@ -228,25 +228,25 @@ def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
         ),
         (
             b"x,1.5,y\n",
-            "line 10002: column 'id' holds 'x', the column is integers",
-            "Give --encode id=str to read it as text.",
+            "line 10002: column 'id' contains 'x'; expected integers",
+            "Use --encode id=str to read it as text.",
         ),
         (
             b"007,1.5,y\n",
-            "line 10002: column 'id' holds '007', the column is integers",
-            "Give --encode id=str to read it as text.",
+            "line 10002: column 'id' contains '007'; expected integers",
+            "Use --encode id=str to read it as text.",
         ),
         (
             b"7,fast,y\n",
-            "line 10002: column 'score' holds 'fast', the column is numbers",
-            "Give --encode score=str to read it as text.",
+            "line 10002: column 'score' contains 'fast'; expected numbers",
+            "Use --encode score=str to read it as text.",
         ),
-        (b'7,1,"y\n', "line 10002: a quote is opened and never closed", QUOTES),
+        (b'7,1,"y\n', "line 10002: unclosed quote", QUOTES),
         (b"7,1,\xff\n", f"line 10002: byte {len(head + rows) + 4} is not UTF-8", UTF8),
         (
             b"7,1," + b"y" * 20000 + b"\n",
             "line 10002: a record is longer than 5.0 kB",
-            "Look for a quote that is never closed.",
+            "Look for an unclosed quote.",
         ),
     ]:
         assert refusal(tmp_path, head + rows + damage + b"8,1.5,z\n") == (f"x.csv: {message}", hint)

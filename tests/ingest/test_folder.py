@@ -183,4 +183,4 @@ def test_many_last_names_are_no_extensions(monkeypatch):
     }
     with pytest.raises(FormatError) as caught:
         opened(["First.jpg", *(f"First.L{n:02}.jpg" for n in range(40))])
-    assert caught.value.message == "more than 5 extensions of several parts"
+    assert caught.value.message == "more than 5 compound extensions"

@@ -101,13 +101,13 @@ def test_nothing_there_is_missing(tmp_path):
         ({"a.csv": b"n,t\n"}, "a.csv: the index has no rows", ""),
         (
             {"a.csv": b"n,t\n1,2\n", "b.csv": b"n\n1\n"},
-            "b.csv: its columns are not those of a.csv: 't' is missing",
-            "Give --allow-missing to take nulls for what a file does not have.",
+            "b.csv: columns differ from those of a.csv: 't' is missing",
+            "Use --allow-missing to fill missing columns with nulls.",
         ),
         (
             {"a.csv": b"n\n1\n", "b.csv": b"n,t\n1,2\n"},
-            "b.csv: its columns are not those of a.csv: 't' is new",
-            "Give --allow-missing to take nulls for what a file does not have.",
+            "b.csv: columns differ from those of a.csv: 't' is additional",
+            "Use --allow-missing to fill missing columns with nulls.",
         ),
         (
             {
@@ -115,13 +115,13 @@ def test_nothing_there_is_missing(tmp_path):
                 "b.parquet": pa.table({"n": [1]}),
                 "c.parquet": pa.table({"n": [[1]]}),
             },
-            "c.parquet: its columns are not those of a.csv: 'n' is list<item: int64>, not int64",
-            "Pack them one by one, or read it as text: --encode n=str.",
+            "c.parquet: columns differ from those of a.csv: 'n' is list<item: int64>, not int64",
+            "Pack the files one by one, or read the column as text: --encode n=str.",
         ),
         (
             {"a.jsonl": b'{"n": true}', "b.jsonl": b'{"n": 1}'},
-            "b.jsonl: its columns are not those of a.jsonl: 'n' is int64, not bool",
-            "Pack them one by one, or read it as text: --encode n=str.",
+            "b.jsonl: columns differ from those of a.jsonl: 'n' is int64 instead of bool",
+            "Pack the files one by one, or read the column as text: --encode n=str.",
         ),
     ],
 )
@@ -151,10 +151,10 @@ def test_other_kinds_and_no_kind_are_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         open_index(str(tmp_path / "x.xml"))
     assert (str(caught.value), caught.value.hint) == (
-        f"{tmp_path}/x.xml: not an index that is read",
-        "Name one of .parquet, .arrow, .feather, .arrows, .csv, .tsv, .json, .jsonl, .ndjson, .txt.",
+        f"{tmp_path}/x.xml: unknown kind of index",
+        "Use one of .parquet, .arrow, .feather, .arrows, .csv, .tsv, .json, .jsonl, .ndjson, .txt.",
     )
-    with pytest.raises(UsageError, match="^no index is named$"):
+    with pytest.raises(UsageError, match="^no index given$"):
         open_index([])
 
 
@@ -207,7 +207,10 @@ def test_what_a_server_answers_instead_of_an_index_is_no_index(web):
     assert "secret" not in str(caught.value)
     with pytest.raises(FormatError) as caught:
         open_index(web.page("/x.parquet", b"<html><title>Sign in</title></html>"))
-    assert str(caught.value) == f"{web.url('/x.parquet')}: not parquet: it does not begin with PAR1"
+    assert (
+        str(caught.value)
+        == f"{web.url('/x.parquet')}: not a parquet file: it does not start with PAR1"
+    )
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path):

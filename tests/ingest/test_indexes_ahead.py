@@ -11,7 +11,7 @@ import pytest
 from flarecli.errors import FormatError
 from flarecli.ingest import ahead as room
 from flarecli.ingest import open_index
-from flarecli.ingest.ahead import in_turn
+from flarecli.ingest.read_ahead import MAX_BUFFER_BYTES, MAX_OPEN_FILES, read_ahead
 
 
 def batch(number, size=1):
@@ -28,25 +28,25 @@ def test_files_come_in_order_whichever_is_read_first():
             time.sleep(0.002 * (7 - number))
             yield batch(10 * number + i)
 
-    assert numbers(in_turn((lambda n=n: slow(n)) for n in range(7))) == [
+    assert numbers(read_ahead((lambda n=n: slow(n)) for n in range(7))) == [
         [10 * n + i for i in range(5)] for n in range(7)
     ]
-    assert numbers(in_turn([])) == []
+    assert numbers(read_ahead([])) == []
 
 
 def test_the_next_files_are_read_while_one_is_worked_on():
     together = threading.Barrier(
-        room._FILES
+        MAX_OPEN_FILES
     )  # all wait for all: one behind the other would never pass
 
     def waits(number):
-        if number < room._FILES:
+        if number < MAX_OPEN_FILES:
             yield batch(number)
             together.wait(20)
         yield batch(number)
 
-    assert numbers(in_turn((lambda n=n: waits(n)) for n in range(9))) == [
-        [n, n] if n < room._FILES else [n] for n in range(9)
+    assert numbers(read_ahead((lambda n=n: waits(n)) for n in range(9))) == [
+        [n, n] if n < MAX_OPEN_FILES else [n] for n in range(9)
     ]
 
 
@@ -58,10 +58,10 @@ def test_an_error_comes_behind_the_rows_before_it():
 
     taken = []
     with pytest.raises(FormatError, match="^b: cut$"):
-        for found in in_turn((lambda n=n: breaks(n)) for n in range(3)):
+        for found in read_ahead((lambda n=n: breaks(n)) for n in range(3)):
             taken += [one.column(0)[0].as_py() for _, one in found]
     assert taken == [0]
-    found = in_turn((lambda n=n: breaks(n)) for n in range(3))
+    found = read_ahead((lambda n=n: breaks(n)) for n in range(3))
     assert numbers([next(found)]) == [[0]]
     second = next(found)
     assert next(second)[1].column(0)[0].as_py() == 1
@@ -75,7 +75,7 @@ def test_who_takes_one_batch_and_leaves_has_read_one(monkeypatch):
             read.append(number)
             yield batch(number, 1 << 17)
 
-    turns = in_turn((lambda n=n: endless(n)) for n in range(5))
+    turns = read_ahead((lambda n=n: endless(n)) for n in range(5))
     first = next(turns)
     next(first)
     time.sleep(0.05)
@@ -83,15 +83,15 @@ def test_who_takes_one_batch_and_leaves_has_read_one(monkeypatch):
     next(first)
     next(first)
     deadline = time.monotonic() + 20
-    while set(read) != set(range(room._FILES)) and time.monotonic() < deadline:
+    while set(read) != set(range(MAX_OPEN_FILES)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert set(read) == set(range(room._FILES))
+    assert set(read) == set(range(MAX_OPEN_FILES))
     time.sleep(0.1)
     count = len(read)
-    assert count * (1 << 20) < 3 * room._FILES * room._BYTES
+    assert count * (1 << 20) < 3 * MAX_OPEN_FILES * MAX_BUFFER_BYTES
     turns.close()
     time.sleep(0.05)
-    assert len(read) <= count + room._FILES
+    assert len(read) <= count + MAX_OPEN_FILES
 
 
 def test_an_index_far_away_gives_the_rows_that_it_gives_here(tmp_path, monkeypatch):
@@ -128,7 +128,7 @@ def test_a_batch_that_is_handed_over_slowly_is_not_overtaken(monkeypatch):
 
     monkeypatch.setattr(room, "SimpleQueue", Slow)
     monkeypatch.setattr(room, "_MORE", 3 * batch(0)[1].nbytes)
-    turns, taken = in_turn([lambda: (batch(i) for i in range(9))]), []
+    turns, taken = read_ahead([lambda: (batch(i) for i in range(9))]), []
     for _, one in next(turns):
         taken.append(one.column(0)[0].as_py())
         time.sleep(0.05)

@@ -11,7 +11,7 @@ from flarecli.errors import FormatError
 from flarecli.ingest import decompress, json_arrays, open_index
 from flarecli.ingest.decompress import Text
 from flarecli.ingest.json import Json
-from flarecli.ingest.json_arrays import elements
+from flarecli.ingest.json_arrays import split_array
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
@@ -65,7 +65,9 @@ def test_rows_are_those_that_python_reads(rows, indent, ascii_only, block):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decompress, "BLOCK", block)
         found = [
-            json.loads(line) for piece in elements(text(array)) for line in piece.data.split(b"\n")
+            json.loads(line)
+            for piece in split_array(text(array))
+            for line in piece.data.split(b"\n")
         ]
     assert found == rows
 
@@ -99,24 +101,27 @@ def test_a_member_that_a_row_does_not_have_is_null():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "x: an empty file"),
+        (b"", "x: file is empty"),
         (b" \n\n", "x: the index has no rows"),
         (b"[]", "x: the index has no rows"),
         (b"\xef\xbb\xbf[ \n]", "x: the index has no rows"),
         (b"{}\n{}", "x: the index has no columns"),
-        (b'{"a": 1, "a": 2}', "x: line 1: member 'a' stands twice"),
-        (b'{"a": 1}\n{"a": "x"}', "x: line 2: column 'a' holds text, a number in the rows before"),
+        (b'{"a": 1, "a": 2}', "x: line 1: duplicate member 'a'"),
+        (
+            b'{"a": 1}\n{"a": "x"}',
+            "x: line 2: column 'a' contains text; earlier rows contain a number",
+        ),
         (
             b'{"a": [1]}\n{"a": [true]}',
-            "x: line 2: column 'a[]' holds true or false, a number in the rows before",
+            "x: line 2: column 'a[]' contains true or false; earlier rows contain a number",
         ),
         (
             b'{"a": {"b": 1}}\n{"a": {"b": []}}',
-            "x: line 2: column 'a.b' holds a list, a number in the rows before",
+            "x: line 2: column 'a.b' contains a list; earlier rows contain a number",
         ),
-        (b'{"a": 1}\nnull\n', "x: line 2: null, not an object"),
-        (b'{"a": 1}\n[1]\n', "x: line 2: a list, not an object"),
-        (b'[{"a": 1}, 7]', "x[1]: a number, not an object"),
+        (b'{"a": 1}\nnull\n', "x: line 2: expected an object, got null"),
+        (b'{"a": 1}\n[1]\n', "x: line 2: expected an object, got a list"),
+        (b'[{"a": 1}, 7]', "x[1]: expected an object, got a number"),
         (b'{"a": 1} {"a": 2}\n', "x: line 1: not JSON: extra data at character 10"),
         (b'{"a": 1\n', "x: line 1: not JSON: expecting ',' delimiter at character 8"),
         (
@@ -129,25 +134,25 @@ def test_a_member_that_a_row_does_not_have_is_null():
         (b'{"a": "\xff"}', "x: line 1: byte 7 is not UTF-8"),
         (b'[{"a": 1}, {"a": "\xff"}]', "x[1]: byte 0xff is not UTF-8"),
         (b'{"a": "\0"}', "x: line 1: byte 7 is NUL"),
-        (b'[{"a": "\0"}]', "x[0]: a NUL"),
+        (b'[{"a": "\0"}]', "x[0]: contains a NUL"),
         (
             b'{"a": 1.5}\n{"a": 12345678901234567890123}',
-            "x: line 2: column 'a' holds 12345678901234567890123, which a float64 would change",
+            "x: line 2: column 'a' contains 12345678901234567890123, which float64 cannot represent",
         ),
         (
             b'{"a": [1.5, 9007199254740993]}',
-            "x: line 1: column 'a' holds 9007199254740993, which a float64 would change",
+            "x: line 1: column 'a' contains 9007199254740993, which float64 cannot represent",
         ),
-        (b'{"a": 1e400}', "x: line 1: cannot be read: number too big to be stored in double"),
-        (b'{"a": "\\ud800"}', "x: line 1: cannot be read: the surrogate pair in string is invalid"),
+        (b'{"a": 1e400}', "x: line 1: cannot parse: number too big to be stored in double"),
+        (b'{"a": "\\ud800"}', "x: line 1: cannot parse: the surrogate pair in string is invalid"),
         (b"hello", "x: line 1: not JSON: expecting value at character 1"),
         (b'[{"a": 1}', "x: the array does not end"),
         (b'[{"a": "]', "x: the array does not end"),
-        (b'[{"a": 1}]x', "x: something stands behind the array"),
-        (b'[{"a": 1}}]', "x: something stands behind the array"),
-        (b'[{"a": 1},, {"a": 2}]', "x[1]: nothing stands between two commas"),
-        (b'[{"a": 1}, ]', "x[1]: nothing stands between two commas"),
-        (b'[, {"a": 1}]', "x[0]: nothing stands between two commas"),
+        (b'[{"a": 1}]x', "x: bytes follow the end of the array"),
+        (b'[{"a": 1}}]', "x: bytes follow the end of the array"),
+        (b'[{"a": 1},, {"a": 2}]', "x[1]: an item of the array is empty"),
+        (b'[{"a": 1}, ]', "x[1]: an item of the array is empty"),
+        (b'[, {"a": 1}]', "x[0]: an item of the array is empty"),
     ],
 )
 def test_what_is_no_table_is_named_with_its_place(data, message):
@@ -161,13 +166,13 @@ def test_places_are_right_behind_the_first_block(monkeypatch):
     assert rows_of("\n".join(lines)) == rows
     assert rows_of(f"[{','.join(lines)}]") == rows
     for bad, said in [
-        ('{"n": "x", "t": ""}', "column 'n' holds text, a number in the rows before"),
-        ('{"n": 1.5, "t": ""}', "column 'n' holds 1.5, the column is int64"),
+        ('{"n": "x", "t": ""}', "column 'n' contains text; earlier rows contain a number"),
+        ('{"n": 1.5, "t": ""}', "column 'n' contains 1.5; expected int64"),
         (
             '{"n": 18446744073709551615, "t": ""}',
-            "column 'n' holds 18446744073709551615, the column is int64",
+            "column 'n' contains 18446744073709551615; expected int64",
         ),
-        ('{"n": 1, "u": 2}', "column 'u' is new, the rows before do not have it"),
+        ('{"n": 1, "u": 2}', "column 'u' is not in earlier rows"),
         ("{", "not JSON: expecting property name enclosed in double quotes at character 2"),
     ]:
         assert refusal("\n".join([*lines[:400], bad, *lines[401:]])) == f"x: line 401: {said}"
@@ -176,8 +181,8 @@ def test_places_are_right_behind_the_first_block(monkeypatch):
 
 
 def test_a_row_longer_than_may_be_is_refused(monkeypatch):
-    monkeypatch.setattr("flarecli.ingest.text_records._RECORD", 5000)
-    monkeypatch.setattr("flarecli.ingest.json_arrays._RECORD", 5000)
+    monkeypatch.setattr("flarecli.ingest.text_records.MAX_RECORD_BYTES", 5000)
+    monkeypatch.setattr("flarecli.ingest.json_arrays.MAX_RECORD_BYTES", 5000)
     monkeypatch.setattr(decompress, "BLOCK", 1000)
     row = '{"a": "' + "x" * 9000 + '"}'
     assert refusal(row) == "x: line 1: a record is longer than 5.0 kB"
@@ -193,8 +198,8 @@ def test_nothing_between_two_commas_is_told_wherever_a_block_ends(monkeypatch, b
         ('[{"a": 1}, {"a": "\\\\\\"]"},  ]', 2),
     ):
         with pytest.raises(FormatError) as caught:
-            list(elements(text(array)))
-        assert str(caught.value) == f"x[{row}]: nothing stands between two commas"
+            list(split_array(text(array)))
+        assert str(caught.value) == f"x[{row}]: an item of the array is empty"
 
 
 def test_a_large_row_is_looked_at_once_whatever_it_holds(monkeypatch):
@@ -204,7 +209,7 @@ def test_a_large_row_is_looked_at_once_whatever_it_holds(monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK", 1000)
     array = "[" + "[" * 100_000
     with pytest.raises(FormatError):
-        list(elements(text(array)))
+        list(split_array(text(array)))
     assert sum(looked) == len(array) - 1
     looked.clear()
     assert json_arrays.too_deep(b'{"a": 1}\n{"a": ' + b'["' * 3_000_000, 64) == 1
@@ -216,15 +221,15 @@ def test_an_integer_of_any_length_is_told_and_no_bug():
         told = "7" * digits if digits < 40 else "7" * 39 + "…"
         assert (
             refusal(f'{{"a": 1.5}}\n{{"a": {"7" * digits}}}')
-            == f"x: line 2: column 'a' holds {told}, which a float64 would change"
+            == f"x: line 2: column 'a' contains {told}, which float64 cannot represent"
         )
         assert (
             refusal(f'{{"a": "t"}}\n{{"a": {"7" * digits}}}')
-            == "x: line 2: column 'a' holds a number, text in the rows before"
+            == "x: line 2: column 'a' contains a number; earlier rows contain text"
         )
         assert (
             refusal(f'[{{"a": {"7" * digits}}}]')
-            == f"x[0]: column 'a' holds {told}, which a float64 would change"
+            == f"x[0]: column 'a' contains {told}, which float64 cannot represent"
         )
     assert rows_of(f'{{"a": 1.5}}\n{{"a": 1{"0" * 22}}}') == [{"a": 1.5}, {"a": 1e22}]
 
@@ -232,11 +237,11 @@ def test_an_integer_of_any_length_is_told_and_no_bug():
 def test_deep_nesting_is_an_error_and_no_crash():
     assert (
         refusal('{"a": 1}\n{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
-        == "x: line 2: nested more than 64 deep"
+        == "x: line 2: nested more than 64 levels deep"
     )
     assert (
         refusal('[{"a": 1}, {"a": ' + '{"b": ' * 100 + "1" + "}" * 101 + "]")
-        == "x[1]: nested more than 64 deep"
+        == "x[1]: nested more than 64 levels deep"
     )
     assert refusal("[" * 100_000) == "x: the array does not end"
     assert rows_of(json.dumps({"a": "[{" * 200, "b": [[1]] * 100})) == [

@@ -113,7 +113,8 @@ def test_old_timestamps_of_any_year_keep_their_microseconds_and_the_rest_is_told
     assert rows_of(part) == table.to_pylist()
     (tmp_path / "x.parquet").write_bytes(data)
     told = tuple(
-        f"column {name!r}: int96 timestamps are read to the microsecond" for name in ("l", "t")
+        f"column {name!r}: int96 timestamps are read with microsecond precision"
+        for name in ("l", "t")
     )
     assert open_index(str(tmp_path / "x.parquet")).notes == told
     assert opened(stored(pa.table({"t": pa.array(values, pa.timestamp("us"))}))).coarse == ()
@@ -179,11 +180,11 @@ def test_many_row_groups_keep_their_order():
 @pytest.mark.parametrize(
     ("data", "message", "hint"),
     [
-        (b"", "not parquet: it does not begin with PAR1", ""),
-        (b"id,url\n1,http://h/a\n", "not parquet: it does not begin with PAR1", ""),
+        (b"", "not a parquet file: it does not start with PAR1", ""),
+        (b"id,url\n1,http://h/a\n", "not a parquet file: it does not start with PAR1", ""),
         (
             b"PAR1" + bytes(96),
-            "not whole parquet: it does not end with PAR1",
+            "truncated parquet file: it does not end with PAR1",
             "The file was cut short; fetch it again.",
         ),
         (
@@ -260,18 +261,18 @@ def test_a_column_that_the_footer_names_twice_and_differently_is_refused():
         b"second", len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     )  # in parquet's own schema, which comes first
     assert refusal(data[:at] + b"Second" + data[at + 6 :]) == (
-        "x.parquet: its footer says both column 'Second' and column 'second'",
-        "A bit of its footer flipped, or a tool changed one place of two; write it anew.",
+        "x.parquet: the schemas in the footer differ: column 'Second', column 'second'",
+        "The footer is damaged, or a tool changed one of its two schemas; write the file again.",
     )
 
 
-CUT = "not whole parquet: it does not end with PAR1"
+CUT = "truncated parquet file: it does not end with PAR1"
 
 
 @pytest.mark.parametrize(
     ("cut", "message", "hint"),
     [
-        (5, "not parquet: it does not begin with PAR1", ""),
+        (5, "not a parquet file: it does not start with PAR1", ""),
         (100, CUT, "The file was cut short; fetch it again."),
         (-1, CUT, "The file was cut short; fetch it again."),
         (-9, CUT, "The file was cut short; fetch it again."),
@@ -331,7 +332,7 @@ def test_an_index_whose_pages_cannot_show_damage_is_noted(tmp_path):
     for number, has_sums in enumerate([True, False, False]):
         pq.write_table(table, tmp_path / f"{number}.parquet", write_page_checksum=has_sums)
     names = [str(tmp_path / f"{number}.parquet") for number in range(3)]
-    said = "no sums in the pages; a bit that flipped there would not be seen"
+    said = "pages have no checksums, so damage may not be detected"
     assert open_index(names[0]).details == ()
     assert open_index(names[1]).details == (f"{names[1]}: {said}",)
     assert open_index(names).details == (f"{names[1]} and 1 more: {said}",)
@@ -359,8 +360,8 @@ def test_a_local_file_that_shrinks_while_it_is_read_is_an_error(tmp_path):
     with pytest.raises(FormatError) as caught:
         list(batches)
     assert (str(caught.value), caught.value.hint) == (
-        f"{path}: ends at byte 6000000, it had {size} when it was opened",
-        "Another process cut it.",
+        f"{path}: file is 6000000 bytes; it was {size} when it was opened",
+        "Another process truncated it.",
     )
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from flarecli.ingest import footers, open_index
 from flarecli.ingest.footers import sound_leaves
 from flarecli.ingest.parquet import Parquet
-from flarecli.ingest.statistics import kept
+from flarecli.ingest.statistics import select_row_groups
 from flarecli.sql import bounds, select
 from flarecli.storage import locate
 
@@ -338,7 +338,7 @@ def test_a_footer_that_arrow_would_end_the_process_on_is_not_looked_at(tmp_path)
         path.write_bytes(body + damaged + len(damaged).to_bytes(4, "little") + b"PAR1")
         part = Parquet(locate(str(path)))
         assert sound_leaves(part.at, part.footer()) == frozenset()
-        found = kept(part, bounds("n > 30", ["n"]), 0, 40)
+        found = select_row_groups(part, bounds("n > 30", ["n"]), 0, 40)
         assert found == [(0, range(4))]  # all are read, and reading says what is wrong
 
 

@@ -111,7 +111,7 @@ def test_compressed_text_is_read_as_it_was(tmp_path, monkeypatch, name):
             PACKED["x.csv.gz"][:-8] + b"\0" * 8,
             "x.csv.gz: not valid gzip: incorrect data check",
         ),
-        ("x.json.gz", gzip.compress(b""), "x.json.gz: an empty file"),
+        ("x.json.gz", gzip.compress(b""), "x.json.gz: file is empty"),
     ],
 )
 def test_a_damaged_compressed_file_is_named(tmp_path, name, data, message):
@@ -176,8 +176,8 @@ def test_feather_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "x.arrow: an empty file"),
-        (b"FEA1" + bytes(40), "x.arrow: Feather of version 1, which is not read"),
+        (b"", "x.arrow: file is empty"),
+        (b"FEA1" + bytes(40), "x.arrow: Feather version 1 is not supported"),
         (
             written(pa.Table.from_arrays([pa.array([1])] * 2, names=["x", "x"])),
             "x.arrow: duplicate column 'x'",
@@ -254,8 +254,10 @@ def test_a_value_that_the_common_type_cannot_hold_is_named(tmp_path):
         tmp_path,
         lambda: rows_of(open_index([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")])),
     )
-    assert message == "a.parquet[1]: column 'n' holds 9007199254740993, which double cannot hold"
-    assert hint == "Pack them one by one, or read it as text: --encode n=str."
+    assert (
+        message == "a.parquet[1]: column 'n' contains 9007199254740993, which does not fit double"
+    )
+    assert hint == "Pack the files one by one, or read the column as text: --encode n=str."
 
 
 def test_csv_files_that_differ_are_read_as_text_exactly_as_written(tmp_path):
@@ -321,22 +323,22 @@ def test_a_list_on_the_network_names_files_beside_it(web):
         (
             {"l.txt": "a.csv\nno.csv\n"},
             "no.csv: no such file or folder",
-            "Line 2 of l.txt names it.",
+            "It is listed in line 2 of l.txt.",
         ),
         (
             {"l.txt": "a.csv\nx/m.txt\n", "x/m.txt": "no.csv"},
             "x/no.csv: no such file or folder",
-            "Line 1 of x/m.txt names it. Line 2 of l.txt names it.",
+            "It is listed in line 1 of x/m.txt. It is listed in line 2 of l.txt.",
         ),
         (
             {"l.txt": "l.txt\n"},
-            "l.txt: line 1: the list l.txt leads back to itself",
-            "Take that line out.",
+            "l.txt: line 1: the list l.txt contains itself",
+            "Remove that line.",
         ),
         (
             {"l.txt": "a.csv\n#\nm.txt\n", "m.txt": "\nl.txt"},
-            "m.txt: line 2: the list l.txt leads back to itself",
-            "Take that line out.",
+            "m.txt: line 2: the list l.txt contains itself",
+            "Remove that line.",
         ),
         (
             {"l.txt": "../a.csv"},
@@ -361,11 +363,11 @@ def test_a_list_on_the_network_names_files_beside_it(web):
             "",
         ),
         ({"l.txt": "pipe://x"}, "l.txt: line 1: pipe:// is not an address that data may name", ""),
-        ({"l.txt": "\n# nothing\n"}, "l.txt: the list names nothing", ""),
+        ({"l.txt": "\n# nothing\n"}, "l.txt: the list contains no addresses", ""),
         ({"l.txt": b"caf\xe9.csv"}, "l.txt: line 1: byte 3 is not UTF-8", "Save it as UTF-8 text."),
         (
             {f"{n}.txt": f"{n + 1}.txt" for n in range(9)} | {"l.txt": "0.txt"},
-            "2.txt: line 1: lists in lists, more than 4 deep",
+            "2.txt: line 1: lists are nested more than 4 deep",
             "",
         ),
     ],
@@ -374,7 +376,10 @@ def test_a_list_that_leads_nowhere_is_named(tmp_path, files, message, hint):
     made(tmp_path, {"a.csv": "n\n1\n", **files})
     found, said = refusal(tmp_path, lambda: rows_of(open_index(str(tmp_path / "l.txt"))))
     assert found == message
-    assert hint in said or hint == "Line 1 of x/m.txt names it. Line 2 of l.txt names it."
+    assert (
+        hint in said
+        or hint == "It is listed in line 1 of x/m.txt. It is listed in line 2 of l.txt."
+    )
 
 
 def test_lines_with_wildcards_and_braces_stand_for_what_matches(tmp_path):
@@ -467,14 +472,14 @@ def test_a_stream_is_read_when_its_rows_are_wanted_and_can_be_read_again(monkeyp
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (b" \n", {}, "-: nothing came in"),
+        (b" \n", {}, "-: standard input is empty"),
         (b"a.jpg\ncaf\xe9.jpg\n", {}, "-: line 2: byte 0xe9 is not UTF-8"),
-        (b"a.jpg\0b.jpg\0", {}, "-: line 1: 'a.jpg\\\\x00b.jpg\\\\x00' holds a NUL"),
-        (b"x" * 100_000, {}, "-: line 1: an address of more than 65536 bytes"),
+        (b"a.jpg\0b.jpg\0", {}, "-: line 1: 'a.jpg\\\\x00b.jpg\\\\x00' contains a NUL"),
+        (b"x" * 100_000, {}, "-: line 1: address is longer than 65536 bytes"),
         (
             b'{"n": 1}\n{"n": "x"}',
             {},
-            "-: line 2: column 'n' holds text, a number in the rows before",
+            "-: line 2: column 'n' contains text; earlier rows contain a number",
         ),
     ],
 )
@@ -486,7 +491,7 @@ def test_what_comes_in_and_is_no_table_is_named(data, options, message):
 
 def test_standard_input_stands_alone():
     with pytest.raises(
-        UsageError, match="^- stands alone: what comes in at standard input is all there is$"
+        UsageError, match=r"^- \(standard input\) cannot be combined with other indexes$"
     ):
         open_index(["-", "x.csv"])
 
@@ -604,10 +609,7 @@ def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):
         (1, "jpg", UnsafeError),
         (2, "txt", ReachError),
     ]
-    assert (
-        str(flaws[1].error)
-        == f"{tmp_path}/b/000.txt: 1.0 kB, more than the 500 B that an object may have"
-    )
+    assert str(flaws[1].error) == f"{tmp_path}/b/000.txt: object is 1.0 kB; the maximum is 500 B"
     assert [row["jpg"] is None for row in batch.to_pylist()] == [False, True, False, False]
 
 
@@ -623,10 +625,15 @@ def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):
         (
             {"a.jpg": "x", "a.JPG": "x"},
             None,
-            "d: a.JPG and a.jpg are both 'jpg' of 'a'",
+            "d: a.JPG and a.jpg have the same key 'a' and extension 'jpg'",
             "Rename one of them.",
         ),
-        ({"a.jpg": "x", "a.txt": "x"}, ["png"], "d: no file is 'png'", "Choose from jpg, txt."),
+        (
+            {"a.jpg": "x", "a.txt": "x"},
+            ["png"],
+            "d: no file has the extension 'png'",
+            "Choose from jpg, txt.",
+        ),
     ],
 )
 def test_what_makes_no_rows_is_said(tmp_path, files, columns, message, hint):
@@ -644,7 +651,7 @@ def test_a_folder_that_changes_while_it_is_read_is_an_error(tmp_path):
     message, hint = refusal(tmp_path, lambda: rows_of(found))
     assert (message, hint) == (
         f"{tmp_path}: the folder changed while it was read",
-        "Run the command again when nothing writes there.",
+        "Run the command again when no other process writes the file.",
     )
 
 

@@ -159,7 +159,7 @@ def test_a_working_folder_that_is_gone_is_said(line, tmp_path, monkeypatch, caps
     place = {"*.mds": ".", "out": "out"}.get(where, where)
     assert capsys.readouterr().err == (
         f"error: {place}: the current folder was deleted or cannot be read\n"
-        "hint: Change to a folder that is there, or give the path from the root.\n"
+        "hint: Change to an existing folder, or use an absolute path.\n"
     )
 
 

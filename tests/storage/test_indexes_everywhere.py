@@ -230,15 +230,15 @@ def test_what_a_list_in_a_bucket_names_and_is_not_there_is_named(places, s3):
         open_index(f"{at}/l.txt")
     assert (str(caught.value), caught.value.hint) == (
         f"{at}/gone.parquet: nothing is there",
-        f"Line 1 of {at}/l.txt names it.",
+        f"It is listed in line 1 of {at}/l.txt.",
     )
     put("l.txt", b"m.txt\n")
     put("m.txt", b"# back\nl.txt\n")
     with pytest.raises(FormatError) as caught:
         open_index(f"{at}/l.txt")
     assert (str(caught.value), caught.value.hint) == (
-        f"{at}/m.txt: line 2: the list {at}/l.txt leads back to itself",
-        f"Line 1 of {at}/l.txt names it. Take that line out.",
+        f"{at}/m.txt: line 2: the list {at}/l.txt contains itself",
+        f"It is listed in line 1 of {at}/l.txt. Remove that line.",
     )
     local, here = places["local"]
     local("l.txt", f"{at}/gone.parquet\n".encode())
@@ -246,7 +246,7 @@ def test_what_a_list_in_a_bucket_names_and_is_not_there_is_named(places, s3):
         open_index(f"{here}/l.txt")
     assert (str(caught.value), caught.value.hint) == (
         f"{at}/gone.parquet: nothing is there",
-        f"Line 1 of {here}/l.txt names it.",
+        f"It is listed in line 1 of {here}/l.txt.",
     )
 
 

@@ -104,7 +104,7 @@ def test_globs_are_expanded_by_listing(s3):
         assert expand(f"{s3}/{pattern}") == [f"{s3}/d/{name}" for name in wanted], pattern
     with pytest.raises(MissingError, match=r"/d/\*\.tar: nothing matches"):
         expand(f"{s3}/d/*.tar")
-    with pytest.raises(UsageError, match="^invalid pattern "):
+    with pytest.raises(UsageError, match=": invalid pattern "):
         expand(f"{s3}/d/*[z-a].mds")
     with pytest.raises(UsageError, match=r"the name of a bucket cannot contain"):
         expand("s3://b*/d")
