@@ -135,7 +135,7 @@ def test_memory_that_somebody_holds_is_not_written_again(tmp_path):
     heard, parts = [], {}
     with open(tmp_path / "a.bin", "rb") as file:
         one = source.ObservedFile(locate(f"{tmp_path}/a.bin"), file.fileno())
-        one.heard = lambda start, piece: heard.append((start, bytes(piece)))
+        one.on_read = lambda start, piece: heard.append((start, bytes(piece)))
         for start, size in (
             (0, 100),
             (50, 300_000),
