@@ -1,7 +1,7 @@
 """Columns of numbers and JSON text as stored bytes: decimal text, JSON text, Granular's varints.
 
 Text: values that Arrow's kernels convert exactly as Python does are converted by them, the few
-others by Python parse by parse.
+others by Python one by one.
 
 Varint (Granular's `int`): a little-endian integer in two's complement, in the fewest bytes that
 can represent it, at least parse. The original cannot write negative numbers, nor numbers that need

@@ -151,7 +151,7 @@ class _Reader:
     def _value(self, kind: int, depth: int) -> Any:
         self._left -= 1
         if depth > MAX_DEPTH or self._left < 0:
-            raise ValueError("too many values, or too depth")
+            raise ValueError("too many values, or too deep")
         if kind in (1, 2, 3):
             return self._byte()
         if kind in (4, 5, 6):

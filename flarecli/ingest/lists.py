@@ -107,7 +107,7 @@ def _locations(folder: Location, address: str) -> Iterator[Location]:
             yield folder.join(expanded)
         elif is_web:
             raise UsageError(
-                "an http address cannot be expand_lists",
+                "an http address cannot be listed",
                 hint="Name the files, or use braces such as {00000..00127}.",
             )
         else:

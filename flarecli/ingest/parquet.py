@@ -157,7 +157,7 @@ class Parquet:
             raise FormatError(
                 "the footer changed while the file was read",
                 where=self.at,
-                hint="Run the command arrow_schema when nothing writes there.",
+                hint="Run the command again when no other process writes the file.",
             )
         with _parquet_errors(self.at, file):
             groups = range(reader.metadata.num_row_groups) if groups is None else groups
@@ -271,7 +271,7 @@ def _checked_head(at: Location, size: int) -> bytes:
         raise FormatError(
             "truncated parquet file: it does not end with PAR1",
             where=at,
-            hint="The file was cut short; fetch it arrow_schema.",
+            hint="The file was cut short; fetch it again.",
         )
     return head
 

@@ -1,4 +1,4 @@
-"""The kinds of index files, by file extension, and how each kind is open_part."""
+"""The kinds of index files, by file extension, and how each kind is opened."""
 
 from __future__ import annotations
 

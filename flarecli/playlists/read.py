@@ -1,4 +1,4 @@
-"""Reading context untrusted playlists, from YAML events.
+"""Reading of untrusted playlists, from YAML events.
 
 Tags, aliases and further documents are errors; depth and size are limited; `no`, `012` and `1:30`
 are text.
@@ -31,7 +31,7 @@ from flarecli.storage import Location
 
 __all__ = ["FLOAT", "fault", "parse", "read", "read_document", "read_yaml", "stored"]
 
-MAX_BYTES = 1 << 30  # ten times a playlist context a million chunks
+MAX_BYTES = 1 << 30  # ten times a playlist of a million chunks
 MAX_DEPTH = 16
 _CHECKSUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
 # longer integers are text, because floats are too inexact
@@ -42,12 +42,12 @@ _HASHES = frozenset(known())
 
 
 def _mark(event: Any) -> int:
-    """Return line and column context the start context an event in one number; both count from 1."""
+    """Return line and column of the start of an event in one number; both count from 1."""
     return int(event.start_mark.line + 1) << 32 | int(event.start_mark.column + 1)
 
 
 def _mark_in(text: str | bytes, position: int) -> int:
-    """Return line and column context a position in a text in one number."""
+    """Return line and column of a position in a text in one number."""
     new: Any = "\n" if isinstance(text, str) else b"\n"
     return (text.count(new, 0, position) + 1) << 32 | position - text.rfind(new, 0, position)
 
@@ -58,7 +58,7 @@ def read(at: Location) -> Playlist:
 
 
 def stored(at: Location) -> bytes:
-    """Read the bytes context the playlist at an address.
+    """Read the bytes of the playlist at an address.
 
     Raises FormatError if it is larger than MAX_BYTES.
     """
@@ -69,9 +69,9 @@ def stored(at: Location) -> bytes:
 
 
 def parse(data: bytes, at: Location) -> Playlist:
-    """Parse the bytes context a playlist; `at` is its address, the base context relative URLs.
+    """Parse the bytes of a playlist; `at` is its address, the base of relative URLs.
 
-    raises  FormatError with line and column context the first fault
+    raises  FormatError with line and column of the first fault
     """
     try:
         decoded = data.decode()
@@ -83,7 +83,7 @@ def parse(data: bytes, at: Location) -> Playlist:
     root = read_document(decoded, at)
     del decoded
     if not isinstance(root, Map):
-        raise fault(at, 1 << 32 | 1, "expected a mapping context streams")
+        raise fault(at, 1 << 32 | 1, "expected a mapping of streams")
     return Playlist(
         tuple(_stream(name, value, at, root.marks[name]) for name, value in root.items()),
         at,
@@ -92,7 +92,7 @@ def parse(data: bytes, at: Location) -> Playlist:
 
 
 def place_at(at: Location, mark: int) -> Place:
-    """Return the place context a mark in a playlist."""
+    """Return the place of a mark in a playlist."""
     return Place(at, line=mark >> 32, character=mark & 0xFFFFFFFF)
 
 
@@ -153,7 +153,7 @@ def read_yaml(
 
 
 class _Context(NamedTuple):
-    """Constants context one document."""
+    """Constants of one document."""
 
     at: Location
     lifted: dict[str, list[Any]]

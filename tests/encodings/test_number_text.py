@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from flarecli.encodings import coerce, encode, lookup, plain, stored, typed
 from flarecli.encodings.columns import check_text
-from flarecli.encodings.number_text import escaped, float_text, floats, ints, unescaped
+from flarecli.encodings.number_text import (
+    escape_json,
+    float_text,
+    floats,
+    ints,
+    parse_json_text,
+)
 from flarecli.errors import ValueFitError
 
 FLOATS = (
@@ -58,9 +64,9 @@ def test_floats_are_written_as_python_writes_them(values):
 @given(st.lists(TEXT | st.none()))
 @example(['"', "\\", "\n", "\x7f", "é", "\U0001f642", "", " ", None])
 def test_text_is_escaped_as_json_dumps_does(values):
-    out = escaped(text(values))
+    out = escape_json(text(values))
     assert out.to_pylist() == [None if value is None else json.dumps(value) for value in values]
-    assert unescaped(out) == (text(values), [])
+    assert parse_json_text(out) == (text(values), [])
 
 
 @pytest.mark.parametrize(
@@ -76,7 +82,7 @@ def test_text_is_escaped_as_json_dumps_does(values):
     ],
 )
 def test_json_that_is_no_text_is_found(values, wanted, failed):
-    out, found = unescaped(text(values))
+    out, found = parse_json_text(text(values))
     assert (out.to_pylist(), found) == (wanted, failed)
 
 

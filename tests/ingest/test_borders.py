@@ -80,7 +80,7 @@ def test_empty_text_stays_text_beside_a_file_of_large_text(tmp_path):
 )
 def test_a_record_a_little_too_long_is_refused(tmp_path, monkeypatch, name, hint):
     monkeypatch.setattr(decompress, "BLOCK", 100)
-    monkeypatch.setattr(text_records, "_RECORD", 5000)
+    monkeypatch.setattr(text_records, "MAX_RECORD_BYTES", 5000)
     names = made(tmp_path, {name: "x" * 6000})
     assert refusal(tmp_path, lambda: rows_of(names)) == (
         f"{name}: line 1: a record is longer than 5.0 kB",
@@ -300,12 +300,12 @@ def test_the_picture_counts_where_half_of_the_keys_have_one(tmp_path):
 
 def test_too_many_kinds_are_refused(tmp_path, monkeypatch):
     made(tmp_path, {"a.x": "x", "b.y": "x", "c.x": "x", "c.y": "x"})
-    monkeypatch.setattr(folder, "_COLUMNS", 1)
+    monkeypatch.setattr(folder, "MAX_COLUMNS", 1)
     assert refusal(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
         f"{tmp_path.name}: more than 1 extensions",
         "Name the columns to pack with -c.",
     )
-    monkeypatch.setattr(folder, "_MIXTURES", 2)
+    monkeypatch.setattr(folder, "MAX_MIXTURES", 2)
     assert refusal(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
         f"{tmp_path.name}: more than 2 combinations of extensions",
         "Pack a smaller folder, or the tables of the folder.",

@@ -217,7 +217,7 @@ def test_what_is_no_table_is_named_with_its_line(tmp_path, data, message, hint):
 
 def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK", 4096)
-    monkeypatch.setattr(text_records, "_RECORD", 5000)
+    monkeypatch.setattr(text_records, "MAX_RECORD_BYTES", 5000)
     rows = b"".join(b"%d,%d.5,text\n" % (n, n) for n in range(10_000))
     head = b"id,score,note\n"
     for damage, message, hint in [

@@ -177,7 +177,7 @@ def test_a_wildcard_leaves_out_what_is_no_data():
 
 
 def test_many_last_names_are_no_extensions(monkeypatch):
-    monkeypatch.setattr(folder, "_COMPOUNDS", 5)
+    monkeypatch.setattr(folder, "MAX_COMPOUNDS", 5)
     assert keys([f"First.L{n:02}.jpg" for n in range(40)]) == {
         f"First.L{n:02}": {"jpg"} for n in range(40)
     }

@@ -115,7 +115,7 @@ def test_nothing_there_is_missing(tmp_path):
                 "b.parquet": pa.table({"n": [1]}),
                 "c.parquet": pa.table({"n": [[1]]}),
             },
-            "c.parquet: columns differ from those of a.csv: 'n' is list<item: int64>, not int64",
+            "c.parquet: columns differ from those of a.csv: 'n' is list<item: int64> instead of int64",
             "Pack the files one by one, or read the column as text: --encode n=str.",
         ),
         (

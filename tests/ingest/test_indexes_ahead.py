@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from flarecli.errors import FormatError
-from flarecli.ingest import ahead as room
 from flarecli.ingest import open_index
 from flarecli.ingest.read_ahead import MAX_BUFFER_BYTES, MAX_OPEN_FILES, read_ahead
 
@@ -126,8 +125,8 @@ def test_a_batch_that_is_handed_over_slowly_is_not_overtaken(monkeypatch):
                 overtaken.set()
             super().put(item)
 
-    monkeypatch.setattr(room, "SimpleQueue", Slow)
-    monkeypatch.setattr(room, "_MORE", 3 * batch(0)[1].nbytes)
+    monkeypatch.setattr("flarecli.ingest.read_ahead.SimpleQueue", Slow)
+    monkeypatch.setattr("flarecli.ingest.read_ahead.MIN_BUFFER_BYTES", 3 * batch(0)[1].nbytes)
     turns, taken = read_ahead([lambda: (batch(i) for i in range(9))]), []
     for _, one in next(turns):
         taken.append(one.column(0)[0].as_py())

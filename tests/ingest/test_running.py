@@ -41,7 +41,7 @@ def test_a_small_gap_is_read_at_once(files):
 
 @pytest.mark.parametrize("gap", [0, 1 << 14])
 def test_what_comes_early_waits_and_what_never_comes_is_read(files, monkeypatch, gap):
-    monkeypatch.setattr(source_checksum, "_GAP", gap)
+    monkeypatch.setattr(source_checksum, "MAX_GAP_BYTES", gap)
     places, contents = files
     kept = Running(places, "")
     kept.heard(0, 300, contents[0][300:400])
@@ -52,8 +52,8 @@ def test_what_comes_early_waits_and_what_never_comes_is_read(files, monkeypatch,
 
 
 def test_only_some_megabytes_wait(files, monkeypatch):
-    monkeypatch.setattr(source_checksum, "_GAP", 0)
-    monkeypatch.setattr(source_checksum, "_WAITING", 100)
+    monkeypatch.setattr(source_checksum, "MAX_GAP_BYTES", 0)
+    monkeypatch.setattr(source_checksum, "MAX_WAITING_BYTES", 100)
     places, contents = files
     kept = Running(places, "")
     kept.heard(0, 600, contents[0][600:690])
@@ -117,8 +117,8 @@ def test_any_reads_give_the_sum_of_a_beginning_that_holds_them_all(
         0,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_checksum, "_WAITING", most)
-        patch.setattr(source_checksum, "_GAP", gap)
+        patch.setattr(source_checksum, "MAX_WAITING_BYTES", most)
+        patch.setattr(source_checksum, "MAX_GAP_BYTES", gap)
         for number, start, size in reads:
             data = contents[number][start : start + size]
             kept.heard(number, start, data)

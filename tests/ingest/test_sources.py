@@ -651,7 +651,7 @@ def test_a_folder_that_changes_while_it_is_read_is_an_error(tmp_path):
     message, hint = refusal(tmp_path, lambda: rows_of(found))
     assert (message, hint) == (
         f"{tmp_path}: the folder changed while it was read",
-        "Run the command again when no other process writes the file.",
+        "Run the command again when no other process writes the folder.",
     )
 
 
