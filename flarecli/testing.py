@@ -1,11 +1,12 @@
-"""A conformance suite for formats, for the packages that register them.
+"""A conformance suite for the formats of other packages.
 
     from flarecli.testing import FormatSuite
 
     class TestToy(FormatSuite):
         name = "toy"
 
-pytest runs each method on the format of that name. The built-in formats pass the same suite.
+pytest runs each test of the suite on the format of that name. The built-in formats pass the same
+suite.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ _ENCODINGS = {"a": "str", "b": "bytes", "n": "int", "x": "float64"}
 
 
 class FormatSuite:
-    """Tests that every format must pass; a subclass names the format.
+    """Tests that every format must pass; a subclass sets the format.
 
     name      the format
-    settings  pack settings that it needs, such as a separator
+    settings  the pack settings that it needs, such as a separator
     """
 
     name: ClassVar[str]
     settings: ClassVar[Settings] = Settings()
 
-    # -- what the tests are made of
+    # -- test data
 
     @property
     def format(self) -> formats.Format:
-        """The format under test, found by its name."""
+        """The format under test."""
         return formats.find(self.name)
 
     def columns(self) -> Columns:
-        """Return columns of text, bytes, integers and floats, as far as the format holds them together."""
+        """Return columns of text, bytes, integers and floats that the format can store together."""
         held = []
         for name, encoding in _ENCODINGS.items():
             one = encodings.column(name, encoding)
@@ -61,7 +62,7 @@ class FormatSuite:
             return self.format.arrange([encodings.column("b", "bytes")])
 
     def batch(self, columns: Columns, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Return rows as a typed batch of some of the columns."""
+        """Return rows as a typed batch of the given columns."""
         arrays = []
         for one in columns:
             wanted = encodings.lookup(_ENCODINGS[one.name])
@@ -73,7 +74,7 @@ class FormatSuite:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def rows(self, count: int) -> list[dict[str, Any]]:
-        """Return random rows, the same in each run."""
+        """Return reproducible random rows."""
         rng = random.Random(count)
         return [
             {
@@ -86,7 +87,7 @@ class FormatSuite:
         ]
 
     def write(self, count: int, parts: int = 1) -> tuple[Chunk, Columns, pa.RecordBatch]:
-        """Write random rows as one shard in memory, given in so many batches."""
+        """Write random rows, in `parts` batches, as one shard in memory."""
         columns = self.columns()
         batch = self.batch(columns, self.rows(count))
         step = max(1, -(-count // parts))
@@ -110,7 +111,7 @@ class FormatSuite:
 
     @staticmethod
     def changed(chunk: Chunk, path: str, data: bytes) -> Chunk:
-        """Return a shard with other bytes in one of its files, whose sizes are not listed."""
+        """Return a shard with one file replaced and no listed sizes."""
         store = MemoryStore({**_files(chunk), path: data})
         return replace(
             chunk,
@@ -121,7 +122,7 @@ class FormatSuite:
         )
 
     def read(self, chunk: Chunk, columns: Columns) -> list[dict[str, Any]] | None:
-        """Read a shard in every way; return its rows, or None if damage was reported."""
+        """Read and verify a shard; return its rows, or None if damage was reported."""
         try:
             shard = self.format.open_shard(chunk, columns)
             rows = self.format.read_rows(shard, range(shard.rows), [one.name for one in columns])
@@ -234,7 +235,7 @@ class FormatSuite:
             assert base + int(sizes.sum()) == sum(self.counted(chunk))
 
     def counted(self, chunk: Chunk) -> list[int]:
-        """Return the sizes of the files that `row_sizes` counts: by default the main file."""
+        """Return the sizes of the files that `row_sizes` counts (default: the main file)."""
         return [chunk.files[0].size or 0]
 
     def test_an_intact_shard_has_no_findings(self) -> None:

@@ -1,27 +1,30 @@
-"""TFRecord: records with two checksums each, which hold a `tf.train.Example` or any bytes.
+"""TFRecord: records with two checksums each; a record is a `tf.train.Example` or any bytes.
 
 Little-endian, one record after another (source: TensorFlow, documentation of TFRecord):
 
     0        uint64  length of the data
-    8        uint32  masked CRC-32C of the 8 bytes before
+    8        uint32  masked CRC-32C of the length
     12       bytes   data
     12+len   uint32  masked CRC-32C of the data
 
-A masked CRC is the CRC-32C rotated right by 15 bits, plus 0xA282EAD8. A file may be compressed as a whole (`.gz`).
+A masked CRC is the CRC-32C rotated right by 15 bits, plus 0xA282EAD8. A file may be compressed as a
+whole (`.gz`).
 
-An Example is a protocol buffer: a map from a name to a list of bytes, of floats or of integers. In the wire format:
+An Example is a protocol buffer: a map from names to lists of bytes, floats or integers. In the wire
+format:
 
     Example    1: Features        Feature    1: BytesList, 2: FloatList or 3: Int64List
     Features   1: entry, each     BytesList  1: bytes, each
     entry      1: name (text)     FloatList  1: float32, packed (or each)
                2: Feature         Int64List  1: varint, packed (or each)
 
-A column is a list where the format of its encoding is one (`int[]`), else a list of one value. A feature that is missing, or a list
-without a value in a column that is none, is null. Numbers of 8 bytes that are not integers of 64 bits lie in a BytesList. Where no
-record of the first thousand is an Example, the records are one column of bytes, `record`.
+A column with a list encoding (`int[]`) is stored as a list, any other column as a list of one
+value. A missing feature is null, and so is an empty list in a column that is not a list. Numbers of
+8 bytes other than int64 are stored in a BytesList. If one of the first thousand records is not an
+Example, the records are one column of bytes, `record`.
 
-`x.tfrecord.idx` beside a file has a line `OFFSET SIZE` per record, as DALI and the `tfrecord` package write it: both include the
-checksums. An index that does not fit its file is not used.
+The optional index `x.tfrecord.idx` has a line `OFFSET SIZE` per record, as DALI and the `tfrecord`
+package write it; sizes include the checksums. An index that does not fit its file is ignored.
 """
 
 from __future__ import annotations
@@ -70,10 +73,10 @@ from flarecli.storage import Location
 __all__ = ["TFRecord", "masked_crc"]
 
 RECORD: Columns = (column("record", "bytes"),)
-FRAME = 16  # bytes of a record beside its data
+FRAME = 16  # bytes of a record's length and checksums
 HEAD = struct.Struct("<QI")
-SAMPLED_ROWS, SAMPLED_BYTES = 1024, 16 << 20  # records that tell the columns where no listing does
-MAX_INDEX_BYTES = 1 << 30  # some 40 million records
+SAMPLED_ROWS, SAMPLED_BYTES = 1024, 16 << 20  # records read to find the columns
+MAX_INDEX_BYTES = 1 << 30  # about 40 million records
 STEP_ROWS, STEP_BYTES = 8192, 16 << 20  # records that `verify_shard` checks together
 _NAME = re.compile(r"\.tfrecords?(?:-\d+-of-\d+)?(?:\.gz)?$")
 _DAMAGED = "It was damaged or cut short; fetch or pack it again."
@@ -112,13 +115,15 @@ class TFRecord(Format):
     }
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Recognize the name, such as `x.tfrecord` or `x.tfrecord-00000-of-00010`, or the checksum of the first length."""
+        """Return whether the name is like `x.tfrecord-00000-of-00010`, or the first checksum is
+        valid.
+        """
         if _NAME.search(name):
             return True
         return len(head) >= HEAD.size and HEAD.unpack_from(head)[1] == masked_crc(head[:8])
 
     def open_dataset(self, at: Location) -> Stream:
-        """List the files of a folder, none of its subfolders, by name; each with the index beside it."""
+        """List the files of a folder and their indexes by name, without subfolders."""
         sizes = {entry.name: entry.size for entry in at.list() if "/" not in entry.name}
         names = sorted(name for name in sizes if self.sniff(name, b""))
         if not names:
@@ -135,10 +140,11 @@ class TFRecord(Format):
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Find the records: by the index beside the file if it fits, else by their lengths.
+        """Locate the records by the index if it fits the file, else by their lengths.
 
-        raises  FormatError for a length that does not fit the file, other rows than listed, or columns of other kinds;
-                IntegrityError for a length that fails its checksum
+        raises  FormatError for a length that does not fit the file, a row count that is not the
+                listed one, or listed columns that are not features; IntegrityError for a length
+                with a wrong checksum
         """
         view = spans.whole(chunk)
         size = len(view) if view is not None else spans.stored_size(chunk)
@@ -176,7 +182,9 @@ class TFRecord(Format):
         columns: Sequence[str] | None = None,
         ranges: Ranges | None = None,
     ) -> list[Row]:
-        """Read the stored values of rows in the order asked; both checksums of each record are checked."""
+        """Read the stored values of rows in the order asked; both checksums of each record are
+        checked.
+        """
         wanted = shard.columns if columns is None else _chosen(shard, columns)
         if ranges:
             _check_ranges(shard, ranges)
@@ -215,12 +223,12 @@ class TFRecord(Format):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
-        """Return the bytes of a record with its checksums."""
+        """Return the byte range of a record with its checksums."""
         starts = shard.layout["starts"]
         return shard.chunk.at, int(starts[row]), int(starts[row + 1])
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return the columns in their order. Raises UsageError for none, or two of one name."""
+        """Return the columns in their order. Raises UsageError for duplicate names, or no columns."""
         out = tuple(map(self.held, columns))
         if not out:
             raise UsageError(
@@ -236,7 +244,7 @@ class TFRecord(Format):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return 0, and the bytes of each record with its checksums: int64 [rows]."""
+        """Return 0 and the size of each record with its checksums: int64 [rows]."""
         return 0, np.array([len(one) + FRAME for one in _examples(columns, batch)], np.int64)
 
     def write_shard(
@@ -247,9 +255,9 @@ class TFRecord(Format):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as `00000.tfrecord` and, unless it is compressed, the index beside it.
+        """Write rows as `00000.tfrecord` and, unless it is compressed, its index.
 
-        raises  UsageError for another compression than gzip
+        raises  UsageError for a compression other than gzip
         """
         name, wanted = f"{number:05d}.tfrecord", {DEFAULT, *settings.hashes}
         compression = settings.compression
@@ -283,7 +291,7 @@ class TFRecord(Format):
         )
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check both checksums of each record, the index beside the file, and, if asked, every value."""
+        """Check both checksums of each record, the index and, with `values`, every value."""
         if not spans.suffix(shard.chunk):
             yield from _check_index(shard)
         starts, start = shard.layout["starts"], 0
@@ -307,7 +315,7 @@ class TFRecord(Format):
 
 
 def _scan(chunk: Chunk, view: memoryview | None, size: int) -> IntArray:
-    """Return where each record starts, and the end: int64 [rows + 1]. Each length is checked before it is used."""
+    """Return the start of each record, and the end: int64 [rows + 1]; lengths are checked first."""
     source = tar.Mapped(view) if view is not None else tar.Ranges(chunk.at, size)
     starts, at = [0], 0
     window, base = memoryview(b""), 0
@@ -343,7 +351,7 @@ def _next(chunk: Chunk, head: memoryview, at: int, size: int, row: int) -> int:
 
 
 def _records(shard: Shard, rows: Sequence[int]) -> list[memoryview]:
-    """Read the data of records. Raises IntegrityError naming the row of one that fails a checksum."""
+    """Return the data of records. Raises IntegrityError naming a row with a wrong checksum."""
     starts = shard.layout["starts"]
     out = []
     found = spans.read(shard.chunk, [(int(starts[row]), int(starts[row + 1])) for row in rows])
@@ -378,7 +386,7 @@ def _framed(records: Iterable[bytes], raw: Sums | None = None) -> Iterator[bytes
         yield out
 
 
-# -- the index beside a file
+# -- the index
 
 
 def _index_place(chunk: Chunk) -> Location:
@@ -386,7 +394,7 @@ def _index_place(chunk: Chunk) -> Location:
 
 
 def _read_index(chunk: Chunk, size: int) -> IntArray | None:
-    """Return where each record starts, and the end; None if there is no index, or it does not fit the file."""
+    """Return the start of each record, and the end; None without an index that fits the file."""
     try:
         at = _index_place(chunk)
         length = at.size()
@@ -425,7 +433,7 @@ def _check_index(shard: Shard) -> Iterator[Finding]:
 
 class _Feature(NamedTuple):
     kind: int
-    values: list[bytes]  # as an encoding stores them
+    values: list[bytes]  # stored bytes
 
 
 def _sampled(shard: Shard) -> dict[str, Column] | None:
@@ -481,7 +489,8 @@ def _value(shard: Shard, row: int, one: Column, feature: _Feature | None) -> Any
     if feature.kind != wanted:
         if feature.values or feature.kind:
             raise FormatError(
-                f"column {one.name!r:.60}: expected {_KINDS[wanted]}, got {_KINDS.get(feature.kind, 'nothing')}",
+                f"column {one.name!r:.60}: expected {_KINDS[wanted]}, "
+                f"got {_KINDS.get(feature.kind, 'nothing')}",
                 where=shard.chunk.at,
                 row=row,
                 column=one.name,
@@ -530,7 +539,7 @@ def _parse_feature(raw: bytes, start: int, stop: int) -> _Feature:
         if field not in _KINDS:
             raise ValueError(f"unknown kind of feature {field}")
         if kind != field:
-            kind, values = field, []  # of several kinds the last counts
+            kind, values = field, []  # the last of several kinds counts
         if field == _BYTES:
             values += [raw[low:high] for part, low, high in _fields(raw, first, last) if part == 1]
         elif field == _FLOATS:
@@ -549,7 +558,7 @@ def _parse_feature(raw: bytes, start: int, stop: int) -> _Feature:
 def _fields(raw: bytes, at: int, end: int, plain: int = 2) -> Iterator[tuple[int, int, int]]:
     """Yield (field number, start, stop) of the fields of a message.
 
-    plain   wire type that field 1 may have beside 2, as lists of numbers that are not packed
+    plain   second wire type that field 1 may have: numbers that are not packed
     raises  ValueError for a field that does not fit, or a group
     """
     while at < end:

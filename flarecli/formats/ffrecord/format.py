@@ -1,4 +1,4 @@
-"""FFRecord: byte records behind one table of CRC-32s and offsets.
+"""FFRecord: byte records after one table of CRC-32s and offsets.
 
 Little-endian, N records (source: files written by ffrecord 1.4.0):
 
@@ -8,7 +8,8 @@ Little-endian, N records (source: files written by ffrecord 1.4.0):
     12+4N     int64[N]   start of each record in the file; it ends where the next starts
     12+12N    bytes      records, back to back, to the end of the file
 
-A record is one column: what a playlist says it is, or bytes. A writer that died leaves zeros where the table should be.
+A record is a value of one column, with the encoding that a playlist lists, or bytes. An interrupted
+writer leaves zeros in place of the table.
 """
 
 from __future__ import annotations
@@ -111,9 +112,9 @@ class FFRecord(Format):
         return read
 
     def open_dataset(self, at: Location) -> Stream:
-        """List the `.ffr` files of a folder, none of its sub-folders, hidden ones included, in the order of their names as strings.
+        """List the `.ffr` files of a folder by name, hidden files included, subfolders excluded.
 
-        raises  MissingError if there is none
+        raises  MissingError if there are none
         """
         sizes = {
             entry.name: entry.size
@@ -141,11 +142,11 @@ class FFRecord(Format):
         views: bool = False,
         check: bool = True,
     ) -> pa.RecordBatch:
-        """Give rows start..stop as one typed column; with `views`, text and bytes lie in the mapped file.
+        """Return rows start..stop as one typed column; with `views`, text and bytes are not copied.
 
-        check   hold each record against its CRC-32
-        raises  IntegrityError naming the row that fails; FormatError for a record of another size than its encoding has;
-                ValueFitError for text that is not UTF-8
+        check   compare each record with its CRC-32
+        raises  IntegrityError naming the row of a wrong CRC-32; FormatError for a record that does
+                not have the size of its encoding; ValueFitError for text that is not UTF-8
         """
         (one,) = shard.columns
         if columns is not None and one.name not in columns:
@@ -172,9 +173,8 @@ class FFRecord(Format):
                 where=shard.chunk.at,
                 row=row,
             )
-        buffer = pa.py_buffer(
-            bytes(data) if is_number or not views else data
-        )  # numbers in the map would lie anyhow
+        # Numbers are copied, since they may be unaligned in the map.
+        buffer = pa.py_buffer(bytes(data) if is_number or not views else data)
         if is_number:
             raw = pa.Array.from_buffers(pa.binary(one.size), rows, [None, buffer])
         else:
@@ -188,7 +188,7 @@ class FFRecord(Format):
         return pa.RecordBatch.from_arrays([array], schema=pa.schema([encodings.field(one)]))
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Take the one column there is, in an encoding that has bytes of its own. Raises UsageError for none or several."""
+        """Return the only column as FFRecord stores it. Raises UsageError for none or several."""
         out = tuple(columns)
         if len(out) != 1:
             names = ", ".join(column.name for column in out)
@@ -201,7 +201,7 @@ class FFRecord(Format):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Weigh an empty file and each row of a batch: its place in the table and its bytes; int64 [rows]."""
+        """Return the size of an empty file and of each row with its table entry: int64 [rows]."""
         (one,) = columns
         sizes = np.full(batch.num_rows, 12, np.int64)
         if one.size is not None:
@@ -218,11 +218,11 @@ class FFRecord(Format):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write all rows as one file: the table needs their sums, so they wait in memory (one shard's worth).
+        """Write all rows as one file, `00000.ffr`: the original reads a folder in name order.
 
-        Its name is `00000.ffr`: the original reads a folder in the order of names as strings.
+        The rows of a shard stay in memory: the table before them needs their checksums.
 
-        raises  UsageError if a compression is asked for; ValueFitError for a null
+        raises  UsageError for a compression; ValueFitError for a null
         """
         if settings.compression is not None:
             raise UsageError(
@@ -235,7 +235,7 @@ class FFRecord(Format):
             for batch in batches
             if batch.num_rows
         ]
-        # past 99,999 a letter keeps the order: '9' < 'a'
+        # From 100,000 on a letter before the number keeps the name order: '9' < 'a'.
         name = (
             f"{number:05d}.ffr"
             if number < 100_000
@@ -244,12 +244,12 @@ class FFRecord(Format):
         return write_records(at, name, fields, settings.hashes)
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
-        """Return the bytes of a record."""
+        """Return the byte range of a record."""
         offsets = shard.layout["offsets"]
         return shard.chunk.at, int(offsets[row]), int(offsets[row + 1])
 
     def packed_files(self, chunk: Chunk) -> list[tuple[str, int]] | None:
-        """Return (path, row) of the records of a packed folder, in the order of the rows; None for any other file."""
+        """Return (path, row) of the files of a packed folder, in row order; None for other files."""
         shard = self.open_shard(chunk)
         if not packed_folder.is_packed(shard):
             return None
@@ -257,7 +257,7 @@ class FFRecord(Format):
         return sorted(listed, key=lambda one: one[1])
 
     def unprotected(self, shard: Shard) -> str:
-        """Say what of a file carries no sum, and what was done about it; empty when all of it does."""
+        """Return which part of a file has no checksum; empty if all parts have one."""
         return (
             ""
             if shard.layout["sum"][0]
@@ -265,9 +265,14 @@ class FFRecord(Format):
         )
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check the table, each record against its CRC-32, the list of a packed folder, and, if asked, every value."""
+        """Check the table, the CRC-32 of each record, the file list of a packed folder and, with
+        `values`, values.
+        """
         at, table, start, stop = shard.chunk.at, shard.layout["offsets"], 0, 0
-        if shard.layout["sum"][0] not in (0, table_sum(shard)):  # it was opened unchecked
+        if shard.layout["sum"][0] not in (
+            0,
+            table_sum(shard),
+        ):  # `open_shard` may not have checked it
             yield Finding(str(at), IntegrityError.kind, "its table fails its CRC-32", CHANGED)
         if gap := int(table[0]) - HEAD.size - 12 * shard.rows:
             yield Finding(
@@ -307,8 +312,8 @@ def write_records(
 ) -> Chunk:
     """Write runs of records as one file.
 
-    runs    bytes, and int64 [records + 1] of where each record starts in them and the last one ends
-    hashes  the sums that the Chunk carries besides the usual one
+    runs    bytes of a run and the offsets of its records: int64 [records + 1]
+    hashes  hashes to compute in addition to the default
     """
     sums = np.concatenate([np.empty(0, np.uint32), *(crcs(data, bounds) for data, bounds in runs)])
     sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(bounds) for _, bounds in runs)])
@@ -327,7 +332,7 @@ def _parts(
 
 
 def _sums(shard: Shard, start: int, stop: int) -> IntArray:
-    """Sum rows start..stop as they lie in the file; one that is larger than a step is read in pieces."""
+    """Return the CRC-32 of rows start..stop; a record larger than a step is read in pieces."""
     table = shard.layout["offsets"]
     first, end = int(table[start]), int(table[stop])
     if stop - start > 1 or end - first <= _STEP_BYTES:

@@ -1,10 +1,10 @@
-"""Packed folders: an FFRecord file whose last record lists the names of the others.
+"""Packed folders: an FFRecord file whose last record lists the file names of the others.
 
     0   bytes   b"piouhjgbr"
     9   pickle  nested collections.OrderedDict: name -> record, or the OrderedDict of a folder
 
-(Source: files written by `pack_folder` of ffrecord 1.4.0.) The original unpickles that record, which runs whatever code
-it brings; here `pickled_names` reads it.
+(Source: files written by `pack_folder` of ffrecord 1.4.0.) The original unpickles that record,
+which can run any code; here `pickled_names` parses it without running code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROTOCOL = 4  # what Python 3.8 to 3.13 write when they are not told
 
 
 def is_packed(shard: Shard) -> bool:
-    """Say whether the last record begins as the list of a packed folder does."""
+    """Return whether the last record begins with the magic bytes of a file list."""
     if not shard.rows:
         return False
     start, stop = (int(at) for at in shard.layout["offsets"][-2:])
@@ -43,10 +43,11 @@ def is_packed(shard: Shard) -> bool:
 
 
 def directory(shard: Shard) -> Folder:
-    """Read the names: nested dicts of name -> row, in the order they are stored.
+    """Return the file list: nested dicts of name -> row, in stored order.
 
-    raises  UnsafeError for a pickle of anything but names and numbers, and for a name that is no plain one;
-            FormatError for a list that is broken, too large, or names a record that is not there, or one twice
+    raises  UnsafeError for a pickle of other objects than names and numbers, and for an unsafe
+            name; FormatError for a list that is invalid, too large, lists a record that does not
+            exist, or lists a record twice
     """
     where = Place(shard.chunk.at, shard.rows - 1)
     if not is_packed(shard):
@@ -65,13 +66,13 @@ def directory(shard: Shard) -> Folder:
 
 
 def parse(data: bytes, rows: int, where: object = "") -> Folder:
-    """Read a list of names from its bytes; `rows` is how many records it may name. Raises as `directory` does."""
+    """Parse the bytes of a file list that may list `rows` records. Raises as `directory` does."""
     tree = read_names(data, len(MAGIC), where)
     seen = bytearray(rows)
     for path, row in files(tree, where):
         if not 0 <= row < rows:
             raise FormatError(f"'{escape(path)}' is record {row}, there are {rows}", where=where)
-        if seen[row]:  # unpacked, a small file could fill a disk
+        if seen[row]:  # else a small file could unpack to a full disk
             raise FormatError(
                 f"'{escape(path)}' is record {row}, and so is another name", where=where
             )
@@ -80,12 +81,12 @@ def parse(data: bytes, rows: int, where: object = "") -> Folder:
 
 
 def files(tree: Folder, where: object = "") -> Iterator[tuple[str, int]]:
-    """Give (path, row) of every file, depth first. Raises UnsafeError for a name that is no plain one."""
+    """Return (path, row) of every file, depth first. Raises UnsafeError for an unsafe name."""
     return ((path, entry) for path, entry in _walk(tree, where) if not isinstance(entry, dict))
 
 
 def folders(tree: Folder, where: object = "") -> Iterator[str]:
-    """Give the path of every folder, an empty one too, each before what it holds."""
+    """Return the path of every folder, also empty ones, each before its contents."""
     return (path for path, entry in _walk(tree, where) if isinstance(entry, dict))
 
 
@@ -114,12 +115,12 @@ def write_folder(
     empty: Iterable[str] = (),
     hashes: Iterable[str] = (),
 ) -> Chunk:
-    """Write files as one packed folder, byte for byte as the original does; none of them is held in memory.
+    """Write files as one packed folder, byte for byte as the original does, without loading them.
 
-    contents  path -> bytes, or where they lie: those are read twice, for the table goes before them
-    empty     folders to list besides those of the paths
-    raises    UnsafeError for a path that is no plain one; UsageError where one is both a file and a folder;
-              IntegrityError for a file that changed between its two readings
+    contents  path -> bytes, or the location of a file, which is read twice: the table comes first
+    empty     empty folders to list
+    raises    UnsafeError for an unsafe path; UsageError for a path that is both a file and a
+              folder; IntegrityError for a file that changed between the two reads
     """
     tree, order = _numbered(contents, empty)
     listed = MAGIC + _pickled(tree)
@@ -138,12 +139,13 @@ def write_folder(
 def _numbered(
     contents: Mapping[str, bytes | Location], empty: Iterable[str]
 ) -> tuple[Folder, list[str]]:
-    """Give the tree, each level in the order of its names, and the paths in the order of their records."""
+    """Return the tree, with sorted names on each level, and the paths in record order."""
     tree: Folder = OrderedDict()
     order: list[str] = []
     for path in sorted((*contents, *empty), key=lambda path: path.split("/")):
         parts = check_name(path).encode("utf-8", "surrogatepass").split(b"/")
-        # each name is text of its own, as if just listed: a pickle refers to text that it had before
+        # A new string for each name, as in the original: a pickle stores a repeated object as a
+        # reference.
         *above, last = (part.decode("utf-8", "surrogatepass") for part in parts)
         folder = tree
         for part in above:
@@ -156,9 +158,7 @@ def _numbered(
             folder[last] = len(order)
             order.append(path)
         else:
-            folder.setdefault(
-                last, OrderedDict()
-            )  # an entry that is there is a folder: a file's path is one of the contents
+            folder.setdefault(last, OrderedDict())
     return tree, order
 
 

@@ -1,7 +1,8 @@
-"""Nested dicts of names and integers out of a pickle, without unpickling.
+"""Read nested dicts of names and integers from a pickle without unpickling it.
 
-Twenty opcodes of protocols 2 to 5 are read by hand, those that nested OrderedDicts of text and integers are made of. No
-class is looked up and nothing is called: where a pickle says `OrderedDict`, a dict is made. Anything else is refused.
+The parser supports the twenty opcodes of protocols 2 to 5 that nested OrderedDicts of text and
+integers need. It imports no class and calls no object: for `OrderedDict` it makes a dict. Any other
+opcode is an error.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ HINT = "It is no list of files; read its records as they are instead."
 
 
 def read_names(data: bytes, at: int, where: object = "") -> Folder:
-    """Read the pickle that lies from byte `at` to the end.
+    """Parse the pickle from byte `at` to the end.
 
-    raises  UnsafeError for one that makes anything but names and integers; FormatError for one that is broken
+    raises  UnsafeError for a pickle of other objects than names and integers; FormatError for an
+            invalid one
     """
     return _Machine(data, at, where).run()
 
 
 class _Machine:
-    """The stack, the marks in it, and what is remembered; one method an opcode."""
+    """A pickle machine: the stack, its marks and the memo; one method per opcode."""
 
     def __init__(self, data: bytes, at: int, where: object) -> None:
         self._data, self._at, self._where = data, at, where
@@ -101,9 +103,8 @@ class _Machine:
             raise self._broken(f"remembers out of order at byte {self._at}")
         top = self._pop()
         self._stack.append(top)
-        self._memo.append(
-            None if isinstance(top, dict) else top
-        )  # a folder in two places could hold itself
+        # A folder is not kept in the memo: it could be put into itself.
+        self._memo.append(None if isinstance(top, dict) else top)
 
     def recall(self, width: int) -> None:
         which = self._number(width)

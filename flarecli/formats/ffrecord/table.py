@@ -1,4 +1,6 @@
-"""The table of an FFRecord file, checked before anything is allocated for it; and its records, each compared with its CRC-32."""
+"""Read the table of an FFRecord file, checked before memory is allocated, and records with their
+CRC-32s.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ __all__ = [
 ]
 
 NAME = "ffrecord"
-HEAD = struct.Struct("<Iq")  # CRC-32 of what follows up to the first record, N
+HEAD = struct.Struct("<Iq")  # CRC-32 of the rest of the table, N
 COLUMNS: Columns = (column("data", "bytes"),)
 _FIRST = 1 << 16  # bytes that are asked for before N is known
 _BLOCK = 1 << 20  # bytes of a table in memory beside the table itself
@@ -44,13 +46,14 @@ CHANGED = "It was changed after it was packed; fetch or pack it again."
 
 
 class Layout(dict[str, IntArray]):
-    """The arrays by name, and what rows are read by, made at the first of them: that takes longer than reading one.
+    """The arrays of a shard by name, and the state to read rows, prepared before the first read.
 
-    source  what gives the bytes of a run when it is sliced; None where runs have to be read
+    source  the map or bytes, whose slices are bytes; None if ranges must be read
     view    the mapped file
-    table   the offsets; sums: the sums; as memoryviews, whose items are Python integers
+    table   the offsets, as a memoryview, whose items are Python integers
+    sums    the CRC-32s, as a memoryview
 
-    Those are no part of a pickle: another process makes its own.
+    The state is not pickled: another process prepares its own.
     """
 
     __slots__ = ("is_ready", "source", "sums", "table", "view")
@@ -63,7 +66,7 @@ class Layout(dict[str, IntArray]):
         return Layout, (dict(self),)
 
     def prepare(self, at: Location) -> None:
-        """Map the file. Raises IntegrityError if it has another size than when it was opened."""
+        """Map the file. Raises IntegrityError if its size has changed since it was opened."""
         self.table, self.sums = memoryview(self["offsets"]), memoryview(self["sums"])
         view, size = at.map(), self.table[-1]
         if view is not None and len(view) != size:
@@ -72,7 +75,7 @@ class Layout(dict[str, IntArray]):
                 where=at,
                 hint="It was changed; open it anew.",
             )
-        # slicing the map itself gives bytes in half the time of a view and its copy
+        # Slicing the map is faster than copying slices of a view.
         self.view, self.source = (
             view,
             view.obj
@@ -83,12 +86,14 @@ class Layout(dict[str, IntArray]):
 
 
 def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True) -> Shard:
-    """Read the table, 12 + 12 N bytes, and touch none of the records.
+    """Read the table, 12 + 12 N bytes, but no records.
 
-    columns  what a listing says the one column is; the file itself does not
-    check    hold the table against its CRC-32, unless that is 0
-    return   layout: `sum` uint32 [1] of the table as stored; `sums` uint32 [rows]; `offsets` int64 [rows + 1], the last is the size
-    raises   FormatError if the table does not fit the file; IntegrityError if it fails its sum; UnfinishedError if it was never written
+    columns  the only column, as a playlist lists it; the file does not declare it
+    check    compare the table with its CRC-32, unless that is 0
+    return   layout: `sum` uint32 [1], the stored CRC-32 of the table; `sums` uint32 [rows];
+             `offsets` int64 [rows + 1], the last is the file size
+    raises   FormatError if the table does not fit the file; IntegrityError if its CRC-32 is wrong;
+             UnfinishedError if the table was not written
     """
     at, size = chunk.at, spans.stored_size(chunk)
     if columns is not None and len(columns) != 1:
@@ -137,7 +142,11 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
 
 
 def _fill(at: Location, head: bytes, targets: list[tuple[int, IntArray]]) -> None:
-    """Read each array from its place in the file: a block at a time where that is cheap, so that no second table is held."""
+    """Read each array from its offset in the file, blockwise from a local file, to use little
+    memory.
+
+    targets  (offset in the file, array)
+    """
     ranges, places = [], []
     for place, array in targets:
         raw = array.view(np.uint8)
@@ -169,7 +178,7 @@ def _fault(offsets: IntArray, end: int, size: int) -> str:
 
 
 def table_sum(shard: Shard) -> int:
-    """Give the CRC-32 that the table of a shard has: N, the sums, then the offsets."""
+    """Return the CRC-32 of a shard's table: of N, the CRC-32s and the offsets."""
     offsets = shard.layout["offsets"][:-1]
     return int(
         crc32(
@@ -180,7 +189,11 @@ def table_sum(shard: Shard) -> int:
 
 
 def packed_table(sums: IntArray, sizes: IntArray) -> bytes:
-    """Give a table as it is stored: sums uint32 [rows], sizes of the records int64 [rows]."""
+    """Return the bytes of a table.
+
+    sums   CRC-32 of each record: uint32 [rows]
+    sizes  size of each record: int64 [rows]
+    """
     starts = np.full(len(sizes), HEAD.size + 12 * len(sizes), np.int64)
     np.add(starts[1:], np.cumsum(sizes[:-1]), out=starts[1:])
     table = b"".join(
@@ -197,11 +210,12 @@ def packed_table(sums: IntArray, sizes: IntArray) -> bytes:
 
 
 def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[bytes | memoryview]:
-    """Give the records themselves, in the order asked, without a copy where the file is mapped; near ones share a read.
+    """Return records in the order asked, as views if the file is mapped; close records share a
+    read.
 
     rows    each in [0, shard.rows)
-    check   hold each against its CRC-32
-    raises  IntegrityError naming the row that fails
+    check   compare each record with its CRC-32
+    raises  IntegrityError naming the row of a wrong CRC-32
     """
     layout = ready(shard)
     table, view = layout.table, layout.view
@@ -219,12 +233,13 @@ def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[by
 
 
 def read_copies(shard: Shard, rows: Sequence[int], check: bool = True) -> list[memoryview]:
-    """Give the records, in the order asked, as parts of one writable buffer: holding one holds all of them.
+    """Return records in the order asked, as parts of one writable buffer.
 
-    Records of hundreds of kilobytes are twice as fast this way as one allocation each; see `read_views` for the rest.
+    A reference to one record keeps the whole buffer in memory. For large records this is faster
+    than one allocation per record. See `read_views` for the arguments.
     """
     table, parts = ready(shard).table, read_views(shard, rows, False)
-    owned: IntArray = np.empty(sum(map(len, parts)) or 1, np.uint8)  # numpy asks for large pages
+    owned: IntArray = np.empty(sum(map(len, parts)) or 1, np.uint8)  # numpy uses huge pages
     buffer = memoryview(owned)
     sums, out, start = ready(shard).sums, [], 0
     for row, part in zip(rows, parts, strict=True):
@@ -245,11 +260,11 @@ def read_rows(
     ranges: Mapping[str, tuple[int, int]] | None = None,
     check: bool = True,
 ) -> list[Row]:
-    """Give the bytes of each record, in the order asked; see `read_views`."""
+    """Return the bytes of each record in the order asked; see `read_views`."""
     name = shard.columns[0].name
     if columns is not None and name not in columns:
         return [{} for _ in rows]
-    layout: Any = shard.layout  # a row of 1 KB takes 0.6 µs: calls count here
+    layout: Any = shard.layout  # no call of `ready` here: it would be slow for small records
     if not layout.is_ready:
         ready(shard)
     table, source = layout.table, layout.source
@@ -269,7 +284,10 @@ def read_rows(
 
 
 def ready(shard: Shard) -> Layout:
-    """Give the layout, its map made. Raises IntegrityError if the file has another size than when it was opened."""
+    """Return the layout, prepared.
+
+    Raises IntegrityError if the file size has changed since it was opened.
+    """
     layout = cast(Layout, shard.layout)
     if not layout.is_ready:
         layout.prepare(shard.chunk.at)
@@ -283,24 +301,23 @@ def _ask_ahead(layout: Layout, rows: Sequence[int]) -> None:
 
 
 def refuse(shard: Shard, row: int) -> NoReturn:
-    """Raise IntegrityError for a row that fails its sum."""
+    """Raise IntegrityError for a row with a wrong CRC-32."""
     raise failure(shard, row)
 
 
 def failure(shard: Shard, row: int) -> IntegrityError:
-    """Return the error of a row that fails its checksum."""
+    """Return the error for a row with a wrong CRC-32."""
     table = shard.layout["offsets"]
     message = f"its {int(table[row + 1]) - int(table[row])} bytes fail their CRC-32"
-    if row == shard.rows - 1:  # its end is no part of the table
+    if row == shard.rows - 1:  # the table does not store its end
         message += ", or the file was cut or lengthened"
     return IntegrityError(message, where=shard.chunk.at, row=row, hint=CHANGED)
 
 
 def crcs(data: memoryview, bounds: IntArray) -> IntArray:
-    """Sum records that lie back to back; the loop is in C, 0.2 µs a record.
+    """Return the CRC-32s of adjacent records: uint32 [records]; the loop runs in C.
 
-    bounds  int64 [records + 1], rising, inside the data
-    return  uint32 [records]
+    bounds  offsets in the data: int64 [records + 1], increasing
     """
     steady: IntArray = np.ascontiguousarray(bounds)
     ends = memoryview(steady)
