@@ -122,7 +122,7 @@ def test_a_remote_store_is_asked_for_a_size_only_where_none_is_listed(monkeypatc
 
 
 def test_another_size_than_listed_is_refused_by_every_way(tmp_path):
-    longer = "It is not the file that was packed; fetch or pack it again."
+    longer = "The file was replaced after it was packed; fetch or pack it again."
     for size, hint in ((7, "It was cut short; fetch or pack it again."), (5, longer)):
         chunk = chunk_of(tmp_path, b"123456", size)
         for do in (

@@ -36,7 +36,7 @@ def test_a_sample_that_the_format_cannot_hold_is_left_out_alone(tmp_path):
         [{"t": text} for text in texts],
     )
     assert said == [
-        f"row {bad[k] - k}: column 't': holds the newline '\\n'" for k in range(4)
+        f"row {bad[k] - k}: column 't': value contains the newline '\\n'" for k in range(4)
     ]  # rows of the dataset: without those before
     assert [one["t"] for one in flare.open(str(tmp_path / "d"))] == [
         text for n, text in enumerate(texts) if n not in bad
