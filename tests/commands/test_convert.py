@@ -193,7 +193,7 @@ def test_the_first_row_that_a_format_cannot_hold_is_named_whichever_column_it_is
         )
     assert (
         str(caught.value)
-        == f"{tmp_path}/index.parquet[1]: column 'b' has a record of no bytes, which granular-refs cannot hold"
+        == f"{tmp_path}/index.parquet[1]: column 'b' has an empty record, which granular-refs cannot store"
     )
 
 

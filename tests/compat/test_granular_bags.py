@@ -130,7 +130,9 @@ def test_bags_are_read_from_memory(bag, kind):
     assert single[range(4)] == RECORDS
     if kind is not memoryview:
         assert pickle.loads(pickle.dumps(reader))[2] == RECORDS[2]
-    with pytest.raises(FormatError, match="bytes in memory/x.bag: ends at byte 3, its index needs"):
+    with pytest.raises(
+        FormatError, match="bytes in memory/x.bag: file is 3 bytes; its index needs"
+    ):
         granular.BagReader(kind(data[:3]), kind(ends))
 
 
@@ -157,7 +159,7 @@ def test_resuming_with_another_datapoint_is_a_record_mismatch(tmp_path):
             writer.append({"foo": "new", "bar": 2})
         assert str(caught.value) == (
             f"{tmp_path}/d/000000/foo.bag[2]: Record mismatch: "
-            "another record is there, of a row that was not written whole"
+            "a different record of an incomplete row is stored"
         )
         assert caught.value.hint == "Append the datapoints that were being written."
 

@@ -113,9 +113,9 @@ def test_a_range_of_what_is_no_list_is_refused():
     (chunk,) = dataset("old/sequences")
     shard = granular.open_shard(chunk)
     for ranges, message in (
-        ({"title": (0, 1)}, "column 'title' is no list, so no range of it can be read"),
-        ({"words": (3, 2)}, "3:2 is no range of column 'words'"),
-        ({"words": (-1, 2)}, "-1:2 is no range of column 'words'"),
+        ({"title": (0, 1)}, "column 'title' is not a list; only lists have ranges"),
+        ({"words": (3, 2)}, "invalid range 3:2 of column 'words'"),
+        ({"words": (-1, 2)}, "invalid range -1:2 of column 'words'"),
     ):
         with pytest.raises(UsageError) as caught:
             granular.read_rows(shard, [0], ranges=ranges)
@@ -186,7 +186,7 @@ def test_what_a_playlist_says_of_a_column_counts_where_its_bytes_can_be_that():
     ):
         with pytest.raises(IntegrityError) as caught:
             granular.open_shard(chunk, wrong)
-        assert caught.value.message == "its columns are others than the listed ones"
+        assert caught.value.message == "the columns differ from the listed ones"
     (chunk,) = dataset("old/bag_many_v2")
     assert granular.open_shard(chunk, (column("picture", "jpeg"),)).columns == (
         column("picture", "jpeg"),
@@ -283,14 +283,14 @@ def test_a_record_of_no_bytes_is_refused_where_it_cannot_be_held():
         granular_refs.write_shard(to, 0, COLUMNS, batches, Settings())
     assert (
         str(caught.value)
-        == "row 4: column 't' has a record of no bytes, which granular-refs cannot hold"
+        == "row 4: column 't' has an empty record, which granular-refs cannot store"
     )
     assert to.store.files == {}
     with pytest.raises(ValueFitError) as caught:
         granular_refs.row_sizes(COLUMNS, batches[1], Settings())
     assert (
         str(caught.value)
-        == "row 1: column 't' has a record of no bytes, which granular-refs cannot hold"
+        == "row 1: column 't' has an empty record, which granular-refs cannot store"
     )
     words = pa.record_batch(
         {"w": pa.array([["a"], [], ["b", ""]], pa.large_list(pa.large_string()))}
@@ -299,7 +299,7 @@ def test_a_record_of_no_bytes_is_refused_where_it_cannot_be_held():
         granular_refs.write_shard(to, 0, (column("w", "str[]"),), [words], Settings())
     assert (
         str(caught.value)
-        == "row 2: column 'w' has a record of no bytes, which granular-refs cannot hold"
+        == "row 2: column 'w' has an empty record, which granular-refs cannot store"
     )
     shard = granular.open_shard(granular.write_shard(to, 0, COLUMNS, batches, Settings()))
     assert granular.read_rows(shard, [4])[0]["t"] == b""
@@ -312,7 +312,7 @@ def test_a_null_is_refused():
     for form in (granular, granular_refs):
         with pytest.raises(ValueFitError) as caught:
             form.write_shard(Location(MemoryStore()), 0, COLUMNS, [some(), batch], Settings())
-        assert str(caught.value) == "row 4: column 'n' is null, which no record can say"
+        assert str(caught.value) == "row 4: column 'n' is null; granular cannot store nulls"
 
 
 def test_lists_are_kept_with_refs_and_weighed():
@@ -392,27 +392,27 @@ def test_a_column_gets_an_encoding_that_the_format_holds(given, new, refs):
 @pytest.mark.parametrize(
     "names, message",
     [
-        ([], "a dataset without columns cannot be read back"),
+        ([], "a dataset needs at least one column"),
         (["a", "a"], "two columns are named 'a'"),
         (
             ["a/b"],
-            "column 'a/b': the column 'a/b' cannot name a file here, and granular keeps each column in a file of its name",
+            "column 'a/b': column 'a/b' is not a valid file name; granular stores each column in a file of its name",
         ),
         (
             [".a"],
-            "column '.a': the column '.a' cannot name a file here, and granular keeps each column in a file of its name",
+            "column '.a': column '.a' is not a valid file name; granular stores each column in a file of its name",
         ),
         (
             ["../a"],
-            "column '../a': the name '../a.bag' leaves the folder, and granular keeps each column in a file of its name",
+            "column '../a': the name '../a.bag' leaves the folder; granular stores each column in a file of its name",
         ),
         (
             [""],
-            "column '': the name '' is empty, and granular keeps each column in a file of its name",
+            "column '': the name '' is empty; granular stores each column in a file of its name",
         ),
         (
             ["x" * 252],
-            f"column {'x' * 252!r}: the name '{'x' * 77}…' has a part longer than 255 bytes, and granular keeps each column in a file of its name",
+            f"column {'x' * 252!r}: the name '{'x' * 77}…' has a part longer than 255 bytes; granular stores each column in a file of its name",
         ),
     ],
 )
@@ -426,7 +426,7 @@ def test_columns_that_cannot_be_files_are_refused(names, message):
 def test_the_name_of_the_refs_is_refused_where_they_are_written():
     with pytest.raises(UsageError) as caught:
         granular_refs.arrange([column("refs", "str")])
-    assert caught.value.message == "column 'refs' has the name of the format's own file"
+    assert caught.value.message == "the column name 'refs' is reserved"
     columns = granular.arrange([column("refs", "str")])
     to = Location(MemoryStore())
     chunk = granular.write_shard(
@@ -446,4 +446,4 @@ def test_settings_that_cannot_be_met_are_refused():
         granular.write_shard(
             Location(MemoryStore(), "ds"), 1, COLUMNS, [some()], Settings(shard_bytes=None)
         )
-    assert str(caught.value) == "ds: a folder holds one dataset, and its rows do not fit one"
+    assert str(caught.value) == "ds: the rows need more than one shard"

@@ -191,13 +191,10 @@ def test_a_column_that_is_ahead_is_held_against_the_next_rows(tmp_path):
     assert writer.rows == 2
     with pytest.raises(IntegrityError) as caught:
         writer.append(some(3, 5))
-    assert (
-        str(caught.value)
-        == f"{at}/n.bag[2]: another record is there, of a row that was not written whole"
-    )
+    assert str(caught.value) == f"{at}/n.bag[2]: a different record of an incomplete row is stored"
     with pytest.raises(UsageError) as again:
         writer.append(some(2, 5))
-    assert again.value.message == "an append failed"
+    assert again.value.message == "a previous append failed"
     assert (at / "n.bag").read_bytes() == before
     for stop in (3, 4, 6):
         writer = Appender(locate(f"{at}/"), COLUMNS)
@@ -256,32 +253,30 @@ def test_folders_that_cannot_be_added_to_are_refused(tmp_path):
     granular_refs.write_shard(at, 0, COLUMNS, [some(0, 2)], Settings(shard_bytes=None))
     with pytest.raises(UsageError) as caught:
         Appender(at, COLUMNS)
-    assert (
-        caught.value.message == "a dataset by granular 0.21 or before, whose files are not added to"
-    )
+    assert caught.value.message == "cannot append to a dataset of granular 0.21 or older"
     with pytest.raises(UsageError) as caught:
         Appender(at, COLUMNS, shard_rows=3)
-    assert caught.value.message == "shards are wanted, one dataset is there"
+    assert caught.value.message == "expected a folder of shards, found a single dataset"
     at = locate(f"{tmp_path}/b/")
     granular.write_shard(at, 0, COLUMNS, [some(0, 2)], Settings())
     with pytest.raises(UsageError) as caught:
         Appender(at, COLUMNS)
-    assert caught.value.message == "one dataset is wanted, shards are there"
+    assert caught.value.message == "expected a single dataset, found a folder of shards"
     with pytest.raises(IntegrityError) as other:
         Appender(at, (column("n", "int"), column("t", "bytes")), shard_rows=3)
-    assert other.value.message == "its columns are others than those to be appended"
+    assert other.value.message == "the columns differ from those to append"
     (tmp_path / "b" / "playlist.yaml").write_bytes(b"")
     with pytest.raises(UsageError) as caught:
         Appender(at, COLUMNS, shard_rows=3)
-    assert caught.value.message == "playlist.yaml has the sums of what is there now"
+    assert caught.value.message == "appending would invalidate the checksums in playlist.yaml"
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "n.bag").write_bytes(b"something")
     with pytest.raises(IntegrityError) as other:
         Appender(locate(f"{tmp_path}/c/"), COLUMNS)
-    assert str(other.value) == f"{tmp_path}/c/n.bag: holds bytes, and no spec.json is beside it"
+    assert str(other.value) == f"{tmp_path}/c/n.bag: contains data, but spec.json is missing"
     with pytest.raises(UsageError) as caught:
         Appender(locate(f"{tmp_path}/d/"), (column("n", "int32"), column("t", "str")))
-    assert caught.value.message == "column 'n' is of an encoding that granular does not hold"
+    assert caught.value.message == "granular cannot store the encoding of column 'n'"
 
 
 def test_only_local_files_are_added_to(web):

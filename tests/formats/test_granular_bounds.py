@@ -24,8 +24,8 @@ from flarecli.storage.memory import MemoryStore
 granular = find("granular")
 granular_refs = find("granular-refs")
 
-DAMAGED = "It was damaged or cut short; fetch or pack it again."
-TAKEN = "takes records that a row before it took"
+DAMAGED = "The file was damaged or cut short; fetch or pack it again."
+TAKEN = "refers to records of an earlier row"
 
 
 def ends(*values):
@@ -57,16 +57,16 @@ def where(found):
 
 
 def test_a_row_that_takes_nothing_does_not_hide_what_the_rows_before_it_took(monkeypatch):
-    monkeypatch.setattr("flarecli.formats.granular.format._STEP", 1)
+    monkeypatch.setattr("flarecli.formats.granular.format.MAX_STEP_ROWS", 1)
     rows = [b"\x91\x92\x00\x02", b"\x91\x90", b"\x91\x92\x00\x00", b"\x91\x92\x01\x01"]
     shard = opened(by_refs(rows, [b"one", b"two"]))
     assert where(granular.verify_shard(shard)) == [("spec.json[3]", f"column 'a' {TAKEN}")]
-    monkeypatch.setattr("flarecli.formats.granular.format._STEP", 4)
+    monkeypatch.setattr("flarecli.formats.granular.format.MAX_STEP_ROWS", 4)
     assert where(granular.verify_shard(shard)) == [("spec.json[3]", f"column 'a' {TAKEN}")]
 
 
 def test_verify_goes_on_behind_rows_that_are_wrong(monkeypatch):
-    monkeypatch.setattr("flarecli.formats.granular.format._STEP", 2)
+    monkeypatch.setattr("flarecli.formats.granular.format.MAX_STEP_ROWS", 2)
     shard = opened(
         by_refs(
             [b"\x91\x00", b"\x91\x05", b"\x91\x01", b"\x91\x07", b"\x91\x02"],
@@ -75,14 +75,14 @@ def test_verify_goes_on_behind_rows_that_are_wrong(monkeypatch):
         )
     )
     assert where(granular.verify_shard(shard)) == [
-        ("spec.json[1]", "column 'a' takes records 5 to 5, its bag holds 3"),
-        ("spec.json[3]", "column 'a' takes records 7 to 7, its bag holds 3"),
+        ("spec.json[1]", "column 'a' refers to records 5 to 5; its bag contains 3"),
+        ("spec.json[3]", "column 'a' refers to records 7 to 7; its bag contains 3"),
     ]
 
 
 @pytest.mark.parametrize("values", [False, True])
 def test_verify_takes_no_more_at_once_than_a_step(monkeypatch, values):
-    monkeypatch.setattr("flarecli.formats.granular.format._STEP_BYTES", 10)
+    monkeypatch.setattr("flarecli.formats.granular.format.MAX_STEP_BYTES", 10)
     checked, batch = [], granular_columns.batch
     monkeypatch.setattr(
         granular_columns,
@@ -115,7 +115,9 @@ def test_rows_are_named_by_their_numbers_in_the_shard(start):
     shard = opened(by_refs([b"\x91\x90", b"\x91\x90", b"\x91\x92\x01\x02"], [b"one", b"two"]))
     with pytest.raises(FormatError) as caught:
         granular.read_batch(shard, start, 3)
-    assert str(caught.value) == "spec.json[2]: column 'a' takes records 1 to 2, its bag holds 2"
+    assert (
+        str(caught.value) == "spec.json[2]: column 'a' refers to records 1 to 2; its bag contains 2"
+    )
 
 
 def test_rows_asked_twice_take_no_more_than_once():
@@ -147,7 +149,7 @@ def test_rows_that_all_take_the_same_records_of_no_bytes_are_refused():
 
 @pytest.mark.parametrize("wrong", [[0], [4], [5], [6], [9], [3, 4, 5, 9]])
 def test_a_number_of_a_wrong_size_is_found_in_every_step(monkeypatch, wrong):
-    monkeypatch.setattr(granular_columns, "_STEP", 5)
+    monkeypatch.setattr(granular_columns, "_STEP_RECORDS", 5)
     sizes = [7 if row in wrong else 8 for row in range(10)]
     shard = opened(
         {
@@ -157,7 +159,7 @@ def test_a_number_of_a_wrong_size_is_found_in_every_step(monkeypatch, wrong):
         }
     )
     assert list(granular.verify_shard(shard)) == [
-        Finding("n.bag", "format", f"record {wrong[0]} is 7 bytes, int has 8", DAMAGED)
+        Finding("n.bag", "format", f"record {wrong[0]} is 7 bytes, expected 8 for int", DAMAGED)
     ]
 
 
@@ -170,7 +172,7 @@ def test_a_record_of_no_bytes_in_a_list_names_the_row_that_it_is_of():
             )
         assert (
             str(caught.value)
-            == f"row {row}: column 'w' has a record of no bytes, which granular-refs cannot hold"
+            == f"row {row}: column 'w' has an empty record, which granular-refs cannot store"
         )
     with pytest.raises(ValueFitError) as caught:
         granular_write.check_lengths(
@@ -187,8 +189,8 @@ def test_a_record_of_no_bytes_in_a_list_names_the_row_that_it_is_of():
 def test_a_table_longer_than_what_is_read_of_it_first_is_read_whole(
     tmp_path, monkeypatch, oldest, head
 ):
-    monkeypatch.setattr(bags, "_HEAD", head)
-    monkeypatch.setattr(bags, "_STEP", 24)
+    monkeypatch.setattr(bags, "_TAIL_BYTES", head)
+    monkeypatch.setattr(bags, "_STEP_BYTES", 24)
     records = [bytes([65 + i]) * (i + 1) for i in range(20)]
     data = b"".join(records) + ends(
         *[0] * oldest, *np.cumsum([len(one) for one in records]).tolist()
@@ -203,7 +205,7 @@ def test_a_bag_alone_is_one_column():
     for names in ([], ["a", "b"]):
         with pytest.raises(IntegrityError) as caught:
             opened({"x.bag": bag(b"one")}, "x.bag", tuple(Column(name, "bytes") for name in names))
-        assert str(caught.value) == f"x.bag: a bag is one column, {len(names)} are listed"
+        assert str(caught.value) == f"x.bag: a bag has one column, {len(names)} are listed"
 
 
 def test_a_bag_that_lost_its_end_since_it_was_opened_is_told(tmp_path):
@@ -212,7 +214,7 @@ def test_a_bag_that_lost_its_end_since_it_was_opened_is_told(tmp_path):
     (tmp_path / "x.bag").write_bytes(b"one")
     with pytest.raises(FormatError) as caught:
         granular.read_rows(shard, [1])
-    assert str(caught.value) == f"{tmp_path}/x.bag: ends at byte 3, its table needs 6"
+    assert str(caught.value) == f"{tmp_path}/x.bag: file is 3 bytes; its table needs 6"
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 7])
@@ -222,7 +224,7 @@ def test_numbers_packed_in_many_steps_are_those_packed_at_once(monkeypatch, rows
         (np.arange(0, 200 * rows, 200), np.full(rows, 200)),
     ]
     whole = bag_refs.packed(taken, [False, True])
-    monkeypatch.setattr(bag_refs, "_STEP", 2)
+    monkeypatch.setattr(bag_refs, "_STEP_ROWS", 2)
     parts = bag_refs.packed(taken, [False, True])
     assert (b"".join(parts[0]), parts[1].tolist()) == (b"".join(whole[0]), whole[1].tolist())
 
@@ -269,7 +271,7 @@ def test_a_shard_is_full_only_where_every_column_of_it_is(tmp_path):
 
 def test_a_spec_as_large_as_may_be_is_read(monkeypatch):
     files = {"spec.json": b'{"a": "bytes"}', "a.bag": b"", "a.idx": b""}
-    monkeypatch.setattr(granular_spec, "LIMIT", len(files["spec.json"]))
+    monkeypatch.setattr(granular_spec, "MAX_SPEC_BYTES", len(files["spec.json"]))
     assert opened(files).rows == 0
 
 
@@ -279,7 +281,7 @@ def test_a_list_is_listed_as_one():
     for listed in ("jpeg", "bytes"):
         with pytest.raises(IntegrityError) as caught:
             opened(files, columns=(column("a", listed),))
-        assert str(caught.value) == "spec.json: its columns are others than the listed ones"
+        assert str(caught.value) == "spec.json: the columns differ from the listed ones"
 
 
 def test_what_is_found_beside_a_shard_lies_in_its_folder():
@@ -348,17 +350,17 @@ def test_a_server_with_a_page_for_every_name_is_told_by_the_first_shard():
 
 
 def test_shards_without_end_are_not_counted_for_ever(monkeypatch):
-    monkeypatch.setattr(granular_spec, "_PROBED", 3)
+    monkeypatch.setattr(granular_spec, "_MAX_PROBED_SHARDS", 3)
     with pytest.raises(FormatError) as caught:
         granular.open_dataset(Location(Web({}, b'{"a": "bytes"}')))
     assert (str(caught.value), caught.value.hint) == (
-        "ds: 3 shards and more are there, and no list of them",
-        "Name a playlist.",
+        "ds: more than 3 shards in a folder that cannot be listed",
+        "Specify a playlist.",
     )
 
 
 def test_as_many_shards_as_are_looked_for_are_found(web, monkeypatch):
-    monkeypatch.setattr(granular_spec, "_PROBED", 3)
+    monkeypatch.setattr(granular_spec, "_MAX_PROBED_SHARDS", 3)
     for number in range(3):
         web.file(f"/ds/{number:06d}/spec.json", b'{"a": "bytes"}')
     stream = granular.open_dataset(locate(web.url("/ds/"), Guard(allow_private=True)))

@@ -55,17 +55,17 @@ def old(**changes):
     return to.store.files | {name.replace("_", "."): data for name, data in changes.items()}
 
 
-DAMAGED = "It was damaged or cut short; fetch or pack it again."
+DAMAGED = "The file was damaged or cut short; fetch or pack it again."
 
 
 @pytest.mark.parametrize(
     "index, message",
     [
-        (ends(3, 6, 11)[:-1], "t.idx: 23 bytes are no whole number of 8-byte ends"),
+        (ends(3, 6, 11)[:-1], "t.idx: file is 23 bytes, expected a multiple of 8"),
         (ends(3, 2, 11), "t.idx: record 1 starts at byte 3 and ends at byte 2"),
-        (ends(3, 6, 12), "t.bag: ends at byte 11, its index needs 12"),
+        (ends(3, 6, 12), "t.bag: file is 11 bytes; its index needs 12"),
         (ends(3, 6, 10), "t.bag: 1 bytes follow the last record of its index"),
-        (ends(3, 6, 1 << 60), f"t.bag: ends at byte 11, its index needs {1 << 60}"),
+        (ends(3, 6, 1 << 60), f"t.bag: file is 11 bytes; its index needs {1 << 60}"),
         (ends(3, 6, 1 << 63), f"t.idx: record 2 starts at byte 6 and ends at byte {1 << 63}"),
         (
             ends(3, (1 << 64) - 1, 11),
@@ -85,15 +85,15 @@ def test_an_index_that_does_not_fit_its_bag_is_refused(index, message):
 @pytest.mark.parametrize(
     "data, message",
     [
-        (b"abc", "x.bag: 3 bytes is less than the 8 of a table's last end"),
+        (b"abc", "x.bag: file is 3 bytes, expected at least 8"),
         (
             b"abc" + ends(4),
-            "x.bag: its last 8 bytes say that its table begins at byte 4, the file ends at 11",
+            "x.bag: file is 11 bytes; its table should start at byte 4",
         ),
-        (b"abcd" + ends(4, 3), "x.bag: 17 bytes from byte 3 on are no whole number of 8-byte ends"),
+        (b"abcd" + ends(4, 3), "x.bag: the table at byte 3 is 17 bytes, expected a multiple of 8"),
         (
             b"abc" + ends(1 << 60),
-            f"x.bag: its last 8 bytes say that its table begins at byte {1 << 60}, the file ends at 11",
+            f"x.bag: file is 11 bytes; its table should start at byte {1 << 60}",
         ),
         (b"abcdefgh" + ends(9, 2, 8), "x.bag: record 1 starts at byte 9 and ends at byte 2"),
         (b"abcdefgh" + ends(0, 9, 8), "x.bag: record 1 starts at byte 9 and ends at byte 8"),
@@ -103,7 +103,7 @@ def test_an_index_that_does_not_fit_its_bag_is_refused(index, message):
         ),
         (
             b"\xff" * 64,
-            f"x.bag: its last 8 bytes say that its table begins at byte {(1 << 64) - 1}, the file ends at 64",
+            f"x.bag: file is 64 bytes; its table should start at byte {(1 << 64) - 1}",
         ),
     ],
 )
@@ -117,26 +117,29 @@ def test_a_bag_whose_table_does_not_fit_is_refused(data, message):
 @pytest.mark.parametrize(
     "row, message",
     [
-        (b"\x92\x03\x01", "spec.json[1]: column 'n' takes records 3 to 3, its bag holds 3"),
-        (b"\x92\x01", "spec.json[1]: its record numbers are not what the columns need"),
-        (b"\x92\x01\x01\x01", "spec.json[1]: its record numbers are not what the columns need"),
-        (b"\x91\x01", "spec.json[1]: its record numbers are not what the columns need"),
-        (b"\x92\x01\xcc", "spec.json[1]: its record numbers are not what the columns need"),
-        (b"\x92\x01\xff", "spec.json[1]: its record numbers are not what the columns need"),
-        (b"\x92\x01\x92\x00\x01", "spec.json[1]: its record numbers are not what the columns need"),
+        (b"\x92\x03\x01", "spec.json[1]: column 'n' refers to records 3 to 3; its bag contains 3"),
+        (b"\x92\x01", "spec.json[1]: record numbers in refs.bag do not match the columns"),
+        (b"\x92\x01\x01\x01", "spec.json[1]: record numbers in refs.bag do not match the columns"),
+        (b"\x91\x01", "spec.json[1]: record numbers in refs.bag do not match the columns"),
+        (b"\x92\x01\xcc", "spec.json[1]: record numbers in refs.bag do not match the columns"),
+        (b"\x92\x01\xff", "spec.json[1]: record numbers in refs.bag do not match the columns"),
+        (
+            b"\x92\x01\x92\x00\x01",
+            "spec.json[1]: record numbers in refs.bag do not match the columns",
+        ),
         (
             b"\x92\xcf" + b"\x7f" + bytes(7) + b"\x01",
-            f"spec.json[1]: column 'n' takes records {0x7F << 56} to {0x7F << 56}, its bag holds 3",
+            f"spec.json[1]: column 'n' refers to records {0x7F << 56} to {0x7F << 56}; its bag contains 3",
         ),
         (
             b"\x92\xcf\x7f" + b"\xff" * 7 + b"\x01",
-            f"spec.json[1]: column 'n' takes records {(1 << 63) - 1} to {(1 << 63) - 1}, its bag holds 3",
+            f"spec.json[1]: column 'n' refers to records {(1 << 63) - 1} to {(1 << 63) - 1}; its bag contains 3",
         ),
         (
             b"\x92\xcf" + b"\xff" * 8 + b"\x01",
-            "spec.json[1]: its record numbers are not what the columns need",
+            "spec.json[1]: record numbers in refs.bag do not match the columns",
         ),
-        (b"", "spec.json[1]: its record numbers are not what the columns need"),
+        (b"", "spec.json[1]: record numbers in refs.bag do not match the columns"),
     ],
 )
 def test_refs_that_do_not_fit_are_refused_and_name_the_row(row, message):
@@ -161,20 +164,20 @@ def test_a_bag_of_numbers_cut_where_its_rest_reads_as_a_table_is_told_by_the_siz
     assert files["n.bag"] == struct.pack("<8Q", 0, 1, 2, 3, 8, 16, 24, 32)
     assert list(granular.verify_shard(opened(files))) == []
     files["n.bag"] = files["n.bag"][:40]  # 1, 2, 3 and 8 are the ends of four records too
-    wanted = Finding("n.bag", "format", "record 0 is 1 bytes, int has 8", DAMAGED)
+    wanted = Finding("n.bag", "format", "record 0 is 1 bytes, expected 8 for int", DAMAGED)
     assert list(granular.verify_shard(opened(files))) == [wanted]
 
 
 def test_refs_that_became_empty_are_no_empty_dataset():
     with pytest.raises(FormatError) as caught:
         opened(old(refs_bag=b""))
-    assert str(caught.value) == "refs.bag: holds no rows, column 'n' has 3 records"
+    assert str(caught.value) == "refs.bag: contains no rows, but column 'n' has 3 records"
 
 
 def test_records_taken_twice_are_refused():
     rows = [b"\x92\x00\x00", b"\x92\x01\x01", b"\x92\x01\x02"]
     shard = opened(old(refs_bag=b"".join(rows) + ends(3, 6, 9)))
-    message = "column 'n' takes records that a row before it took"
+    message = "column 'n' refers to records of an earlier row"
     assert [(finding.where, finding.message) for finding in granular.verify_shard(shard)] == [
         ("spec.json[2]", message)
     ]
@@ -188,12 +191,12 @@ def test_rows_that_take_more_than_a_bag_holds_are_refused():
     shard = opened(old(refs_bag=b"".join(rows) + ends(3, 6, 9)))
     with pytest.raises(FormatError) as caught:
         granular.read_rows(shard, [2, 0, 1])
-    assert str(caught.value) == "spec.json[2]: column 't' takes records that a row before it took"
+    assert str(caught.value) == "spec.json[2]: column 't' refers to records of an earlier row"
     assert [row["t"] for row in granular.read_rows(shard, [2] * 9)] == [b"three"] * 9
 
 
 def test_records_taken_twice_are_found_across_the_steps_of_verify(monkeypatch):
-    monkeypatch.setattr("flarecli.formats.granular.format._STEP", 1)
+    monkeypatch.setattr("flarecli.formats.granular.format.MAX_STEP_ROWS", 1)
     rows = [b"\x92\x00\x00", b"\x92\x01\x01", b"\x92\x01\x02"]
     shard = opened(old(refs_bag=b"".join(rows) + ends(3, 6, 9)))
     assert [finding.where for finding in granular.verify_shard(shard)] == ["spec.json[2]"]
@@ -205,10 +208,10 @@ def test_records_taken_twice_are_found_across_the_steps_of_verify(monkeypatch):
         (b"", "not valid JSON: Expecting value: line 1 column 1 (char 0)"),
         (b"[]", "not an object of column names and types"),
         (b'{"a": 1}', "not an object of column names and types"),
-        (b"{}", "names no columns"),
-        (b'{"a": "utf8", "a": "int"}', "not valid JSON: two keys are named 'a'"),
+        (b"{}", "contains no columns"),
+        (b'{"a": "utf8", "a": "int"}', "not valid JSON: duplicate key 'a'"),
         (b'{"\xff": "utf8"}', "not UTF-8 at byte 2"),
-        (b"[" * 100_000, "JSON nested too deep"),
+        (b"[" * 100_000, "JSON is nested too deeply"),
     ],
 )
 def test_a_spec_that_is_none_is_refused(data, message):
@@ -239,10 +242,10 @@ def test_a_key_that_names_no_file_here_is_refused(key):
 
 
 def test_a_spec_larger_than_any_is_not_read(monkeypatch):
-    monkeypatch.setattr(granular_spec, "LIMIT", 10)
+    monkeypatch.setattr(granular_spec, "MAX_SPEC_BYTES", 10)
     with pytest.raises(FormatError) as caught:
         opened(new())
-    assert str(caught.value) == "spec.json: 25 bytes, 10 is the most that is read"
+    assert str(caught.value) == "spec.json: file is 25 bytes, the limit is 10"
 
 
 def test_a_record_that_its_encoding_cannot_be_names_row_and_column():
@@ -497,12 +500,14 @@ def test_hostile_tables_are_refused_in_little_memory(tmp_path):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert ran.stdout.splitlines()[0].endswith(f"begins at byte {1 << 60}, the file ends at 16")
-    assert ran.stdout.splitlines()[1].endswith(
-        f"far.bag: ends at byte 1, its index needs {1 << 60}"
+    assert ran.stdout.splitlines()[0].endswith(
+        f"file is 16 bytes; its table should start at byte {1 << 60}"
     )
-    assert "noise.bag: its last 8 bytes say" in ran.stdout.splitlines()[2]
+    assert ran.stdout.splitlines()[1].endswith(
+        f"far.bag: file is 1 bytes; its index needs {1 << 60}"
+    )
+    assert "noise.bag: file is" in ran.stdout.splitlines()[2]
     assert ran.stdout.splitlines()[3].endswith("sparse.bag not enough memory")
     assert ran.stdout.splitlines()[4].endswith(
-        "refs/spec.json[1]: column 'a' takes records that a row before it took"
+        "refs/spec.json[1]: column 'a' refers to records of an earlier row"
     )

@@ -33,7 +33,7 @@ def test_a_shard_missing_between_others_is_named(tmp_path):
         granular.write_shard(to, number, COLUMNS, [some()], Settings())
     with pytest.raises(FormatError) as caught:
         granular.open_dataset(to)
-    assert caught.value.message == "shard 000002 is missing, 000003 is there"
+    assert caught.value.message == "shard 000002 is missing, but 000003 exists"
 
 
 def test_what_else_lies_in_a_folder_is_no_shard(tmp_path):
@@ -87,10 +87,10 @@ def test_the_listing_of_a_shard_must_name_all_of_it():
     less = Chunk(chunk.at, None, chunk.files[:-1], chunk.format, chunk.beside[:-1])
     with pytest.raises(FormatError) as caught:
         granular.open_shard(less)
-    assert str(caught.value) == "spec.json: 't.idx' is not listed beside it"
+    assert str(caught.value) == "spec.json: 't.idx' is not listed"
     with pytest.raises(FormatError) as caught:
         granular.open_shard(Chunk(chunk.at, 4, chunk.files, chunk.format, chunk.beside))
-    assert str(caught.value) == "spec.json: holds 3 rows, 4 are listed"
+    assert str(caught.value) == "spec.json: contains 3 rows; 4 are listed"
     longer = (*chunk.files[:-1], File("t.idx", 32))
     with pytest.raises(IntegrityError) as caught:
         granular.open_shard(Chunk(chunk.at, None, longer, chunk.format, chunk.beside))

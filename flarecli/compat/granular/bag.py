@@ -13,7 +13,7 @@ from flarecli import formats
 from flarecli.compat import Closeable
 from flarecli.compat.granular.paths import located, rows_of
 from flarecli.errors import FlareError, IntegrityError, UsageError, ValueFitError
-from flarecli.formats.granular.append import mend_table
+from flarecli.formats.granular.append import repair_table
 from flarecli.model import Chunk, File
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
@@ -74,7 +74,7 @@ class BagWriter(Closeable):
         for at in (self._bag, self._idx):
             if not at.exists():
                 at.write([])
-        starts = mend_table(self._bag, self._idx)
+        starts = repair_table(self._bag, self._idx)
         self.length, self.offset = len(starts) - 1, int(starts[-1])
         self._pending: list[bytes] = []
 

@@ -1,1 +1,1 @@
-"""Granular: bags, in three generations."""
+"""Granular: one bag of records per column, in three generations."""

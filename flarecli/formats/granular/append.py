@@ -1,8 +1,9 @@
-"""Rows added to a Granular dataset where it lies, in its newest form; whenever that is stopped, it can be gone on with.
+"""Append rows to a local Granular dataset of the newest generation; safe to interrupt at any time.
 
-Records reach the disk before the entries of the index that say where they end, a column at a time. So whatever an index
-does not name was never added, and is cut off; an entry that is not whole, or that names bytes that are not there, too. A
-column may then be ahead of the others: the next rows must be those that are there already, and are not written twice.
+Column by column, records are written to disk before the index entries with their ends. So bytes
+that no index entry covers were never added, and are cut off; so is an incomplete entry, or one that
+points past the end of the bag. A column may then have more records than the others: the next rows
+must be equal to these records, which are not written again.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ from flarecli.lazy import pa
 from flarecli.model import Column, Columns, IntArray
 from flarecli.storage import Location
 
-__all__ = ["Appender", "mend_table"]
+__all__ = ["Appender", "repair_table"]
 
-_PLAYLIST = "playlist.yaml"  # its sums would be those of the dataset as it was
+_PLAYLIST = "playlist.yaml"  # its checksums become invalid
 
 
 class Appender:
-    """Add rows to a dataset, or begin one.
+    """Append rows to a dataset, or create one.
 
         writer = Appender(at, columns, shard_rows=1000)
-        writer.append(batch)  # of the rows from writer.rows on; it is on disk when this returns
+        writer.append(batch)  # rows from writer.rows on; on disk when this returns
 
-    at          the dataset's folder, a local one
-    columns     must be what its spec.json says; sorted by name they are `writer.columns`
-    shard_rows  rows of a shard: shards are filled in order, the first that has room first; None: the folder is one dataset
-    start, step of the shards' numbers, when several writers share a folder
-    words       what spec.json calls the types, where that is more than the encodings say: column -> type
-    replay      False: what a column has ahead of the others is cut off, instead of held against the next rows
-    rows        whole rows in the shards of this writer
-    raises      UsageError for a folder of another kind, or one with a playlist; IntegrityError if its columns are others
+    at          the folder of the dataset, a local one
+    columns     must match its spec.json; `writer.columns` are sorted by name
+    shard_rows  rows per shard: shards are filled in order; None: the folder is a single dataset
+    start, step shard numbers of this writer, if several writers share a folder
+    words       column -> type in spec.json, where the encodings do not determine it
+    replay      False: records that a column has more than the others are cut off, not compared
+    rows        complete rows in the shards of this writer
+    raises      UsageError for another kind of folder, or one with a playlist; IntegrityError if
+                the columns differ
     """
 
     def __init__(
@@ -65,35 +67,35 @@ class Appender:
         if self.columns != tuple(sorted(columns, key=lambda one: one.name)):
             changed = next(one.name for one in columns if one not in self.columns)
             raise UsageError(
-                f"column {changed!r} is of an encoding that granular does not hold", column=changed
+                f"granular cannot store the encoding of column {changed!r}", column=changed
             )
         if (self._at / _PLAYLIST).exists():
             raise UsageError(
-                f"{_PLAYLIST} has the sums of what is there now",
+                f"appending would invalidate the checksums in {_PLAYLIST}",
                 where=at,
-                hint="Move it away, and make a new one in the end.",
+                hint="Move it away, and create a new one after appending.",
             )
         if (self._at / (SPEC if shard_rows is not None else f"{shard_folder(0)}/{SPEC}")).exists():
             raise UsageError(
-                "shards are wanted, one dataset is there"
+                "expected a folder of shards, found a single dataset"
                 if shard_rows
-                else "one dataset is wanted, shards are there",
+                else "expected a single dataset, found a folder of shards",
                 where=at,
             )
         self._folders = (
             [""] if shard_rows is None else map(shard_folder, itertools.count(start, step))
         )
         self.rows, self._failed = 0, False
-        self._shards = self._with_room()
+        self._shards = self._shards_to_fill()
         self._shard = next(self._shards)
 
-    def _with_room(self) -> Iterator[_Shard]:
-        """Open one shard after the other, and give those that are not full."""
+    def _shards_to_fill(self) -> Iterator[_Shard]:
+        """Open the shards in order, and yield those that are not full."""
         for folder in self._folders:
             at = self._at / folder if folder else self._at
             if (
                 self._shard_rows is not None
-                and (rows := _whole(at, self.columns)) >= self._shard_rows
+                and (rows := _row_count(at, self.columns)) >= self._shard_rows
             ):
                 self.rows += rows
                 continue
@@ -103,17 +105,19 @@ class Appender:
                 yield shard
 
     def begin(self) -> None:
-        """Make the files of the first shard that has room, where they are not there yet."""
+        """Create the missing files of the first shard that is not full."""
         self._shard.begin()
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Add rows: typed columns, without nulls; all of them are on disk when this returns, or some if it fails.
+        """Append rows: typed columns without nulls. If this fails, some of the rows may be on disk.
 
-        raises  IntegrityError naming a record that is there already and is another one; ValueFitError for a null
+        raises  IntegrityError with a stored record that differs; ValueFitError for a null
         """
         if self._failed:
             raise UsageError(
-                "an append failed", where=self._at, hint="Open the dataset again: that mends it."
+                "a previous append failed",
+                where=self._at,
+                hint="Open the dataset again to repair it.",
             )
         self._failed, done = True, 0
         while done < batch.num_rows:
@@ -129,8 +133,8 @@ class Appender:
         self._failed = False
 
 
-def _whole(at: Location, columns: Columns) -> int:
-    """Count the rows of a shard by the sizes of its files, without reading its tables; 0 if it is not whole."""
+def _row_count(at: Location, columns: Columns) -> int:
+    """Return the rows of a shard, by the sizes of its files; 0 if it is not complete."""
     if not (at / SPEC).exists():
         return 0
     rows = set()
@@ -148,7 +152,7 @@ def _whole(at: Location, columns: Columns) -> int:
 
 
 class _Shard:
-    """One dataset, mended. `rows` are the whole ones."""
+    """One dataset, repaired when it is opened. `rows` is the number of complete rows."""
 
     def __init__(self, at: Location, columns: Columns, spec: bytes, replay: bool) -> None:
         self._at, self._columns, self._spec = at, columns, spec
@@ -156,12 +160,12 @@ class _Shard:
             (at / name).exists()
             for name in (SPEC, REFS, *companions([one.name for one in columns], refs=False))
         )
-        if not self._begun:  # its files are made with its first rows
+        if not self._begun:  # its files are created with its first rows
             self.rows, self._ends = 0, {one.name: np.zeros(1, np.int64) for one in columns}
             return
         _begin(at, columns, spec)
         tables = {
-            one.name: _mended(at / f"{one.name}.bag", at / f"{one.name}.idx") for one in columns
+            one.name: _repaired(at / f"{one.name}.bag", at / f"{one.name}.idx") for one in columns
         }
         self.rows = min(len(starts) for starts in tables.values()) - 1
         if not replay:
@@ -171,16 +175,16 @@ class _Shard:
             }
         self._ends = {
             name: starts[self.rows :] for name, starts in tables.items()
-        }  # from the last whole row on: what is ahead
+        }  # ends of the records after the last complete row
 
     def begin(self) -> None:
-        """Make its files, where they are not there yet."""
+        """Create the missing files."""
         if not self._begun:
             _begin(self._at, self._columns, self._spec)
             self._begun = True
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Add rows, column after column; nothing is written before all that is ahead was found to be the same."""
+        """Append rows, column by column; compare all stored records before writing anything."""
         new = {one.name: self._new(one, batch) for one in self._columns}
         self.begin()
         for name, (parts, ends) in new.items():
@@ -193,7 +197,7 @@ class _Shard:
         self.rows += batch.num_rows
 
     def _new(self, one: Column, batch: pa.RecordBatch) -> tuple[list[memoryview], IntArray]:
-        """Give what a column has to add: bytes, and where each record ends; what is there already is compared and left out."""
+        """Return the bytes and ends of the records to add; compare those that are stored already."""
         known = self._ends[one.name]
         same = min(len(known) - 1, batch.num_rows)
         (array,), _ = granular_write.records(one, [batch])
@@ -205,10 +209,10 @@ class _Shard:
                 ):
                     where, hint = (
                         f"{self._at / one.name}.bag[{self.rows + i}]",
-                        "Append the rows that were begun then, or give replay=False.",
+                        "Append the same rows again, or pass replay=False to discard it.",
                     )
                     raise IntegrityError(
-                        "another record is there, of a row that was not written whole",
+                        "a different record of an incomplete row is stored",
                         where=where,
                         hint=hint,
                     )
@@ -217,42 +221,42 @@ class _Shard:
 
 
 def _begin(at: Location, columns: Columns, wanted: bytes) -> None:
-    """Make the files of a dataset that is not there yet, its spec.json last; or hold that against the columns."""
+    """Create the files of a new dataset, spec.json last; or compare an existing spec.json."""
     if (at / REFS).exists() and all(one.name != "refs" for one in columns):
         raise UsageError(
-            "a dataset by granular 0.21 or before, whose files are not added to",
+            "cannot append to a dataset of granular 0.21 or older",
             where=at,
-            hint="Pack it with -f granular first.",
+            hint="Convert it with -f granular first.",
         )
     spec = at / SPEC
     if spec.exists():
         if columns_of(spec) != granular_spec.parse(wanted, spec):
-            raise IntegrityError("its columns are others than those to be appended", where=spec)
+            raise IntegrityError("the columns differ from those to append", where=spec)
         return
     for file in (at / name for name in companions([one.name for one in columns], refs=False)):
         if not file.exists():
             file.write([])
         elif file.size():
             raise IntegrityError(
-                f"holds bytes, and no {SPEC} is beside it",
+                f"contains data, but {SPEC} is missing",
                 where=file,
-                hint="Fetch it again, or remove what is there.",
+                hint="Fetch the dataset again, or delete its files.",
             )
     spec.write([wanted])
 
 
-def _mended(bag: Location, idx: Location) -> IntArray:
-    """Cut off what was not added whole: int64 [records + 1], where each record starts, and the end of the last."""
-    starts = mend_table(bag, idx)
+def _repaired(bag: Location, idx: Location) -> IntArray:
+    """Cut off incomplete data; return the start of each record and the end of the last, int64."""
+    starts = repair_table(bag, idx)
     if bag.size() != int(starts[-1]):
         bag.cut(int(starts[-1]))
     return starts
 
 
-def mend_table(bag: Location, idx: Location) -> IntArray:
-    """Cut off entries of a table that are incomplete, or that name bytes that the bag does not have.
+def repair_table(bag: Location, idx: Location) -> IntArray:
+    """Cut off index entries that are incomplete, or past the end of the bag.
 
-    return  int64 [records + 1], where each record starts, and the end of the last
+    return  int64 [records + 1]: the start of each record, and the end of the last
     raises  FormatError if the ends decrease
     """
     size = idx.size()
@@ -264,7 +268,7 @@ def mend_table(bag: Location, idx: Location) -> IntArray:
 
 
 def _cut(bag: Location, idx: Location, starts: IntArray, rows: int) -> IntArray:
-    """Cut off records behind the last whole row."""
+    """Cut off records after the last complete row."""
     if len(starts) > rows + 1:
         idx.cut(8 * rows)
         bag.cut(int(starts[rows]))

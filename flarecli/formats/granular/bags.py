@@ -1,16 +1,17 @@
-"""Bags: byte records back to back, and a table of where each ends.
+"""Bags: concatenated byte records, and a table with the end of each.
 
 Little-endian, N records (source: files written by granular 0.19.0, 0.21.2 and 0.24.2):
 
     NAME.bag                 NAME.idx
     0     bytes  records     0   uint64[N]  end of each record
 
-    NAME.bag, without an .idx beside it
+    NAME.bag, without an .idx
     0     bytes      records
-    E     uint64[N]  end of each record; in files by 0.19 and before N+1 of them, of which the first is 0
+    E     uint64[N]  end of each record; in files by 0.19 and older N+1 entries, the first one 0
 
-E is the last end, so the file's last 8 bytes say where its table begins; an empty bag is an empty file, or one zero.
-A table that begins with 0 is the older one: a first record of no bytes cannot be told from it, so none may be written.
+E is the last end, so the last 8 bytes of the file are the offset of its table. An empty bag is an
+empty file, or a single zero. A table that starts with 0 is of the older kind; a table whose first
+record is empty looks the same, so an empty record is never written.
 """
 
 from __future__ import annotations
@@ -41,15 +42,21 @@ __all__ = [
     "table",
 ]
 
-TORN = "A writer was stopped in it: append to the dataset again to mend it, or fetch it again."
-DAMAGED = "It was damaged or cut short; fetch or pack it again."
-_HEAD = 1 << 16  # bytes of a remote bag's end that are asked for before its table's size is known
-_STEP = 1 << 20  # bytes of a table read at once: no second copy of it is held
+TORN = "A writer was interrupted: append to the dataset to repair it, or fetch it again."
+DAMAGED = "The file was damaged or cut short; fetch or pack it again."
+_TAIL_BYTES = 1 << 16  # read from the end of a bag before the size of its table is known
+_STEP_BYTES = 1 << 20  # bytes of a table per read: avoids a second copy of the table
 
 
 @dataclass(frozen=True, slots=True)
 class Bag:
-    """A bag ready to be read: its file, where its records start (int64 [N+1]), and its bytes if they are at hand."""
+    """A bag that can be read.
+
+    chunk   its file
+    starts  int64 [N+1]: the start of each record, and the end of the last
+    table   a view of `starts`, whose items are Python integers
+    held    the bytes of the file if they are mapped or in memory, else None
+    """
 
     chunk: Chunk
     starts: IntArray
@@ -61,21 +68,21 @@ class Bag:
 
 
 def pair(bag: Chunk, idx: Chunk) -> IntArray:
-    """Read the table of a bag out of the `.idx` beside it.
+    """Read the table of a bag from its `.idx` file.
 
     return  int64 [N+1]: 0, then the end of each record
-    raises  FormatError if it is not whole, falls, or does not end where the bag does
+    raises  FormatError if it is incomplete, decreases, or does not end with the bag
     """
     size = spans.stored_size(idx)
     if size % 8:
         raise FormatError(
-            f"{size} bytes are no whole number of 8-byte ends", where=idx.at, hint=TORN
+            f"file is {size} bytes, expected a multiple of 8", where=idx.at, hint=TORN
         )
     starts = table(idx.at, 0, size)
     end, there = int(starts[-1]), spans.stored_size(bag)
     if there < end:
         raise FormatError(
-            f"ends at byte {there}, its index needs {end}", where=bag.at, hint=DAMAGED
+            f"file is {there} bytes; its index needs {end}", where=bag.at, hint=DAMAGED
         )
     if there > end:
         raise FormatError(
@@ -85,28 +92,28 @@ def pair(bag: Chunk, idx: Chunk) -> IntArray:
 
 
 def single(bag: Chunk) -> IntArray:
-    """Read the table at the end of a bag that is one file, of either version.
+    """Read the table at the end of a bag without an `.idx`, of either version.
 
     return  int64 [N+1]: 0, then the end of each record
-    raises  FormatError if the last 8 bytes are not the start of a table that rises up to them
+    raises  FormatError if the last 8 bytes are not the offset of a valid table
     """
     at, size = bag.at, spans.stored_size(bag)
     if size == 0:
         return np.zeros(1, np.int64)
     if size < 8:
-        raise FormatError(f"{size} bytes is less than the 8 of a table's last end", where=at)
-    first = 0 if size <= _HEAD else size - _HEAD
+        raise FormatError(f"file is {size} bytes, expected at least 8", where=at)
+    first = 0 if size <= _TAIL_BYTES else size - _TAIL_BYTES
     tail = at.read(first, size)
     begin = int.from_bytes(tail[-8:], "little")
     if begin > size - 8:
         raise FormatError(
-            f"its last 8 bytes say that its table begins at byte {begin}, the file ends at {size}",
+            f"file is {size} bytes; its table should start at byte {begin}",
             where=at,
             hint=DAMAGED,
         )
     if (size - begin) % 8:
         raise FormatError(
-            f"{size - begin} bytes from byte {begin} on are no whole number of 8-byte ends",
+            f"the table at byte {begin} is {size - begin} bytes, expected a multiple of 8",
             where=at,
             hint=DAMAGED,
         )
@@ -116,29 +123,30 @@ def single(bag: Chunk) -> IntArray:
 
 
 def table(at: Location, start: int, stop: int, data: bytes | None = None) -> IntArray:
-    """Read uint64 ends, a piece at a time where that costs no request.
+    """Read a table of uint64 ends, in steps if the file is local.
 
-    data    their bytes, if they are at hand
+    data    the bytes of the table, if they were read already
     return  int64 [N+1]: 0, then the end of each record
-    raises  FormatError if they fall
+    raises  FormatError if the ends decrease
     """
     starts = np.zeros((stop - start) // 8 + 1, np.int64)
-    step = _STEP if at.is_local and data is None else max(1, stop - start)
+    step = _STEP_BYTES if at.is_local and data is None else max(1, stop - start)
     for piece in range(start, stop, step):
         ends = np.frombuffer(
             at.read(piece, min(stop, piece + step)) if data is None else data, "<i8"
         )
         row = 1 + (piece - start) // 8
-        starts[row : row + len(ends)] = ends  # an end past 2^63 becomes negative, and falls
+        # an end of 2^63 or more becomes negative, and so decreases
+        starts[row : row + len(ends)] = ends
     _check(starts, at)
     return starts
 
 
 def _check(starts: IntArray, at: Location) -> None:
-    """Refuse a table that falls anywhere: it would aim a read at other records, or at none."""
-    falls = starts[1:] < starts[:-1]
-    if falls.any():
-        row = int(np.argmax(falls))
+    """Raise FormatError for a table that decreases: reads would return bytes of other records."""
+    decreases = starts[1:] < starts[:-1]
+    if decreases.any():
+        row = int(np.argmax(decreases))
         end = int(starts[row + 1]) % (1 << 64)
         raise FormatError(
             f"record {row} starts at byte {int(starts[row])} and ends at byte {end}",
@@ -148,7 +156,7 @@ def _check(starts: IntArray, at: Location) -> None:
 
 
 def opened(bag: Chunk, starts: IntArray) -> Bag:
-    """Make a bag ready to be read. Raises FormatError if it became shorter than its table since that was read."""
+    """Map a bag if possible. Raises FormatError if the file is shorter than its table needs."""
     view = spans.whole(bag)
     held = (
         view.obj
@@ -159,7 +167,7 @@ def opened(bag: Chunk, starts: IntArray) -> Bag:
     )
     if view is not None and len(view) < int(starts[-1]):
         raise FormatError(
-            f"ends at byte {len(view)}, its table needs {int(starts[-1])}",
+            f"file is {len(view)} bytes; its table needs {int(starts[-1])}",
             where=bag.at,
             hint=DAMAGED,
         )
@@ -167,7 +175,7 @@ def opened(bag: Chunk, starts: IntArray) -> Bag:
 
 
 def array(bag: Bag, start: int, stop: int) -> pa.Array:
-    """Give records start..stop as large_binary over the file's own bytes: mapped, or read in one go."""
+    """Return records start..stop as large_binary over the mapped file, or over one read."""
     offsets = bag.starts[start : stop + 1]
     if bag.held is not None:
         data = pa.py_buffer(bag.held)
@@ -181,9 +189,9 @@ def array(bag: Bag, start: int, stop: int) -> pa.Array:
 
 
 def gathered(bag: Bag, records: IntArray) -> pa.Array:
-    """Give some records, in rising order, as large_binary.
+    """Return some records as large_binary.
 
-    records  int64 [k], rising, each in [0, N)
+    records  int64 [k], increasing, each in [0, N)
     """
     if not len(records):
         return pa.array([], encodings.BINARY)
@@ -201,10 +209,10 @@ def gathered(bag: Bag, records: IntArray) -> pa.Array:
 
 
 def body(columns: Sequence[pa.Array]) -> tuple[list[memoryview], IntArray]:
-    """Give what a bag of these records holds.
+    """Return the contents of a bag of these records.
 
-    columns  large_binary arrays, one behind the other, without nulls
-    return   their bytes, and the end of each record, int64 [records]
+    columns  large_binary arrays without nulls, in order
+    return   the bytes, and the end of each record, int64 [records]
     """
     parts, ends, base = [], [np.zeros(0, np.int64)], 0
     for column in columns:

@@ -1,10 +1,12 @@
-"""Granular: a bag of records for each column, beside a spec.json; every generation is read, the newest is written.
+"""Granular: one bag of records per column and a spec.json. Reads every generation, writes the
+newest.
 
-    spec.json          which columns there are, and of which types: granular_spec.py
-    KEY.bag, KEY.idx   the records of a column: bags.py; row i is record i of each
-    refs.bag, KEY.bag  0.21 and before: which records a row takes, and lists of them: bag_refs.py
+    spec.json          names and types of the columns (`spec.py`)
+    KEY.bag, KEY.idx   the records of a column; row i is record i of each bag (`bags.py`)
+    refs.bag, KEY.bag  0.21 and older: record numbers of each row, and lists (`refs.py`)
 
-A bag alone, `x.bag`, is a dataset of one column, `record`. The format has no sums of its own: a playlist has them.
+A single bag, `x.bag`, is a dataset with one column, `record`. The format has no checksums of its
+own: a playlist has them.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from flarecli.formats.granular import write as granular_write
 from flarecli.formats.granular.read import REFS_TABLE
 from flarecli.formats.granular.spec import (
     REFS,
-    beside,
     columns_of,
+    companion_files,
     companions,
     has_refs,
     index_of,
@@ -60,10 +62,7 @@ from flarecli.storage import Location
 __all__ = ["Granular"]
 
 RECORD: Columns = (column("record", "bytes"),)
-_STEP, _STEP_BYTES = (
-    8192,
-    64 << 20,
-)  # rows checked at once, and no more bytes than that, or a single row
+MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # per step of verify; a larger row is one step
 
 
 class Granular(Format):
@@ -73,8 +72,8 @@ class Granular(Format):
     suffixes: ClassVar[tuple[str, ...]] = (".bag",)
     index_files = ("spec.json", "000000/spec.json")
     is_multi_file = True
-    shards_in = "shards"  # the original takes every folder beside a shard for another one
-    sizes_are_exact = False  # rows are weighed over all files of a shard
+    shards_in = "shards"  # the original reads every sibling folder as a shard
+    sizes_are_exact = False  # row sizes include all files of a shard
     substitutes: ClassVar[Substitutes] = {
         **dict.fromkeys(SMALL_INTEGERS, "int"),
         **dict.fromkeys(FLOATS, "msgpack_float"),
@@ -97,7 +96,7 @@ class Granular(Format):
         return self.layout
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
-        """Return the bag of a column and the bytes that a row takes of it."""
+        """Return the bag of a column and the bytes of a row in it."""
         names = [one.name for one in shard.columns]
         bag = next(
             (at for at in (shard.chunk.at, *shard.chunk.beside) if at.name == f"{column}.bag"), None
@@ -107,26 +106,28 @@ class Granular(Format):
         starts = shard.layout[column]
         try:
             first, count = granular_columns.taken(shard, row, row + 1)[names.index(column)]
-        except FlareError:  # which records the row takes is what is damaged
+        except FlareError:  # the record numbers of the row are damaged
             return bag, None, None
         return bag, int(starts[first[0]]), int(starts[first[0] + count[0]])
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the spec and the tables, and touch none of the records.
+        """Read the spec and the tables, but no records.
 
-        chunk    a spec.json, or a bag alone; companions that are not listed are looked for beside it
-        columns  what a listing says they are: it counts where the stored bytes can be that
-        raises   FormatError if a table does not fit its bag, or columns are of different lengths; UnsafeError for a column
-                 that cannot name a file
+        chunk    a spec.json or a single bag; unlisted companions are searched in its folder
+        columns  the listed columns: used if they fit the spec
+        raises   FormatError if a table does not fit its bag, or columns differ in length;
+                 UnsafeError for a column that is not a valid file name
         """
         chunk = chunk if chunk.files else replace(chunk, files=(File(chunk.at.name),))
         shard = (
-            _of_bag(chunk, columns)
+            _open_bag(chunk, columns)
             if chunk.files[0].name.endswith(".bag")
-            else _of_folder(chunk, columns)
+            else _open_folder(chunk, columns)
         )
         if chunk.rows is not None and shard.rows != chunk.rows:
-            raise FormatError(f"holds {shard.rows} rows, {chunk.rows} are listed", where=chunk.at)
+            raise FormatError(
+                f"contains {shard.rows} rows; {chunk.rows} are listed", where=chunk.at
+            )
         return shard
 
     def read_rows(
@@ -136,10 +137,11 @@ class Granular(Format):
         columns: Sequence[str] | None = None,
         ranges: Ranges | None = None,
     ) -> list[Row]:
-        """Return the records of rows as they are stored; a list is a list of records, read together.
+        """Read the stored records of rows; the records of a list are read together.
 
-        ranges  list column -> (start, stop) within each list, cut where it ends: only those records are read
-        raises  FormatError naming the row whose records are not there; UsageError for a range of what is no list
+        ranges  list column -> (start, stop) within each list: only those records are read
+        raises  FormatError with the row whose records are missing; UsageError for a range of a
+                column that is not a list
         """
         return granular_columns.rows(shard, rows, columns, ranges)
 
@@ -160,21 +162,23 @@ class Granular(Format):
         columns: Sequence[str] | None = None,
         views: bool = False,
     ) -> pa.RecordBatch:
-        """Give rows start..stop as typed columns, in the order of `columns`, over the mapped bags: nothing is copied, with `views` or without.
+        """Read rows start..stop as typed columns, in the order of `columns`; mapped bags are not
+        copied.
 
-        raises  FormatError naming the row whose records are not there; ValueFitError for a record that its encoding cannot be
+        raises  FormatError with the row whose records are missing; ValueFitError for an invalid
+                record
         """
         names = [one.name for one in shard.columns] if columns is None else columns
         return granular_columns.batch(shard, start, stop, names)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Sort columns by name, by code point; lists become MessagePack, numbers the types there are. See `granular_spec.arranged`."""
+        """Return the columns as `spec.arranged` does."""
         return granular_spec.arranged(columns, self)
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Weigh an empty shard and each row of a batch: its records, and 8 bytes of index for each; int64 [rows]."""
+        """Return the bytes of an empty shard and of each row: records and index, int64 [rows]."""
         return len(granular_spec.text(columns)), granular_write.weights(columns, batch, self.name)
 
     def write_shard(
@@ -185,7 +189,10 @@ class Granular(Format):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write all rows as one dataset: `000000/` and so on where settings cut, else the folder itself; its spec.json comes last.
+        """Write rows as one dataset, in `000000/` and so on, or in the folder if there is one
+        shard.
+
+        The spec.json is written last.
 
         raises  ValueFitError for a null
         """
@@ -207,26 +214,26 @@ class Granular(Format):
         )
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check the sizes of numbers and which records each row takes, and, if asked, that every record is what its encoding says."""
+        """Check sizes of numbers and record numbers of rows and, with `values`, every record."""
         if not values:
             yield from (
                 Finding(str(at), "format", message, bags.DAMAGED)
                 for at, message in granular_columns.unfit(shard)
             )
         names, stop = [one.name for one in shard.columns], 0
-        behind: dict[str, int] = {}
+        next_records: dict[str, int] = {}
         while (start := stop) < shard.rows:
-            stop = min(shard.rows, start + _STEP)
+            stop = min(shard.rows, start + MAX_STEP_ROWS)
             try:
                 while (
                     granular_columns.weight(
-                        shard, places := granular_columns.taken(shard, start, stop, behind)
+                        shard, places := granular_columns.taken(shard, start, stop, next_records)
                     )
-                    > _STEP_BYTES
+                    > MAX_STEP_BYTES
                     and stop > start + 1
                 ):
                     stop = (start + stop) // 2
-                behind |= {
+                next_records |= {
                     name: int((first + count).max())
                     for name, (first, count) in zip(names, places, strict=True)
                     if count.any()
@@ -241,11 +248,11 @@ class Granular(Format):
                 )
 
 
-def _of_bag(chunk: Chunk, columns: Columns | None) -> Shard:
+def _open_bag(chunk: Chunk, columns: Columns | None) -> Shard:
     if columns is not None and len(columns) != 1:
-        raise IntegrityError(f"a bag is one column, {len(columns)} are listed", where=chunk.at)
+        raise IntegrityError(f"a bag has one column, {len(columns)} are listed", where=chunk.at)
     if not chunk.beside and (chunk.at.folder / index_of(chunk.at.name)).exists():
-        files, locations = beside(chunk, [index_of(chunk.at.name)])
+        files, locations = companion_files(chunk, [index_of(chunk.at.name)])
         chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
     bag = spans.of(chunk.at, chunk.files[0])
     starts = (
@@ -257,11 +264,11 @@ def _of_bag(chunk: Chunk, columns: Columns | None) -> Shard:
     return Shard(chunk, columns, len(starts) - 1, {columns[0].name: starts})
 
 
-def _of_folder(chunk: Chunk, columns: Columns | None) -> Shard:
+def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
     spec = columns_of(chunk.at, spans.stored_size(chunk))
     if not chunk.beside:
         refs = "refs" not in spec and (chunk.at.folder / REFS).exists()
-        files, locations = beside(chunk, companions(spec, refs))
+        files, locations = companion_files(chunk, companions(spec, refs))
         chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
     found = {
         at.name: spans.of(at, file) for at, file in zip(chunk.beside, chunk.files[1:], strict=True)
@@ -270,9 +277,9 @@ def _of_folder(chunk: Chunk, columns: Columns | None) -> Shard:
     for name in companions(spec, refs):
         if name not in found:
             raise FormatError(
-                f"{name!r} is not listed beside it",
+                f"{name!r} is not listed",
                 where=chunk.at,
-                hint="Find out what was lost from the listing.",
+                hint="Add it to the list, or create the list again.",
             )
     own = granular_spec.spec_of(spec, refs)
     columns = own if columns is None else granular_spec.agreed(own, columns, chunk.at)
@@ -281,9 +288,9 @@ def _of_folder(chunk: Chunk, columns: Columns | None) -> Shard:
         full = next((name for name, starts in layout.items() if len(starts) > 1), None)
         if (
             full is not None and len(layout[REFS_TABLE]) == 1
-        ):  # an empty file is an empty bag: nothing else would tell
+        ):  # an empty refs.bag is valid in itself
             raise FormatError(
-                f"holds no rows, column {full!r} has {len(layout[full]) - 1} records",
+                f"contains no rows, but column {full!r} has {len(layout[full]) - 1} records",
                 where=found[REFS].at,
                 hint=bags.DAMAGED,
                 column=full,

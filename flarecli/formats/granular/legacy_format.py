@@ -1,7 +1,7 @@
-"""Granular as 0.21 and before keep it: a refs.bag, and for each column one file with its table behind the records.
+"""Granular 0.21 and older: a refs.bag, and for each column a bag with its table at the end.
 
-Lists are kept, `TYPE[]`. Records of no bytes are refused: the table of a bag that begins with one reads as an older version's.
-Whatever `granular` reads is read here too.
+Lists are stored as `TYPE[]`. Empty records are rejected: if the first record is empty, the table
+looks like that of an older version. `Granular` reads this generation too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from flarecli.storage import Location
 
 __all__ = ["GranularRefs"]
 
-_NUMBER = 5  # bytes of a record's number, at most, in all but the largest shards
+_NUMBER_BYTES = 5  # of a record number, at most, unless a shard has 2^32 records
 
 
 class GranularRefs(Granular):
-    """The generation of granular 0.21 and before; read by `Granular` too."""
+    """The generation of granular 0.21 and older."""
 
     name = "granular-refs"
     suffixes = ()
@@ -42,24 +42,27 @@ class GranularRefs(Granular):
     layout = "granular 0.21 or before, by its layout"
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """A bag may be of either generation; `granular` claims it."""
+        """Return False: a bag may be of either generation, and `Granular` reads both."""
         return False
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Sort columns by name, by code point; numbers become the types there are. See `granular_spec.arranged`."""
+        """Return the columns as `spec.arranged` does."""
         return granular_spec.arranged(columns, self, reserved=REFS_TABLE)
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Weigh an empty shard and each row of a batch: its records, 8 bytes of table for each, and its numbers at their longest; int64 [rows].
+        """Return the bytes of an empty shard and, at most, of each row: records, tables and refs.
 
-        raises  ValueFitError naming the first row, `[row]` of the batch, with a record of no bytes
+        raises  ValueFitError with the first row, `[row]` of the batch, that has an empty record
         """
         numbers = (
             8
             + 3
-            + sum(1 + 2 * _NUMBER if one.encoding.endswith("[]") else _NUMBER for one in columns)
+            + sum(
+                1 + 2 * _NUMBER_BYTES if one.encoding.endswith("[]") else _NUMBER_BYTES
+                for one in columns
+            )
         )
         return len(granular_spec.text(columns)), granular_write.weights(
             columns, batch, self.name
@@ -73,9 +76,12 @@ class GranularRefs(Granular):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write all rows as one dataset: `000000/` and so on where settings cut, else the folder itself; its spec.json comes last.
+        """Write rows as one dataset, in `000000/` and so on, or in the folder if there is one
+        shard.
 
-        raises  ValueFitError for a null or a record of no bytes, naming its row in the shard, before anything is written
+        The spec.json is written last.
+
+        raises  ValueFitError with the row of a null or an empty record, before anything is written
         """
         files: dict[str, granular_write.Parts] = {REFS: []}
         taken = []

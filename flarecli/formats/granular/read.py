@@ -1,4 +1,4 @@
-"""Columns of an opened Granular shard: which records a row takes of each bag, as rows of bytes and as Arrow columns."""
+"""Read an opened Granular shard: the records of each row, as bytes and as Arrow columns."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from flarecli.storage import Location
 
 __all__ = ["REFS_TABLE", "batch", "rows", "taken", "unfit", "weight"]
 
-REFS_TABLE = "refs"  # the name of its table in a layout; no column of such a shard can have it
-_STEP = 1 << 16  # records whose sizes are looked at together
-_READY = 64  # bags kept at hand: each holds a map of its file, and that a file handle
-_memos: list[dict[Any, Any]] = []  # those that hold one
+REFS_TABLE = "refs"  # key of its table in a layout; not a valid column name then
+_STEP_RECORDS = 1 << 16  # records whose sizes are checked at once
+MAX_OPEN_BAGS = 64  # each has a mapped file, and so a file handle
+_memos: list[dict[Any, Any]] = []  # memos of the shards with open bags
 
 
 def _has_refs(shard: Shard) -> bool:
@@ -33,10 +33,10 @@ def _has_refs(shard: Shard) -> bool:
 
 
 def _bag(shard: Shard, name: str) -> Bag:
-    """Give the bag of a column, or of the refs, ready to be read."""
+    """Return the open bag of a column, or of the refs."""
     bag: Bag | None = shard.memo.get(("bag", name))
     if bag is None:
-        while len(_memos) >= _READY:
+        while len(_memos) >= MAX_OPEN_BAGS:
             _memos.pop(0).clear()
         bag = shard.memo["bag", name] = bags.opened(_file(shard.chunk, name), shard.layout[name])
         _memos.append(shard.memo)
@@ -91,7 +91,10 @@ def rows(
 def mapped_records(
     shard: Shard, names: Sequence[str] | None
 ) -> list[tuple[str, Any, memoryview]] | None:
-    """Return name, map and table of each column, whose record i is `map[table[i] : table[i + 1]]`; None unless all are mapped."""
+    """Return name, mapped bytes and table of each column; None unless all are mapped.
+
+    Record i is `bytes[table[i] : table[i + 1]]`.
+    """
     if shard.rows:
         rows(shard, [0], names, None)
     plan: list[tuple[str, Any, memoryview]] | None
@@ -100,7 +103,7 @@ def mapped_records(
 
 
 def _bytes_of(bag: Bag, runs: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Give runs of records, each as one piece of bytes."""
+    """Read runs of consecutive records, each as one bytes object."""
     held, table = bag.held, bag.table
     if held is not None:
         return [held[table[first] : table[last]] for first, last in runs]
@@ -114,13 +117,11 @@ def _check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
     lists = {one.name for one in shard.columns if one.encoding.endswith("[]")}
     for name, (start, stop) in ranges.items():
         if name not in lists:
-            raise UsageError(
-                f"column {name!r} is no list, so no range of it can be read", column=name
-            )
+            raise UsageError(f"column {name!r} is not a list; only lists have ranges", column=name)
         if not 0 <= start <= stop:
             raise UsageError(
-                f"{start}:{stop} is no range of column {name!r}",
-                hint="Give a start and a stop that is not before it.",
+                f"invalid range {start}:{stop} of column {name!r}",
+                hint="Use 0 <= start <= stop.",
                 column=name,
             )
 
@@ -137,7 +138,7 @@ def _rows_by_refs(
             places.append(bag_refs.numbers_of_row(data, lists))
         except ValueError:
             raise FormatError(
-                "its record numbers are not what the columns need", where=shard.chunk.at, row=row
+                "record numbers in refs.bag do not match the columns", where=shard.chunk.at, row=row
             ) from None
     out: list[Row] = [{} for _ in wanted]
     for i, one in enumerate(shard.columns):
@@ -163,7 +164,7 @@ def _rows_by_refs(
             sum(last - first for first, last in runs) > there
             or sum(bag.table[last] - bag.table[first] for first, last in runs) > bag.table[there]
         ):
-            _refuse_taken_twice(shard, one.name, dict(zip(wanted, runs, strict=True)), bag)
+            _raise_reused(shard, one.name, dict(zip(wanted, runs, strict=True)), bag)
         parts = _bytes_of(bag, runs)
         for values, part, run in zip(out, parts, runs, strict=True):
             values[one.name] = _cut(part, bag.table, *run) if lists[i] else part
@@ -174,16 +175,14 @@ def _rows_by_refs(
     )
 
 
-def _refuse_taken_twice(
-    shard: Shard, name: str, runs: Mapping[int, tuple[int, int]], bag: Bag
-) -> None:
-    """Refuse rows that take more than a bag holds, of bytes or of records, which may have none: each record once would be no more."""
+def _raise_reused(shard: Shard, name: str, runs: Mapping[int, tuple[int, int]], bag: Bag) -> None:
+    """Raise FormatError for the first row that, with the rows before it, uses more than the bag contains."""
     taken = records = 0
     for row, (first, last) in sorted(runs.items()):
         taken, records = taken + bag.table[last] - bag.table[first], records + last - first
         if taken > bag.table[len(bag)] or records > len(bag):
             raise FormatError(
-                f"column {name!r} takes records that a row before it took",
+                f"column {name!r} refers to records of an earlier row",
                 where=shard.chunk.at,
                 row=row,
                 column=name,
@@ -196,19 +195,20 @@ def _cut(part: bytes, table: memoryview, first: int, last: int) -> list[bytes]:
 
 
 def _beyond(name: str, first: int, count: int, there: int) -> str:
-    return f"column {name!r} takes records {first} to {first + count - 1}, its bag holds {there}"
+    last = first + count - 1
+    return f"column {name!r} refers to records {first} to {last}; its bag contains {there}"
 
 
 # -- batches
 
 
 def taken(
-    shard: Shard, start: int, stop: int, behind: Mapping[str, int] = MappingProxyType({})
+    shard: Shard, start: int, stop: int, next_records: Mapping[str, int] = MappingProxyType({})
 ) -> list[Taken]:
-    """Say which records rows start..stop take of each column, in the order of the columns.
+    """Return the records of rows start..stop in each column, in the order of the columns.
 
-    behind  column -> the record behind the last one that a row before took, where that is known
-    raises  FormatError naming the first row that takes records which are not there, or which a row before it took
+    next_records  column -> the first record that earlier rows do not use, if known
+    raises        FormatError with the first row whose records are missing, or used by an earlier row
     """
     if not _has_refs(shard):
         return [(np.arange(start, stop), np.ones(stop - start, np.int64))] * len(shard.columns)
@@ -229,12 +229,14 @@ def taken(
         full = np.flatnonzero(count)
         again = (
             first[full]
-            < np.concatenate(([behind.get(one.name, 0)], (first + count)[full[:-1]]))[: len(full)]
+            < np.concatenate(([next_records.get(one.name, 0)], (first + count)[full[:-1]]))[
+                : len(full)
+            ]
         )
         if again.any():
             row = int(full[int(np.argmax(again))])
             raise FormatError(
-                f"column {one.name!r} takes records that a row before it took",
+                f"column {one.name!r} refers to records of an earlier row",
                 where=shard.chunk.at,
                 row=start + row,
                 column=one.name,
@@ -243,14 +245,14 @@ def taken(
 
 
 def _bytes(array: pa.Array) -> tuple[IntArray, IntArray]:
-    """Give a large_binary array as uint8 [bytes] and int64 [rows + 1]."""
+    """Return a large_binary array as uint8 [bytes] and int64 [rows + 1]."""
     offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
     data = np.frombuffer(array.buffers()[2] or b"", np.uint8)
     return data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
 
 
 def weight(shard: Shard, places: Sequence[Taken]) -> int:
-    """Add up the bytes of the records that rows take."""
+    """Return the total bytes of the records of some rows."""
     out = 0
     for one, (first, count) in zip(shard.columns, places, strict=True):
         starts = shard.layout[one.name]
@@ -259,22 +261,23 @@ def weight(shard: Shard, places: Sequence[Taken]) -> int:
 
 
 def unfit(shard: Shard) -> Iterator[tuple[Location, str]]:
-    """Name the bags of numbers in which a record is no number, by their tables alone: the bag, and what is wrong with the first such record."""
+    """Check the record sizes of number columns; yield the bag and the first wrong size in it."""
     for one in shard.columns:
         inner, starts = lookup(one.encoding.removesuffix("[]")), shard.layout[one.name]
-        for low in range(0, len(starts) - 1 if inner.size is not None else 0, _STEP):
-            sizes = np.diff(starts[low : low + _STEP + 1])
+        for low in range(0, len(starts) - 1 if inner.size is not None else 0, _STEP_RECORDS):
+            sizes = np.diff(starts[low : low + _STEP_RECORDS + 1])
             wrong = np.flatnonzero(sizes != inner.size)
             if len(wrong):
                 yield (
                     _file(shard.chunk, one.name).at,
-                    f"record {low + wrong[0]} is {sizes[wrong[0]]} bytes, {inner.name} has {inner.size}",
+                    f"record {low + wrong[0]} is {sizes[wrong[0]]} bytes,"
+                    f" expected {inner.size} for {inner.name}",
                 )
                 break
 
 
 def batch(shard: Shard, start: int, stop: int, names: Sequence[str]) -> pa.RecordBatch:
-    """Give rows start..stop as typed columns; see `read_batch`."""
+    """Return rows start..stop as typed columns; see `Granular.read_batch`."""
     places = dict(
         zip(
             (one.name for one in shard.columns),
@@ -314,7 +317,7 @@ def _column(shard: Shard, one: Column, places: Taken | None, start: int, stop: i
 
 
 def _typed(raw: pa.Array, encoding: Encoding) -> pa.Array:
-    """Give typed values: numbers straight over the file's bytes, where each has the size that it must."""
+    """Return typed values; numbers share the bytes of the file. Raises ValueFitError for a wrong size."""
     if encoding.size is None:
         return encodings.typed(raw, encoding)
     offsets = (

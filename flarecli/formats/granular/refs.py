@@ -1,13 +1,13 @@
-"""refs.bag: which records of each column a row takes, in datasets by granular 0.21 and before.
+"""refs.bag: the records of each column that a row uses, in datasets of granular 0.21 and older.
 
-Record i is one MessagePack array with an element for each column, in the order of spec.json:
+Record i is a MessagePack array with an element per column, in the order of spec.json:
 
-    a column           uint                 the number of its record
-    a list, `TYPE[]`   [uint, uint] or []   the number of its first record, and how many there are
+    a column           uint                 record number
+    a list, `TYPE[]`   [uint, uint] or []   number of the first record, and the number of records
 
-Numbers take as few bytes as they can: 0x00-0x7f; 0xcc, 0xcd, 0xce or 0xcf and 1, 2, 4 or 8 bytes, big-endian. A writer
-only ever appends, so the numbers of a column rise from row to row and no record is taken twice; one that no row takes
-is what an append that failed has left.
+A number has the shortest encoding: 0x00-0x7f, or 0xcc, 0xcd, 0xce, 0xcf and 1, 2, 4 or 8 bytes,
+big-endian. Writers only append, so the numbers of a column increase from row to row and no record
+is used twice; records that no row uses are left over from a failed append.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = ["Taken", "numbers", "numbers_of_row", "packed"]
 
 Taken: TypeAlias = tuple[
     IntArray, IntArray
-]  # int64 [rows]: the first record that each row takes, and how many
+]  # int64 [rows]: first record of each row, and number of records
 
 _WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _WIDTH = np.full(256, -1, np.int64)
 _WIDTH[:128] = 0
 for _token, _bytes in _WIDTHS.items():
     _WIDTH[_token] = _bytes
-_STEP = 1 << 14  # rows packed at once: their bytes stay in the cache
+_STEP_ROWS = 1 << 14  # rows packed at once: small enough for the CPU cache
 
 
 def numbers_of_row(data: bytes, lists: Sequence[bool]) -> list[tuple[int, int]]:
-    """Read one row: (first record, count) of each column. Raises ValueError if it is not what the columns need."""
+    """Parse one row: (first record, count) of each column. Raises ValueError if it is invalid."""
     head, out = _head(len(lists)), []
     if not data.startswith(head):
         raise ValueError
@@ -69,9 +69,9 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     if width is None:
         raise ValueError
     number = int.from_bytes(data[at + 1 : at + 1 + width], "big")
-    if number >> 63:  # what an int64 does not hold is no number of a batch either
+    if number >> 63:  # exceeds int64
         raise ValueError
-    return number, at + 1 + width  # past the end: the caller's sum is wrong then
+    return number, at + 1 + width  # may be past the end: the caller checks
 
 
 @lru_cache(maxsize=256)
@@ -88,47 +88,53 @@ def _head(columns: int) -> bytes:
 def numbers(
     data: IntArray, starts: IntArray, lists: Sequence[bool], where: object, row: int
 ) -> list[Taken]:
-    """Read many rows at once.
+    """Parse many rows.
 
-    data    uint8 [bytes]; starts int64 [rows + 1], where each row begins in it, and the end
-    lists   for each column, whether it is one of lists
-    row     the number of the first of them, for messages
-    return  for each column (first record, count), int64 [rows]; first is 0 where count is
-    raises  FormatError naming the first row that is not what the columns need
+    data    uint8 [bytes]
+    starts  int64 [rows + 1]: start of each row in `data`, and the end
+    lists   for each column, whether it is a list
+    row     number of the first row, for messages
+    return  for each column (first record, count), int64 [rows]; first is 0 where count is 0
+    raises  FormatError with the first invalid row
     """
     ends, head = starts[1:], np.frombuffer(_head(len(lists)), np.uint8)
     data = np.concatenate(
         (data, np.zeros(16 + len(head), np.uint8))
-    )  # a row that is cut short reads on into these
+    )  # an incomplete row reads these
     bad = (data[starts[:-1, None] + np.arange(len(head))] != head).any(axis=1)
     at = starts[:-1] + len(head)
     out = []
     for is_list in lists:
         if not is_list:
-            first, at, wrong = _many(data, at, ends)
+            first, at, wrong = _parse_numbers(data, at, ends)
             count = np.ones(len(ends), np.int64)
         else:
             token = data[np.minimum(at, ends)]
             full = token == 0x92
-            one, behind, worse = _many(data, at + 1, ends)
-            many, last, worst = _many(data, behind, ends)
+            one, behind, worse = _parse_numbers(data, at + 1, ends)
+            counts, last, worst = _parse_numbers(data, behind, ends)
             wrong = np.where(full, worse | worst, token != 0x90)
-            first, count = np.where(full, one, 0), np.where(full, many, 0)
+            first, count = np.where(full, one, 0), np.where(full, counts, 0)
             at = np.where(full, last, at + 1)
         bad |= wrong
         out.append((first, count))
     bad |= at != ends
     if bad.any():
         raise FormatError(
-            "its record numbers are not what the columns need",
+            "record numbers in refs.bag do not match the columns",
             where=where,
             row=row + int(np.argmax(bad)),
         )
     return out
 
 
-def _many(data: IntArray, at: IntArray, ends: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Read a number at each place: values, places behind them, and which are none; a row never reads past its end by more than 9 bytes."""
+def _parse_numbers(
+    data: IntArray, at: IntArray, ends: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Parse a number at each position; return values, next positions, and whether each is invalid.
+
+    A row reads at most 9 bytes past its end.
+    """
     at = np.minimum(at, ends)
     token = data[at]
     width = _WIDTH[token]
@@ -144,22 +150,22 @@ def _many(data: IntArray, at: IntArray, ends: IntArray) -> tuple[IntArray, IntAr
 
 
 def packed(taken: Sequence[Taken], lists: Sequence[bool]) -> tuple[list[memoryview], IntArray]:
-    """Write rows: their bytes, and the end of each, int64 [rows]."""
+    """Return the bytes of rows, and the end of each, int64 [rows]."""
     rows = len(taken[0][0])
     parts, ends, base = [], [np.zeros(0, np.int64)], 0
-    for start in range(0, rows, _STEP):
-        stop = min(rows, start + _STEP)
+    for start in range(0, rows, _STEP_ROWS):
+        stop = min(rows, start + _STEP_ROWS)
         cells, used = _cells(
             [(first[start:stop], count[start:stop]) for first, count in taken], lists, stop - start
         )
-        parts.append(memoryview(cells[used]))  # row after row, what is not used left out
+        parts.append(memoryview(cells[used]))  # row by row, without the unused bytes
         ends.append(base + np.cumsum(used.sum(axis=1)))
         base = int(ends[-1][-1])
     return parts, np.concatenate(ends)
 
 
 def _cells(taken: Sequence[Taken], lists: Sequence[bool], rows: int) -> tuple[IntArray, IntArray]:
-    """Lay numbers out with room for the longest: uint8 [rows, bytes], and which of the bytes are used."""
+    """Encode rows at fixed width: uint8 [rows, bytes], and which of the bytes are used."""
     head = np.frombuffer(_head(len(lists)), np.uint8)
     cells, used = [np.broadcast_to(head, (rows, len(head)))], [np.ones((rows, len(head)), bool)]
     for (first, count), is_list in zip(taken, lists, strict=True):
@@ -178,7 +184,7 @@ def _cells(taken: Sequence[Taken], lists: Sequence[bool], rows: int) -> tuple[In
 
 
 def _packed_numbers(values: IntArray) -> tuple[IntArray, IntArray]:
-    """Write numbers into 9 bytes each: uint8 [rows, 9], and which of the bytes are used."""
+    """Encode numbers into 9 bytes each: uint8 [rows, 9], and which of the bytes are used."""
     big = np.ascontiguousarray(values, ">u8").view(np.uint8).reshape(-1, 8)
     cells = np.zeros((len(values), 9), np.uint8)
     cells[:, 0] = values & 0x7F

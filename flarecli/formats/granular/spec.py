@@ -1,13 +1,16 @@
 """Granular folders: `spec.json`, and the files of each shard.
 
-    spec.json            a single dataset: KEY.bag and KEY.idx for each column, or refs.bag and KEY.bag (0.21 and older)
+    spec.json            a single dataset: KEY.bag and KEY.idx for each column, or refs.bag and
+                         KEY.bag (0.21 and older)
     000000/spec.json  …  shards, each a dataset of its own
 
-    {"bar": "utf8", "seq": "utf8[]"}     spec.json: column -> type, sorted by key, as json.dumps writes it, no newline
+    {"bar": "utf8", "seq": "utf8[]"}     spec.json: column -> type, sorted by key, as json.dumps
+    writes it, no newline
 
-The main file of a shard is its spec.json; the .bag and .idx files are its companions.
-A key is part of a file name, `KEY.bag`, so it is checked before it is used. `TYPE[]` is a list, and only in
-datasets with a refs.bag; the bytes of a type that is not one of the library's own are copied unchanged.
+The main file of a shard is its spec.json; the .bag and .idx files are its companions. A key is part
+of a file name, `KEY.bag`, so it is checked before it is used. `TYPE[]` is a list, and only in
+datasets with a refs.bag; the bytes of a type that is not one of the library's own are copied
+unchanged.
 """
 
 from __future__ import annotations
@@ -35,12 +38,12 @@ from flarecli.names import check_name
 from flarecli.storage import Location
 
 __all__ = [
-    "LIMIT",
+    "MAX_SPEC_BYTES",
     "REFS",
     "SPEC",
     "agreed",
     "arranged",
-    "beside",
+    "companion_files",
     "columns_of",
     "companions",
     "has_refs",
@@ -54,9 +57,9 @@ __all__ = [
 
 SPEC = "spec.json"
 REFS = "refs.bag"
-_PROBED = 1 << 17  # shards looked for one by one: a server may have an answer for every name
-LIMIT = 1 << 24  # bytes: some 500,000 columns
-_ENCODINGS = {  # a type's name there -> here
+_MAX_PROBED_SHARDS = 1 << 17  # a server may answer every name
+MAX_SPEC_BYTES = 1 << 24  # about 500,000 columns
+_ENCODINGS = {  # type in spec.json -> encoding
     "bytes": "bytes",
     "utf8": "str",
     "i64": "int",
@@ -79,22 +82,23 @@ _WORDS = {
 
 
 def parse(data: bytes, where: object) -> dict[str, str]:
-    """Read a spec: column -> type, in its own order.
+    """Parse a spec: column -> type, in the order of the file.
 
-    raises  FormatError if it is not an object of texts, with one key twice, or without any; UnsafeError for a key that is no file's name
+    raises  FormatError if it is not an object of texts, is empty, or has a duplicate key;
+            UnsafeError for a key that is not a valid file name
     """
     try:
         value = json.loads(data.decode(), object_pairs_hook=_pairs)
     except UnicodeDecodeError as error:
         raise FormatError(f"not UTF-8 at byte {error.start}", where=where) from None
     except RecursionError:
-        raise FormatError("JSON nested too deep", where=where) from None
+        raise FormatError("JSON is nested too deeply", where=where) from None
     except ValueError as error:
         raise FormatError(f"not valid JSON: {error}", where=where) from None
     if not isinstance(value, dict) or not all(isinstance(kind, str) for kind in value.values()):
         raise FormatError("not an object of column names and types", where=where)
     if not value:
-        raise FormatError("names no columns", where=where)
+        raise FormatError("contains no columns", where=where)
     check_columns(len(value), where)
     for key in value:
         _check_key(key, where)
@@ -106,7 +110,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(out) != len(pairs):
         seen: set[str] = set()
         name = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"two keys are named {name!r:.60}")
+        raise ValueError(f"duplicate key {name!r:.60}")
     return out
 
 
@@ -114,15 +118,15 @@ def _check_key(key: str, where: object = "") -> None:
     check_name(f"{key}.bag" if key else "", where=where)
     if "/" in key or key.startswith(".") or any("\ud800" <= sign <= "\udfff" for sign in key):
         raise UnsafeError(
-            f"the column {key!r:.60} cannot name a file here",
+            f"column {key!r:.60} is not a valid file name",
             where=where,
-            hint="Rename it; nothing was read or written there.",
+            hint="Rename the column; no such file was read or written.",
             column=key,
         )
 
 
 def spec_of(spec: dict[str, str], lists: bool) -> Columns:
-    """Give the columns that a spec names. `lists`: `TYPE[]` is a list here, not a type of that name."""
+    """Return the columns of a spec. `lists`: `TYPE[]` is a list, not a type of that name."""
     return tuple(column(name, _encoding(kind, lists)) for name, kind in spec.items())
 
 
@@ -133,24 +137,22 @@ def _encoding(kind: str, lists: bool) -> str:
 
 
 def agreed(own: Columns, listed: Columns, where: object) -> Columns:
-    """Give the listed columns, which know more than a spec can say, if they are stored as it says.
+    """Return the listed columns, whose encodings are more precise than the types of a spec.
 
-    raises  IntegrityError if they are others
+    raises  IntegrityError if they do not fit the spec
     """
     if len(own) != len(listed) or not all(map(_fits, own, listed)):
         raise IntegrityError(
-            "its columns are others than the listed ones",
+            "the columns differ from the listed ones",
             where=where,
-            hint="Find out which of the two was changed.",
+            hint="Check whether the list or spec.json was changed.",
         )
     return listed
 
 
 def _fits(own: Column, listed: Column) -> bool:
     one, other = own.encoding.removesuffix("[]"), listed.encoding.removesuffix("[]")
-    same = one in (other, "bytes") or _word(one) == _word(
-        other
-    )  # `bytes` says nothing: any encoding may be in them
+    same = one in (other, "bytes") or _word(one) == _word(other)  # `bytes` fits every encoding
     return (
         own.name == listed.name
         and own.encoding.endswith("[]") == listed.encoding.endswith("[]")
@@ -159,27 +161,27 @@ def _fits(own: Column, listed: Column) -> bool:
 
 
 def _word(encoding: str) -> str:
-    """Name the type that stores the bytes of an encoding as they are: `bytes`, where no other does."""
+    """Return the type that stores an encoding unchanged; `bytes` if there is no other."""
     return f"{_word(encoding[:-2])}[]" if encoding.endswith("[]") else _WORDS.get(encoding, "bytes")
 
 
 def text(columns: Columns) -> bytes:
-    """Write a spec, exactly as the original does."""
+    """Return the bytes of a spec, equal to those of the original."""
     return json.dumps(
         {one.name: _word(one.encoding) for one in sorted(columns, key=lambda one: one.name)}
     ).encode()
 
 
 def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Columns:
-    """Sort columns by name, by code point, each with an encoding that the format holds.
+    """Return columns sorted by name (by code point), each as the format stores it.
 
     reserved  a name that no column may have
-    raises    UsageError for two of one name, none at all, or a name that cannot name a file
+    raises    UsageError for a duplicate name, no columns, or a name that is not a valid file name
     """
     out = tuple(sorted((form.held(one) for one in columns), key=lambda one: one.name))
     if not out:
         raise UsageError(
-            "a dataset without columns cannot be read back",
+            "a dataset needs at least one column",
             hint="Name the columns to pack with -c.",
         )
     for i, one in enumerate(out):
@@ -189,13 +191,14 @@ def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Col
             _check_key(one.name)
         except FlareError as error:
             raise UsageError(
-                f"column {one.name!r}: {error.message}, and granular keeps each column in a file of its name",
+                f"column {one.name!r}: {error.message};"
+                " granular stores each column in a file of its name",
                 column=one.name,
             ) from None
         if one.name == reserved:
             raise UsageError(
-                f"column {one.name!r} has the name of the format's own file",
-                hint="Choose -f granular, or rename the column.",
+                f"the column name {one.name!r} is reserved",
+                hint="Use -f granular, or rename the column.",
                 column=one.name,
             )
     return out
@@ -205,39 +208,40 @@ def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Col
 
 
 def shard_folder(number: int) -> str:
-    """Name the folder of a shard, as the original does: six digits, more past 999,999."""
+    """Return the folder name of a shard: six digits, more after 999,999."""
     return f"{number:06d}"
 
 
 def columns_of(at: Location, size: int | None = None) -> dict[str, str]:
-    """Read a spec.json. Raises FormatError if it is larger than any."""
+    """Read a spec.json. Raises FormatError if it is too large."""
     size = at.size() if size is None else size
-    if size > LIMIT:
-        raise FormatError(f"{size} bytes, {LIMIT} is the most that is read", where=at)
+    if size > MAX_SPEC_BYTES:
+        raise FormatError(f"file is {size} bytes, the limit is {MAX_SPEC_BYTES}", where=at)
     return parse(at.read(0, size), at)
 
 
 def companions(spec: Iterable[str], refs: bool) -> list[str]:
-    """Name the files that belong to the columns of a spec, in the order that they are listed in."""
+    """Return the names of the files of the columns, in the order of a list."""
     if refs:
         return [REFS, *(f"{name}.bag" for name in spec)]
     return [f"{name}{suffix}" for name in spec for suffix in (".bag", ".idx")]
 
 
 def index_of(bag: str) -> str:
-    """Name the index that lies beside a bag, if there is one."""
+    """Return the name of the index of a bag."""
     return f"{bag.removesuffix('.bag')}.idx"
 
 
 def has_refs(spec: Mapping[str, str], names: Iterable[str]) -> bool:
-    """Tell the two generations of a dataset apart by the names that are there."""
+    """Return whether a dataset with these files has a refs.bag (0.21 and older)."""
     return "refs" not in spec and REFS in names
 
 
 def open_dataset(at: Location) -> Stream:
-    """Read the spec of a folder and list the files of each shard in it; no table is opened.
+    """Read the spec of a folder and list the files of each shard; no table is opened.
 
-    raises  MissingError if nothing of a dataset is there; FormatError for a shard that is missing between others, or for shards without end
+    raises  MissingError if the folder is not a dataset; FormatError for a gap in the shards, or too
+            many shards
     """
     sizes = {entry.name: entry.size for entry in at.list()} if at.is_local else None
     if (at / SPEC).exists():
@@ -253,9 +257,9 @@ def open_dataset(at: Location) -> Stream:
     for position, number in enumerate(numbers):
         if position != number:
             raise FormatError(
-                f"shard {shard_folder(position)} is missing, {shard_folder(number)} is there",
+                f"shard {shard_folder(position)} is missing, but {shard_folder(number)} exists",
                 where=at,
-                hint="Fetch it, or pack again.",
+                hint="Fetch it, or pack the dataset again.",
             )
     if numbers:
         return _stream(at, [f"{shard_folder(number)}/" for number in numbers], sizes)
@@ -263,24 +267,25 @@ def open_dataset(at: Location) -> Stream:
 
 
 def _probed(at: Location) -> list[str]:
-    """Find the shards of a folder that cannot be listed: one after the other, until one is not there; the first is read before the others."""
+    """Find the shards of a folder that cannot be listed, up to the first missing number."""
     if not (at / shard_folder(0) / SPEC).exists():
         raise MissingError(
-            f"neither {SPEC} nor {shard_folder(0)}/{SPEC} is there",
+            f"found neither {SPEC} nor {shard_folder(0)}/{SPEC}",
             where=at,
-            hint="Name a playlist, or a bag.",
+            hint="Specify a playlist or a .bag file.",
         )
     columns_of(at / shard_folder(0) / SPEC)
     found = list(
         itertools.takewhile(
-            lambda name: (at / name / SPEC).exists(), map(shard_folder, range(_PROBED + 1))
+            lambda name: (at / name / SPEC).exists(),
+            map(shard_folder, range(_MAX_PROBED_SHARDS + 1)),
         )
     )
-    if len(found) > _PROBED:
+    if len(found) > _MAX_PROBED_SHARDS:
         raise FormatError(
-            f"{_PROBED} shards and more are there, and no list of them",
+            f"more than {_MAX_PROBED_SHARDS} shards in a folder that cannot be listed",
             where=at,
-            hint="Name a playlist.",
+            hint="Specify a playlist.",
         )
     return found
 
@@ -308,24 +313,24 @@ def _file(name: str, sizes: Mapping[str, int] | None, at: Location) -> File:
         return File(name)
     if name not in sizes:
         raise MissingError(
-            "no such file or folder", where=at / name, hint="Fetch it, or pack again."
+            "no such file or folder", where=at / name, hint="Fetch it, or pack the dataset again."
         )
     return File(name, sizes[name] if sizes[name] >= 0 else None)
 
 
 def _rows(parts: tuple[File, ...]) -> int:
-    """Tell the rows of a shard by the size of an index, -1 where that is not known."""
+    """Return the rows of a shard by the size of an index; -1 if it is not known."""
     return -1 if parts[1].size is None else parts[1].size // 8
 
 
 def _bags(at: Location, sizes: Mapping[str, int]) -> Stream:
-    """Take a folder of bags without any spec for one shard each."""
+    """Return a folder of bags without a spec as shards, one per bag."""
     bags = [name for name in sizes if name.endswith(".bag") and "/" not in name]
     if not bags:
         raise MissingError(
-            f"neither {SPEC} nor {shard_folder(0)}/{SPEC} is there",
+            f"found neither {SPEC} nor {shard_folder(0)}/{SPEC}",
             where=at,
-            hint="Name a playlist, or a bag.",
+            hint="Specify a playlist or a .bag file.",
         )
     parts = [
         tuple(_file(name, sizes, at) for name in (index_of(bag),) if name in sizes) for bag in bags
@@ -340,8 +345,10 @@ def _bags(at: Location, sizes: Mapping[str, int]) -> Stream:
     )
 
 
-def beside(chunk: Chunk, names: Iterable[str]) -> tuple[tuple[File, ...], tuple[Location, ...]]:
-    """Give files that lie in the folder of a shard that was listed alone."""
+def companion_files(
+    chunk: Chunk, names: Iterable[str]
+) -> tuple[tuple[File, ...], tuple[Location, ...]]:
+    """Return the companions of a shard that are not listed."""
     locations = tuple(chunk.at.folder / name for name in names)
     folder = chunk.files[0].name.rpartition("/")[0] if chunk.files else ""
     return tuple(

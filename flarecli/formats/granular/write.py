@@ -1,4 +1,4 @@
-"""Typed columns as the files of a Granular dataset, for both generations that are written."""
+"""Write typed columns as the files of a Granular dataset, for both generations that are written."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ Parts: TypeAlias = Sequence["bytes | memoryview"]
 def records(
     one: Column, batches: Sequence[pa.RecordBatch]
 ) -> tuple[list[pa.Array], IntArray | None]:
-    """Give a column of each batch as the records that its bag holds.
+    """Return the records of a column of each batch.
 
-    return  large_binary arrays; and how many of them each row takes, int64 [rows], for a list
-    raises  ValueFitError naming the first row with a null
+    return  large_binary arrays; for a list also the number of records of each row, int64 [rows]
+    raises  ValueFitError with the first row that is null
     """
     arrays, counts, first = [], [np.zeros(0, np.int64)], 0
     for batch in batches:
         array = batch.column(one.name)
-        _refuse_nulls(one, array, first + np.arange(len(array)))
+        _raise_if_null(one, array, first + np.arange(len(array)))
         if one.encoding.endswith("[]"):
             offsets = array.offsets.to_numpy()
             counts.append(np.diff(offsets))
             array = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-            _refuse_nulls(one, array, first + np.repeat(np.arange(batch.num_rows), counts[-1]))
+            _raise_if_null(one, array, first + np.repeat(np.arange(batch.num_rows), counts[-1]))
         arrays.append(encodings.stored(array, lookup(one.encoding.removesuffix("[]"))))
         first += batch.num_rows
     return arrays, np.concatenate(counts) if one.encoding.endswith("[]") else None
 
 
-def _refuse_nulls(one: Column, array: pa.Array, rows: IntArray) -> None:
+def _raise_if_null(one: Column, array: pa.Array, rows: IntArray) -> None:
     if array.null_count:
         row = int(rows[pc.index(array.is_null(), True).as_py()])
         raise ValueFitError(
-            f"column {one.name!r} is null, which no record can say", row=row, column=one.name
+            f"column {one.name!r} is null; granular cannot store nulls", row=row, column=one.name
         )
 
 
 def weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
-    """Weigh each row: the bytes of its records, and 8 of a table for each; int64 [rows].
+    """Return the bytes of each row: its records, and 8 bytes of table per record; int64 [rows].
 
-    raises  ValueFitError naming the first row with a record that the format cannot hold
+    raises  ValueFitError with the first row that the format cannot store
     """
     sizes = np.zeros(batch.num_rows, np.int64)
     for one in columns:
@@ -76,14 +76,16 @@ def weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
 
 
 def check_lengths(one: Column, lengths: IntArray, counts: IntArray | None, format: str) -> None:
-    """Refuse records of no bytes where a table cannot tell them from its older version. Raises ValueFitError naming the first row."""
+    """Raise ValueFitError with the first row that has an empty record, if the format cannot store
+    it.
+    """
     empty = lengths == 0
     if format == "granular-refs" and empty.any():
         first = int(np.argmax(empty))
         row = first if counts is None else int(np.searchsorted(np.cumsum(counts), first, "right"))
-        hint = "Choose -f granular, which holds it."
+        hint = "Use -f granular."
         raise ValueFitError(
-            f"column {one.name!r} has a record of no bytes, which {format} cannot hold",
+            f"column {one.name!r} has an empty record, which {format} cannot store",
             row=row,
             hint=hint,
             column=one.name,
@@ -99,21 +101,21 @@ def put(
     rows: int,
     settings: Settings,
 ) -> Chunk:
-    """Write the files of a shard, and then its spec.json, whose being there says that the others are whole.
+    """Write the files of a shard, its spec.json last: a shard with a spec.json is complete.
 
-    raises  UsageError for a second shard where settings cut none, or for a compression
+    raises  UsageError for a second shard if the settings do not split, or for a compression
     """
     if settings.compression is not None:
         raise UsageError(
             "granular shards are not compressed",
-            hint="Leave --compress out, or choose another --format.",
+            hint="Omit --compress, or choose another --format.",
         )
     whole = settings.shard_bytes is None and settings.shard_rows is None
     if whole and number:
         raise UsageError(
-            "a folder holds one dataset, and its rows do not fit one",
+            "the rows need more than one shard",
             where=at,
-            hint="Give --shard-size.",
+            hint="Use --shard-size.",
         )
     folder = "" if whole else f"{shard_folder(number)}/"
     names = {DEFAULT, *settings.hashes}
