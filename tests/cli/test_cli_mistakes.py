@@ -97,7 +97,7 @@ def told(place, monkeypatch, capfd):
         (
             "playlist out --reindex",
             "out/index.json: index already exists",
-            "Delete it first, if `flare verify` finds it wrong.",
+            "Delete it first if `flare verify` reports it as damaged.",
         ),
         (
             "pack first.parquet first.parquet",

@@ -279,7 +279,7 @@ def test_a_shardindex_that_contradicts_the_tars_is_told_with_both(tmp_path):
         assert (where, kind, message) == (
             f"{path}: shardlist[1]",
             "format",
-            f"no {key} in it, but {other!r}",
+            f"unknown key {other!r}; did you mean {key!r}?",
         )
     assert told(lambda shards: shards[1].pop("filesize")) == []
     assert told(lambda shards: shards[1].update(files=1, origin="x")) == []

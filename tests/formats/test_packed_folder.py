@@ -227,7 +227,7 @@ _LARGE = """
 import resource, sys
 sys.path[:0] = {path!r}
 from flarecli.errors import FlareError
-from flarecli.formats import packed_folder
+from flarecli.formats.ffrecord import packed_folder
 there = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # libraries reserve more than they use
 resource.setrlimit(resource.RLIMIT_AS, (there + (250 << 20),) * 2)
 for listed in (b"(" * (1 << 22), b")" * (1 << 22), b"ccollections\\nOrderedDict\\nq\\0" + b"(h\\0)RX\\1\\0\\0\\0a" * 100_000):

@@ -97,4 +97,4 @@ def test_a_damaged_row_of_a_batch_is_named(folder: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         data.collated(range(ROWS))
     assert caught.value.where == f"{tmp_path}/shard.00001.mds[17]"
-    assert "its fields take 42949" in caught.value.message
+    assert "its fields need 42949" in caught.value.message

@@ -121,7 +121,7 @@ def test_a_damaged_row_fails_in_its_own_batch(tmp_path: Path, workers: int) -> N
     with pytest.raises(FormatError) as caught:
         for batch in flare.Loader(flare.open(str(path)), 64, order="sequential", workers=workers):
             given_ += batch["n"].tolist()
-    assert str(caught.value) == f"{shard}[700]: its fields take 22 bytes, the sample has 21"
+    assert str(caught.value) == f"{shard}[700]: sample has 21 bytes; its fields need 22"
     assert given_ == list(range(640))
 
 

@@ -14,7 +14,7 @@ import flarecli
 from flarecli import prefetch
 from flarecli.errors import FlareError, UsageError
 from flarecli.model import Chunk, Settings
-from flarecli.storage import Limits, locate
+from flarecli.storage import locate
 from flarecli.write import Writer
 from flarecli.write.shard_queue import ShardQueue
 
@@ -65,15 +65,14 @@ def test_a_pack_on_two_threads_is_the_same_in_each_format_that_compresses(
     index = tmp_path / "index.csv"
     index.write_text("key,text\n" + "".join(f"{n},text of row {n}\n" for n in range(300)))
     for jobs in (1, 2):
-        limits = Limits(jobs=jobs)
         flarecli.pack(
             str(index),
             str(tmp_path / f"{jobs}"),
             format=format,
             key="key",
             compress="gz",
-            shard_bytes=3000,
-            limits=limits,
+            shard_size=3000,
+            jobs=jobs,
         )
     found = files(tmp_path / "1")
     assert len(found) > 4
