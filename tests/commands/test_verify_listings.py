@@ -284,7 +284,7 @@ def test_a_shardindex_that_contradicts_the_tars_is_told_with_both(tmp_path):
     assert told(lambda shards: shards[1].pop("filesize")) == []
     assert told(lambda shards: shards[1].update(files=1, origin="x")) == []
     assert told(lambda shards: shards[1].update(nsamples=-1)) == [
-        (f"{path}: shardlist[1].nsamples", "format", "-1 is not a count")
+        (f"{path}: shardlist[1].nsamples", "format", "expected a count, got -1")
     ]
 
 
