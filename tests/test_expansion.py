@@ -142,7 +142,7 @@ def test_json_lines_with_ever_new_members_are_refused(tmp_path, line):
     code, said, _ = flare("pack", path, tmp_path / "out", data=600 * MB)
     assert code == 4
     assert " different members in " in said
-    assert "rows, which have few of them\nhint: Store them as a list of names and values" in said
+    assert "rows, with few per row\nhint: Store them as a list of names and values" in said
 
 
 def test_json_lines_of_many_members_that_all_rows_have_are_read(tmp_path):
