@@ -20,6 +20,7 @@ from flarecli.compat.streaming import (
     TSVWriter,
     XSVWriter,
 )
+from flarecli.encodings import registry
 from flarecli.errors import RowsError, UnsafeError, UsageError
 
 
@@ -412,6 +413,15 @@ def test_merge_index_accepts_a_folder_or_a_list(tmp_path):
 
 
 def test_custom_encodings_are_registered_as_in_the_original(tmp_path):
+    before = dict(registry.CUSTOM)
+    try:
+        check_custom_encodings(tmp_path)
+    finally:
+        registry.CUSTOM.clear()
+        registry.CUSTOM.update(before)
+
+
+def check_custom_encodings(tmp_path):
     module = importlib.import_module("flarecli.compat.streaming.base.format.mds.encodings")
 
     class Complex128(module.Encoding):

@@ -52,10 +52,11 @@ def dropped(out, rows, settings, **options):
     try:
         with pytest.warns(
             ResourceWarning, match="out: a Writer was garbage collected without close"
-        ):
+        ) as found:
             begun(out, rows, settings, **options)
-            while any(thread.name.startswith("shards") for thread in threading.enumerate()):
-                time.sleep(0.01)  # threads that still make shards of it keep it for so long
+            end = time.monotonic() + 20
+            while not found.list and time.monotonic() < end:
+                time.sleep(0.01)  # threads that still write shards of it refer to it
         settled()
     finally:
         gc.enable()
