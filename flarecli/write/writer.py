@@ -638,9 +638,10 @@ def _drop(pid: int, target: Target, *held: Any) -> None:
     """Abandon the target of a garbage collected Writer; a forked copy of the Writer does nothing."""
     if os.getpid() != pid:
         return
+    # Release first: the warning may be an error, and who sees it may open the target at once.
+    target.run_finalizer(partial(_release, target, *held))
     warnings.warn(
         f"{target.shown}: a Writer was garbage collected without close()",
         ResourceWarning,
         stacklevel=2,
     )
-    target.run_finalizer(partial(_release, target, *held))

@@ -36,7 +36,7 @@ def begun(out, rows, settings, **options):
     return writer
 
 
-def settled(limit_s=20.0):
+def settled(limit_s=60.0):
     """Wait for the threads that end a dropped Writer, as whoever exits would not."""
     end = time.monotonic() + limit_s
     while any(
@@ -54,7 +54,7 @@ def dropped(out, rows, settings, **options):
             ResourceWarning, match="out: a Writer was garbage collected without close"
         ) as found:
             begun(out, rows, settings, **options)
-            end = time.monotonic() + 20
+            end = time.monotonic() + 60
             while not found.list and time.monotonic() < end:
                 time.sleep(0.01)  # threads that still write shards of it refer to it
         settled()

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -752,7 +753,7 @@ def test_a_writer_that_is_dropped_lets_go_of_its_lock_and_publishes_nothing(tmp_
             ResourceWarning, match="out: a Writer was garbage collected without close"
         ) as warned:
             _left(tmp_path / "out", rows[:2500], how)
-            stop = time.monotonic() + 20
+            stop = time.monotonic() + 60
             while not len(warned) and time.monotonic() < stop:
                 time.sleep(0.01)  # threads that write its shards keep it alive
     finally:
@@ -768,6 +769,14 @@ def test_of_a_writer_that_is_dropped_before_its_first_shard_nothing_stays(tmp_pa
     ):  # pytest.raises would keep the frame, and all in it
         _left(tmp_path / "out", samples(3), last=0)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_dropped_writer_releases_its_lock_when_warnings_are_errors(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _left(tmp_path / "out", samples(3))
+    Writer(str(tmp_path / "out"), columns=COLUMNS).abandon()
 
 
 def test_a_forked_copy_of_a_writer_is_not_the_childs_to_drop(tmp_path):
