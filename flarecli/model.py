@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    IntArray: TypeAlias = Any  # numpy integer array
+    IntArray: TypeAlias = npt.NDArray[np.int64]
     UInt32Array: TypeAlias = npt.NDArray[np.uint32]
     ByteArray: TypeAlias = npt.NDArray[np.uint8]
     BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -156,7 +156,7 @@ class Stream:
         return len(self.urls)
 
     @property
-    def stored(self) -> IntArray:
+    def stored(self) -> IntArray | None:
         """Return bytes stored for each chunk and its companions: int64 [chunks], or None.
 
         The result is -1 where the size of the main file is unknown, and None if `sizes` is None.

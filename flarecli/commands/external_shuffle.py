@@ -74,7 +74,8 @@ def _joined(held: list[pa.RecordBatch]) -> pa.Table:
 
 
 def _places(table: pa.Table) -> IntArray:
-    return table.column(table.num_columns - 1).to_numpy()
+    places: IntArray = table.column(table.num_columns - 1).to_numpy()
+    return places
 
 
 def _in_order(held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

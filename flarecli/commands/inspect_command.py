@@ -19,7 +19,7 @@ from flarecli.commands.source_notes import note_sources
 from flarecli.compress import SUFFIXES
 from flarecli.errors import FlareError
 from flarecli.lazy import np
-from flarecli.model import Column, Columns, IntArray, Playlist, Stream, total
+from flarecli.model import Column, Columns, Playlist, Stream, total
 from flarecli.playlists.fill import filled
 from flarecli.progress import Progress
 from flarecli.read import Series, resolve, select_streams
@@ -280,14 +280,16 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
 
 
 def _raw_bytes(stream: Stream) -> int | None:
-    if stream.raw_sizes is not None:
-        raw: IntArray = np.where(stream.raw_sizes < 0, stream.sizes, stream.raw_sizes)
+    raw, sizes, stored = stream.raw_sizes, stream.sizes, stream.stored
+    if raw is not None:
+        if sizes is not None:
+            raw = np.where(raw < 0, sizes, raw)
         return total(raw) + sum(
             (file.size if file.raw_size is None else file.raw_size) or 0
             for one in stream.parts
             for file in one
         )
-    return None if _compressions(stream) or stream.sizes is None else total(stream.stored)
+    return None if stored is None or _compressions(stream) else total(stored)
 
 
 def _compressions(stream: Stream) -> list[str]:

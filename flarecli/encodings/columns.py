@@ -61,14 +61,15 @@ def value_sizes(array: pa.Array) -> IntArray | None:
         if inner is None:
             return None
         ends = np.concatenate([[0], np.cumsum(inner, dtype=np.int64)])
-        return np.diff(ends[array.offsets.to_numpy()])
+        return np.asarray(np.diff(ends[array.offsets.to_numpy()]), np.int64)
     wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
     if not wide and not (pa.types.is_binary(kind) or pa.types.is_string(kind)):
         return None
     if not len(array):
         return np.zeros(0, np.int64)
     ends = np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)
-    return np.diff(ends[array.offset : array.offset + len(array) + 1])
+    sizes = np.diff(ends[array.offset : array.offset + len(array) + 1])
+    return np.asarray(sizes, np.int64)
 
 
 def field(column: Column) -> pa.Field:

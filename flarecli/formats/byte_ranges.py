@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flarecli import compress, encodings
 from flarecli.errors import IntegrityError
 from flarecli.lazy import np, pa
-from flarecli.model import Chunk, File, IntArray
+from flarecli.model import ByteArray, Chunk, File, IntArray
 from flarecli.storage import Location, read_ahead
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
     ]
 
 
-def ragged(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
+def ragged(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     """Return runs of bytes as one large_binary array, copied once by Arrow.
 
     A single run in data of 2 GiB or more is not copied.
@@ -187,7 +187,7 @@ def _halves(values: IntArray) -> tuple[IntArray, IntArray]:
     return values[:middle], values[middle:]
 
 
-def views(data: IntArray, starts: IntArray, lengths: IntArray) -> pa.Array:
+def views(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     """Return runs of bytes as one binary_view array over `data`, which must be below 2 GiB."""
     views = np.zeros((len(starts), 4), "<i4")
     views[:, 0] = lengths

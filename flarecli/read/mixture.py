@@ -307,7 +307,8 @@ class _MixOrder:
         for epoch in np.unique(epochs):
             at = epochs == epoch
             out[at] = self._of_part(k, int(epoch)).at(own[at] - epoch * rows)
-        return out + self._mix._firsts[k]
+        out += self._mix._firsts[k]
+        return out
 
     def _of_part(self, k: int, epoch: int) -> Order:
         if len(self._orders) > 4 * len(self._mix.parts):
@@ -335,7 +336,7 @@ def _quotas(weights: Any) -> IntArray:
     shares = weights / weights.max()  # the sum of large weights may overflow
     shares = shares / shares.sum()
     exact = shares * (BLOCK - len(weights)) + 1 if (shares * BLOCK < 1).any() else shares * BLOCK
-    out = np.floor(exact + 1e-9).astype(np.int64)
+    out: IntArray = np.floor(exact + 1e-9).astype(np.int64)
     out[np.argsort(out - exact, kind="stable")[: BLOCK - int(out.sum())]] += 1
     return out
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from flarecli.errors import RowsError
 from flarecli.model import IntArray
 
 __all__ = ["positions", "positions_apart"]
+
+_UInt64Array: TypeAlias = npt.NDArray[np.uint64]
 
 _ROUNDS = 6
 _BLOCK = 1 << 14
@@ -60,7 +63,7 @@ def positions_apart(
     sides = np.array([_sides(one) for one in rows], np.uint64).reshape(-1, 2)
     table = np.array([_keys(seed, epoch) for epoch in epochs], np.uint64).reshape(-1, _ROUNDS)
 
-    def permuted(numbers: IntArray, at: Any) -> IntArray:
+    def permuted(numbers: _UInt64Array, at: Any) -> _UInt64Array:
         own = which[at]
         return _permuted(
             numbers, sides[own, 0], sides[own, 1], (table[own, i] for i in range(_ROUNDS))
@@ -69,7 +72,9 @@ def positions_apart(
     return _inside(steps, np.asarray(rows, np.uint64)[which], permuted)
 
 
-def _inside(steps: IntArray, rows: Any, permuted: Callable[[IntArray, Any], IntArray]) -> IntArray:
+def _inside(
+    steps: IntArray, rows: Any, permuted: Callable[[_UInt64Array, Any], _UInt64Array]
+) -> IntArray:
     """Permute steps, one block at a time, until each result is below its number of rows.
 
     rows      one number, or uint64 [k]: the number of rows for each step
@@ -106,7 +111,7 @@ def _keys(seed: int, epoch: int) -> list[np.uint64]:
     return keys
 
 
-def _permuted(numbers: IntArray, a: Any, b: Any, keys: Iterable[Any]) -> IntArray:
+def _permuted(numbers: _UInt64Array, a: Any, b: Any, keys: Iterable[Any]) -> _UInt64Array:
     """Permute numbers in place, so that a block stays in the CPU cache.
 
     a, b, keys  one of each, or one for each number
@@ -131,4 +136,5 @@ def _permuted(numbers: IntArray, a: Any, b: Any, keys: Iterable[Any]) -> IntArra
         np.subtract(other, size, out=spare)
         np.minimum(other, spare, out=other)
     np.multiply(left, low, out=left)
-    return np.add(left, right, out=left)
+    np.add(left, right, out=left)
+    return left

@@ -70,7 +70,7 @@ class Series:
         self.columns: Columns = ()  # `_columns` opens a shard if none are listed
         self.columns = self._columns()
         self.starts = self._starts()  # int64 [chunks + 1]: the first row of each chunk
-        self.edges = memoryview(self.starts)  # indexing returns Python integers
+        self.edges = self.starts.data  # indexing returns Python integers
 
     def __reduce__(self) -> tuple[object, ...]:
         return Series, (self.streams,)

@@ -96,7 +96,7 @@ class Writer:
         self._held: list[pa.RecordBatch] = []
         self._held_rows, self._held_size, self._base = 0, 0, 0
         # The last checked batch, and the sizes of its rows.
-        self._weighed: tuple[pa.RecordBatch | None, IntArray] = (None, None)
+        self._weighed: tuple[pa.RecordBatch | None, IntArray] = (None, np.zeros(0, np.int64))
         self.unnoted = deque[tuple[pa.RecordBatch, IntArray]]()
         self._samples = _SampleBuffer()
         self._names: set[bytes] = set()  # keys in the unfinished shard, if the format needs them
@@ -326,7 +326,7 @@ class Writer:
                     column=field.name,
                 )
         self._check_held(batch, rows)
-        sizes, self._weighed = self._weighed[1], (None, None)
+        sizes, self._weighed = self._weighed[1], (None, np.zeros(0, np.int64))
         ends = np.cumsum(sizes)
         self.taken += int(ends[-1]) if len(ends) else 0
         limit = min(self.settings.shard_bytes or _SHARD_LIMIT, _SHARD_LIMIT)

@@ -332,10 +332,11 @@ def _write(plan: Plan, writer: Writer, names: list[str], spool: Spool | None) ->
             if typed is None and part.batch.num_rows:
                 typed = Typed(_named(plan, writer, part, names), plan.named_by, nulls)
             failures = list(part.failures)
-            batch, rows = None, part.rows
+            batch: pa.RecordBatch | None = None
+            numbers = part.rows
             if typed is not None and part.batch.num_rows:
-                batch, rows, unfit = typed.convert(part.batch, part.rows)
-                batch, rows, unheld = _held(plan, writer, part, batch, rows)
+                batch, numbers, unfit = typed.convert(part.batch, part.rows)
+                batch, numbers, unheld = _held(plan, writer, part, batch, numbers)
                 failures = sorted([*failures, *unfit, *unheld], key=lambda one: one.row)
             failures = [plan.places.placed(failure) for failure in failures]
             for failure in failures[: 1 if plan.on_error == "fail" else None]:
@@ -343,10 +344,10 @@ def _write(plan: Plan, writer: Writer, names: list[str], spool: Spool | None) ->
                     plan.progress.failed(failure.key or failure.where, failure.reason)
                     writer.fail(plan.source.named.listed(failure))
                 elif batch is not None:  # what stands before it is kept for a resume
-                    kept = int(np.searchsorted(rows, failure.row))
-                    batch, rows = batch.slice(0, kept), rows[:kept]
+                    kept = int(np.searchsorted(numbers, failure.row))
+                    batch, numbers = batch.slice(0, kept), numbers[:kept]
             if batch is not None and batch.num_rows:
-                _put(plan, writer, batch, rows)
+                _put(plan, writer, batch, numbers)
             if failures and plan.on_error == "fail":
                 raise error_of(failures[0], plan.source.address, SKIP)
             plan.places.forget(part.until)

@@ -17,7 +17,7 @@ from flarecli.errors import FormatError, ReachError, RowsError, UsageError
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats import find
 from flarecli.formats.ffrecord import table as ffrecord_table
-from flarecli.model import Chunk, IntArray, Shard
+from flarecli.model import Chunk, IntArray, Shard, UInt32Array
 from flarecli.storage import locate
 
 __all__ = ["FileReader", "FileWriter", "dump"]
@@ -182,13 +182,13 @@ class FileReader(Closeable):
 
     def get_offsets(self, file_index: int) -> IntArray:
         """Return the start of each record of a file, and its size: int64 [records + 1]."""
-        return self._layout(file_index, "offsets").astype(np.int64)
+        return np.array(self._layout(file_index, "offsets"), np.int64)
 
-    def get_checksums(self, file_index: int) -> IntArray:
+    def get_checksums(self, file_index: int) -> UInt32Array:
         """Return the CRC-32 of each record of a file: uint32 [records]."""
-        return self._layout(file_index, "sums").astype(np.uint32)
+        return np.array(self._layout(file_index, "sums"), np.uint32)
 
-    def _layout(self, file_index: int, what: str) -> IntArray:
+    def _layout(self, file_index: int, what: str) -> Any:
         if not 0 <= file_index < len(self._shards):
             raise RowsError(f"file {file_index} is out of range; there are {len(self._shards)}")
         return self._shards[file_index].layout[what]

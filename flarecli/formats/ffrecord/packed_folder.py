@@ -22,7 +22,7 @@ from flarecli.formats import byte_ranges as spans
 from flarecli.formats.ffrecord.pickled_names import HINT, Folder, read_names
 from flarecli.formats.ffrecord.table import NAME, packed_table, read_views
 from flarecli.hashes import DEFAULT
-from flarecli.model import Chunk, File, IntArray, Shard
+from flarecli.model import Chunk, File, Shard, UInt32Array
 from flarecli.names import PATH_BYTES, check_name, escape
 from flarecli.storage import Location
 
@@ -173,7 +173,7 @@ def _blocks(part: bytes | Location) -> Iterable[bytes]:
     return [part] if isinstance(part, bytes) else part.blocks()
 
 
-def _written(table: bytes, parts: Iterable[bytes | Location], sums: IntArray) -> Iterator[bytes]:
+def _written(table: bytes, parts: Iterable[bytes | Location], sums: UInt32Array) -> Iterator[bytes]:
     yield table
     for part, wanted in zip(parts, sums, strict=True):
         total = 0

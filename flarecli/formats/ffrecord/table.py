@@ -15,7 +15,7 @@ from isal.isal_zlib import crc32
 from flarecli.encodings import column
 from flarecli.errors import FormatError, IntegrityError, UnfinishedError
 from flarecli.formats import byte_ranges as spans
-from flarecli.model import Chunk, Columns, IntArray, Row, Shard
+from flarecli.model import ByteArray, Chunk, Columns, IntArray, Row, Shard, UInt32Array
 from flarecli.storage import Location, needs_read_ahead, read_ahead
 
 __all__ = [
@@ -67,7 +67,7 @@ class Layout(dict[str, IntArray]):
 
     def prepare(self, at: Location) -> None:
         """Map the file. Raises IntegrityError if its size has changed since it was opened."""
-        self.table, self.sums = memoryview(self["offsets"]), memoryview(self["sums"])
+        self.table, self.sums = self["offsets"].data, self["sums"].data
         view, size = at.map(), self.table[-1]
         if view is not None and len(view) != size:
             raise IntegrityError(
@@ -188,7 +188,7 @@ def table_sum(shard: Shard) -> int:
     )
 
 
-def packed_table(sums: IntArray, sizes: IntArray) -> bytes:
+def packed_table(sums: UInt32Array, sizes: IntArray) -> bytes:
     """Return the bytes of a table.
 
     sums   CRC-32 of each record: uint32 [rows]
@@ -239,8 +239,8 @@ def read_copies(shard: Shard, rows: Sequence[int], check: bool = True) -> list[m
     than one allocation per record. See `read_views` for the arguments.
     """
     table, parts = ready(shard).table, read_views(shard, rows, False)
-    owned: IntArray = np.empty(sum(map(len, parts)) or 1, np.uint8)  # numpy uses huge pages
-    buffer = memoryview(owned)
+    owned: ByteArray = np.empty(sum(map(len, parts)) or 1, np.uint8)  # numpy uses huge pages
+    buffer = owned.data
     sums, out, start = ready(shard).sums, [], 0
     for row, part in zip(rows, parts, strict=True):
         stop = start + table[row + 1] - table[row]
@@ -319,8 +319,7 @@ def crcs(data: memoryview, bounds: IntArray) -> IntArray:
 
     bounds  offsets in the data: int64 [records + 1], increasing
     """
-    steady: IntArray = np.ascontiguousarray(bounds)
-    ends = memoryview(steady)
+    ends = np.ascontiguousarray(bounds).data
     return np.fromiter(
         map(crc32, map(data.__getitem__, map(slice, ends, ends[1:]))), np.uint32, len(ends) - 1
     )

@@ -171,7 +171,7 @@ def opened(bag: Chunk, starts: IntArray) -> Bag:
             where=bag.at,
             hint=DAMAGED,
         )
-    return Bag(bag, starts, memoryview(starts), held)
+    return Bag(bag, starts, starts.data, held)
 
 
 def array(bag: Bag, start: int, stop: int) -> pa.Array:

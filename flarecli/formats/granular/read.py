@@ -17,7 +17,7 @@ from flarecli.formats.granular import refs as bag_refs
 from flarecli.formats.granular.bags import Bag
 from flarecli.formats.granular.refs import Taken
 from flarecli.lazy import pa
-from flarecli.model import Chunk, Column, IntArray, Row, Shard
+from flarecli.model import ByteArray, Chunk, Column, IntArray, Row, Shard
 from flarecli.storage import Location
 
 __all__ = ["REFS_TABLE", "batch", "rows", "taken", "unfit", "weight"]
@@ -244,7 +244,7 @@ def taken(
     return out
 
 
-def _bytes(array: pa.Array) -> tuple[IntArray, IntArray]:
+def _bytes(array: pa.Array) -> tuple[ByteArray, IntArray]:
     """Return a large_binary array as uint8 [bytes] and int64 [rows + 1]."""
     offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
     data = np.frombuffer(array.buffers()[2] or b"", np.uint8)

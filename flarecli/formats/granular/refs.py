@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from flarecli.errors import FormatError
-from flarecli.model import IntArray
+from flarecli.model import BoolArray, ByteArray, IntArray
 
 __all__ = ["Taken", "numbers", "numbers_of_row", "packed"]
 
@@ -86,7 +86,7 @@ def _head(columns: int) -> bytes:
 
 
 def numbers(
-    data: IntArray, starts: IntArray, lists: Sequence[bool], where: object, row: int
+    data: ByteArray, starts: IntArray, lists: Sequence[bool], where: object, row: int
 ) -> list[Taken]:
     """Parse many rows.
 
@@ -129,8 +129,8 @@ def numbers(
 
 
 def _parse_numbers(
-    data: IntArray, at: IntArray, ends: IntArray
-) -> tuple[IntArray, IntArray, IntArray]:
+    data: ByteArray, at: IntArray, ends: IntArray
+) -> tuple[IntArray, IntArray, BoolArray]:
     """Parse a number at each position; return values, next positions, and whether each is invalid.
 
     A row reads at most 9 bytes past its end.
@@ -158,13 +158,13 @@ def packed(taken: Sequence[Taken], lists: Sequence[bool]) -> tuple[list[memoryvi
         cells, used = _cells(
             [(first[start:stop], count[start:stop]) for first, count in taken], lists, stop - start
         )
-        parts.append(memoryview(cells[used]))  # row by row, without the unused bytes
+        parts.append(cells[used].data)  # row by row, without the unused bytes
         ends.append(base + np.cumsum(used.sum(axis=1)))
         base = int(ends[-1][-1])
     return parts, np.concatenate(ends)
 
 
-def _cells(taken: Sequence[Taken], lists: Sequence[bool], rows: int) -> tuple[IntArray, IntArray]:
+def _cells(taken: Sequence[Taken], lists: Sequence[bool], rows: int) -> tuple[ByteArray, BoolArray]:
     """Encode rows at fixed width: uint8 [rows, bytes], and which of the bytes are used."""
     head = np.frombuffer(_head(len(lists)), np.uint8)
     cells, used = [np.broadcast_to(head, (rows, len(head)))], [np.ones((rows, len(head)), bool)]
@@ -183,7 +183,7 @@ def _cells(taken: Sequence[Taken], lists: Sequence[bool], rows: int) -> tuple[In
     return np.concatenate(cells, axis=1), np.concatenate(used, axis=1)
 
 
-def _packed_numbers(values: IntArray) -> tuple[IntArray, IntArray]:
+def _packed_numbers(values: IntArray) -> tuple[ByteArray, BoolArray]:
     """Encode numbers into 9 bytes each: uint8 [rows, 9], and which of the bytes are used."""
     big = np.ascontiguousarray(values, ">u8").view(np.uint8).reshape(-1, 8)
     cells = np.zeros((len(values), 9), np.uint8)

@@ -35,7 +35,17 @@ from flarecli.formats.mds import repair_index as mds_reindex
 from flarecli.formats.mds.index import name_of, present, raw_name, store
 from flarecli.formats.registry import INDEX
 from flarecli.lazy import np, pa, pc
-from flarecli.model import Chunk, Columns, File, Finding, IntArray, Settings, Shard, UInt32Array
+from flarecli.model import (
+    ByteArray,
+    Chunk,
+    Columns,
+    File,
+    Finding,
+    IntArray,
+    Settings,
+    Shard,
+    UInt32Array,
+)
 from flarecli.storage import Location
 
 __all__ = [
@@ -249,14 +259,14 @@ def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
     return spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
 
 
-def bytes_of(shard: Shard, start: int, stop: int) -> tuple[IntArray, IntArray]:
+def bytes_of(shard: Shard, start: int, stop: int) -> tuple[ByteArray, IntArray]:
     """Return the bytes of lines start..stop, uint8, and the start of each, int64 [rows + 1]."""
     starts = np.array(shard.layout["starts"][start : stop + 1], np.int64)
     (part,) = spans.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
     return np.frombuffer(part, np.uint8), starts - starts[0]
 
 
-def find_all(data: IntArray, text: bytes) -> IntArray:
+def find_all(data: ByteArray, text: bytes) -> IntArray:
     """Return the positions of a text in `data`, overlaps included, in increasing order: int64."""
     at = np.flatnonzero(data == text[0])
     if len(text) > 1:
@@ -266,7 +276,7 @@ def find_all(data: IntArray, text: bytes) -> IntArray:
     return at
 
 
-def cut(data: IntArray, places: Places, views: bool) -> Callable[[str], pa.Array]:
+def cut(data: ByteArray, places: Places, views: bool) -> Callable[[str], pa.Array]:
     """Return a function that makes the array of a column's stored bytes; with `views`, without
     copying.
     """
@@ -371,12 +381,8 @@ def lengths(array: pa.Array) -> IntArray:
     if not array.null_count and array.type in (encodings.BINARY, encodings.TEXT):
         bounds = ends(array)
         return bounds[1:] - bounds[:-1]  # faster than Arrow
-    lengths = pc.binary_length(array)
-    return (
-        (pc.fill_null(lengths, 0) if lengths.null_count else lengths)
-        .to_numpy(zero_copy_only=False)
-        .astype(np.int64, copy=False)
-    )
+    lengths = pc.fill_null(pc.binary_length(array), 0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
 
 
 def ends(array: pa.Array) -> IntArray:

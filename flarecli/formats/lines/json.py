@@ -27,7 +27,17 @@ from flarecli.formats.lines import base as lines
 from flarecli.formats.lines.base import LineFormat
 from flarecli.formats.mds import config as mds_config
 from flarecli.lazy import pa, pc
-from flarecli.model import Chunk, Column, Columns, Finding, IntArray, Row, Settings, Shard
+from flarecli.model import (
+    ByteArray,
+    Chunk,
+    Column,
+    Columns,
+    Finding,
+    IntArray,
+    Row,
+    Settings,
+    Shard,
+)
 from flarecli.storage import Location
 
 __all__ = ["JSONShards", "Plan", "is_text", "parsed", "places", "planned", "split"]
@@ -92,7 +102,7 @@ class JSONShards(LineFormat):
         found = places(data, starts, plan)
         if found is not None:
             return lines.assembled(shard, start, stop, columns, lines.cut(data, found, views))
-        cuts, whole = memoryview(starts), data.tobytes()
+        cuts, whole = starts.data, data.tobytes()
         rows = [
             _values(shard, start + i, whole[cuts[i] : cuts[i + 1]], plan, True)
             for i in range(stop - start)
@@ -327,7 +337,7 @@ def is_text(one: Column) -> bool:
 
 
 def places(
-    data: IntArray, starts: IntArray, plan: Plan
+    data: ByteArray, starts: IntArray, plan: Plan
 ) -> Mapping[str, tuple[IntArray, IntArray]] | None:
     """Locate each value in a run of lines.
 
@@ -365,7 +375,7 @@ def places(
     return out
 
 
-def _has_text_at(data: IntArray, at: IntArray, text: bytes) -> bool:
+def _has_text_at(data: ByteArray, at: IntArray, text: bytes) -> bool:
     """Return whether a text is at each position."""
     if not len(at):
         return True
@@ -374,7 +384,7 @@ def _has_text_at(data: IntArray, at: IntArray, text: bytes) -> bool:
     return bool((data[at[:, None] + np.arange(len(text))] == np.frombuffer(text, np.uint8)).all())
 
 
-def _are_numbers(data: IntArray, start: IntArray, stop: IntArray) -> bool:
+def _are_numbers(data: ByteArray, start: IntArray, stop: IntArray) -> bool:
     if not len(start):
         return True
     if not (start < stop).all() or int(start.min()) < 0 or int(stop.max()) > len(data):
@@ -389,7 +399,7 @@ def _are_numbers(data: IntArray, start: IntArray, stop: IntArray) -> bool:
     )
 
 
-def _quotes(data: IntArray, tail: bytes, rows: int) -> IntArray | None:
+def _quotes(data: ByteArray, tail: bytes, rows: int) -> IntArray | None:
     """Return the positions of quotes that open or close a string; None for invalid characters or
     escapes.
     """

@@ -22,6 +22,7 @@ from flarecli.formats.lines.base import LineFormat
 from flarecli.formats.mds import config as mds_config
 from flarecli.lazy import pa
 from flarecli.model import (
+    ByteArray,
     Chunk,
     Column,
     Columns,
@@ -221,7 +222,7 @@ def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
     return parts
 
 
-def _places(shard: Shard, first: int, data: IntArray, starts: IntArray) -> lines.Places:
+def _places(shard: Shard, first: int, data: ByteArray, starts: IntArray) -> lines.Places:
     """Locate each value in a run of lines.
 
     first   row of the first line
@@ -239,7 +240,7 @@ def _places(shard: Shard, first: int, data: IntArray, starts: IntArray) -> lines
     ):
         cuts = _cuts(data, starts, ends, separator, each)
     if cuts is None:
-        edges, whole = memoryview(starts), data.tobytes()
+        edges, whole = starts.data, data.tobytes()
         lengths = [
             [*map(len, _split(shard, first + row, whole[edges[row] : edges[row + 1]])[:-1])]
             for row in range(rows)
@@ -255,7 +256,7 @@ def _places(shard: Shard, first: int, data: IntArray, starts: IntArray) -> lines
 
 
 def _cuts(
-    data: IntArray, starts: IntArray, ends: IntArray, separator: bytes, each: int
+    data: ByteArray, starts: IntArray, ends: IntArray, separator: bytes, each: int
 ) -> IntArray | None:
     """Return the positions of the separators, int64 [rows, each].
 
@@ -306,7 +307,9 @@ def _body(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: by
     return body
 
 
-def _suspects(data: IntArray, starts: IntArray, ends: IntArray, text: bytes, each: int) -> IntArray:
+def _suspects(
+    data: ByteArray, starts: IntArray, ends: IntArray, text: bytes, each: int
+) -> IntArray:
     """Return the rows that contain a text more than `each` times, overlaps counted; all rows for a
     long text.
     """

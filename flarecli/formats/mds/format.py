@@ -34,6 +34,8 @@ from flarecli.formats.mds.index import name_of, present, store
 from flarecli.formats.mds.write import bodies
 from flarecli.lazy import np, pa
 from flarecli.model import (
+    BoolArray,
+    ByteArray,
     Chunk,
     Column,
     Columns,
@@ -239,7 +241,7 @@ def _table_fault(starts: UInt32Array, end: int, size: int) -> str:
 
 def _fields(
     shard: Shard, start: int, stop: int
-) -> tuple[IntArray, dict[str, tuple[IntArray, IntArray]]]:
+) -> tuple[ByteArray, dict[str, tuple[IntArray, IntArray]]]:
     """Return the bytes of rows start..stop and the place of each column in them.
 
     return  uint8 [bytes]; name -> (starts, lengths), int64 [rows] each
@@ -272,7 +274,7 @@ def _fields(
     return data, places
 
 
-def _refuse(shard: Shard, start: int, wrong: IntArray, fault: str) -> None:
+def _refuse(shard: Shard, start: int, wrong: BoolArray, fault: str) -> None:
     if wrong.any():
         row = start + int(np.flatnonzero(wrong)[0])
         starts = shard.layout["starts"]

@@ -54,7 +54,18 @@ from flarecli.formats.webdataset.stream import scan
 from flarecli.formats.webdataset.verify import verify
 from flarecli.formats.webdataset.write import row_sizes, write_index, write_shard
 from flarecli.lazy import pa
-from flarecli.model import Chunk, Column, Columns, File, Finding, IntArray, Row, Shard, Stream
+from flarecli.model import (
+    ByteArray,
+    Chunk,
+    Column,
+    Columns,
+    File,
+    Finding,
+    IntArray,
+    Row,
+    Shard,
+    Stream,
+)
 from flarecli.storage import Location
 
 __all__ = ["WebDataset"]
@@ -360,7 +371,7 @@ def _ranged(shard: Shard, rows: Sequence[int], plan: Any) -> list[Row]:
 
 def _members(
     shard: Shard, places: Sequence[int], start: int, stop: int
-) -> list[tuple[IntArray, IntArray, IntArray]]:
+) -> list[tuple[ByteArray, IntArray, IntArray]]:
     """Return the bytes of the members of each extension, and where each row's member is.
 
     return  (uint8 [bytes], int64 [rows], int64 [rows]) per extension; starts of missing members are
@@ -398,7 +409,7 @@ def _members(
 
 
 def _array(
-    data: IntArray, starts: IntArray, sizes: IntArray, encoding: Encoding, views: bool
+    data: ByteArray, starts: IntArray, sizes: IntArray, encoding: Encoding, views: bool
 ) -> pa.Array:
     """Return one column as a typed array; with `views`, as Arrow views of `data` if possible."""
     there = starts >= 0

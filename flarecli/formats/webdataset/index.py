@@ -34,7 +34,7 @@ from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.columns import KEY
 from flarecli.formats.webdataset.scan import Table, key_text
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.model import Chunk, IntArray
+from flarecli.model import ByteArray, Chunk, IntArray
 from flarecli.storage import Location
 
 __all__ = ["name_of", "parse", "location_of", "read", "text"]
@@ -84,7 +84,7 @@ def text(table: Table, size: int) -> bytes:
     return b'%s, "xxh3_128": "%s"}\n' % (data, _checksum(data))
 
 
-def _packed(values: IntArray) -> str:
+def _packed(values: IntArray | ByteArray) -> str:
     return base64.b64encode(np.ascontiguousarray(values).data).decode()
 
 

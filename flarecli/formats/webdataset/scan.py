@@ -21,7 +21,7 @@ from flarecli.errors import FlareError, FormatError, UnsafeError
 from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.columns import KEY
 from flarecli.lazy import pa, pc
-from flarecli.model import IntArray
+from flarecli.model import ByteArray, IntArray
 from flarecli.names import escape
 
 __all__ = ["MAX_EXTENSIONS", "Table", "key_text", "read_table", "split"]
@@ -43,7 +43,7 @@ class Table:
     """
 
     extensions: tuple[str, ...]
-    keys: IntArray
+    keys: ByteArray
     ends: IntArray
     starts: IntArray
     sizes: IntArray
@@ -91,7 +91,7 @@ def split(name: bytes) -> tuple[bytes, bytes] | None:
     return name[:dot], name[dot + 1 :]
 
 
-def key_text(keys: IntArray, ends: IntArray, start: int = 0, stop: int | None = None) -> pa.Array:
+def key_text(keys: ByteArray, ends: IntArray, start: int = 0, stop: int | None = None) -> pa.Array:
     """Return keys start..stop as large_string, without copying their bytes."""
     stop = len(ends) if stop is None else stop
     bounds = np.zeros(stop - start + 1, np.int64)
@@ -195,7 +195,7 @@ def _lower(extension: bytes) -> str:
     return text
 
 
-def _dense(columns: dict[str, _Column], keys: IntArray, ends: IntArray) -> Table:
+def _dense(columns: dict[str, _Column], keys: ByteArray, ends: IntArray) -> Table:
     starts = np.full((len(columns), len(ends)), -1, np.int64)
     sizes = np.full((len(columns), len(ends)), -1, np.int64)
     for i, one in enumerate(columns.values()):

@@ -36,12 +36,12 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from flarecli.errors import FormatError, ValueFitError
-from flarecli.model import IntArray
+from flarecli.model import ByteArray, IntArray
 from flarecli.storage import Location
 
 __all__ = [
@@ -168,7 +168,10 @@ class Seen:
     end: int = 0
 
 
-def padded(size: int) -> int:
+_Size = TypeVar("_Size", int, IntArray)
+
+
+def padded(size: _Size) -> _Size:
     """Return a size, or an array of sizes, rounded up to whole blocks."""
     return (size + BLOCK - 1) & -BLOCK
 
@@ -445,7 +448,7 @@ _TEMPLATE = np.frombuffer(_block(b"", 0), np.uint8)
 _BASE_CHECKSUM = int(_TEMPLATE.sum()) - int(_TEMPLATE[148:156].sum()) + 256
 
 
-def headers(names: IntArray, sizes: IntArray) -> IntArray:
+def headers(names: ByteArray, sizes: IntArray) -> ByteArray:
     """Return the headers of many files whose names fit ustar; the same bytes as `header`.
 
     names   uint8 [n, 100], ASCII, padded with NULs

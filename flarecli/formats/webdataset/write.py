@@ -19,7 +19,7 @@ from flarecli.formats.webdataset.scan import Table
 from flarecli.formats.webdataset.shardindex import KIND, SHARDS, VERSION
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.lazy import pa, pc
-from flarecli.model import Chunk, Columns, File, IntArray, Settings
+from flarecli.model import ByteArray, Chunk, Columns, File, IntArray, Settings
 from flarecli.names import check_name, escape
 from flarecli.storage import Location
 
@@ -297,7 +297,7 @@ def _heads(names: pa.Array, sizes: IntArray) -> pa.Array:
     return _split(tar.headers(field[there], sizes[there]).reshape(-1), there * tar.BLOCK)
 
 
-def _split(data: IntArray, lengths: IntArray) -> pa.Array:
+def _split(data: ByteArray, lengths: IntArray) -> pa.Array:
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
     return pa.Array.from_buffers(
