@@ -33,7 +33,7 @@ def run(argv: Sequence[str], **env: str) -> Cost:
         out.seek(0), err.seek(0)
         if child.returncode:
             sys.exit(f"{' '.join(argv)}: exit {child.returncode}\n{err.read().decode()}")
-        return Cost(wall, used.ru_utime + used.ru_stime, out.read().decode())
+        return Cost(wall, used.ru_utime + used.ru_stime, out.read().decode(errors="replace"))
 
 
 def peak(argv: Sequence[str]) -> tuple[int, float]:
