@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flarecli
-from flarecli.compat.streaming import errors as streaming_errors
+from flarecli.compat.streaming.base.format.reader import CorruptIndexError
 from flarecli.errors import FlareError, FormatError, Place, ReachError
 from flarecli.model import Finding, finding_of
 from flarecli.names import check_name
@@ -200,5 +200,5 @@ def test_an_error_without_an_address_is_found_where_it_happened():
 
 
 def test_an_error_that_is_also_another_of_json_has_its_facts():
-    error = streaming_errors.CorruptIndexError("no", where=Place("index.json", item="shards[0]"))
+    error = CorruptIndexError("no", where=Place("index.json", item="shards[0]"))
     assert (error.where, error.pos, error.row) == ("index.json: shards[0]", 0, None)

@@ -367,7 +367,7 @@ def test_a_custom_stream_class_is_used_by_name(folders, tmp_path):
 
 def test_registered_classes_are_constructed_and_validated():
     utils = importlib.import_module("flarecli.compat.streaming.base.registry_utils")
-    registry = importlib.import_module("flarecli.compat.streaming.registry").Registry()
+    registry = importlib.import_module("flarecli.compat.streaming.base.registry_utils").Registry()
     registry.register("function", func=lambda **given: given)
     registry.register("class", func=Stream)
     build = utils.construct_from_registry

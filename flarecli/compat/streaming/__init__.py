@@ -1,6 +1,7 @@
 """The API of mosaicml-streaming: `import flarecli.compat.streaming as streaming`.
 
-Names load on first use; only `StreamingDataLoader` loads torch.
+The modules below `base` have the same paths as in the original. Names load on first use; only
+`StreamingDataLoader` loads torch.
 """
 
 from __future__ import annotations
@@ -9,31 +10,28 @@ from flarecli.lazy import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from flarecli.compat.streaming.dataset import StreamingDataset as StreamingDataset
-    from flarecli.compat.streaming.local import LocalDataset as LocalDataset
-    from flarecli.compat.streaming.shard import Reader as Reader
-    from flarecli.compat.streaming.shard import reader_from_json as reader_from_json
-    from flarecli.compat.streaming.streams import Stream as Stream
-    from flarecli.compat.streaming.torch import StreamingDataLoader as StreamingDataLoader
-    from flarecli.compat.streaming.writers import CSVWriter as CSVWriter
-    from flarecli.compat.streaming.writers import JSONWriter as JSONWriter
-    from flarecli.compat.streaming.writers import MDSWriter as MDSWriter
-    from flarecli.compat.streaming.writers import TSVWriter as TSVWriter
-    from flarecli.compat.streaming.writers import XSVWriter as XSVWriter
+    from flarecli.compat.streaming.base.dataloader import StreamingDataLoader
+    from flarecli.compat.streaming.base.dataset import StreamingDataset
+    from flarecli.compat.streaming.base.format.json import JSONWriter
+    from flarecli.compat.streaming.base.format.mds import MDSWriter
+    from flarecli.compat.streaming.base.format.reader import Reader, reader_from_json
+    from flarecli.compat.streaming.base.format.xsv import CSVWriter, TSVWriter, XSVWriter
+    from flarecli.compat.streaming.base.local import LocalDataset
+    from flarecli.compat.streaming.base.stream import Stream
 
-_FILES = {
-    "CSVWriter": "writers",
-    "JSONWriter": "writers",
-    "LocalDataset": "local",
-    "MDSWriter": "writers",
-    "Reader": "shard",
-    "Stream": "streams",
-    "StreamingDataLoader": "torch",
-    "StreamingDataset": "dataset",
-    "TSVWriter": "writers",
-    "XSVWriter": "writers",
+_MODULES = {
+    "CSVWriter": "base.format.xsv",
+    "JSONWriter": "base.format.json",
+    "LocalDataset": "base.local",
+    "MDSWriter": "base.format.mds",
+    "Reader": "base.format.reader",
+    "Stream": "base.stream",
+    "StreamingDataLoader": "base.dataloader",
+    "StreamingDataset": "base.dataset",
+    "TSVWriter": "base.format.xsv",
+    "XSVWriter": "base.format.xsv",
     "base": "base",
-    "reader_from_json": "shard",
+    "reader_from_json": "base.format.reader",
 }
 
 __all__ = [
@@ -52,7 +50,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    found = globals()[name] = named(__name__, _FILES, name)
+    found = globals()[name] = named(__name__, _MODULES, name)
     return found
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from flarecli.compat.streaming.streams import Stream
+from flarecli.compat.streaming.base.stream import Stream
 from flarecli.errors import UsageError
 from flarecli.model import IntArray
 from flarecli.read import positions

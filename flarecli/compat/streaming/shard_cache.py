@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from flarecli.cache import BATCH_SHARE, MANY, NamedFiles, coldest_first
-from flarecli.compat.streaming.shard import Reader, Shards
-from flarecli.compat.streaming.streams import Stream
+from flarecli.compat.streaming.base.format.reader import Reader, Shards
+from flarecli.compat.streaming.base.stream import Stream
 from flarecli.errors import UsageError
 from flarecli.formats import INDEX
 

@@ -1,10 +1,11 @@
-"""Replace mosaicml-streaming: its classes by flare's, wherever a module of the original names them.
+"""Replace mosaicml-streaming: its classes by those of flare, in each module of the original that uses them.
 
-The original's modules come from the checkout. Its internals (shared memory, partitions, clouds, classes of encodings) stay as they are:
-tests of these do not use flare, and are not counted.
+The modules of the original come from the checkout. Its internals (shared memory, partitions, clouds, classes of encodings) stay as they
+are. Tests of internals do not use flare and are not counted.
 """
 
 import importlib
+import importlib.util
 import pkgutil
 import sys
 
@@ -12,25 +13,27 @@ OURS, THEIRS = "flarecli.compat.streaming", "streaming"
 
 
 def install(counted):
-    """Put flare's names in the place of the original's; `counted` notes each use."""
+    """Replace the names of the original by those of flare; `counted` records each use."""
     pairs = [(OURS, THEIRS)]
     package = importlib.import_module(f"{OURS}")
     for module in pkgutil.walk_packages(package.__path__, f"{OURS}."):
-        if module.name.startswith(f"{OURS}.base") and not module.name.endswith(".encodings"):
-            pairs.append((module.name, THEIRS + module.name.removeprefix(OURS)))
+        their_name = THEIRS + module.name.removeprefix(OURS)
+        is_replaced = their_name.startswith(f"{THEIRS}.base") and not their_name.endswith(
+            ".encodings"
+        )
+        if is_replaced and importlib.util.find_spec(their_name) is not None:
+            pairs.append((module.name, their_name))
     for name in ("dataset", "stream", "local", "dataloader", "format", "util", "world"):
         importlib.import_module(f"{THEIRS}.base.{name}")
-    importlib.import_module(f"{THEIRS}.base.format")
-    done = {}
+    replacements = {}
     for our_name, their_name in pairs:
         ours, theirs = importlib.import_module(our_name), importlib.import_module(their_name)
         for name in ours.__all__:
-            if not hasattr(theirs, name):
-                continue
-            mine, old = getattr(ours, name), getattr(theirs, name)
-            if id(mine) not in done:
-                done[id(mine)] = mine, counted(mine) if callable(mine) else mine
-            _replace(old, done[id(mine)][1])
+            if hasattr(theirs, name):
+                mine = getattr(ours, name)
+                if id(mine) not in replacements:
+                    replacements[id(mine)] = counted(mine) if callable(mine) else mine
+                _replace(getattr(theirs, name), replacements[id(mine)])
 
 
 def _replace(old, new):

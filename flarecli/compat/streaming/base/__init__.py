@@ -1,4 +1,4 @@
-"""Import paths below `streaming.base`: the same names as in `flarecli.compat.streaming`."""
+"""Modules at the paths of the original's `streaming.base`, and its names that load on first use."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from flarecli.compat import streaming
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from flarecli.compat.streaming import CSVWriter as CSVWriter
-    from flarecli.compat.streaming import JSONWriter as JSONWriter
-    from flarecli.compat.streaming import LocalDataset as LocalDataset
-    from flarecli.compat.streaming import MDSWriter as MDSWriter
-    from flarecli.compat.streaming import Stream as Stream
-    from flarecli.compat.streaming import StreamingDataLoader as StreamingDataLoader
-    from flarecli.compat.streaming import StreamingDataset as StreamingDataset
-    from flarecli.compat.streaming import TSVWriter as TSVWriter
-    from flarecli.compat.streaming import XSVWriter as XSVWriter
+    from flarecli.compat.streaming import (
+        CSVWriter,
+        JSONWriter,
+        LocalDataset,
+        MDSWriter,
+        Stream,
+        StreamingDataLoader,
+        StreamingDataset,
+        TSVWriter,
+        XSVWriter,
+    )
 
 __all__ = [
     "CSVWriter",

@@ -1,7 +1,30 @@
-"""Import path `streaming.base.spanner`."""
+"""The shard of a sample and its position there."""
 
-from flarecli.compat.streaming.spanner import Spanner
+from __future__ import annotations
 
-__all__ = [
-    "Spanner",
-]
+import numpy as np
+
+from flarecli.errors import RowsError
+from flarecli.model import IntArray
+
+__all__ = ["Spanner"]
+
+
+class Spanner:
+    """Map the number of a sample to its shard and its position there.
+
+    shard_sizes  number of samples of each shard: int64 [shards]
+    span_size    accepted without effect
+    """
+
+    def __init__(self, shard_sizes: IntArray, span_size: int = 1 << 10) -> None:
+        self.shard_sizes, self.span_size = shard_sizes, span_size
+        self.shard_bounds: IntArray = np.concatenate(([0], np.cumsum(shard_sizes)))
+        self.num_samples = int(self.shard_bounds[-1])
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        """Return shard and position of a sample. Raises RowsError (an IndexError)."""
+        if not 0 <= index < self.num_samples:
+            raise RowsError(f"Invalid sample index `{index}`: the data has {self.num_samples}")
+        shard = int(np.searchsorted(self.shard_bounds, index, "right")) - 1
+        return shard, int(index - self.shard_bounds[shard])

@@ -1,6 +1,355 @@
-"""Import path `streaming.base.stream`."""
+"""A Stream: a remote dataset and the local folder for verified copies of its shards."""
 
-from flarecli.compat.streaming.registry import streams_registry
-from flarecli.compat.streaming.streams import Stream
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from flarecli import compress
+from flarecli.compat.streaming.base.format.reader import FileInfo, Reader, Shards, read_index
+from flarecli.compat.streaming.base.registry_utils import Registry
+from flarecli.errors import IntegrityError, MissingError, ReachError, UnsafeError, UsageError
+from flarecli.formats import INDEX
+from flarecli.hashes import Sums, digest
+from flarecli.redact import redact
+from flarecli.storage import Guard, Limits, Location, locate
+from flarecli.storage.flock import flock
 
 __all__ = ["Stream", "streams_registry"]
+
+
+class NoIndexError(MissingError, RuntimeError):
+    """A local folder has no index, and there is no remote to fetch it from."""
+
+
+class NoSamplesError(UsageError, RuntimeError):
+    """A stream has no samples."""
+
+
+class Weights(NamedTuple):
+    """How much of a stream is in an epoch: a share, a factor, or a number of samples."""
+
+    proportion: float | None
+    repeat: float | None
+    choose: int | None
+
+
+class Stream:
+    """One dataset of a StreamingDataset.
+
+    remote, local, split  the dataset, the folder for its shards, and a subfolder of both
+    proportion, repeat, choose  how much of it is in an epoch: a share, a factor, or a number of
+                          samples. At most one may be given; a StreamingDataset sets the others
+    download_retry, download_timeout  number of retries, and seconds
+    validate_hash         name of a listed hash, also used to check files that are in `local`
+    keep_zip              keep the compressed file next to the decompressed one
+    raises                UsageError
+    """
+
+    def __init__(
+        self,
+        *,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        proportion: float | None = None,
+        repeat: float | None = None,
+        choose: int | None = None,
+        download_retry: int | None = None,
+        download_timeout: float | None = None,
+        validate_hash: str | None = None,
+        keep_zip: bool | None = None,
+    ) -> None:
+        given = {
+            "proportion": proportion,
+            "repeat": repeat,
+            "choose": choose,
+            "download_retry": download_retry,
+        }
+        if sum(one is not None for one in (proportion, repeat, choose)) > 1:
+            raise UsageError(
+                "At most one of `proportion`, `repeat`, and `choose` may be specified; "
+                "the others are derived"
+            )
+        for name, value in given.items():
+            if value is not None and value < 0:
+                raise UsageError(f"`{name}` must be non-negative, got {value}")
+        if download_timeout is not None and download_timeout <= 0:
+            raise UsageError(f"`download_timeout` must be positive, got {download_timeout}")
+        if remote is None and local is None:
+            raise UsageError("`remote` and/or `local` path must be provided")
+        self.remote, self.split = remote, split or ""
+        self._local, self.proportion, self.repeat, self.choose = local, proportion, repeat, choose
+        self._given = self._derived = self._weights
+        self.download_retry, self.download_timeout = download_retry, download_timeout
+        self.validate_hash, self.keep_zip = validate_hash, keep_zip
+        self._verified: set[str] = set()  # files that this process has checked
+
+    @property
+    def _weights(self) -> Weights:
+        return Weights(self.proportion, self.repeat, self.choose)
+
+    @property
+    def given(self) -> Weights:
+        """The weights given by the user: those derived by a dataset only if changed since."""
+        return self._given if self._weights == self._derived else self._weights
+
+    def derive(self, size: int, count: int, total: int) -> None:
+        """Set proportion, repeat and choose for an epoch.
+
+        size   samples in this stream
+        count  samples of this stream in the epoch
+        total  samples in the epoch
+        """
+        self._given = self.given
+        self.proportion, self.repeat, self.choose = count / (total or 1), count / size, count
+        self._derived = self._weights
+
+    def apply_default(self, default: Mapping[str, Any]) -> None:
+        """Set options that this stream does not set itself."""
+        self.split = self.split or default.get("split") or ""
+        if self.download_retry is None:
+            self.download_retry = default.get("download_retry")
+        if self.download_timeout is None:
+            self.download_timeout = default.get("download_timeout")
+        if self.validate_hash is None:
+            self.validate_hash = default.get("validate_hash")
+        if self.keep_zip is None:
+            self.keep_zip = default.get("keep_zip")
+
+    @property
+    def local(self) -> str:
+        """The folder for its shards; by default a private temporary folder named by the address."""
+        if self._local is None:
+            key = digest(f"{self.remote}\0{self.split or ''}".encode(), "sha256")[:24]
+            folder = os.path.join(tempfile.gettempdir(), f"flare-stream-{os.getuid()}-{key}")
+            os.makedirs(folder, 0o700, exist_ok=True)
+            if os.path.islink(folder) or os.stat(folder).st_uid != os.getuid():
+                raise UnsafeError(
+                    "the folder belongs to another user", where=folder, hint="Give another `local`."
+                )
+            self._local = folder
+        return self._local
+
+    @property
+    def _guard(self) -> Guard:
+        limits = Limits()
+        if self.download_retry is not None:
+            limits = replace(limits, retries=self.download_retry)
+        if self.download_timeout is not None:
+            limits = replace(limits, timeout_s=float(self.download_timeout))
+        return Guard(limits=limits)
+
+    @property
+    def is_copied(self) -> bool:
+        """True if the local files are copies of remote ones, so that they may be removed."""
+        return self.remote is not None and os.path.realpath(self.remote) != os.path.realpath(
+            self.local
+        )
+
+    @property
+    def safe_keep_zip(self) -> bool:
+        """True if compressed files are kept; files without a remote copy always are."""
+        return bool(self.keep_zip) or not self.is_copied
+
+    @property
+    def folder(self) -> str:
+        """The local folder of the split."""
+        return os.path.join(self.local, self.split).rstrip("/")
+
+    def open(self, allow_unsafe_types: bool) -> Shards:
+        """Fetch the index if it is not in the folder, and return the shards.
+
+        raises  NoIndexError without an index and a remote; CorruptIndexError; NoSamplesError;
+                UsageError if the folder has another dataset than `remote`, or if `validate_hash`
+                is not listed; UnsafeError for pickles that are not allowed
+        """
+        os.makedirs(self.folder, exist_ok=True)
+        path = os.path.join(self.folder, INDEX)
+        is_present = os.path.exists(path)
+        if not is_present and self.remote is None:
+            raise NoIndexError(
+                f"No `remote` provided, but local file {INDEX} does not exist", where=self.folder
+            )
+        if self.is_copied:
+            self._fetch_index(path, is_present)
+        shards = Shards(
+            self.local, self.split, read_index(self.local, self.split), allow_unsafe_types
+        )
+        if not shards.starts[-1]:
+            raise NoSamplesError(
+                f"Stream contains no samples: {INDEX} lists none", where=self.folder
+            )
+        first = shards[0]
+        first.validate(allow_unsafe_types)
+        if self.validate_hash and self.validate_hash not in first.hashes:
+            raise UsageError(
+                f"the index lists no {self.validate_hash}",
+                where=self.folder,
+                hint=f"Listed hashes: {', '.join(first.hashes) or 'none'}.",
+            )
+        return shards
+
+    def _fetch_index(self, path: str, is_present: bool) -> None:
+        """Fetch the index, or compare it with the one in the folder.
+
+        If the remote cannot be reached, the index in the folder is used.
+        """
+        at = self._remote_file(INDEX)
+        try:
+            data = at.read(0, at.size())
+        except ReachError as error:
+            if is_present:
+                return
+            if isinstance(error, MissingError):
+                raise MissingError("No such file or directory", where=error.place) from None
+            raise
+        if not is_present:
+            self._local_file(INDEX).write([data])
+            return
+        with open(path, "rb") as file:
+            is_same = file.read(len(data) + 1) == data
+        if not is_same:
+            raise UsageError(
+                f"Reused local directory: its {INDEX} is not that of {redact(str(self.remote))}. "
+                "Provide a different one.",
+                where=self.folder,
+                hint="If the remote dataset was replaced, remove the folder.",
+            )
+
+    def _local_file(self, name: str) -> Location:
+        return locate(f"{self.folder}/") / name
+
+    def _remote_file(self, name: str) -> Location:
+        return locate(f"{str(self.remote).rstrip('/')}/", self._guard) / (
+            f"{self.split}/{name}" if self.split else name
+        )
+
+    def is_present(self, shard: Reader) -> bool:
+        """Return whether the shard can be read from the folder.
+
+        Its files must have the listed sizes, and be checked if `validate_hash` is set.
+        """
+        return all(
+            self._has(raw) and (not self.validate_hash or raw.basename in self._verified)
+            for raw, _ in shard.file_pairs
+        )
+
+    def _has(self, info: FileInfo) -> bool:
+        """Return whether a file in the folder has the listed size."""
+        try:
+            return os.stat(os.path.join(self.folder, info.basename)).st_size == info.bytes
+        except FileNotFoundError:
+            return False
+
+    def prepare(self, shard: Reader) -> None:
+        """Fetch, check and decompress the raw files of a shard into the folder.
+
+        raises  IntegrityError for bytes that differ from the index; ReachError
+        """
+        for raw, zipped in shard.file_pairs:
+            if self._is_intact(raw):
+                continue
+            if zipped is None:
+                data = self._fetch(raw)
+            else:
+                stored = self._read_kept(zipped) or self._fetch(zipped)
+                suffix = compress.suffix_of(shard.compression or zipped.basename.rpartition(".")[2])
+                at = self._local_file(raw.basename)
+                data = bytes(compress.decompress(suffix, [stored], raw.bytes, at))
+                _check(raw, data, at)
+                path = os.path.join(self.folder, zipped.basename)
+                if not self.safe_keep_zip and os.path.exists(path):
+                    os.unlink(path)
+                elif self.safe_keep_zip and self.is_copied:
+                    self._local_file(zipped.basename).write([stored])
+            self._local_file(raw.basename).write([data])
+            self._verified.add(raw.basename)
+
+    def forget(self, shard: Reader) -> None:
+        """Forget which files of a shard are checked, before they are removed."""
+        self._verified.difference_update(raw.basename for raw, _ in shard.file_pairs)
+
+    def _is_intact(self, raw: FileInfo) -> bool:
+        """Return whether the folder has a raw file as listed.
+
+        raises  IntegrityError for a damaged file that has no remote copy
+        """
+        path = os.path.join(self.folder, raw.basename)
+        if not os.path.exists(path):
+            return False
+        name = self.validate_hash or ""
+        here = self._local_file(raw.basename)
+        fault = ""
+        if not self._has(raw):
+            fault = f"file is {os.path.getsize(path)} bytes; the index lists {raw.bytes}"
+        elif name in raw.hashes:
+            sums = Sums([name])
+            for block in here.blocks():
+                sums.update(block)
+            found = sums.hex()[name]
+            if found != raw.hashes[name]:
+                fault = f"{name} is {found}; the index lists {raw.hashes[name]}"
+        if not fault:
+            self._verified.add(raw.basename)
+            return True
+        if not self.is_copied:
+            raise IntegrityError(fault, where=here, hint="Download or pack it again.")
+        return False
+
+    def _read_kept(self, zipped: FileInfo) -> bytes | None:
+        """Return the bytes of a compressed file in the folder, or None if it must be fetched."""
+        here = self._local_file(zipped.basename)
+        if not os.path.exists(os.path.join(self.folder, zipped.basename)):
+            return None
+        data = here.read()
+        try:
+            _check(zipped, data, here)
+        except IntegrityError:
+            if self.is_copied:
+                return None
+            raise
+        return data
+
+    def _fetch(self, stored: FileInfo) -> bytes:
+        """Read a file from the remote and check it."""
+        if not self.is_copied:
+            at = self._local_file(stored.basename)
+            data = at.read(0, at.size())  # raises if it is missing
+        else:
+            at = self._remote_file(stored.basename)
+            data = at.read(0, stored.bytes or at.size())
+        _check(stored, data, at)
+        return data
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the folder, so that one process at a time fetches shards into it."""
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            flock(fd, fcntl.LOCK_EX, self.folder, "Give a `local` on a local disk.")
+            yield
+        finally:
+            os.close(fd)
+
+
+def _check(info: FileInfo, data: bytes, where: object) -> None:
+    hint = "Download or pack it again."
+    if len(data) != info.bytes:
+        raise IntegrityError(
+            f"file is {len(data)} bytes; the index lists {info.bytes}", where=where, hint=hint
+        )
+    for name, wanted in info.hashes.items():
+        if (found := digest(data, name)) != wanted:
+            raise IntegrityError(
+                f"{name} is {found}; the index lists {wanted}", where=where, hint=hint
+            )
+
+
+streams_registry = Registry()
+streams_registry.register("stream", func=Stream)

@@ -1,7 +1,13 @@
-"""Import path `streaming.base.format.mds`."""
+"""MDSWriter: shards of MDS."""
 
-from flarecli.compat.streaming.writers import MDSWriter
+from __future__ import annotations
 
-__all__ = [
-    "MDSWriter",
-]
+from flarecli.compat.streaming.base.format.writer import Writer
+
+__all__ = ["MDSWriter"]
+
+
+class MDSWriter(Writer):
+    """Write MDS shards."""
+
+    format = "mds"

@@ -1,4 +1,4 @@
-"""The writers of mosaicml-streaming: the same shards and `index.json`, byte for byte.
+"""The base class of the writers: the same shards and `index.json` as in the original.
 
 Unlike the original, a block that raises leaves no index, which marks a dataset as complete.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-from flarecli.compat.streaming.errors import LacksColumnError, OccupiedError
+from flarecli import write
+from flarecli.compat import Closeable
 from flarecli.errors import UsageError
 from flarecli.formats import INDEX
 from flarecli.formats.mds import config as mds_config
@@ -19,15 +19,19 @@ from flarecli.formats.mds.config import size_limit as parse_size_limit
 from flarecli.model import Settings
 from flarecli.names import is_url
 from flarecli.storage import Location, locate
-from flarecli.write import Writer
 
-__all__ = ["CSVWriter", "JSONWriter", "MDSWriter", "TSVWriter", "XSVWriter"]
-
-_LINES = {"str": "str", "int": "str_int", "float": "str_float"}
-_JSON = {"str": "json_str", "int": "json_int", "float": "json_float"}
+__all__ = ["LacksColumnError", "OccupiedError", "Writer"]
 
 
-class _Writer:
+class OccupiedError(UsageError, FileExistsError):
+    """The output folder is not empty."""
+
+
+class LacksColumnError(UsageError, KeyError):
+    """A sample has no value for a column."""
+
+
+class Writer(Closeable):
     """Base class of the writers.
 
     columns     name -> encoding; other keys of a sample are ignored
@@ -41,7 +45,7 @@ class _Writer:
     """
 
     format = ""
-    _encodings: Mapping[str, str] | None = None  # names in this format -> flare's names
+    encodings: Mapping[str, str] | None = None  # names in this format -> flare's names
 
     def __init__(
         self,
@@ -62,22 +66,28 @@ class _Writer:
     ) -> None:
         if unknown:
             raise UsageError(f"Invalid Writer argument(s): {', '.join(sorted(unknown))}")
-        wanted = list(hashes or ())
-        if wanted != sorted(set(wanted)):
-            raise UsageError(f"Hashes must be unique and in sorted order, got {', '.join(wanted)}")
-        self.columns = {name: self._named(name, encoding) for name, encoding in columns.items()}
+        self.hashes = list(hashes or ())
+        if self.hashes != sorted(set(self.hashes)):
+            raise UsageError(
+                f"Hashes must be unique and in sorted order, got {', '.join(self.hashes)}"
+            )
+        self.columns = {name: self._encoding(name, columns[name]) for name in columns}
         local = out[0] if isinstance(out, tuple) else os.fspath(out)
         self.remote = out[1] if isinstance(out, tuple) else None
         self.local, self.keep_local = local, keep_local
-        self.compression, self.hashes = compression or None, wanted
+        self.compression, self.newline, self.separator = compression or None, newline, separator
         self.size_limit = parse_size_limit(size_limit, "size_limit")
         if self.size_limit is not None and self.size_limit >= 1 << 32:
             raise UsageError(
                 f"`size_limit` must be less than 2**32 bytes, got {self.size_limit}",
                 hint="Shards store the offsets of samples as uint32.",
             )
-        settings = Settings(
-            self.compression, tuple(wanted), self.size_limit, newline=newline, separator=separator
+        self._settings = Settings(
+            self.compression,
+            tuple(self.hashes),
+            self.size_limit,
+            newline=newline,
+            separator=separator,
         )
         is_full = not is_url(local) and os.path.isdir(local) and bool(os.listdir(local))
         if is_full and not exist_ok:
@@ -86,27 +96,26 @@ class _Writer:
                 where=local,
                 hint="Choose another folder, or give exist_ok=True to replace the dataset.",
             )
-        self._settings = settings
-        self._writer = Writer(
+        self._writer = write.Writer(
             local,
             format=self.format,
             columns=self.columns,
-            settings=settings,
+            settings=self._settings,
             overwrite=is_full,
             playlist=False,
         )
         self._pickled = [name for name, encoding in self.columns.items() if encoding == "pkl"]
 
-    def _named(self, name: str, encoding: str) -> str:
-        if self._encodings is None:
-            return encoding
-        if encoding not in self._encodings:
+    def _encoding(self, column: str, name: str) -> str:
+        """Return flare's name of the encoding of a column. Raises UsageError."""
+        if self.encodings is None:
+            return name
+        if name not in self.encodings:
             raise UsageError(
-                f"column {name!r}: expected one of {', '.join(self._encodings)}, "
-                f"got {encoding!r:.60}",
-                column=name,
+                f"column {column!r}: expected one of {', '.join(self.encodings)}, got {name!r:.60}",
+                column=column,
             )
-        return self._encodings[encoding]
+        return self.encodings[name]
 
     def get_config(self) -> dict[str, Any]:
         """Return the settings that `index.json` has for every shard."""
@@ -133,76 +142,24 @@ class _Writer:
         if self.remote is not None:
             _copy(locate(f"{self.local}/"), locate(f"{self.remote.rstrip('/')}/"), self.keep_local)
 
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self._writer.abandon()
-            return
+    def close(self) -> None:
+        """Finish the dataset at the end of a block; discard the last shard if that fails."""
         try:
             self.finish()
         except BaseException:
-            self._writer.abandon()
+            self.abort()
             raise
 
+    def abort(self) -> None:
+        """Discard the last shard and the index after an error in the block."""
+        self._writer.abandon()
 
-def _copy(here: Location, there: Location, keep: bool) -> None:
+
+def _copy(folder: Location, remote: Location, keep: bool) -> None:
     """Copy a folder's files, the index last, then remove them from the folder unless `keep`."""
-    names = sorted((entry.name for entry in here.list()), key=lambda name: (name == INDEX, name))
+    names = sorted((entry.name for entry in folder.list()), key=lambda name: (name == INDEX, name))
     for name in names:
-        (there / name).write((here / name).blocks())
+        (remote / name).write((folder / name).blocks())
     if not keep:
         for name in names:
-            (here / name).delete()
-
-
-class MDSWriter(_Writer):
-    """Write MDS shards."""
-
-    format = "mds"
-
-
-class JSONWriter(_Writer):
-    """Write JSON shards of `str`, `int` and `float`."""
-
-    format, _encodings = "json", _JSON
-
-    def __init__(self, *, columns: Mapping[str, str], newline: str = "\n", **rest: Any) -> None:
-        super().__init__(columns=columns, newline=newline, **rest)
-        self.newline = newline
-
-
-class XSVWriter(_Writer):
-    """Write shards of lines with any separator, of `str`, `int` and `float`."""
-
-    format, _encodings = "xsv", _LINES
-
-    def __init__(
-        self, *, columns: Mapping[str, str], separator: str, newline: str = "\n", **rest: Any
-    ) -> None:
-        super().__init__(columns=columns, separator=separator, newline=newline, **rest)
-        self.newline, self.separator = newline, separator
-
-
-class CSVWriter(XSVWriter):
-    """Write CSV shards of `str`, `int` and `float`."""
-
-    format = "csv"
-
-    def __init__(self, *, columns: Mapping[str, str], newline: str = "\n", **rest: Any) -> None:
-        super().__init__(columns=columns, separator=",", newline=newline, **rest)
-
-
-class TSVWriter(XSVWriter):
-    """Write TSV shards of `str`, `int` and `float`."""
-
-    format = "tsv"
-
-    def __init__(self, *, columns: Mapping[str, str], newline: str = "\n", **rest: Any) -> None:
-        super().__init__(columns=columns, separator="\t", newline=newline, **rest)
+            (folder / name).delete()

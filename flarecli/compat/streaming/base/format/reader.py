@@ -8,13 +8,13 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from json import JSONDecodeError
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flarecli import encodings, formats
-from flarecli.compat.streaming.errors import CorruptIndexError, PicklesError
-from flarecli.errors import FlareError, FormatError, RowsError, UsageError
+from flarecli.errors import FlareError, FormatError, RowsError, UnsafeError, UsageError
 from flarecli.formats import INDEX
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats.mds import config as mds_config
@@ -26,6 +26,18 @@ from flarecli.storage.memory import MemoryStore
 __all__ = ["FileInfo", "Reader", "Shards", "items", "read_index", "reader_from_json"]
 
 MAX_OPEN_SHARDS = 128  # readers kept per folder
+
+
+class PicklesError(UnsafeError, ValueError):
+    """A column contains pickles, which are not allowed."""
+
+
+class CorruptIndexError(FormatError, JSONDecodeError):
+    """An `index.json` is empty or not valid JSON."""
+
+    def __init__(self, message: str, *, where: object = "", hint: str = "") -> None:
+        JSONDecodeError.__init__(self, message, "", 0)
+        self._set(message, where, hint)
 
 
 class FileInfo(NamedTuple):
