@@ -65,7 +65,6 @@ INNER = {  # modules that other packages import directly; everything else is imp
         "versions",
     },
     "formats": {"byte_ranges", "ffrecord", "files", "granular", "mds", "webdataset"},
-    "media": {"ffprobe", "probe", "resize", "sniff", "thumbnail"},  # functions of the same name
     "playlists": {"fill"},
     "read": {"epoch_order", "resolve"},
     "commands": {"options", "packing"},

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from flarecli.media.ffprobe import INFO_COLUMNS, ffprobe, has_ffmpeg
-from flarecli.media.probe import MediaInfo, check_header, probe
-from flarecli.media.resize import MODES, Resize, resize, resize_image
+from flarecli.media.headers import (
+    INFO_COLUMNS,
+    MediaInfo,
+    check_header,
+    ffprobe,
+    has_ffmpeg,
+    probe,
+)
+from flarecli.media.images import MODES, Resize, resize, resize_image, thumbnail
+from flarecli.media.kinds import extension_of, is_image, is_media, kind_of, mismatch, sniff
 from flarecli.media.sandbox import Sandbox
 from flarecli.media.sandbox_worker import FORMATS
-from flarecli.media.sniff import extension_of, is_image, is_media, kind_of, mismatch, sniff
-from flarecli.media.thumbnail import thumbnail
 
 __all__ = [
     "FORMATS",

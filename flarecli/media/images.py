@@ -1,6 +1,6 @@
-"""Resize images and reject those that are too small, too elongated or too large.
+"""Resize images, reject those that are too small, too elongated or too large, and make thumbnails.
 
-The bytes stay unchanged unless a change is needed. A changed image is turned upright by EXIF,
+The bytes of an image stay unchanged unless a change is needed. A changed image is turned upright by EXIF,
 keeps its color profile and file format, and loses its other metadata. Pillow decodes in threads;
 the number of pixels is read from the header first.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from flarecli.cpus import cpu_count
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.media.probe import MediaInfo, probe
+from flarecli.media.headers import MediaInfo, probe
 from flarecli.prefetch import ordered_map
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["MODES", "Resize", "opened_image", "require_image", "resize", "resize_image"]
+__all__ = ["MODES", "Resize", "resize", "resize_image", "thumbnail"]
 
 MODES = ("fit", "crop", "stretch")
 MAX_PIXELS = 1 << 26  # 67 million, 256 MB as RGBA
 DEFAULT_QUALITY = 95  # of lossy formats
 MAX_SIDE = 1 << 16
+MAX_THUMBNAIL_SOURCE_PIXELS = 1 << 25  # 33 million
 PILLOW_FORMATS = {
     "jpeg": "JPEG",
     "png": "PNG",
@@ -132,7 +133,7 @@ def resize_image(data: bytes, options: Resize) -> bytes:
 
     raises  ValueFitError if the data are not an image, damaged, or outside the limits
     """
-    info = require_image(data)
+    info = _require_image(data)
     width, height = info.width or 0, info.height or 0
     short, long = sorted((width, height))
     if short < options.min_size:
@@ -145,10 +146,10 @@ def resize_image(data: bytes, options: Resize) -> bytes:
         )
     may_keep = options.quality is None or info.kind not in _LOSSY
     if may_keep and _has_size(width, height, options) and _has_size(height, width, options):
-        return data  # whatever its EXIF orientation is
+        return data  # in either orientation
     if (info.frames or 1) > 1 and info.kind != "tiff":
         raise ValueFitError(f"an animation of {info.frames} frames cannot be resized")
-    with opened_image(data, info, options.max_pixels) as image:
+    with _opened_image(data, info, options.max_pixels) as image:
         orientation = image.getexif().get(_ORIENTATION, 1)
         upright_size = image.size[::-1] if orientation in _TRANSPOSED else image.size
         has_size = _has_size(*upright_size, options)
@@ -163,8 +164,33 @@ def resize_image(data: bytes, options: Resize) -> bytes:
         return _encode(_scale(upright, options), info.kind or "", options, profile)
 
 
-def require_image(data: bytes) -> MediaInfo:
-    """Return the header of an image that Pillow can decode. Raises ValueFitError."""
+def thumbnail(
+    data: bytes, width: int, height: int, max_pixels: int = MAX_THUMBNAIL_SOURCE_PIXELS
+) -> Image:
+    """Decode the first frame of an image into a box; it is never enlarged.
+
+    return  RGB of at most width × height, upright by EXIF; transparent pixels become white
+    raises  ValueFitError if the data are not an image, damaged, or have more than `max_pixels`
+    """
+    info = _require_image(data)
+    with _opened_image(data, info, max_pixels) as image:
+        from PIL import Image, ImageOps
+
+        image.draft("RGB", (2 * width, 2 * height))
+        small = ImageOps.exif_transpose(image)
+        if small.mode.startswith("I;16"):
+            small = small.point(lambda value: value / 256, "L")
+        if "A" in small.getbands() or "transparency" in small.info:
+            clear = small.convert("RGBA")
+            small = Image.new("RGB", clear.size, "white")
+            small.paste(clear, mask=clear.getchannel("A"))
+        small = small.convert("RGB")
+        small.thumbnail((width, height))
+        return small
+
+
+def _require_image(data: bytes) -> MediaInfo:
+    """Return the header of an image. Raises ValueFitError if Pillow cannot decode its format."""
     info = probe(data)
     if info.kind not in PILLOW_FORMATS:
         raise ValueFitError("not an image in a supported format")
@@ -174,10 +200,10 @@ def require_image(data: bytes) -> MediaInfo:
 
 
 @contextmanager
-def opened_image(data: bytes, info: MediaInfo, max_pixels: int) -> Iterator[ImageFile]:
+def _opened_image(data: bytes, info: MediaInfo, max_pixels: int) -> Iterator[ImageFile]:
     """Open an image with Pillow for the block; its errors are raised as ValueFitError.
 
-    info  what `require_image` returned
+    info  what `_require_image` returned
     """
 
     def check_pixels(width: int, height: int) -> None:

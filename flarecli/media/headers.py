@@ -2,10 +2,21 @@
 
 Nothing is decoded. Numbers are returned as the file states them, so a caller checks them before
 it allocates. Width and height are those of the stored pixels, before EXIF orientation.
+
+`ffprobe` completes the numbers that some headers lack:
+
+    WebM, Matroska      frames            the header has no count
+    fragmented MP4      frames, duration  both are spread over the file
+    Ogg                 duration          of codecs other than Vorbis and Opus
+
+It uses FFmpeg through PyAV (the extra `media`). Packets are counted; nothing is decoded. The
+demuxer is chosen by the magic number, so FFmpeg never uses a demuxer that opens other files.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import math
 import re
 import struct
@@ -13,9 +24,9 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
-from flarecli.errors import ValueFitError
+from flarecli.errors import MissingLibraryError, ValueFitError
 from flarecli.media.containers import (
     DAMAGE,
     boxes,
@@ -31,13 +42,16 @@ from flarecli.media.containers import (
     tiff_directories,
     until_damage,
 )
-from flarecli.media.sniff import is_image, is_media, sniff
+from flarecli.media.kinds import is_image, is_media, sniff
 
-__all__ = ["MediaInfo", "check_header", "probe"]
+__all__ = ["INFO_COLUMNS", "MediaInfo", "check_header", "ffprobe", "has_ffmpeg", "probe"]
+
+INFO_COLUMNS = ("width", "height", "frames", "duration")
 
 
-class MediaInfo(NamedTuple):
-    """What a header states; None for what it does not state.
+@dataclass(slots=True)
+class MediaInfo:
+    """Facts that a header states; None for facts that are missing.
 
     width, height  in pixels
     frames         number of images: 1 for a still image
@@ -51,26 +65,16 @@ class MediaInfo(NamedTuple):
     duration: float | None = None
 
 
-@dataclass(slots=True)
-class _Header:
-    """The fields of MediaInfo, filled in while a file is read."""
-
-    width: int | None = None
-    height: int | None = None
-    frames: int | None = None
-    duration: float | None = None
-
-
 def probe(data: bytes) -> MediaInfo:
-    """Return what the header of a complete file in memory states. Never raises.
+    """Return the facts in the header of a complete file in memory. Never raises.
 
-    A field that is missing or damaged is None.
+    A fact that is missing or damaged is None.
     """
     return _read(data, sniff(data[:512]))[0]
 
 
 def check_header(data: bytes) -> MediaInfo:
-    """Return what the header of a complete file in memory states; raise if the file is damaged.
+    """Return the facts in the header of a complete file in memory; raise if the file is damaged.
 
     The parts of the container must be well-formed and lie inside the file.
 
@@ -91,21 +95,20 @@ def check_header(data: bytes) -> MediaInfo:
 
 
 def _read(data: bytes, kind: str | None) -> tuple[MediaInfo, str | None]:
-    """Return what a header states up to the first damage, and a description of the damage."""
-    header, damage = _Header(), None
-    read = _READERS.get(kind or "")
-    if read is not None:
+    """Return the facts of a header up to the first damage, and a description of the damage."""
+    info, damage = MediaInfo(kind), None
+    reader = _READERS.get(kind or "")
+    if reader is not None:
         try:
-            read(data, header)
+            reader(data, info)
         except ValueFitError as error:
             damage = error.message
         except DAMAGE:
             damage = "the file ends inside its header"
-    duration = header.duration
-    if duration is not None and not (math.isfinite(duration) and duration >= 0):
-        duration = None
-    width, height = _side(header.width), _side(header.height)
-    return MediaInfo(kind, width, height, header.frames, duration), damage
+    if info.duration is not None and not (math.isfinite(info.duration) and info.duration >= 0):
+        info.duration = None
+    info.width, info.height = _side(info.width), _side(info.height)
+    return info, damage
 
 
 def _side(pixels: int | None) -> int | None:
@@ -113,7 +116,7 @@ def _side(pixels: int | None) -> int | None:
     return pixels if pixels is not None and 0 <= pixels < 1 << 31 else None
 
 
-def _jpeg(data: bytes, header: _Header) -> None:
+def _jpeg(data: bytes, header: MediaInfo) -> None:
     for marker, begin in jpeg_segments(data):
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # start of frame
             header.height, header.width = struct.unpack_from(">HH", data, begin + 1)
@@ -121,7 +124,7 @@ def _jpeg(data: bytes, header: _Header) -> None:
             return
 
 
-def _png(data: bytes, header: _Header) -> None:
+def _png(data: bytes, header: MediaInfo) -> None:
     duration = 0.0
     for number, (name, begin, _) in enumerate(png_chunks(data)):
         if number == 0:
@@ -141,7 +144,7 @@ def _png(data: bytes, header: _Header) -> None:
             header.duration = duration or None
 
 
-def _gif(data: bytes, header: _Header) -> None:
+def _gif(data: bytes, header: MediaInfo) -> None:
     frames = hundredths = 0
     for kind, begin in gif_blocks(data):
         if kind == 0x2C:
@@ -152,7 +155,7 @@ def _gif(data: bytes, header: _Header) -> None:
     header.frames, header.duration = frames or None, hundredths / 100 or None
 
 
-def _webp(data: bytes, header: _Header) -> None:
+def _webp(data: bytes, header: MediaInfo) -> None:
     first, frames, duration, names = data[12:16], 0, 0, set[bytes]()
     if first == b"VP8 ":
         width, height = struct.unpack_from("<HH", data, 26)
@@ -176,12 +179,12 @@ def _webp(data: bytes, header: _Header) -> None:
         raise ValueFitError("no image data")
 
 
-def _bmp(data: bytes, header: _Header) -> None:
+def _bmp(data: bytes, header: MediaInfo) -> None:
     width, height = struct.unpack_from("<HH" if data[14] == 12 else "<ii", data, 18)
     header.width, header.height, header.frames = abs(width), abs(height), 1
 
 
-def _tiff(data: bytes, header: _Header) -> None:
+def _tiff(data: bytes, header: MediaInfo) -> None:
     directories = list(tiff_directories(data))
     if not directories:
         raise ValueFitError("no image directory")
@@ -189,7 +192,7 @@ def _tiff(data: bytes, header: _Header) -> None:
     header.frames = len(directories)
 
 
-def _avif(data: bytes, header: _Header) -> None:
+def _avif(data: bytes, header: MediaInfo) -> None:
     """Read the largest `ispe`: tiles and thumbnails are smaller than the image."""
     has_meta, largest = False, -1
     for name, begin, end in boxes(data, 0, len(data)):
@@ -205,7 +208,7 @@ def _avif(data: bytes, header: _Header) -> None:
         raise ValueFitError("no box 'meta'")
 
 
-def _mp4(data: bytes, header: _Header) -> None:
+def _mp4(data: bytes, header: MediaInfo) -> None:
     """Read `mvhd` for the duration, and `tkhd` and `stsz` of the first video track."""
     has_movie = False
     for name, begin, end in boxes(data, 0, len(data)):
@@ -238,7 +241,7 @@ _SEGMENT, _INFO, _TRACKS, _TRACK, _VIDEO = 0x18538067, 0x1549A966, 0x1654AE6B, 0
 _SCALE, _DURATION, _WIDTH, _HEIGHT, _CLUSTER = 0x2AD7B1, 0x4489, 0xB0, 0xBA, 0x1F43B675
 
 
-def _matroska(data: bytes, header: _Header) -> None:
+def _matroska(data: bytes, header: MediaInfo) -> None:
     """Read Info and the first video track of the first segment."""
     has_segment = has_tracks = False
     for name, begin, end in ebml_elements(data, 0, len(data)):
@@ -261,7 +264,7 @@ def _matroska(data: bytes, header: _Header) -> None:
         raise ValueFitError("no segment")
 
 
-def _matroska_info(data: bytes, start: int, stop: int, header: _Header) -> None:
+def _matroska_info(data: bytes, start: int, stop: int, header: MediaInfo) -> None:
     scale, ticks = 1_000_000, 0.0  # nanoseconds per tick
     for name, begin, end in until_damage(ebml_elements(data, start, stop)):
         if name == _SCALE:
@@ -272,7 +275,7 @@ def _matroska_info(data: bytes, start: int, stop: int, header: _Header) -> None:
         header.duration = ticks * scale / 1e9 or None
 
 
-def _matroska_tracks(data: bytes, start: int, stop: int, header: _Header) -> None:
+def _matroska_tracks(data: bytes, start: int, stop: int, header: MediaInfo) -> None:
     for name, begin, end in until_damage(ebml_elements(data, start, stop)):
         if name != _TRACK:
             continue
@@ -286,7 +289,7 @@ def _matroska_tracks(data: bytes, start: int, stop: int, header: _Header) -> Non
                 header.width, header.height = sides.get(_WIDTH), sides.get(_HEIGHT)
 
 
-def _wav(data: bytes, header: _Header) -> None:
+def _wav(data: bytes, header: MediaInfo) -> None:
     fault, has_data, byte_rate = None, False, None
     for name, begin, end in riff_chunks(data):
         if name == b"fmt ":
@@ -306,7 +309,7 @@ def _wav(data: bytes, header: _Header) -> None:
         raise ValueFitError(fault or "no chunk 'data'")
 
 
-def _flac(data: bytes, header: _Header) -> None:
+def _flac(data: bytes, header: MediaInfo) -> None:
     packed = int.from_bytes(data[18:26])  # 20 bits: sample rate; the last 36: number of samples
     rate, samples = packed >> 44, packed & (1 << 36) - 1
     header.duration = samples / rate if samples and rate else None
@@ -328,7 +331,7 @@ def _flac(data: bytes, header: _Header) -> None:
 _XING = re.compile(b"Xing|Info|VBRI")  # in a first frame that holds no sound
 
 
-def _mp3(data: bytes, header: _Header) -> None:
+def _mp3(data: bytes, header: MediaInfo) -> None:
     """Add up the frames; a first frame with a Xing or Info tag states their number."""
     frames, duration, stated = 0, 0.0, None
     for number, (begin, end, seconds) in enumerate(mp3_frames(data)):
@@ -344,7 +347,7 @@ def _mp3(data: bytes, header: _Header) -> None:
         raise ValueFitError(f"the header states {stated} frames; {frames} are present")
 
 
-def _ogg(data: bytes, header: _Header) -> None:
+def _ogg(data: bytes, header: MediaInfo) -> None:
     """Read the position of the last page: the number of samples in Vorbis and Opus."""
     vorbis, opus = data.find(b"\x01vorbis", 0, 512), data.find(b"OpusHead", 0, 512)
     rate, skipped = 0, 0
@@ -360,7 +363,7 @@ def _ogg(data: bytes, header: _Header) -> None:
             raise ValueFitError("the first page does not begin a stream")
 
 
-_READERS: dict[str, Callable[[bytes, _Header], None]] = {
+_READERS: dict[str, Callable[[bytes, MediaInfo], None]] = {
     "jpeg": _jpeg,
     "png": _png,
     "gif": _gif,
@@ -379,3 +382,92 @@ _READERS: dict[str, Callable[[bytes, _Header], None]] = {
     "mp3": _mp3,
     "ogg": _ogg,
 }
+
+
+# -- FFmpeg
+
+_DEMUXERS = {
+    "mp4": "mov",
+    "mov": "mov",
+    "m4a": "mov",
+    "mkv": "matroska",
+    "webm": "matroska",
+    "ogg": "ogg",
+    "flac": "flac",
+    "mp3": "mp3",
+    "wav": "wav",
+}
+# FFmpeg allocates BYTES_PER_SAMPLE for each sample that an MP4 claims before it reads one
+BYTES_PER_SAMPLE, MAX_SAMPLE_TABLE = 24, 1 << 20
+_SAMPLE_COUNTS = re.compile(rb"(?:st(?:sz|z2)....|trun)....(....)|(cmov)", re.DOTALL)
+_OPTIONS = {"analyzeduration": "0", "probesize": "32768", "protocol_whitelist": "none"}
+
+
+def has_ffmpeg() -> bool:
+    """Return whether PyAV is installed."""
+    return importlib.util.find_spec("av") is not None
+
+
+def ffprobe(data: bytes, use_ffmpeg: bool) -> MediaInfo:
+    """Return the facts in the header of a complete file in memory, completed by FFmpeg.
+
+    raises  MissingLibraryError if FFmpeg is needed and PyAV is not installed
+    """
+    info = probe(data)
+    if (
+        not use_ffmpeg
+        or info.kind not in _DEMUXERS
+        or (info.duration is not None and (info.frames is not None or info.width is None))
+    ):
+        return info
+    demuxer = _DEMUXERS[info.kind]
+    if (
+        demuxer == "mov"
+        and _claimed_samples(data) * BYTES_PER_SAMPLE > len(data) + MAX_SAMPLE_TABLE
+    ):
+        return info
+    try:
+        import av
+    except ImportError:
+        raise MissingLibraryError(
+            "--media-info needs PyAV here", hint="Run pip install 'flarecli[media]'."
+        ) from None
+    try:
+        with av.open(io.BytesIO(data), format=demuxer, options=_OPTIONS) as container:
+            return _count_packets(container, info)
+    except (av.FFmpegError, ValueError, IndexError, OverflowError, MemoryError):
+        return info  # damaged
+
+
+def _claimed_samples(data: bytes) -> int:
+    """Return the sum of all sample counts in an MP4, wherever they are; huge if compressed."""
+    return sum(
+        1 << 40 if match[2] else int.from_bytes(match[1]) for match in _SAMPLE_COUNTS.finditer(data)
+    )
+
+
+def _count_packets(container: Any, info: MediaInfo) -> MediaInfo:
+    """Count the packets of the first video track, else audio track.
+
+    The duration is that of the container, else the time from the first packet to the last.
+    """
+    streams = container.streams.video or container.streams.audio
+    if not streams:
+        return info
+    stream, count = streams[0], 0
+    first: int | None = None
+    last = 0
+    for packet in container.demux(stream):
+        if not packet.size:  # the end
+            continue
+        count += 1
+        if packet.pts is not None:
+            first = packet.pts if first is None else min(first, packet.pts)
+            last = max(last, packet.pts + (packet.duration or 0))
+    if not info.duration and container.duration and container.duration > 0:
+        info.duration = container.duration / 1_000_000
+    elif not info.duration and stream.time_base and last > (first or 0):
+        info.duration = float((last - (first or 0)) * stream.time_base)
+    if not info.frames and count and stream.type == "video":
+        info.frames = count
+    return info
