@@ -20,10 +20,12 @@ settings.register_profile(
 )  # how long a call takes depends on the machine
 settings.load_profile("clockless")
 
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # a shell's background job: what the tests start would ignore it too
+# Processes inherit ignored signals, and tests send them. A shell ignores SIGINT for background jobs,
+# nohup ignores SIGHUP; a handler that does nothing is not inherited, and hangups still do not end the tests.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 def pytest_make_parametrize_id(val, argname):

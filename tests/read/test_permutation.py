@@ -129,7 +129,7 @@ SPLITS = """
     def main(path, start):
         data, rng = flare.open(path), random.Random(start)
         with multiprocessing.get_context(start).Pool(3) as pool:
-            for _ in range(100):
+            for _ in range(40):
                 seed, order = rng.randrange(1 << 40), rng.choice(["shuffle", "windows", "sequential"])
                 wanted, seen, cursor = [sample["n"] for sample in data.run(seed, 1, order)], [], None
                 while cursor is None or cursor.step < len(data):

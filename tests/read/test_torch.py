@@ -233,9 +233,11 @@ def test_invalid_arguments_are_refused(data):
     told(lambda: tensors([{"n": 1}]), "expected a dict of columns, got list", TENSORS)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("given", [{"collate_fn": tensors}, {}])
-def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, given):
+@pytest.mark.parametrize(
+    ("start", "given", "epochs"),
+    [("fork", {"collate_fn": tensors}, 2), ("fork", {}, 2), ("spawn", {"collate_fn": tensors}, 1)],
+)
+def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, given, epochs):
     with flare.Writer(
         str(tmp_path / "d"), columns={"body": "bytes", "n": "int", "text": "str"}
     ) as writer:
@@ -243,7 +245,7 @@ def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, given
             writer.write({"body": bytes([n]) * (n * 100), "n": n, "text": str(n)})
     stream = IterableDataset(flare.open(str(tmp_path / "d")), 16, seed=2)
     wanted = list(stream)
-    for _ in range(2):
+    for _ in range(epochs):
         batches = list(
             DataLoader(
                 stream, batch_size=None, num_workers=2, multiprocessing_context=start, **given

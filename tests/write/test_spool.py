@@ -132,9 +132,8 @@ def rows_on_disk(out):
     for line in (out / ".flare" / "journal").read_bytes().splitlines():
         rows.update(range(json.loads(line).get("next", 0)))
     for path in (out / ".flare").glob("fetched.*"):
-        head = path.read_bytes().partition(b"\n")[0]
-        with contextlib.suppress(ValueError):  # it is being written
-            entry = json.loads(head)
+        with contextlib.suppress(ValueError, FileNotFoundError):  # it is being written or renamed
+            entry = json.loads(path.read_bytes().partition(b"\n")[0])
             if entry["kind"] == "rows":
                 rows.update(range(entry["first"], entry["next"]))
             else:
