@@ -11,14 +11,14 @@ import numpy as np
 
 from flarecli import formats
 from flarecli.compat import Closeable
-from flarecli.compat.granular.paths import located, rows_of
-from flarecli.errors import FlareError, IntegrityError, UsageError, ValueFitError
+from flarecli.compat.granular.paths import located
+from flarecli.errors import FlareError, IntegrityError, RowsError, UsageError, ValueFitError
 from flarecli.formats.granular.append import repair_table
 from flarecli.model import Chunk, File
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
-__all__ = ["BagReader", "BagWriter", "SharedBuffer"]
+__all__ = ["BagReader", "BagWriter", "SharedBuffer", "rows_of"]
 
 _BAG, _IDX = ".bag", ".idx"
 
@@ -67,10 +67,8 @@ class BagWriter(Closeable):
     def __init__(self, bag_path: Any, idx_path: Any = None) -> None:
         self.bag_path, self.idx_path = bag_path, idx_path
         self._bag = _location(bag_path, writing=True)
-        if idx_path is None:
-            self._idx = self._bag.folder / f"{os.path.splitext(self._bag.name)[0]}{_IDX}"
-        else:
-            self._idx = _location(idx_path, writing=True)
+        beside = self._bag.folder / f"{os.path.splitext(self._bag.name)[0]}{_IDX}"
+        self._idx = beside if idx_path is None else _location(idx_path, writing=True)
         for at in (self._bag, self._idx):
             if not at.exists():
                 at.write([])
@@ -169,9 +167,8 @@ class BagReader(Closeable):
     def size(self) -> int:
         """Bytes of the records and their table."""
         chunk = self._shard.chunk
-        return sum(
-            one.size() for one in {str(one): one for one in (chunk.at, *chunk.beside)}.values()
-        )
+        files = {str(file): file for file in (chunk.at, *chunk.beside)}
+        return sum(file.size() for file in files.values())
 
     def __len__(self) -> int:
         return len(self._shard)
@@ -192,12 +189,32 @@ class BagReader(Closeable):
         return BagReader(*self._sources)
 
 
+def rows_of(index: Any, length: int, noun: str) -> range:
+    """Return the rows that a number, a range or a slice of step 1 selects.
+
+    noun    what a row is called in messages
+    raises  RowsError (an IndexError) outside the data; UsageError for an invalid index
+    """
+    if isinstance(index, (int, np.integer)):
+        if not -length <= index < length:
+            raise RowsError(f"{noun} {index} is out of range; there are {length}")
+        row = int(index) % length
+        return range(row, row + 1)
+    if not isinstance(index, (range, slice)) or index.step not in (None, 1):
+        raise UsageError(f"expected a number or a range of step 1, got {index!r:.60}")
+    start, stop = index.start or 0, length if index.stop is None else index.stop
+    if not 0 <= start <= stop:
+        raise RowsError(f"invalid range of {noun}s: {index!r:.60}")
+    return range(start, min(stop, length))
+
+
 def _location(path: Any, writing: bool = False) -> Location:
     """Return the Location of a file given as a path or as an object with the methods of a Path."""
     if isinstance(path, (str, os.PathLike)):
         folder, name = os.path.split(path)
-        return located(folder or ".", writing) / str(name)
-    return located(path.parent, writing) / str(path.name)
+    else:
+        folder, name = path.parent, path.name
+    return located(folder or ".", writing) / str(name)
 
 
 def _source(source: Any, suffix: str) -> Location:

@@ -1,4 +1,4 @@
-"""Locations of folders given as paths or path-like objects, and the rows that an index selects.
+"""Locations of folders that are given as a path, an address, or a path-like object.
 
 A path-like object has the methods `/`, `exists`, `open`, `glob`, `mkdir` and `name` of a Path.
 """
@@ -10,13 +10,10 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
 from flarecli.errors import (
     BusyError,
     FormatError,
     MissingError,
-    RowsError,
     UnsafeError,
     UsageError,
 )
@@ -24,26 +21,7 @@ from flarecli.hashes import Sums
 from flarecli.storage import Entry, Location, Part, Store, Written, locate
 from flarecli.storage.local import LocalStore
 
-__all__ = ["located", "rows_of"]
-
-
-def rows_of(index: Any, length: int, noun: str) -> range:
-    """Return the rows that a number, a range or a slice of step 1 selects.
-
-    noun    what a row is called in messages
-    raises  RowsError (an IndexError) outside the data; UsageError for an invalid index
-    """
-    if isinstance(index, (int, np.integer)):
-        if not -length <= index < length:
-            raise RowsError(f"{noun} {index} is out of range; there are {length}")
-        row = int(index) % length
-        return range(row, row + 1)
-    if not isinstance(index, (range, slice)) or index.step not in (None, 1):
-        raise UsageError(f"expected a number or a range of step 1, got {index!r:.60}")
-    start, stop = index.start or 0, length if index.stop is None else index.stop
-    if not 0 <= start <= stop:
-        raise RowsError(f"invalid range of {noun}s: {index!r:.60}")
-    return range(start, min(stop, length))
+__all__ = ["located"]
 
 
 def located(directory: Any, writing: bool = False) -> Location:
@@ -54,8 +32,8 @@ def located(directory: Any, writing: bool = False) -> Location:
     if isinstance(directory, (str, pathlib.PurePath)):
         at = locate(f"{os.fspath(directory).rstrip('/') or '/'}/")
         if writing and isinstance(at.store, LocalStore):
-            store = at.store
-            store = LocalStore(store.root, store.shown, store.guard, maps=False, durable=False)
+            old = at.store
+            store = LocalStore(old.root, old.shown, old.guard, maps=False, durable=False)
             return Location(store, at.path)
         return at
     return Location(PathStore(directory))

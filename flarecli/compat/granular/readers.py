@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import copy
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -10,9 +10,10 @@ from typing import Any
 
 from flarecli import encodings, formats
 from flarecli.compat import Closeable
-from flarecli.compat.granular.paths import located, rows_of
+from flarecli.compat.granular.bag import rows_of
+from flarecli.compat.granular.paths import located
 from flarecli.errors import UsageError
-from flarecli.formats.granular.spec import REFS, columns_of
+from flarecli.formats.granular.spec import REFS, SPEC, columns_of
 from flarecli.model import Shard
 
 __all__ = ["DatasetReader", "ShardedDatasetReader"]
@@ -21,13 +22,12 @@ Decoders = Mapping[str, Callable[[bytes], Any]]
 
 
 class _Reader(Closeable):
-    """Base class of both readers.
+    """Base class of both readers. It is pickled by its arguments.
 
     directory    a path, an address, or an object with the methods of a Path
     decoders     type -> function from bytes to a value; None: bytes
-    cache_index  accepted without effect: the tables are kept in memory
     cache_keys   keys whose records are all read once and kept in memory
-    parallel     accepted without effect
+    shards       number of the first shard and the step to the next; None: a dataset without shards
     raises       MissingError, FormatError; UsageError for a type without decoder, or for a
                  sharded dataset where one without shards is expected, and vice versa
     """
@@ -36,65 +36,60 @@ class _Reader(Closeable):
         self,
         directory: Any,
         decoders: Decoders | None,
-        cache_index: bool = True,
-        cache_keys: Sequence[str] = (),
-        parallel: bool = False,
-        **rest: Any,
+        cache_keys: Sequence[str],
+        shards: tuple[int, int] | None,
     ) -> None:
-        self._args = (directory, decoders, cache_index, tuple(cache_keys), parallel, rest)
-        self._open(directory, **rest)
+        self._args = (directory, decoders, tuple(cache_keys), shards)
+        self._open(directory, shards)
+        lists = {one.name for one in self._shards[0].columns if one.encoding.endswith("[]")}
         self._decoders: dict[str, Callable[[bytes], Any] | None] = {}
         for key, kind in self.spec.items():
-            plain = kind.removesuffix("[]") if self._is_list(key) else kind
+            plain = kind.removesuffix("[]") if key in lists else kind
             if decoders is not None and plain not in decoders:
                 raise UsageError(
                     f"no decoder for type {plain!r:.60}", hint="Give decoders=None for bytes."
                 )
             self._decoders[key] = None if decoders is None else decoders[plain]
+        # `refs`, the table of lists, is always in memory
+        has_refs = any(one.name == REFS for one in self._shards[0].chunk.beside)
         for key in cache_keys:
-            # `refs`, the table of lists, is always in memory
-            if key not in self.spec and not (key == "refs" and self._has_refs()):
+            if key not in self.spec and not (key == "refs" and has_refs):
                 raise UsageError(f"cache_keys: no key {key!r:.60}")
-        self.cache_keys = tuple(
-            key for key in cache_keys if key in self.spec and not self._is_list(key)
-        )
+        self.cache_keys = tuple(key for key in cache_keys if key in self.spec and key not in lists)
         self._cached = [
             {key: _records(shard, key) for key in self.cache_keys} for shard in self._shards
         ]
 
-    def _open(self, directory: Any, start: int = 0, step: int = 1, sharded: bool = False) -> None:
+    def _open(self, directory: Any, shards: tuple[int, int] | None) -> None:
         at, form = located(directory), formats.find("granular")
         stream = form.open_dataset(at)
         folders = [url.rpartition("/")[0] for url in stream.urls]
-        if bool(folders[0]) != sharded:
+        if bool(folders[0]) != (shards is not None):
             raise UsageError(
-                "expected shards, found one dataset"
-                if sharded
-                else "expected one dataset, found shards",
+                "expected one dataset, found shards"
+                if folders[0]
+                else "expected shards, found one dataset",
                 where=at,
             )
-        chosen = range(len(stream))[start::step]
-        if not chosen:
+        start, step = shards or (0, 1)
+        selected = range(len(stream))[start::step]
+        if not selected:
             raise UsageError(
                 f"no shards selected: {len(stream)} shards, shardstart {start}, shardstep {step}",
                 where=at,
             )
-        self._at = at / folders[chosen[0]] if folders[0] else at
         self._shards: list[Shard] = [
-            form.open_shard(stream.chunk(i), stream.columns) for i in chosen
+            form.open_shard(stream.chunk(i), stream.columns) for i in selected
         ]
-        self._spec = columns_of(self._at / "spec.json")
+        first = folders[selected[0]]
+        self._spec = columns_of((at / first if first else at) / SPEC)
         self._starts = [0, *accumulate(len(shard) for shard in self._shards)]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (type(self), self._args)
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._args
 
-    def _has_refs(self) -> bool:
-        return any(one.name == REFS for one in self._shards[0].chunk.beside)
-
-    def _is_list(self, key: str) -> bool:
-        column = next(one for one in self._shards[0].columns if one.name == key)
-        return column.encoding.endswith("[]")
+    def __setstate__(self, args: tuple[Any, ...]) -> None:
+        _Reader.__init__(self, *args)
 
     @property
     def spec(self) -> dict[str, str]:
@@ -129,10 +124,10 @@ class _Reader(Closeable):
         index, mask = index if isinstance(index, tuple) else (index, tuple(self.spec))
         parts = {}
         if isinstance(mask, Mapping):
-            keys = [key for key, wanted in mask.items() if wanted is not False]
-            for key, wanted in mask.items():
-                if isinstance(wanted, (range, slice)):
-                    parts[key] = _span(wanted)
+            keys = [key for key, part in mask.items() if part is not False]
+            for key, part in mask.items():
+                if isinstance(part, (range, slice)):
+                    parts[key] = _bounds(part)
         else:
             keys = list(mask)
         for key in keys:
@@ -144,29 +139,23 @@ class _Reader(Closeable):
         return rows[0]
 
     def _rows(
-        self, wanted: range, keys: list[str], parts: Mapping[str, tuple[int, int]]
+        self, rows: range, keys: list[str], parts: Mapping[str, tuple[int, int]]
     ) -> list[dict[str, Any]]:
+        """Return the datapoints of consecutive rows, shard by shard."""
         out = []
-        start = wanted.start
-        while start < wanted.stop:
-            i = bisect_right(self._starts, start) - 1
-            stop, first = min(wanted.stop, self._starts[i + 1]), self._starts[i]
+        while rows:
+            i = bisect_right(self._starts, rows.start) - 1
+            stop = min(rows.stop, self._starts[i + 1])
+            places = range(rows.start - self._starts[i], stop - self._starts[i])
             cached = self._cached[i]
-            read = [key for key in keys if key not in cached]
-            places = range(start - first, stop - first)
-            rows = formats.find(self._shards[i].chunk.format or "granular").read_rows(
-                self._shards[i], places, read, parts or None
+            missing = [key for key in keys if key not in cached]
+            found = formats.find("granular").read_rows(
+                self._shards[i], places, missing, parts or None
             )
-            for row, place in zip(rows, places, strict=True):
-                out.append(
-                    {
-                        key: self._decoded(
-                            key, cached[key][place].as_py() if key in cached else row[key]
-                        )
-                        for key in keys
-                    }
-                )
-            start = stop
+            for place, row in zip(places, found, strict=True):
+                values = {key: cached[key][place].as_py() for key in keys if key in cached} | row
+                out.append({key: self._decoded(key, values[key]) for key in keys})
+            rows = range(stop, rows.stop)
         return out
 
     def _decoded(self, key: str, data: Any) -> Any:
@@ -187,11 +176,14 @@ class _Reader(Closeable):
 
     def copy(self) -> Any:
         """Return another reader of the same dataset."""
-        return pickle.loads(pickle.dumps(self))
+        return copy.copy(self)
 
 
 class DatasetReader(_Reader):
-    """Reader of one dataset: a folder with a spec.json."""
+    """Reader of one dataset: a folder with a spec.json.
+
+    cache_index, parallel, pool_name  accepted without effect: the tables are kept in memory
+    """
 
     def __init__(
         self,
@@ -202,11 +194,14 @@ class DatasetReader(_Reader):
         parallel: bool = False,
         pool_name: str | None = None,
     ) -> None:
-        super().__init__(directory, decoders, cache_index, cache_keys, parallel)
+        super().__init__(directory, decoders, cache_keys, None)
 
 
 class ShardedDatasetReader(_Reader):
-    """Reader of a sharded dataset: every `shardstep`-th shard from `shardstart` on."""
+    """Reader of a sharded dataset: every `shardstep`-th shard from `shardstart` on.
+
+    cache_index, parallel  accepted without effect: the tables are kept in memory
+    """
 
     def __init__(
         self,
@@ -218,33 +213,19 @@ class ShardedDatasetReader(_Reader):
         shardstart: int = 0,
         shardstep: int = 1,
     ) -> None:
-        super().__init__(
-            directory,
-            decoders,
-            cache_index,
-            cache_keys,
-            parallel,
-            start=shardstart,
-            step=shardstep,
-            sharded=True,
-        )
-
-
-def _unpickle(kind: type[_Reader], args: tuple[Any, ...]) -> _Reader:
-    made = kind.__new__(kind)
-    *plain, rest = args
-    _Reader.__init__(made, *plain, **rest)
-    return made
+        super().__init__(directory, decoders, cache_keys, (shardstart, shardstep))
 
 
 def _records(shard: Shard, key: str) -> Any:
+    """Return the stored values of a key as an Arrow array."""
     batch = formats.find("granular").read_batch(shard, 0, len(shard), [key])
     one = next(one for one in shard.columns if one.name == key)
     return encodings.stored(batch.column(0), encodings.lookup(one.encoding))
 
 
-def _span(wanted: range | slice) -> tuple[int, int]:
-    start, stop = wanted.start or 0, wanted.stop
-    if wanted.step not in (None, 1) or start < 0 or (stop is not None and stop < start):
-        raise UsageError(f"expected a range of step 1 within a list, got {wanted!r:.60}")
+def _bounds(part: range | slice) -> tuple[int, int]:
+    """Return the first and the last position of a part of a list, exclusive. Raises UsageError."""
+    start, stop = part.start or 0, part.stop
+    if part.step not in (None, 1) or start < 0 or (stop is not None and stop < start):
+        raise UsageError(f"expected a range of step 1 within a list, got {part!r:.60}")
     return start, (1 << 62) if stop is None else stop

@@ -6,19 +6,26 @@ the format of granular 0.21.
 
 from __future__ import annotations
 
+import itertools
+import json
+import mmap
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
+from flarecli import formats
 from flarecli.compat import Closeable
-from flarecli.compat.granular.legacy_writer import LegacyWriter
 from flarecli.compat.granular.paths import located
 from flarecli.encodings import BINARY, column
 from flarecli.errors import IntegrityError, UsageError, ValueFitError
 from flarecli.formats.granular.append import Appender
+from flarecli.formats.granular.spec import SPEC, shard_folder
+from flarecli.model import Columns, Settings
+from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 
 __all__ = ["DatasetWriter", "ShardedDatasetWriter"]
@@ -62,18 +69,22 @@ class _Writer(Closeable):
         self._pending: list[list[bytes | list[bytes]]] = []
         self._pending_bytes = 0
 
-    def _opened(self, shards: dict[str, Any]) -> Appender | LegacyWriter:
+    def _opened(self, shards: dict[str, Any]) -> Appender | _LegacyWriter:
         columns = tuple(
             column(key, "bytes[]" if key in self._lists else "bytes") for key in self._spec
         )
         if not self._lists:
             return Appender(self._at, columns, words=self._spec, **shards)
-        spool = os.fspath(self.directory) if isinstance(self._at.store, LocalStore) else None
-        if spool is not None:
+        spool = None  # the folder for temporary files
+        if isinstance(self._at.store, LocalStore):
+            spool = os.fspath(self.directory)
             os.makedirs(spool, exist_ok=True)
-        rows = shards.get("shard_rows")
-        start, step = shards.get("start", 0), shards.get("step", 1)
-        return LegacyWriter(self._at, columns, self._spec, rows, start, step, spool)
+        rows, start, step = (
+            shards.get("shard_rows"),
+            shards.get("start", 0),
+            shards.get("step", 1),
+        )
+        return _LegacyWriter(self._at, columns, self._spec, rows, start, step, spool)
 
     @property
     def spec(self) -> dict[str, str]:
@@ -158,16 +169,104 @@ class _Writer(Closeable):
         """Write the pending datapoints, and all rows of a dataset with lists."""
         if not self.closed:
             self.flush()
-            if isinstance(self._appender, LegacyWriter):
+            if isinstance(self._appender, _LegacyWriter):
                 self._appender.close()
         self.closed = True
 
     def abort(self) -> None:
         """Close the writer; discard the pending rows of a dataset with lists."""
-        if isinstance(self._appender, LegacyWriter):
+        if isinstance(self._appender, _LegacyWriter):
             self._appender.abandon()
             self.closed = True
-        self.close()
+        else:
+            self.close()
+
+
+class _LegacyWriter:
+    """Writer of datasets with lists, in the format of granular 0.21 and earlier.
+
+    Its tables follow the records, so the rows are kept in an unnamed file until a dataset, or a
+    shard of one, is complete.
+
+    at          the folder of the dataset
+    columns     of `bytes` and `bytes[]`
+    words       their types for spec.json, sorted by name
+    shard_rows  rows per shard; None: the folder is one dataset
+    start, step  of the numbers of the shards
+    spool       the folder for the unnamed file; None: the one for temporary files
+    rows        number of appended rows
+    raises      UsageError if there is a dataset already: it cannot be extended
+    """
+
+    def __init__(
+        self,
+        at: Location,
+        columns: Columns,
+        words: dict[str, str],
+        shard_rows: int | None,
+        start: int,
+        step: int,
+        spool: str | None,
+    ) -> None:
+        self._format = formats.find("granular-refs")
+        self.columns = self._format.arrange(columns)
+        self._at, self._words, self._shard_rows, self._spool = at, words, shard_rows, spool
+        self._numbers = itertools.count(start, step)
+        for spec in (SPEC, f"{shard_folder(start)}/{SPEC}"):
+            if (at / spec).exists():
+                raise UsageError(
+                    "cannot append to a dataset with lists",
+                    where=at / spec,
+                    hint="Choose another folder.",
+                )
+        self.rows = self._pending = 0
+        self._spooled: tuple[IO[bytes], pa.RecordBatchStreamWriter] | None = None
+
+    def begin(self) -> None:
+        """Do nothing: nothing is written before all rows are known."""
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Append rows and write complete shards."""
+        self.rows += batch.num_rows
+        while batch.num_rows:
+            room = batch.num_rows if self._shard_rows is None else self._shard_rows - self._pending
+            self._spool_rows(batch.slice(0, room))
+            batch = batch.slice(room)
+            if self._pending == self._shard_rows:
+                self._write()
+
+    def close(self) -> None:
+        """Write the pending rows. A dataset may be empty; a shard may not."""
+        if self._pending or (self._shard_rows is None and not self.rows):
+            self._write()
+
+    def abandon(self) -> None:
+        """Discard the pending rows."""
+        if self._spooled is not None:
+            self._spooled[0].close()
+        self._spooled, self._pending = None, 0
+
+    def _spool_rows(self, batch: pa.RecordBatch) -> None:
+        if self._spooled is None:
+            file = tempfile.TemporaryFile(dir=self._spool, prefix=".flare-")  # noqa: SIM115
+            self._spooled = file, pa.ipc.new_stream(file, batch.schema)
+        self._spooled[1].write_batch(batch)
+        self._pending += batch.num_rows
+
+    def _write(self) -> None:
+        """Write the pending rows as a dataset or as the next shard."""
+        number, batches = next(self._numbers), []
+        if self._spooled is not None:
+            file, stream = self._spooled
+            stream.close()
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            batches = list(pa.ipc.open_stream(pa.py_buffer(mapped)))
+        settings = Settings(shard_bytes=None, shard_rows=self._shard_rows)
+        self._format.write_shard(self._at, number, self.columns, batches, settings)
+        folder = self._at if self._shard_rows is None else self._at / shard_folder(number)
+        (folder / SPEC).write([json.dumps(self._words).encode()])
+        self.abandon()
 
 
 class DatasetWriter(_Writer):
