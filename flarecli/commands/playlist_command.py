@@ -18,7 +18,7 @@ from flarecli import formats
 from flarecli import hashes as sums
 from flarecli.arguments import address_text, address_texts, from_options, name_list, shown
 from flarecli.commands.options import Pairs, PlaylistOptions
-from flarecli.commands.verifying.other_listings import own_sum
+from flarecli.commands.verifying.listings import check_own_checksum
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.model import Chunk, File, Finding, Playlist, Stream, finding_of
 from flarecli.names import is_url, local_path, scheme_of, whole_path
@@ -275,7 +275,7 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
                 finding_of(error), address=str(at), line=mark >> 32, character=mark & 0xFFFFFFFF
             )
         )
-    _, own, _ = own_sum(found)
+    _, own, _ = check_own_checksum(found)
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     return out + [
         replace(

@@ -19,7 +19,7 @@ from flarecli.model import Finding
 from flarecli.read import resolve
 
 AGAIN = "fetch it again, or pack it again with `flare pack … --overwrite`."
-CUT = f"It was cut short; {AGAIN}"
+CUT = f"The file was cut short; {AGAIN}"
 
 
 def found(address, **options) -> list[Finding]:
@@ -77,14 +77,13 @@ def test_a_flipped_bit_is_told_with_the_rows_and_the_sums_that_fail(out):
     seen, wanted = (
         hashlib.sha1(one).hexdigest() for one in (data, data[:-1] + bytes([data[-1] ^ 1]))
     )
-    fail = f"fail sha1 of {playlist}, xxh3_128 of {playlist}, sha1 of {index}: sha1 is {seen}, {wanted} is listed"
-    message = f"{len(data)} bytes (rows 10 to 19) {fail}"
+    message = f"checksum mismatch (rows 10 to 19): sha1 is {seen}, {playlist} lists {wanted}; also different: xxh3_128 of {playlist}, sha1 of {index}"
     assert found(out) == [
         Finding(
             str(path),
             "checksum",
             message,
-            f"It was changed after it was packed; {AGAIN}",
+            f"The file was changed after it was packed; {AGAIN}",
             start=0,
             stop=len(data),
         )
@@ -92,7 +91,7 @@ def test_a_flipped_bit_is_told_with_the_rows_and_the_sums_that_fail(out):
 
 
 def test_a_shard_too_large_for_memory_is_checked_from_the_file(out, monkeypatch):
-    monkeypatch.setattr(checks, "HELD", 100)
+    monkeypatch.setattr(checks, "MAX_MEMORY_BYTES", 100)
     assert found(out) == []
     path = out / "shard.00002.mds"
     data = bytearray(path.read_bytes())
@@ -111,7 +110,7 @@ def test_a_shard_cut_short_is_one_finding(out):
     wanted = Finding(
         str(path),
         "size",
-        f"is {size - 9} bytes, {out}/playlist.yaml lists {size}",
+        f"file is {size - 9} bytes, {out}/playlist.yaml lists {size}",
         CUT,
         start=size - 9,
         stop=size,
@@ -123,12 +122,12 @@ def test_bytes_after_the_end_are_damage(out):
     path = out / "shard.00000.mds"
     size = path.stat().st_size
     path.write_bytes(path.read_bytes() + b"!")
-    hint = f"It is not the file that was listed; {AGAIN}"
+    hint = f"The file was replaced; {AGAIN}"
     assert found(out) == [
         Finding(
             str(path),
             "size",
-            f"is {size + 1} bytes, {out}/playlist.yaml lists {size}",
+            f"file is {size + 1} bytes, {out}/playlist.yaml lists {size}",
             hint,
             start=size,
             stop=size + 1,
@@ -140,8 +139,8 @@ def test_a_missing_shard_and_a_missing_index_are_findings(out):
     (out / "shard.00003.mds").unlink()
     (out / "index.json").unlink()
     listed = f"no such file, {out}/playlist.yaml lists it"
-    again = f"Fetch it again, or write it again with `flare playlist {out} --reindex`, once it is removed."
-    gone = [("index.json", again), ("shard.00003.mds", f"It is gone; {AGAIN}")]
+    again = f"Fetch it again, or remove it and run `flare playlist {out} --reindex`."
+    gone = [("index.json", again), ("shard.00003.mds", f"The file is missing; {AGAIN}")]
     assert found(out) == [Finding(f"{out}/{name}", "missing", listed, hint) for name, hint in gone]
 
 
@@ -156,7 +155,7 @@ def test_sums_without_a_last_line_of_their_own_are_a_finding(out):
     body = path.read_bytes().rpartition(b"# flare")[0]
     path.write_bytes(body)
     assert [(one.where, one.message) for one in found(out)] == [
-        (str(path), "contains checksums, but no last line with its own checksum")
+        (str(path), "contains checksums, but its last line is not a checksum of the lines above")
     ]
     path.write_bytes(body + b"# flare xxh3_128 " + b"0" * 32 + b"\n")
     assert [(one.where, one.message) for one in found(out)] == [
@@ -172,8 +171,8 @@ def test_a_foreign_playlist_without_sums_is_no_finding_but_said(out):
     done = commands.verify(f"{out}/playlist.yaml", streams=["data"])
     findings = list(done)
     assert [one.kind for one in findings] == ["unlisted"] * 3
-    bare = "1 of 1 files of stream 'data': carry no sums, only sizes and structure were checked"
-    assert done.unprotected == [f"{out}/playlist.yaml: carries no sums", bare]
+    bare = "1 of 1 files of stream 'data': no checksums; only sizes and structure were checked"
+    assert done.unprotected == [f"{out}/playlist.yaml: no checksums", bare]
 
 
 def test_a_foreign_index_is_checked_by_its_own_sums_and_said_to_be_unprotected(out):
@@ -181,7 +180,7 @@ def test_a_foreign_index_is_checked_by_its_own_sums_and_said_to_be_unprotected(o
     done = commands.verify(str(out))
     assert list(done) == []
     assert done.unprotected == [
-        f"{out}/index.json: carries no sum, cross-checked with the shards' own headers"
+        f"{out}/index.json: no checksums; compared with the headers of the shards"
     ]
     assert done.extra == ["failed.jsonl"]
     index = json.loads((out / "index.json").read_text())
@@ -206,7 +205,6 @@ def test_a_playlist_and_an_index_that_differ_are_a_finding_though_both_sums_are_
     resign(out)
     messages = [(one.where, one.kind, one.message) for one in found(out)]
     right = json.loads(old)["shards"][0]["raw_data"]["hashes"]["sha1"]
-    size = (out / "shard.00000.mds").stat().st_size
     assert messages == [
         (
             str(index),
@@ -216,7 +214,7 @@ def test_a_playlist_and_an_index_that_differ_are_a_finding_though_both_sums_are_
         (
             f"{out}/shard.00000.mds",
             "checksum",
-            f"{size} bytes (rows 0 to 9) fail sha1 of {index}: sha1 is {right}, {'0' * 40} is listed",
+            f"checksum mismatch (rows 0 to 9): sha1 is {right}, {index} lists {'0' * 40}",
         ),
         (str(index), "listing", f"does not list {out}/shard.00003.mds, {playlist} does"),
     ]
@@ -253,13 +251,13 @@ def test_a_shard_that_no_list_names_is_a_finding_other_files_are_only_told(out):
     (out / "README").write_text("words")
     shutil.copytree(out, out / "inner")  # a dataset of its own
     done = commands.verify(str(out))
-    message = f"a shard that {out}/playlist.yaml does not list"
+    message = f"shard is not listed in {out}/playlist.yaml"
     assert list(done) == [
         Finding(
             f"{out}/shard.00009.mds",
             "unlisted",
             message,
-            "Remove it, or list it too: `flare playlist … -o FILE`.",
+            "Remove the shard, or add it to the list: `flare playlist … -o FILE`.",
         )
     ]
     assert done.extra == ["inner/", "README"]
@@ -311,7 +309,7 @@ def test_findings_end_with_a_count_of_the_rest(out):
     findings = list(done)
     assert len(findings) == 4
     assert findings[-1] == Finding(
-        str(out), "more", "32 more findings", "Give a larger --max-findings to see them."
+        str(out), "more", "32 more findings", "Use a larger --max-findings to see all."
     )
     assert done.findings == 35
 
@@ -345,7 +343,7 @@ def test_a_sum_that_nobody_knows_is_a_finding(out):
     index["shards"][0]["raw_data"]["hashes"] = {"sha0": "12"}
     (out / "index.json").write_text(json.dumps(index))
     assert [one.message for one in found(out)] == [
-        f"{out}/index.json lists a sum 'sha0', which is not known here"
+        f"{out}/index.json lists an unknown checksum 'sha0'"
     ]
 
 

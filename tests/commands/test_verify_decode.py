@@ -70,9 +70,9 @@ def test_a_damaged_picture_is_named_with_its_row_and_bytes_and_the_rows_behind_i
     starts = spans_of(out)
     shard = out / "shard.00000.mds"
     assert [one.message.partition(" (")[0] for one in findings] == [
-        "column 'image': not jpeg: image file is truncated",
-        f"column 'image': not jpeg: {pillow_says(BROKEN)}",
-        "column 'image': 12 B are html, not jpeg",
+        "column 'image': invalid jpeg: image file is truncated",
+        f"column 'image': invalid jpeg: {pillow_says(BROKEN)}",
+        "column 'image': expected jpeg, got html",
     ]
     places = [(f"{shard}[{row}]", "value", HINT, starts[row], starts[row + 1]) for row in (1, 3, 4)]
     assert [(one.where, one.kind, one.hint, one.start, one.stop) for one in findings] == places
@@ -90,7 +90,7 @@ def test_what_ends_its_decoder_is_one_finding_and_no_end(tmp_path, monkeypatch):
     monkeypatch.setattr(media, "Sandbox", Odd)
     out = packed(tmp_path / "out", [JPEG, JPEG + b"\0", JPEG])
     assert [(one.where, one.message) for one in found(out)] == [
-        (f"{out}/shard.00000.mds[1]", "column 'image': not jpeg: the decoder crashed (SIGSEGV)")
+        (f"{out}/shard.00000.mds[1]", "column 'image': invalid jpeg: the decoder crashed (SIGSEGV)")
     ]
     assert closed == [1]
 
@@ -103,7 +103,7 @@ def test_several_pictures_in_one_value_are_each_decoded(tmp_path):
     assert joined(JPEG, JPEG) in (out / "shard.00000.mds").read_bytes()
     ((where, said),) = [(one.where, one.message) for one in found(out)]
     assert where == f"{out}/shard.00000.mds[1]"
-    assert said.startswith("column 'image': not jpeg_array: image file is truncated (")
+    assert said.startswith("column 'image': invalid jpeg_array: image file is truncated (")
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_member_of_a_tar_is_what_its_name_promises(tmp_path):
             tar.addfile(info, io.BytesIO(data))
     findings = found(path)
     assert [(one.where, one.message.partition(" (")[0]) for one in findings] == [
-        (f"{path}[0]", "column 'mp3': 9 B are not mp3"),
-        (f"{path}[2]", "column 'jpg': not jpeg: image file is truncated"),
+        (f"{path}[0]", "column 'mp3': expected mp3, got unknown bytes"),
+        (f"{path}[2]", "column 'jpg': invalid jpeg: image file is truncated"),
     ]
     with tarfile.open(path) as tar:
         first, last = tar.getmember("a.jpg"), tar.getmember("a.mp3")
@@ -155,7 +155,7 @@ def test_a_value_of_a_granular_shard_is_named_in_the_bag_it_lies_in(tmp_path):
     (bag,) = out.rglob("image.bag")
     assert (one.where, one.start, one.stop) == (f"{bag}[1]", len(JPEG), 2 * len(JPEG) - 40)
     assert (one.address, one.row, one.column) == (str(bag), 1, "image")
-    assert one.message.startswith("column 'image': not jpeg: image file is truncated (")
+    assert one.message.startswith("column 'image': invalid jpeg: image file is truncated (")
 
 
 def test_a_row_that_cannot_be_read_does_not_hide_the_others(tmp_path):

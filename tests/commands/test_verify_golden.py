@@ -76,6 +76,6 @@ def test_what_carries_no_sums_at_all_is_said(case, tmp_path):
     done = commands.verify(str(copied(case, tmp_path)))
     assert list(done) == []
     assert any(
-        text.endswith("carry no sums, only sizes and structure were checked")
+        text.endswith("no checksums; only sizes and structure were checked")
         for text in done.unprotected
     ), done.unprotected

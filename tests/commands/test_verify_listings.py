@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from flarecli import commands
-from flarecli.commands.verifying.other_listings import CHANGED
+from flarecli.commands.verifying.listings import LISTS_DIFFER
 from flarecli.errors import MissingError
 from flarecli.model import Finding, Settings
 from flarecli.write import Writer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-GONE = "It is gone; fetch it again, or pack it again with `flare pack … --overwrite`."
+GONE = "The file is missing; fetch it again, or pack it again with `flare pack … --overwrite`."
 MERGED = [
     "merged_root/data",
     "merged_root_zstd/data",
@@ -60,7 +60,7 @@ def test_an_index_below_a_merged_one_is_read_and_said_to_carry_no_sum(merged):
     done = commands.verify(str(merged))
     inner = sorted(path for path in merged.rglob("index.json") if path.parent != merged)
     assert list(done) == []
-    more = f"{inner[0]} and {len(inner) - 1} like it: carry no sum, cross-checked with {merged}/index.json and the shards"
+    more = f"{inner[0]} and {len(inner) - 1} more: no checksums; compared with {merged}/index.json and the shards"
     assert more in done.unprotected
     files = [path for path in merged.rglob("*") if path.is_file()]
     assert (done.files, done.bytes) == (len(files), sum(path.stat().st_size for path in files))
@@ -98,10 +98,10 @@ def test_what_an_index_below_a_merged_one_says_otherwise_is_told_with_both(root)
     limit = whole["shards"][1]["size_limit"]
     message = f"lists size_limit {limit + 1} for {shard}, {top} lists {limit}"
     assert told(lambda index: index["shards"][1].update(size_limit=limit + 1)) == [
-        Finding(str(path), "listing", message, CHANGED)
+        Finding(str(path), "listing", message, LISTS_DIFFER)
     ]
     assert told(lambda index: index["shards"].pop()) == [
-        Finding(str(path), "listing", f"does not list {shard}, {top} does", CHANGED)
+        Finding(str(path), "listing", f"does not list {shard}, {top} does", LISTS_DIFFER)
     ]
     extra = {
         **whole["shards"][1],
@@ -109,15 +109,18 @@ def test_what_an_index_below_a_merged_one_says_otherwise_is_told_with_both(root)
     }
     message = f"lists shard.00007.mds, {top} does not"
     assert told(lambda index: index["shards"].append(extra)) == [
-        Finding(str(path), "listing", message, CHANGED)
+        Finding(str(path), "listing", message, LISTS_DIFFER)
     ]
     first, second = told(lambda index: index["shards"][1]["raw_data"].update(bytes=size + 1))
     assert first == Finding(
-        str(path), "listing", f"lists {size + 1} bytes for {shard}, {top} lists {size}", CHANGED
+        str(path),
+        "listing",
+        f"lists {size + 1} bytes for {shard}, {top} lists {size}",
+        LISTS_DIFFER,
     )
     assert (second.where, second.message) == (
         str(shard),
-        f"is {size} bytes, {path} lists {size + 1}",
+        f"file is {size} bytes, {path} lists {size + 1}",
     )
 
 
@@ -134,7 +137,7 @@ def test_a_shard_of_a_deeper_index_that_the_one_between_lost_is_named_with_that(
             json.dumps({**between, "shards": [one for one in between["shards"] if one != shard]})
         )
         message = f"does not list {top}/{shard['raw_data']['basename']}, {root}/index.json does"
-        assert found(root) == [Finding(f"{top}/index.json", "listing", message, CHANGED)], i
+        assert found(root) == [Finding(f"{top}/index.json", "listing", message, LISTS_DIFFER)], i
 
 
 def test_an_index_above_a_dataset_of_its_own_need_not_list_that(root):
@@ -185,8 +188,8 @@ def test_an_index_that_was_written_again_out_of_the_shards_says_less_and_contrad
 def test_a_shard_in_a_part_that_neither_index_lists_is_named(root):
     shutil.copy(root / "p0" / "shard.00001.mds", root / "p0" / "shard.00002.mds")
     message, hint = (
-        f"a shard that {root}/index.json does not list",
-        "Remove it, or list it too: `flare playlist … -o FILE`.",
+        f"shard is not listed in {root}/index.json",
+        "Remove the shard, or add it to the list: `flare playlist … -o FILE`.",
     )
     assert found(root) == [Finding(f"{root}/p0/shard.00002.mds", "unlisted", message, hint)]
 
@@ -221,8 +224,8 @@ def test_a_shardindex_cut_anywhere_is_named_with_the_way_out(tmp_path):
     done = commands.verify(str(out))
     assert (list(done), done.files) == ([], 7)
     assert done.unprotected == [
-        f"{path}: carries no sum, cross-checked with the shards",
-        "3 of 3 files of stream 'data': carry no sums, only sizes and structure were checked",
+        f"{path}: no checksums; compared with the shards",
+        "3 of 3 files of stream 'data': no checksums; only sizes and structure were checked",
     ]
     for cut in (0, 1, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
@@ -248,20 +251,20 @@ def test_a_shardindex_that_contradicts_the_tars_is_told_with_both(tmp_path):
 
     assert told(lambda shards: None) == []
     assert told(lambda shards: shards[1].update(nsamples=3)) == [
-        (str(path), "listing", f"lists 3 rows for {tar}, it holds 2")
+        (str(path), "listing", f"lists 3 rows for {tar}, which contains 2")
     ]
     assert told(lambda shards: shards[1].update(filesize=size - 1)) == [
-        (str(tar), "size", f"is {size} bytes, {path} lists {size - 1}")
+        (str(tar), "size", f"file is {size} bytes, {path} lists {size - 1}")
     ]
     assert told(lambda shards: shards.pop(1)) == [
-        (str(path), "listing", f"does not list {tar}, which lies beside it")
+        (str(path), "listing", f"does not list {tar}, which is in the same folder")
     ]
     assert told(lambda shards: shards[1].update(url="00009.tar")) == [
-        (str(path), "listing", f"does not list {tar}, which lies beside it"),
+        (str(path), "listing", f"does not list {tar}, which is in the same folder"),
         (f"{out}/00009.tar", "missing", f"no such file, {path} lists it"),
     ]
     ((where, kind, message),) = told(lambda shards: shards[1].update(md5sum="0" * 32))
-    assert (where, kind, message.startswith(f"{size} bytes fail md5 of {path}: md5 is ")) == (
+    assert (where, kind, message.startswith("checksum mismatch: md5 is ")) == (
         str(tar),
         "checksum",
         True,
@@ -303,7 +306,7 @@ def test_a_folder_of_datasets_that_is_taken_as_plain_files_is_said_to_be(tmp_pat
     tars(tmp_path / "all" / "one")
     done = commands.verify(str(tmp_path / "all"))
     assert list(done) == []
-    said = f"{tmp_path}/all: taken as plain files, one/00000.tar and 2 like it not looked into: name the datasets in it one by one"
+    said = f"{tmp_path}/all: checked as plain files, one/00000.tar and 2 more shards were not opened; name each dataset in the folder"
     assert done.unprotected[0] == said
 
 
@@ -359,7 +362,7 @@ def test_a_list_that_a_star_names_too_is_held_against_the_shards_still(out):
     message = f"lists 11 rows for {out}/shard.00000.mds, {out}/playlist.yaml lists 10"
     assert found(*out.iterdir()) == [
         alone,
-        Finding(f"{out}/more.yaml", "listing", message, CHANGED),
+        Finding(f"{out}/more.yaml", "listing", message, LISTS_DIFFER),
     ]
 
 
@@ -375,11 +378,14 @@ def test_two_lists_that_share_a_shard_are_both_checked_and_it_is_said(out):
         (out / name).write_text(f"data:\n  headers: {{format: mds}}\n  content: [{content}]\n")
     done = commands.verify([f"{out}/a.yaml", f"{out}/b.yaml"])
     assert (list(done), done.shards) == ([], 4)
-    assert done.unprotected[0] == f"1 shard of {out}/a.yaml: also in {out}/b.yaml, checked for each"
+    assert (
+        done.unprotected[0]
+        == f"{out}/a.yaml: 1 shard also listed in {out}/b.yaml; checked for each list"
+    )
 
 
 def test_a_name_with_nothing_behind_it_is_a_finding_among_others_and_an_error_alone(out, tmp_path):
-    gone = f"leads to {tmp_path}/gone, no such file or folder"
+    gone = f"link to {tmp_path}/gone: no such file or folder"
     for name, make, message in (
         (
             "shard.00001.mds",

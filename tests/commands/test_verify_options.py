@@ -7,8 +7,8 @@ import pytest
 
 from flarecli import commands, playlists
 from flarecli.commands.shard_choice import Choice
-from flarecli.commands.verifying import other_listings as beside
-from flarecli.commands.verifying import tasks as listings
+from flarecli.commands.verifying import tasks
+from flarecli.commands.verifying.listings import LISTS_DIFFER
 from flarecli.errors import UsageError
 from flarecli.model import Finding, Settings
 from flarecli.storage import locate
@@ -67,17 +67,19 @@ def test_the_same_playlist_elsewhere_agrees_and_a_changed_one_does_not(out, tmp_
     (out / "index.json").unlink()
     found, _ = checked(f"{out}/shard.00003.mds", against=str(truth))
     size = listed_size(truth)
-    hint = "It was cut short; fetch it again, or pack it again with `flare pack … --overwrite`."
+    hint = (
+        "The file was cut short; fetch it again, or pack it again with `flare pack … --overwrite`."
+    )
     assert found[0] == Finding(
         f"{out}/shard.00003.mds",
         "size",
-        f"is 5 bytes, {truth} lists {size}",
+        f"file is 5 bytes, {truth} lists {size}",
         hint,
         start=5,
         stop=size,
     )
     rest = f"lists shard.00000.mds and 2 others, {out}/shard.00003.mds does not"
-    assert found[1:] == [Finding(str(truth), "listing", rest, beside.CHANGED)]
+    assert found[1:] == [Finding(str(truth), "listing", rest, LISTS_DIFFER)]
 
 
 def listed_size(path):
@@ -110,9 +112,9 @@ def test_an_interrupted_check_goes_on_and_does_not_look_twice(out, tmp_path, mon
     with state.open("a") as file:
         file.write('{"key": "cut sh')
     looked = []
-    real = listings.check_chunk
+    real = tasks.check_chunk
     monkeypatch.setattr(
-        listings,
+        tasks,
         "check_chunk",
         lambda chunk, *rest: looked.append(chunk.at.name) or real(chunk, *rest),
     )
@@ -134,7 +136,7 @@ def test_the_state_of_another_check_is_refused_and_left_alone(plain, tmp_path):
     assert state.read_text() == "mine\n"
     with pytest.raises(UsageError) as caught:
         commands.verify(str(plain), state=str(tmp_path / "other"), duplicates=True)
-    assert str(caught.value) == "--duplicates needs every row, --state keeps none"
+    assert str(caught.value) == "--duplicates cannot be used with --state"
 
 
 def test_rows_that_hold_the_same_are_named_with_the_first_of_them(plain, tmp_path):
@@ -153,12 +155,12 @@ def test_rows_that_hold_the_same_are_named_with_the_first_of_them(plain, tmp_pat
         ]:
             writer.write({"a": a, "b": b})
     found, _ = checked(out, duplicates=True)
-    hint = "Pack again without one of the two."
+    hint = "Pack again without one of the two rows."
     assert found == [
         Finding(
             f"{out}/shard.00001.mds",
             "duplicate",
-            f"holds the same as {out}/shard.00000.mds[0]",
+            f"is equal to {out}/shard.00000.mds[0]",
             hint,
             row=i,
         )
@@ -194,7 +196,7 @@ def test_streams_that_stand_side_by_side_have_as_many_rows(tmp_path):
 
     path = listed(("images", "image"), ("labels", "label"))
     found, _ = checked(path)
-    message = "stream 'labels' has 4 rows, 'images' has 5: they cannot be read side by side"
+    message = "stream 'labels' has 4 rows, stream 'images' has 5; joined streams need the same number of rows"
     assert [(one.where, one.kind, one.message) for one in found if one.kind == "streams"] == [
         (str(path), "streams", message)
     ]

@@ -139,7 +139,7 @@ def test_what_is_missing_or_cut_short_in_a_bucket_is_named_without_asking_for_it
         (
             "s3://bucket/set/shard.02400.mds",
             "size",
-            "is 3 bytes, s3://bucket/set/playlist.yaml lists 8",
+            "file is 3 bytes, s3://bucket/set/playlist.yaml lists 8",
         ),
     ]
     assert [one for one in bucket.asked if ".mds" in one] == []

@@ -26,7 +26,7 @@ def said(*addresses, **options):
 
 
 def gone(path):
-    return str(path), "missing", f"leads to {path.parent.parent}/gone, no such file or folder"
+    return str(path), "missing", f"link to {path.parent.parent}/gone: no such file or folder"
 
 
 def packed(folder, form, has_playlist=True):
@@ -123,7 +123,7 @@ def test_a_file_beside_a_shard_that_is_cut_short_is_one_finding(form, name, dama
     path = out / name
     size = path.stat().st_size
     path.write_bytes(damage)
-    message = f"is {len(damage)} bytes, {out}/playlist.yaml lists {size}"
+    message = f"file is {len(damage)} bytes, {out}/playlist.yaml lists {size}"
     assert said(out) == [(str(path), "size", message)]
 
 

@@ -7,11 +7,11 @@ import shutil
 import pytest
 
 from flarecli import commands
-from flarecli.commands.verifying.tasks import UNLISTED_HINT
 from flarecli.errors import UsageError
 from flarecli.model import Finding, Settings
 from flarecli.write import Writer
 
+UNLISTED_HINT = "Remove the shard, or add it to the list: `flare playlist … -o FILE`."
 AGAIN = "fetch it again, or pack it again with `flare pack … --overwrite`."
 FORMS = {  # format -> its second shard, and a file of that in which a flipped last bit is a sound value
     "mds": ("shard.00001.mds", "shard.00001.mds"),
@@ -53,7 +53,7 @@ def test_a_changed_byte_of_a_single_shard_is_found_by_the_playlist_beside_it(for
     damage(out / changed)
     found, _ = checked(out / name)
     assert [(one.where, one.kind) for one in found] == [(str(out / changed), "checksum")]
-    assert f" of {out}/playlist.yaml: xxh3_128 is " in found[0].message
+    assert f", {out}/playlist.yaml lists " in found[0].message
     assert checked(out)[0] == found
 
 
@@ -61,7 +61,7 @@ def test_the_rows_of_a_single_shard_are_numbered_as_in_the_dataset(tmp_path):
     out = packed(tmp_path / "out")
     damage(out / "shard.00001.mds")
     (one,), _ = checked(out / "shard.00001.mds")
-    assert " bytes (rows 2 to 3) fail xxh3_128 of " in one.message
+    assert one.message.startswith("checksum mismatch (rows 2 to 3): xxh3_128 is ")
 
 
 @pytest.mark.parametrize("name", ["shards/000001/text.bag", "shards/000001/spec.json"])
@@ -90,14 +90,14 @@ def test_a_single_shard_is_checked_against_an_index_with_hashes(tmp_path):
     assert checked(out / "shard.00001.mds")[0] == []
     damage(out / "shard.00001.mds")
     (one,), _ = checked(out / "shard.00001.mds")
-    assert " fail sha1 of " in one.message and f"{out}/index.json: sha1 is " in one.message
+    assert ": sha1 is " in one.message and f"{out}/index.json: sha1 is " in one.message
 
 
 def test_an_index_is_checked_against_the_playlist_beside_it(tmp_path):
     out = packed(tmp_path / "out")
     damage(out / "shard.00001.mds")
     (one,), _ = checked(out / "index.json")
-    assert f" fail xxh3_128 of {out}/playlist.yaml: " in one.message
+    assert ": xxh3_128 is " in one.message
 
 
 @pytest.mark.parametrize("is_relative", [False, True])
@@ -121,7 +121,7 @@ def test_lists_of_the_folders_above_count_if_they_name_the_shard(
     folder = "b/out" if is_relative else str(top / "a" / "b" / "out")
     found, done = checked(f"{folder}/shard.00001.mds")
     assert [one.kind for one in found] == ["checksum"]
-    assert " fail xxh3_128 of " in found[0].message
+    assert ": xxh3_128 is " in found[0].message
     assert f"{top}/playlist.yaml: " in found[0].message or "../playlist.yaml" in found[0].message
     assert (done.shards, shown in found[0].message) == (1, not is_relative)
     assert checked(f"{folder}/shard.00000.mds", f"{folder}/shard.00002.mds")[0] == []
@@ -130,7 +130,7 @@ def test_lists_of_the_folders_above_count_if_they_name_the_shard(
 def test_a_shard_that_its_own_folders_list_lacks_is_a_finding(tmp_path):
     out = packed(tmp_path / "out")
     shutil.copy(out / "shard.00001.mds", out / "shard.00009.mds")
-    message = f"a shard that {out}/playlist.yaml does not list"
+    message = f"shard is not listed in {out}/playlist.yaml"
     assert checked(out / "shard.00009.mds")[0] == [
         Finding(f"{out}/shard.00009.mds", "unlisted", message, UNLISTED_HINT)
     ]
@@ -220,5 +220,5 @@ def test_a_server_that_refuses_or_invents_lists_says_nothing_of_a_shard(tmp_path
     found, done = checked(web.url("/a/b/shard.00001.mds"))
     assert (found, done.shards) == ([], 1)
     assert done.unprotected == [
-        "1 of 1 files of stream 'data': carry no sums, only sizes and structure were checked"
+        "1 of 1 files of stream 'data': no checksums; only sizes and structure were checked"
     ]

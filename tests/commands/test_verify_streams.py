@@ -8,7 +8,7 @@ from flarecli import commands
 from flarecli.model import Finding, Settings
 from flarecli.write import Writer
 
-HINT = "Pack the two again from the same rows, or read them one by one."
+HINT = "Pack both streams again from the same rows, or read each stream alone."
 
 
 def packed(folder, keys, column, format="webdataset", key="__key__", encoding="str"):
@@ -57,17 +57,17 @@ KEYS = [f"k{i}" for i in range(10)]
         (
             [*KEYS[:6], "other", *KEYS[7:]],
             ("00001.tar", 2),
-            "its key is 'other', row 6 of stream 'images' has 'k6': they differ",
+            "key is 'other', row 6 of stream 'images' has key 'k6'",
         ),
         (
             [*KEYS[:3], *KEYS[4:], "k3"],
             ("00000.tar", 3),
-            "its key is 'k4', row 3 of stream 'images' has 'k3': they differ, and so do 6 rows behind it",
+            "key is 'k4', row 3 of stream 'images' has key 'k3'; 6 later rows differ too",
         ),
         (
             KEYS[:9],
             None,
-            "stream 'labels' has 9 rows, 'images' has 10: they cannot be read side by side",
+            "stream 'labels' has 9 rows, stream 'images' has 10; joined streams need the same number of rows",
         ),
     ],
 )
@@ -96,7 +96,7 @@ def test_the_header_key_names_the_column_in_other_formats_whatever_its_encodings
     assert said(listed(tmp_path, *streams, format="mds", key="id")) == []
     packed(tmp_path / "b2", [value(i + 5, second) for i in range(9)], "y", "mds", "id", second)
     path = listed(tmp_path, streams[0], ("b2", streams[1][1]), format="mds", key="id")
-    message = "its key is '5', row 0 of stream 'a' has '0': they differ, and so do 8 rows behind it"
+    message = "key is '5', row 0 of stream 'a' has key '0'; 8 later rows differ too"
     assert said(path) == [
         Finding(f"{tmp_path}/b2/shard.00000.mds", "streams", message, HINT, row=0)
     ]
@@ -120,7 +120,7 @@ def test_streams_of_the_same_columns_are_apart_and_parts_of_a_check_compare_noth
         ({"quick": True}, "--quick reads no rows"),
         ({"sample": 1}, "not all shards were read"),
         ({"part": (0, 2)}, "not all shards were read"),
-        ({"state": "checked"}, "--state keeps none"),
+        ({"state": "checked"}, "--state stores no keys"),
         ({}, None),
     ],
 )
@@ -132,7 +132,7 @@ def test_keys_that_were_not_compared_are_said(tmp_path, monkeypatch, options, wh
     done = commands.verify(str(listed(tmp_path, IMAGES, LABELS)), **options)
     assert list(done) == []
     assert [text for text in done.unprotected if text.startswith("keys of")] == (
-        [] if why is None else [f"keys of streams 'images', 'labels': not compared, {why}"]
+        [] if why is None else [f"keys of streams 'images', 'labels' were not compared: {why}"]
     )
     alone = commands.verify(str(listed(tmp_path, LABELS, ("apart", LABELS[1]))), **options)
     assert (list(alone), [text for text in alone.unprotected if text.startswith("keys of")]) == (

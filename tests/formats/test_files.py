@@ -86,7 +86,7 @@ def test_a_folder_of_files_has_nothing_to_verify_but_that_it_can_be_read(folder)
     done = commands.verify(str(folder))
     assert (list(done), done.files, done.rows, done.bytes) == ([], 4, 4, 19)
     assert done.unprotected == [
-        "4 of 4 files of stream 'data': carry no sums, only sizes and structure were checked"
+        "4 of 4 files of stream 'data': no checksums; only sizes and structure were checked"
     ]
 
 

@@ -147,8 +147,8 @@ def bare(done):
 
 def test_what_could_not_be_looked_at_is_said(moto, s3, tmp_path, monkeypatch):
     uploaded(moto, s3, tmp_path)
-    address, not_looked = f"{s3}/a.mds", "sums kept by the object store were not looked at"
-    unsummed = "1 of 1 files of stream 'data': carry no sums, only sizes and structure were checked"
+    address, not_looked = f"{s3}/a.mds", "checksums of the object store were not compared"
+    unsummed = "1 of 1 files of stream 'data': no checksums; only sizes and structure were checked"
     assert kept_sums(locate(f"{s3}/none.mds")) == Kept(why_not="it answers 404")
     for name, instead, said in (
         ("_read", Kept(), []),
@@ -168,7 +168,7 @@ def test_a_sum_that_takes_a_library_which_is_not_there_is_said(moto, s3, tmp_pat
     said = bare(commands.verify(f"{s3}/a.mds"))
     assert (
         said[0]
-        == "sums kept by the object store were not looked at: crc64nvme takes awscrt (pip install 'flarecli[s3sums]')"
+        == "checksums of the object store were not compared: crc64nvme takes awscrt (pip install 'flarecli[s3sums]')"
     )
 
 

@@ -1,73 +1,88 @@
 """The `verify` command: check that datasets are complete and undamaged.
 
-sources -> lists -> each file in parallel: size, checksums, structure -> findings in order
+sources -> plans -> each file in parallel: size, checksums, structure -> findings in order
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from flarecli import formats
 from flarecli.arguments import address_text, address_texts, from_options
 from flarecli.commands.options import VerifyOptions
 from flarecli.commands.shard_choice import Choice
 from flarecli.commands.source_notes import note_sources
-from flarecli.commands.verifying.enclosing_lists import with_lists
-from flarecli.commands.verifying.hints import with_command
-from flarecli.commands.verifying.other_listings import (
-    CHANGED,
-    held_against,
+from flarecli.commands.verifying.listings import (
+    LISTS_DIFFER,
+    check_own_checksum,
+    find_unlisted_files,
     is_index,
-    look_beside,
-    own_sum,
+    matching_list,
+    read_other_lists,
 )
-from flarecli.commands.verifying.repeated_sources import once
-from flarecli.commands.verifying.rows import Side, key_of, keyed, uneven
-from flarecli.commands.verifying.run import on_engine, on_threads
-from flarecli.commands.verifying.shard import Checked, Depth
-from flarecli.commands.verifying.tasks import (
+from flarecli.commands.verifying.plans import (
     Only,
     Plan,
+    link_address,
+    notes_about_plain_shards,
+    plan_sources,
+)
+from flarecli.commands.verifying.rows import (
+    StreamRows,
+    compare_streams,
+    find_duplicates,
+    key_column,
+    names_of_keyed_streams,
+)
+from flarecli.commands.verifying.shard import AGAIN, Depth, FileResult
+from flarecli.commands.verifying.tasks import (
     Task,
     chunk_tasks,
     file_tasks,
-    mistaken,
-    place_named,
-    planned,
-    sizes_below,
-    told_once,
-    unlisted,
+    list_sizes,
+    run_local,
+    run_on_engine,
 )
 from flarecli.cpus import cpu_count
 from flarecli.errors import FlareError, UsageError
+from flarecli.formats import INDEX
 from flarecli.model import Finding, Playlist, Stream, finding_of, total
+from flarecli.names import shell_quoted
+from flarecli.playlists import PLAYLIST
 from flarecli.progress import Progress
 from flarecli.read import expand, resolve
 from flarecli.storage import Location
 
 if TYPE_CHECKING:
     from flarecli.commands.verifying.state import VerifyState
-    from flarecli.media import Sandbox
 
 __all__ = ["Verification", "verify"]
 
-_Take: TypeAlias = Callable[[Task, Checked], None]
-_REMOTE_JOBS = 8  # more than cores, since network jobs mostly wait
+_MIN_REMOTE_JOBS = 8  # more than cores, since network jobs mostly wait
+_REPAIR = "fetch it again, or pack it again with `flare pack … --overwrite`."
+_NOT_REPAIRED = ("reach", "listing", "streams", "unsafe")  # kinds that packing again cannot solve
 
 
 @dataclass(frozen=True)
-class _Options:
+class _Settings:
+    """The options of a check, ready to use."""
+
     depth: Depth
     choice: Choice
     against: Playlist | None
     state: VerifyState | None
-    most: int
+    max_findings: int
     jobs: int
     engine: str
     progress: Progress
+
+    @property
+    def reads_all_rows(self) -> bool:
+        """Whether every row of every shard is read."""
+        return self.choice.is_all and not self.depth.quick
 
 
 class Verification:
@@ -83,78 +98,69 @@ class Verification:
     def __init__(
         self,
         plans: Sequence[Plan],
-        said: Sequence[str],
-        held: dict[str, Finding],
-        options: _Options,
+        notes: Sequence[str],
+        unreadable: dict[str, Finding],
+        settings: _Settings,
     ) -> None:
         self.files = self.shards = self.rows = self.bytes = self.findings = self.left = 0
-        self.unprotected = list(said)
+        self.unprotected = list(notes)
         self.extra: list[str] = []
-        self._said: set[str] = set()
-        self._found: Iterator[Finding] = self._given(plans, held, options)
+        self._settings = settings
+        self._results: Iterator[Finding] = self._limit(plans, unreadable)
 
     def __repr__(self) -> str:
-        return f"<Verification: {self.files} files, {self.shards} shards, {self.rows} rows looked at, {self.findings} findings; iterate it for them>"
+        return f"<Verification: {self.files} files, {self.shards} shards, {self.rows} rows, {self.findings} findings; iterate it for the findings>"
 
     def __iter__(self) -> Iterator[Finding]:
-        found, self._found = (
-            self._found,
-            iter(()),
-        )  # only the caller refers to it, so leaving the loop closes it at once
-        return found
+        # only the caller refers to the iterator, so leaving the loop closes it at once
+        results, self._results = self._results, iter(())
+        return results
 
-    def _given(
-        self, plans: Sequence[Plan], held: dict[str, Finding], options: _Options
-    ) -> Iterator[Finding]:
+    def _limit(self, plans: Sequence[Plan], unreadable: dict[str, Finding]) -> Iterator[Finding]:
         """Yield the first `max_findings` findings, and one with the number of others."""
-        for one in map(with_command, _each_once(self._walk(plans, options), held)):
+        maximum = self._settings.max_findings
+        for finding in _with_unreadable(self._check_all(plans), unreadable):
             self.findings += 1
-            if self.findings <= options.most:
-                yield one
-        if self.findings > options.most:
-            more = self.findings - options.most
-            yield Finding(
-                plans[-1].address,
-                "more",
-                f"{more} more finding{'s' * (more > 1)}",
-                "Give a larger --max-findings to see them.",
-            )
+            if self.findings <= maximum:
+                yield _with_repair_command(finding)
+        if self.findings > maximum:
+            more = self.findings - maximum
+            message = f"{more} more finding{'s' * (more > 1)}"
+            hint = "Use a larger --max-findings to see all."
+            yield Finding(plans[-1].address, "more", message, hint)
 
-    def _walk(self, plans: Sequence[Plan], options: _Options) -> Iterator[Finding]:
-        known, all_of_it = (
-            [stream for plan in plans for stream in plan.streams],
-            options.choice.is_all,
-        )
-        all_of_it = all_of_it and not any(plan.only for plan in plans)
-        rows, sizes = [stream.rows for stream in known], [stream.sizes for stream in known]
-        options.progress.start(
-            "verify", _total(rows) if all_of_it else None, _total(sizes) if all_of_it else None
-        )
-        is_done = False
+    def _check_all(self, plans: Sequence[Plan]) -> Iterator[Finding]:
+        settings, is_done = self._settings, False
+        streams = [stream for plan in plans for stream in plan.streams]
+        rows = size = None
+        if settings.choice.is_all and not any(plan.only for plan in plans):
+            rows = _total([stream.rows for stream in streams])
+            size = _total([stream.sizes for stream in streams])
+        settings.progress.start("verify", rows, size)
         try:
-            if options.against is not None:
-                yield from self._of_list(options.against)
-            with _joined(options.engine):
+            if settings.against is not None:
+                yield from self._check_list(settings.against)
+            with _connected(settings.engine):
                 for plan in plans:
                     yield from plan.findings
-                    self.unprotected += mistaken(plan)
+                    self.unprotected += notes_about_plain_shards(plan)
                     if plan.found is not None:
-                        yield from self._of_plan(plan.found, plan, options)
+                        yield from self._check_plan(plan.found, plan)
             is_done = True
         finally:
-            options.progress.close()
-            if options.depth.pictures is not None:
-                options.depth.pictures.close()
-            if options.state is not None:
-                options.state.close(is_done)
+            settings.progress.close()
+            if settings.depth.decoder is not None:
+                settings.depth.decoder.close()
+            if settings.state is not None:
+                settings.state.close(is_done)
 
-    def _of_list(self, found: Playlist) -> Iterator[Finding]:
+    def _check_list(self, found: Playlist) -> Iterator[Finding]:
         """Check the checksum of the list itself, if it has one."""
         if found.at is None:
             return
         self.files += 1
         try:
-            size, findings, has_sums = own_sum(found)
+            size, findings, has_checksums = check_own_checksum(found)
         except FlareError as error:
             yield finding_of(error, found.at)
             return
@@ -162,165 +168,151 @@ class Verification:
         yield from findings
         if is_index(found):
             self.unprotected.append(
-                f"{found.at}: carries no sum, cross-checked with the shards' own headers"
+                f"{found.at}: no checksums; compared with the headers of the shards"
             )
-        elif not has_sums:
-            self.unprotected.append(f"{found.at}: carries no sums")
+        elif not has_checksums:
+            self.unprotected.append(f"{found.at}: no checksums")
 
-    def _of_plan(self, found: Playlist, plan: Plan, options: _Options) -> Iterator[Finding]:
-        note_sources([found], options.progress)
-        yield from self._of_list(found)
-        is_read = options.choice.is_all and not options.depth.quick
-        has_keys = (
-            is_read and len(plan.streams) > 1 and options.state is None and not plan.only
-        )  # state files do not store keys
+    def _check_plan(self, found: Playlist, plan: Plan) -> Iterator[Finding]:
+        settings = self._settings
+        note_sources([found], settings.progress)
+        yield from self._check_list(found)
+        # a state file does not store keys
+        compares_keys = (
+            settings.reads_all_rows
+            and len(plan.streams) > 1
+            and settings.state is None
+            and not plan.only
+        )
         known = set[str]()  # paths of other lists, and of the files they name
-        sides = [Side(stream, key_of(stream) if has_keys else "") for stream in plan.streams]
-        for side, only in zip(sides, plan.only or [None] * len(sides), strict=True):
+        streams = [
+            StreamRows(stream, key_column(stream) if compares_keys else "")
+            for stream in plan.streams
+        ]
+        for stream, only in zip(streams, plan.only or [None] * len(streams), strict=True):
             rows, findings = self.rows, self.findings
-            yield from self._of_stream(found, side, plan, options, known, only)
-            side.rows = (
-                self.rows - rows
-                if is_read and self.findings == findings
-                else _total([side.stream.rows])
-            )
+            yield from self._check_stream(found, stream, plan, known, only)
+            is_counted = settings.reads_all_rows and self.findings == findings
+            stream.count = self.rows - rows if is_counted else _total([stream.stream.rows])
         if plan.only:
             return
-        yield from uneven(found, sides)
-        if not has_keys and (names := keyed(sides)):
-            why = (
-                "--quick reads no rows"
-                if options.depth.quick
-                else "--state keeps none"
-                if is_read
-                else "not all shards were read"
-            )
-            self.unprotected.append(
-                f"keys of streams {', '.join(map(repr, names))}: not compared, {why}"
-            )
-        if options.against is not None:
-            theirs = [
-                one.name
-                for one in options.against
-                if len(plan.streams) > 1
-                and one.name not in {stream.name for stream in plan.streams}
-            ]
-            for name in theirs:
-                yield Finding(
-                    str(options.against.at),
-                    "listing",
-                    f"has a stream {name!r}, {plan.address} has not",
-                    CHANGED,
-                )
+        yield from compare_streams(found, streams)
+        if not compares_keys and (names := names_of_keyed_streams(streams)):
+            reason = "not all shards were read"
+            if settings.depth.quick:
+                reason = "--quick reads no rows"
+            elif settings.reads_all_rows:
+                reason = "--state stores no keys"
+            listed = ", ".join(map(repr, names))
+            self.unprotected.append(f"keys of streams {listed} were not compared: {reason}")
+        if settings.against is not None and len(plan.streams) > 1:
+            own = {stream.name for stream in plan.streams}
+            for other in settings.against.streams:
+                if other.name not in own:
+                    message = f"contains stream {other.name!r}, {plan.address} does not"
+                    at = str(settings.against.at)
+                    yield Finding(at, "listing", message, LISTS_DIFFER)
         if plan.is_whole:
-            for name, one in unlisted(found, known):
-                if one is not None:
-                    yield one
+            for name, finding in find_unlisted_files(found, known):
+                if finding is not None:
+                    yield finding
                 else:
                     self.extra.append(name)
 
-    def _of_stream(
+    def _check_stream(
         self,
         found: Playlist,
-        side: Side,
+        rows: StreamRows,
         plan: Plan,
-        options: _Options,
         known: set[str],
         only: Only | None,
     ) -> Iterator[Finding]:
-        stream, depth, claimed = (
-            side.stream,
-            replace(options.depth, key=side.key),
-            dict[str, tuple[Location, Checked]](),
-        )
+        settings, stream = self._settings, rows.stream
+        depth = replace(settings.depth, key=rows.key)
         if depth.quick:
-            sizes, below = sizes_below(stream)
-            depth = replace(depth, sizes=sizes, below=below)
-        yield from self._run(file_tasks(found, stream, claimed, depth, only), options)
+            sizes, below = list_sizes(stream)
+            depth = replace(depth, listed_sizes=sizes, listed_below=below)
+        files = dict[str, tuple[Location, FileResult]]()
+        yield from self._run(file_tasks(found, stream, files, depth, only))
         shards = range(len(stream)) if only is None else sorted(only.shards)
-        others = look_beside(
-            found,
-            stream,
-            claimed,
-            depth,
-            plan.named,
-            plan.is_folder,
-            None if only is None else shards,
-        )
+        checked = None if only is None else shards
+        others = read_other_lists(found, stream, files, depth, plan.named, plan.is_folder, checked)
         yield from (one for one in others.findings if one not in plan.findings)
-        self.files += len(others.read)
+        self.files += len(others.read_paths)
         self.bytes += others.size
-        self.unprotected += others.unprotected
-        known |= others.known
-        if options.against is not None:
-            other, findings = held_against(options.against, stream, plan.streams, plan.address)
+        self.unprotected += others.notes()
+        known |= others.known_paths
+        if settings.against is not None:
+            other, findings = matching_list(settings.against, stream, plan.streams, plan.address)
             yield from findings
             if other is not None:
                 others.add(other)
-        chosen = frozenset(shards[i] for i in options.choice.of(len(shards)))
+        chosen = frozenset(shards[i] for i in settings.choice.of(len(shards)))
         self.left += len(shards) - len(chosen)
-        sums: list[tuple[str, bytes]] = []
+        hashes: list[tuple[str, bytes]] = []
 
-        def take(task: Task, done: Checked) -> None:
-            sums.extend([(task.at, done.contents)] if done.contents else [])
-            side.keys += [(task.at, done.keys)] if done.keys is not None else []
-            side.kept += done.is_kept
+        def take(task: Task, result: FileResult) -> None:
+            if result.row_hashes:
+                hashes.append((task.at, result.row_hashes))
+            if result.keys is not None:
+                rows.keys.append((task.at, result.keys))
+            rows.store_hashed += result.store_hashed
 
-        engine = "local" if depth.quick else options.engine  # comparing sizes needs no cluster
+        engine = "local" if depth.quick else settings.engine  # comparing sizes needs no cluster
         tasks = chunk_tasks(found, stream, others, depth, chosen, only)
-        wrong = self._run(tasks, options, engine, take)
-        yield from (
-            one for one in wrong if one not in others.findings
-        )  # already reported by the other lists
-        yield from others.rest(plan.address)
-        if sums:
-            from flarecli.commands.verifying.duplicates import duplicates as equal_rows
+        for finding in self._run(tasks, engine, take):
+            if finding not in others.findings:  # already reported by the other lists
+                yield finding
+        yield from others.additional_shards(plan.address)
+        if hashes:
+            yield from find_duplicates(hashes)
+        if not any(one.stream.hashes or one.stream.raw_hashes for one in others.lists):
+            self._note_unprotected(stream, shards, rows.store_hashed)
 
-            yield from equal_rows(sums)
-        if not any(listing.has_sums for listing in others.listings):
-            self._say_bare(stream, shards, side.kept)
+    def _note_unprotected(self, stream: Stream, shards: Sequence[int], protected: int) -> None:
+        """Add a note with the number of shards without checksums.
 
-    def _say_bare(self, stream: Stream, shards: Sequence[int], kept: int) -> None:
+        protected  number of shards whose only checksums are those of the object store
+        """
         if formats.facts(stream.format).record_checksums:
             return
         tables = (*stream.hashes.values(), *stream.raw_hashes.values())
-        bare = sum(not any(values[i] for values in tables) for i in shards) - kept
-        if bare:
+        count = sum(not any(values[i] for values in tables) for i in shards) - protected
+        if count:
             self.unprotected.append(
-                f"{bare} of {len(shards)} files of stream {stream.name!r}: carry no sums, only sizes and structure were checked"
+                f"{count} of {len(shards)} files of stream {stream.name!r}: no checksums; only sizes and structure were checked"
             )
 
     def _run(
         self,
-        tasks: Iterator[Task],
-        options: _Options,
+        tasks: Iterable[Task],
         engine: str = "local",
-        take: _Take | None = None,
+        take: Callable[[Task, FileResult], None] = lambda task, result: None,
     ) -> Iterator[Finding]:
         """Check files; yield findings in the order of the tasks, and call `take` with each result."""
-        state = options.state
+        settings, state = self._settings, self._settings.state
 
-        def known(task: Task) -> Checked | None:
+        def known(task: Task) -> FileResult | None:
             return state.find(task.key) if state is not None and task.key else None
 
-        looked_at = (
-            on_threads(tasks, known, options.jobs)
+        results = (
+            run_local(tasks, known, settings.jobs)
             if engine == "local"
-            else on_engine(tasks, known, engine)
+            else run_on_engine(tasks, known, engine)
         )
-        for task, done in looked_at:
-            if state is not None and task.key and state.find(task.key) is None:
-                state.add(task.key, done)
-            if take is not None:
-                take(task, done)
+        noted = set(self.unprotected)
+        for task, result in results:
+            if state is not None and task.key and known(task) is None:
+                state.add(task.key, result)
+            take(task, result)
             self.files += task.is_file
             self.shards += task.is_shard
-            self.rows += done.rows
-            self.unprotected += [text for text in done.unprotected if text not in self._said]
-            self._said.update(done.unprotected)
-            self.bytes += done.size
-            options.progress.advance(done.rows, done.size)
-            yield from (*task.findings, *done.findings)
+            self.rows += result.rows
+            self.bytes += result.size
+            self.unprotected += [note for note in result.unprotected if note not in noted]
+            noted.update(result.unprotected)
+            settings.progress.advance(result.rows, result.size)
+            yield from (*task.findings, *result.findings)
 
 
 @from_options(VerifyOptions)
@@ -332,12 +324,11 @@ def verify(options: VerifyOptions) -> Verification:
     for the findings; its counts are complete after that. Raises MissingError if an address does
     not exist, ReachError if no address can be read, and UsageError.
     """
-    against, state = (
-        None if one is None else address_text(one) for one in (options.against, options.state)
-    )
-    typed = address_texts(options.sources)
-    guard = options.guard(typed if against is None else [*typed, against])
-    addresses = [one for source in typed for one in expand(source, guard)]
+    against = None if options.against is None else address_text(options.against)
+    state = None if options.state is None else address_text(options.state)
+    sources = address_texts(options.sources)
+    guard = options.guard(sources if against is None else [*sources, against])
+    addresses = [one for source in sources for one in expand(source, guard)]
     if not addresses:
         raise UsageError("missing argument: no source")
     format, streams, quick = options.format, options.streams, options.quick
@@ -345,70 +336,91 @@ def verify(options: VerifyOptions) -> Verification:
         formats.find(format)
     if options.duplicates and (quick or state is not None):
         raise UsageError(
-            f"--duplicates needs every row, {'--quick reads' if quick else '--state keeps'} none"
+            f"--duplicates cannot be used with {'--quick' if quick else '--state'}",
+            hint="--duplicates reads every row.",
         )
     if options.decode and quick:
-        raise UsageError(
-            "--decode needs every value, --quick reads none", hint="Leave one of the two out."
-        )
+        raise UsageError("--decode cannot be used with --quick", hint="--decode reads every value.")
     if options.engine != "local":
         from flarecli.write import engines
 
         engines.check(options.engine)
     choice = Choice(options.part, options.sample, options.seed)
-    plans = [planned(address, format, streams, guard, len(addresses) == 1) for address in addresses]
-    failed = [plan.error for plan in plans if plan.error is not None]
-    if len(failed) == len(plans):
-        raise failed[0]
-    plans, said = once(plans, guard)
-    plans, held = told_once(plans)
-    plans = with_lists(plans, format, guard, quick)
-    truth = None if against is None else resolve([against], guard=guard, maps=False)[0]
+    plans, notes, unreadable = plan_sources(addresses, format, streams, guard, quick)
+    settings = _Settings(
+        _depth(options),
+        choice,
+        None if against is None else resolve([against], guard=guard, maps=False)[0],
+        None if state is None else _open_state(state, addresses, against, options),
+        options.max_findings,
+        options.jobs or _default_jobs(plans),
+        options.engine,
+        options.progress or Progress(),
+    )
+    return Verification(plans, notes, unreadable, settings)
+
+
+def _depth(options: VerifyOptions) -> Depth:
+    if not options.decode:
+        return Depth(options.quick, hash_rows=options.duplicates)
+    from flarecli.media import Sandbox
+
+    return Depth(options.quick, Sandbox(), options.duplicates)
+
+
+def _open_state(
+    path: str, addresses: Sequence[str], against: str | None, options: VerifyOptions
+) -> VerifyState:
+    from flarecli.commands.verifying.state import VerifyState
+
     recorded = {
         "sources": addresses,
-        "quick": quick,
+        "quick": options.quick,
         "decode": options.decode,
         "sample": options.sample,
         "part": options.part,
         "seed": options.seed,
         "against": against,
-        "streams": list(streams),
-        "format": format,
+        "streams": list(options.streams),
+        "format": options.format,
     }
-    remembered = None if state is None else _remembered(state, recorded)
-    cores = cpu_count()
-    local = all(stream.at.is_local for plan in plans for stream in plan.streams)
-    jobs = options.jobs or (cores if local else max(_REMOTE_JOBS, cores))
-    depth = Depth(quick, _decoders() if options.decode else None, options.duplicates)
-    return Verification(
-        plans,
-        said,
-        held,
-        _Options(
-            depth,
-            choice,
-            truth,
-            remembered,
-            options.max_findings,
-            jobs,
-            options.engine,
-            options.progress or Progress(),
-        ),
-    )
+    return VerifyState(path, recorded)
 
 
-def _each_once(found: Iterator[Finding], held: dict[str, Finding]) -> Iterator[Finding]:
-    """Yield the findings, then those in `held` about places without any.
+def _default_jobs(plans: Sequence[Plan]) -> int:
+    is_local = all(stream.at.is_local for plan in plans for stream in plan.streams)
+    return cpu_count() if is_local else max(_MIN_REMOTE_JOBS, cpu_count())
 
-    A link is described by its finding in `held`.
+
+def _with_unreadable(
+    findings: Iterable[Finding], unreadable: dict[str, Finding]
+) -> Iterator[Finding]:
+    """Yield the findings, then those in `unreadable` about files without any.
+
+    A link is described by its finding in `unreadable`.
     """
-    for one in found:
-        other = held.pop(place_named(one.address), None) if held else None
-        yield other if other is not None and one.kind == "unsafe" else one
-    yield from held.values()
+    for finding in findings:
+        other = unreadable.pop(link_address(finding.address), None) if unreadable else None
+        yield other if other is not None and finding.kind == "unsafe" else finding
+    yield from unreadable.values()
 
 
-def _joined(engine: str) -> AbstractContextManager[None]:
+def _with_repair_command(finding: Finding) -> Finding:
+    """Return a finding with the repair command in its hint: rebuild a list from its shards, or pack
+    the file again.
+    """
+    folder, slash, name = finding.address.rpartition("/")
+    is_of_list = slash and name in (INDEX, PLAYLIST) and finding.row is None
+    is_of_entry = finding.line is not None or bool(finding.item)
+    if is_of_list and finding.kind not in _NOT_REPAIRED and not (is_of_entry and finding.hint):
+        options = "--reindex" if name == INDEX else f"-o {shell_quoted(f'{folder}/{name}')}"
+        command = f"flare playlist {shell_quoted(folder)} {options}"
+        hint = f"Fetch it again, or remove it and run `{command}`."
+        return replace(finding, hint=hint)
+    return replace(finding, hint=finding.hint.replace(AGAIN, _REPAIR))
+
+
+def _connected(engine: str) -> AbstractContextManager[None]:
     if engine == "local":
         return nullcontext()
     from flarecli.write import engines
@@ -416,21 +428,8 @@ def _joined(engine: str) -> AbstractContextManager[None]:
     return engines.joined(engine)
 
 
-def _remembered(state: str, asked: dict[str, Any]) -> VerifyState:
-    from flarecli.commands.verifying.state import VerifyState
-
-    return VerifyState(state, asked)
-
-
-def _decoders() -> Sandbox:
-    from flarecli.media import Sandbox
-
-    return Sandbox()
-
-
 def _total(counts: Sequence[Any]) -> int | None:
-    return (
-        None
-        if any(one is None or (len(one) and one.min() < 0) for one in counts)
-        else sum(total(one) for one in counts if one is not None)
-    )
+    """Return the sum of arrays of counts; None if a count is unknown."""
+    if any(one is None or (len(one) and one.min() < 0) for one in counts):
+        return None
+    return sum(total(one) for one in counts)

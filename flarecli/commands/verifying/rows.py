@@ -1,135 +1,183 @@
-"""Check that joined streams match: equal row counts, and equal keys in each row.
+"""Comparisons of rows: joined streams must match row by row, and equal rows are duplicates.
 
 The key of a stream is the column in its header `key`, or the key column of its format.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from flarecli import encodings, formats
-from flarecli.errors import UsageError
-from flarecli.lazy import pa, pc
+from flarecli.errors import UsageError, format_place
+from flarecli.lazy import np, pa, pc
 from flarecli.model import Finding, Playlist, Shard, Stream
 
-__all__ = ["Side", "key_of", "keyed", "keys", "uneven"]
+if TYPE_CHECKING:
+    from flarecli.model import IntArray
 
-_STEP = 65536  # rows whose keys are read together
-_SHOWN = 40  # maximum characters of a key in a message
-_HINT = "Pack the two again from the same rows, or read them one by one."
+__all__ = [
+    "StreamRows",
+    "compare_streams",
+    "find_duplicates",
+    "hash_rows",
+    "key_column",
+    "names_of_keyed_streams",
+    "read_keys",
+]
+
+_KEY_ROWS = 65536  # rows whose keys are read together
+_KEY_CHARS = 40  # maximum characters of a key in a message
+_HASHED_ROWS = 64  # rows in memory while they are hashed
+_STREAM_HINT = "Pack both streams again from the same rows, or read each stream alone."
+_DUPLICATE_HINT = "Pack again without one of the two rows."
 
 
 @dataclass
-class Side:
-    """One of the joined streams: its rows if known, and address and keys of each checked shard.
+class StreamRows:
+    """The checked rows of one stream.
 
-    kept  number of shards whose only checksums are kept by the store
+    key           its key column, if keys are compared; empty: none
+    count         number of rows; None if unknown
+    keys          address and keys of each checked shard
+    store_hashed  number of shards whose only checksums are those of the object store
     """
 
     stream: Stream
     key: str = ""
-    rows: int | None = None
+    count: int | None = None
     keys: list[tuple[str, pa.Array]] = field(default_factory=list)
-    kept: int = 0
+    store_hashed: int = 0
 
 
-def key_of(stream: Stream) -> str:
+def key_column(stream: Stream) -> str:
     """Return the key column of a stream; empty if it has none."""
-    named = stream.headers.get("key") or formats.facts(stream.format).key_column
-    return (
-        named
-        if isinstance(named, str) and any(column.name == named for column in stream.columns or ())
-        else ""
-    )
+    name = stream.headers.get("key") or formats.facts(stream.format).key_column
+    names = [column.name for column in stream.columns or ()]
+    return name if isinstance(name, str) and name in names else ""
 
 
-def keys(form: formats.Format, shard: Shard, name: str) -> pa.Array:
-    """Return the keys of a shard as large_binary [rows]: texts, and numbers as text. Raises
+def read_keys(form: formats.Format, shard: Shard, name: str) -> pa.Array:
+    """Return the keys of a shard as large_binary [rows]: text, and numbers as text. Raises
     FlareError.
     """
-    parts = [
-        form.read_batch(shard, start, min(start + _STEP, shard.rows), [name]).column(0)
-        for start in range(0, shard.rows, _STEP)
-    ]
-    try:
-        return pa.chunked_array(
-            [_written(part) for part in parts], encodings.BINARY
-        ).combine_chunks()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise UsageError(
-            f"column {name!r} holds no keys: only texts, numbers and bytes can be compared",
-            where=shard.chunk.at,
-            column=name,
-        ) from None
+    parts = []
+    for start in range(0, shard.rows, _KEY_ROWS):
+        stop = min(start + _KEY_ROWS, shard.rows)
+        column = form.read_batch(shard, start, stop, [name]).column(0)
+        try:
+            if not pa.types.is_large_binary(column.type):
+                column = column.cast(encodings.TEXT)
+            parts.append(column.cast(encodings.BINARY))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise UsageError(
+                f"column {name!r} cannot be compared as keys: expected text, numbers or bytes",
+                where=shard.chunk.at,
+                column=name,
+            ) from None
+    return pa.chunked_array(parts, encodings.BINARY).combine_chunks()
 
 
-def _written(column: pa.Array) -> pa.Array:
-    return (
-        column.cast(encodings.BINARY)
-        if pa.types.is_large_binary(column.type)
-        else column.cast(encodings.TEXT).cast(encodings.BINARY)
-    )
-
-
-def uneven(found: Playlist, sides: Sequence[Side]) -> Iterator[Finding]:
+def compare_streams(found: Playlist, streams: Sequence[StreamRows]) -> Iterator[Finding]:
     """Yield findings for joined streams whose row count or keys differ from the first stream."""
-    known = _beside(sides)
-    for one in known[1:]:
-        first = known[0]
-        where, both = str(found.at or one.stream.at), f"stream {one.stream.name!r}"
-        if one.rows is not None and first.rows is not None and one.rows != first.rows:
-            message = f"{both} has {one.rows} rows, {first.stream.name!r} has {first.rows}: they cannot be read side by side"
-            yield Finding(where, "streams", message, _HINT)
-        elif one.keys and first.keys:
-            yield from _other_keys(first, one)
+    joined = _joined(streams)
+    for other in joined[1:]:
+        first = joined[0]
+        if other.count is not None and first.count is not None and other.count != first.count:
+            message = f"stream {other.stream.name!r} has {other.count} rows, stream {first.stream.name!r} has {first.count}; joined streams need the same number of rows"
+            yield Finding(str(found.at or other.stream.at), "streams", message, _STREAM_HINT)
+        elif other.keys and first.keys:
+            yield from _compare_keys(first, other)
 
 
-def keyed(sides: Sequence[Side]) -> list[str]:
+def names_of_keyed_streams(streams: Sequence[StreamRows]) -> list[str]:
     """Return the names of joined streams with keys, if there are at least two."""
-    names = [one.stream.name for one in _beside(sides) if key_of(one.stream)]
+    names = [one.stream.name for one in _joined(streams) if key_column(one.stream)]
     return names if len(names) > 1 else []
 
 
-def _beside(sides: Sequence[Side]) -> list[Side]:
-    """Return the streams that are joined: none if two have a common column."""
-    known = [one for one in sides if one.stream.columns]
-    are_apart = any(
-        _names(one) & _names(other) for i, one in enumerate(known) for other in known[:i]
-    )
-    return [] if are_apart else known
+def _joined(streams: Sequence[StreamRows]) -> list[StreamRows]:
+    """Return the streams that are joined: none if two have a common column, besides their keys."""
+    known = [one for one in streams if one.stream.columns]
+    seen = set[str]()
+    for one in known:
+        names = {column.name for column in one.stream.columns or ()} - {key_column(one.stream)}
+        if names & seen:
+            return []
+        seen |= names
+    return known
 
 
-def _names(side: Side) -> set[str]:
-    return {column.name for column in side.stream.columns or ()} - {key_of(side.stream)}
-
-
-def _other_keys(first: Side, other: Side) -> Iterator[Finding]:
+def _compare_keys(first: StreamRows, other: StreamRows) -> Iterator[Finding]:
     """Yield a finding for the first row with another key, with the number of later ones."""
-    one, its = (
-        pa.chunked_array([part for _, part in side.keys], encodings.BINARY)
-        for side in (first, other)
+    expected, actual = (
+        pa.chunked_array([keys for _, keys in one.keys], encodings.BINARY) for one in (first, other)
     )
-    if len(one) != len(its):
+    if len(expected) != len(actual):
         return  # an unreadable shard, already reported
-    differ = pc.indices_nonzero(pc.invert(pc.equal(one, its)))
-    if not len(differ):
+    rows = pc.indices_nonzero(pc.invert(pc.equal(expected, actual)))
+    if not len(rows):
         return
-    row = differ[0].as_py()
-    name, mine, wanted = first.stream.name, _text(its[row].as_py()), _text(one[row].as_py())
-    more = f", and so do {len(differ) - 1} rows behind it" if len(differ) > 1 else ""
-    message = f"its key is {mine}, row {row} of stream {name!r} has {wanted}: they differ{more}"
-    address, row = _place(other, row)
-    yield Finding(address, "streams", message, _HINT, row=row)
+    row = rows[0].as_py()
+    message = f"key is {_key_text(actual[row])}, row {row} of stream {first.stream.name!r} has key {_key_text(expected[row])}"
+    if len(rows) > 1:
+        message += f"; {len(rows) - 1} later rows differ too"
+    ends = np.cumsum([len(keys) for _, keys in other.keys])
+    address, row = _shard_row([at for at, _ in other.keys], ends, row)
+    yield Finding(address, "streams", message, _STREAM_HINT, row=row)
 
 
-def _text(key: bytes) -> str:
-    return repr(key.decode("utf-8", "backslashreplace")[:_SHOWN])
+def _key_text(key: Any) -> str:
+    return repr(key.as_py().decode("utf-8", "backslashreplace")[:_KEY_CHARS])
 
 
-def _place(side: Side, row: int) -> tuple[str, int | None]:
-    for at, part in side.keys:
-        if row < len(part):
-            return str(at), row
-        row -= len(part)
-    return str(side.stream.at), None
+def hash_rows(form: formats.Format, shard: Shard) -> bytes:
+    """Return the xxh3_128 of the stored bytes of each row of a shard: 16 bytes per row."""
+    import xxhash
+
+    names = [column.name for column in shard.columns]
+    out = bytearray()
+    for start in range(0, shard.rows, _HASHED_ROWS):
+        stop = min(start + _HASHED_ROWS, shard.rows)
+        for row in form.read_rows(shard, range(start, stop), names):
+            checksum = xxhash.xxh3_128()
+            for value in row.values():
+                # counts and lengths before the bytes make the input unambiguous
+                parts = value if isinstance(value, list) else [] if value is None else [value]
+                count = len(parts) if isinstance(value, list) else -1 - len(parts)
+                checksum.update(struct.pack("<q", count))
+                for part in parts:
+                    checksum.update(struct.pack("<q", len(part)))
+                    checksum.update(part)
+            out += checksum.digest()
+    return bytes(out)
+
+
+def find_duplicates(shards: Sequence[tuple[str, bytes]]) -> Iterator[Finding]:
+    """Yield a finding for each row equal to an earlier row.
+
+    shards  address, and the hashes of `hash_rows`
+    """
+    hashes = np.frombuffer(b"".join(data for _, data in shards), "<u8").reshape(-1, 2)
+    addresses = [at for at, _ in shards]
+    ends = np.cumsum([len(data) // 16 for _, data in shards])
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: keeps the order of equal rows
+    is_same = np.zeros(len(order), bool)
+    is_same[1:] = (hashes[order[1:]] == hashes[order[:-1]]).all(axis=1)
+    firsts = order[np.maximum.accumulate(np.where(is_same, 0, np.arange(len(order))))]
+    repeated, first = order[is_same], firsts[is_same]
+    for i in np.argsort(repeated):
+        address, row = _shard_row(addresses, ends, int(repeated[i]))
+        original = format_place(*_shard_row(addresses, ends, int(first[i])))
+        yield Finding(address, "duplicate", f"is equal to {original}", _DUPLICATE_HINT, row=row)
+
+
+def _shard_row(addresses: Sequence[str], ends: IntArray, row: int) -> tuple[str, int]:
+    """Return the shard of a row, and its number there.
+
+    ends  cumulative row counts of the shards
+    """
+    k = int(np.searchsorted(ends, row, "right"))
+    return addresses[k], row - (int(ends[k - 1]) if k else 0)

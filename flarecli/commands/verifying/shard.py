@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flarecli import compress, formats
-from flarecli.commands.verifying.byte_ranges import placed
-from flarecli.commands.verifying.hints import AGAIN
-from flarecli.commands.verifying.rows import keys
+from flarecli.commands.verifying.rows import hash_rows, read_keys
 from flarecli.errors import (
     FlareError,
     MissingError,
@@ -24,7 +23,7 @@ from flarecli.errors import (
     ReachError,
     check_exhausted,
 )
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import byte_ranges
 from flarecli.hashes import Sums, known
 from flarecli.model import Chunk, Columns, File, Finding, Shard, finding_of
 from flarecli.storage import Location
@@ -33,388 +32,378 @@ from flarecli.storage.memory import MemoryStore
 from flarecli.storage.single_pass import in_passing
 
 if TYPE_CHECKING:
+    from flarecli.lazy import pa
     from flarecli.media import Sandbox
 
-__all__ = ["HELD", "Checked", "Claim", "Depth", "check_chunk", "check_file", "unread"]
+__all__ = [
+    "AGAIN",
+    "MAX_MEMORY_BYTES",
+    "Depth",
+    "FileResult",
+    "ListEntry",
+    "check_chunk",
+    "check_file",
+]
 
-_STORE = "the object store"
-HELD = 256 << 20  # maximum bytes of a shard in memory
-_UNKNOWN = (
-    "Write the list again with sums that are known: `flare playlist … --hash xxh3_128 -o FILE`."
-)
-_CHANGED = f"It was changed after it was packed; {AGAIN}"
-_MANY = 10_000  # maximum findings of one shard
+AGAIN = "fetch or pack it again."  # end of all hints about damage
+MAX_MEMORY_BYTES = 256 << 20  # a larger shard is not read into memory
+_MAX_FINDINGS = 10_000  # of one shard
+_OBJECT_STORE = "the object store"
+_CHANGED = f"The file was changed after it was packed; {AGAIN}"
+_UNKNOWN = "Write the list again with known checksums: `flare playlist … --hash xxh3_128 -o FILE`."
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """The entry of a list for a file; `by` is the address of the list, `rows` a row count that the
-    list in use lacks.
+class ListEntry:
+    """The entry of a list for a file.
+
+    by    address of the list
+    rows  row count of a shard, if the list in use has none
     """
 
     by: str
     file: File
     rows: int | None = None
 
+    def hashes(self, raw: bool) -> Mapping[str, str]:
+        """Return the checksums of the file, or of its decompressed bytes."""
+        return self.file.raw_hashes if raw else self.file.hashes
+
 
 @dataclass(frozen=True, slots=True)
 class Depth:
     """Depth of a check.
 
-    quick     check only sizes, and headers of local shards
-    pictures  decoders of images: decode all values except pickles too
-    contents  hash each row too, to find equal rows
-    key       keep this column, to compare it with another stream; empty: none
-    sizes     address -> bytes of every file below `below`, listed by the store; None: request each
-              size
+    quick         check only sizes, and headers of local shards
+    decoder       decoder of images: decode all values except pickles too
+    hash_rows     hash each row too, to find equal rows
+    key           keep the values of this column, to compare them with another stream; empty: none
+    listed_sizes  address -> size of every file below `listed_below`, from one listing of the
+                  store; None: request each size
     """
 
     quick: bool = False
-    pictures: Sandbox | None = None
-    contents: bool = False
+    decoder: Sandbox | None = None
+    hash_rows: bool = False
     key: str = ""
-    sizes: Mapping[str, int] | None = None
-    below: str = ""
+    listed_sizes: Mapping[str, int] | None = None
+    listed_below: str = ""
 
     @property
     def needs_rows(self) -> bool:
         """Whether rows are read after the check of the structure."""
-        return self.pictures is not None or self.contents or bool(self.key)
+        return self.decoder is not None or self.hash_rows or bool(self.key)
 
     def size(self, at: Location) -> int:
         """Return the size of a file. Raises MissingError if it does not exist."""
         name = str(at)
-        if self.sizes is None or not name.startswith(self.below):
+        if self.listed_sizes is None or not name.startswith(self.listed_below):
             return at.size()
-        if name not in self.sizes:
+        if name not in self.listed_sizes:
             raise MissingError("no such file", where=name)
-        return self.sizes[name]
+        return self.listed_sizes[name]
 
 
 @dataclass(slots=True)
-class Checked:
-    """Result of checking one file: checked `rows` and bytes (`size`); `unprotected` are notes about
-    missing checksums.
+class FileResult:
+    """Result of checking one file.
 
-    contents  16 bytes per row, if requested
-    keys      large_binary [rows], if requested
-    is_kept   the checksum kept by the store matches, and no list has one
+    rows, size   checked rows and bytes
+    unprotected  notes about missing checksums
+    row_hashes   16 bytes per row, if requested
+    keys         large_binary [rows], if requested
+    store_hashed the checksum stored by the object store matches, and no list has one
     """
 
     findings: list[Finding] = field(default_factory=list)
     rows: int = 0
     size: int = 0
     unprotected: list[str] = field(default_factory=list)
-    contents: bytes = b""
-    keys: Any = None
-    is_kept: bool = False
+    row_hashes: bytes = b""
+    keys: pa.Array | None = None
+    store_hashed: bool = False
 
 
-def unread(error: OSError, at: Location) -> Finding:
-    """Return the finding for an OSError about a file or folder."""
-    check_exhausted(error)
-    what = os.strerror(error.errno).lower() if error.errno else str(error)
-    return Finding(str(at), ReachError.kind, what)
-
-
-def check_file(at: Location, claims: Sequence[Claim], depth: Depth) -> Checked:
+def check_file(at: Location, entries: Sequence[ListEntry], depth: Depth) -> FileResult:
     """Check a file that is not a shard, such as `index.json`: its size and, unless `quick`, its
     checksums.
     """
-    out = Checked()
-    try:
-        size = out.size = depth.size(at)
-        if not _fits(at, size, claims, out) or depth.quick:
-            return out
-        claims = _with_kept(at, claims, out)
-        sums = Sums(_names(claims, at, out))
-        for block in at.blocks(size):
+    result = FileResult()
+    with _errors_as_findings(result, at, entries):
+        result.size = depth.size(at)
+        if not _check_size(at, entries, result) or depth.quick:
+            return result
+        entries = _with_store_checksums(at, entries, result)
+        sums = Sums(_hash_names(at, entries, result))
+        for block in at.blocks(result.size):
             sums.update(block)
-        _compare(at, sums, claims, "", out)
-    except MissingLibraryError:
-        raise
-    except FlareError as error:
-        out.findings.append(_named(error, at, claims))
-    except OSError as error:
-        out.findings.append(unread(error, at))
-    return out
+        _compare(at, sums, entries, "", result)
+    return result
 
 
 def check_chunk(
-    chunk: Chunk, claims: Sequence[Claim], columns: Columns | None, first_row: int, depth: Depth
-) -> Checked:
+    chunk: Chunk, entries: Sequence[ListEntry], columns: Columns | None, first: int, depth: Depth
+) -> FileResult:
     """Check a shard against its list entries, then its structure.
 
-    first_row  its first row in the stream; -1: not known
+    first  number of its first row in the stream; -1: unknown
     """
-    out, at = Checked(), chunk.at
-    try:
+    result, at = FileResult(), chunk.at
+    with _errors_as_findings(result, at, entries):
         form = formats.find(chunk.format or "")
-        size = out.size = depth.size(at)
-        if not _fits(at, size, claims, out):
-            return out
-        # reading a header would need one more request per shard
-        if depth.quick and not at.is_local:
-            out.rows = chunk.rows or 0
-            return out
-        kind = "" if form.is_plain else spans.suffix(chunk)
+        result.size = depth.size(at)
+        if not _check_size(at, entries, result):
+            return result
+        compression = "" if form.is_plain else byte_ranges.suffix(chunk)
         if depth.quick:
-            if kind:
-                out.rows = chunk.rows or 0  # the header is compressed too
+            # the header of a remote shard needs another request, a compressed one all bytes
+            if compression or not at.is_local:
+                result.rows = chunk.rows or 0
             else:
-                _open(
-                    form,
-                    replace(chunk, files=(File(chunk.files[0].name), *chunk.files[1:])),
-                    columns,
-                    claims,
-                    out,
-                )
-            return out
-        claims = _with_kept(at, claims, out)
+                _open(form, _of_size(chunk, None), columns, entries, result)
+            return result
+        entries = _with_store_checksums(at, entries, result)
+        rows = f" (rows {first} to {first + chunk.rows - 1})" if first >= 0 and chunk.rows else ""
         if (
             form.checks_forward
             and isinstance(at.store, LocalStore)
-            and not (kind or depth.needs_rows)
+            and not (compression or depth.needs_rows)
         ):
-            _once(form, chunk, size, claims, columns, first_row, out)
-            return out
-        held = _summed(chunk, size, claims, kind, first_row, out)
-        if held is not None:
-            shard = _open(form, held, columns, claims, out)
-            out.findings += _structure(form, shard, depth.pictures, bool(out.findings))
-            if depth.contents and not out.findings:
-                from flarecli.commands.verifying.duplicates import contents
+            _check_in_one_pass(form, chunk, entries, columns, rows, result)
+            return result
+        hashed = _hash_chunk(chunk, entries, compression, rows, result)
+        if hashed is not None:
+            shard = _open(form, hashed, columns, entries, result)
+            result.findings += _check_structure(form, shard, depth.decoder, bool(result.findings))
+            if depth.hash_rows and not result.findings:
+                result.row_hashes = hash_rows(form, shard)
+            if depth.key and not result.findings:
+                result.keys = read_keys(form, shard, depth.key)
+    return result
 
-                out.contents = contents(form, shard)
-            if depth.key and not out.findings:
-                out.keys = keys(form, shard, depth.key)
+
+@contextmanager
+def _errors_as_findings(
+    result: FileResult, at: Location, entries: Sequence[ListEntry]
+) -> Iterator[None]:
+    """Add an error of the block to the findings, once. Raises MissingLibraryError."""
+    try:
+        yield
     except MissingLibraryError:
         raise
     except FlareError as error:
-        out.findings.append(_named(error, at, claims))
+        finding = finding_of(error, at)
+        if error.kind == "missing" and error.address in ("", str(at)):  # not a companion file
+            listed = f", {entries[0].by} lists it" if entries else ""
+            finding = Finding(
+                str(at), "missing", f"no such file{listed}", f"The file is missing; {AGAIN}"
+            )
+        if finding not in result.findings:
+            result.findings.append(finding)
     except OSError as error:
-        out.findings.append(unread(error, at))
-    return out
+        check_exhausted(error)
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        result.findings.append(Finding(str(at), ReachError.kind, reason))
+
+
+def _of_size(chunk: Chunk, size: int | None, at: Location | None = None) -> Chunk:
+    """Return a chunk without the facts that a list has about its first file."""
+    file = File(chunk.files[0].name, size)
+    return replace(chunk, at=at or chunk.at, files=(file, *chunk.files[1:]))
 
 
 def _open(
     form: formats.Format,
-    held: Chunk,
+    chunk: Chunk,
     columns: Columns | None,
-    claims: Sequence[Claim],
-    out: Checked,
+    entries: Sequence[ListEntry],
+    result: FileResult,
 ) -> Shard:
-    """Open a shard, and note what of it has no checksums. Raises FlareError."""
-    shard = form.open_shard(held, columns)
-    out.rows = len(shard)
-    for claim in claims:
-        if claim.rows is not None and claim.rows != out.rows:
-            out.findings.append(
-                Finding(
-                    claim.by,
-                    "listing",
-                    f"lists {claim.rows} rows for {held.at}, it holds {out.rows}",
-                    f"One of the two was changed; {AGAIN}",
-                )
-            )
-    if not any(claim.file.hashes for claim in claims) and (said := form.unprotected(shard)):
-        out.unprotected.append(f"{held.at}: {said}")
+    """Open a shard, and note which parts of it have no checksums. Raises FlareError."""
+    shard = form.open_shard(chunk, columns)
+    result.rows = len(shard)
+    for entry in entries:
+        if entry.rows is not None and entry.rows != result.rows:
+            message = f"lists {entry.rows} rows for {chunk.at}, which contains {result.rows}"
+            hint = f"The list or the shard was changed; {AGAIN}"
+            result.findings.append(Finding(entry.by, "listing", message, hint))
+    if not any(entry.file.hashes for entry in entries) and (note := form.unprotected(shard)):
+        result.unprotected.append(f"{chunk.at}: {note}")
     return shard
 
 
-def _once(
+def _check_in_one_pass(
     form: formats.Format,
     chunk: Chunk,
-    size: int,
-    claims: Sequence[Claim],
+    entries: Sequence[ListEntry],
     columns: Columns | None,
-    first_row: int,
-    out: Checked,
+    rows: str,
+    result: FileResult,
 ) -> None:
-    """Hash a shard while its structure is checked; findings about checksums are first. Raises
-    MissingLibraryError.
-    """
-    at, found = chunk.at, list[Finding]()
-    sums = Sums(_names(claims, at, out))
-    try:
-        with in_passing(at, size, sums) as file:
-            try:
-                shard = _open(
-                    form,
-                    replace(
-                        chunk, at=file, files=(File(chunk.files[0].name, size), *chunk.files[1:])
-                    ),
-                    columns,
-                    claims,
-                    out,
-                )
-                found += _structure(form, shard, None, False)
-            except MissingLibraryError:
-                raise
-            except FlareError as error:
-                found.append(_named(error, at, claims))
-    except MissingLibraryError:
-        raise
-    except FlareError as error:  # it could not be read completely
-        found += [one for one in [_named(error, at, claims)] if one not in found]
-    else:
-        _compare(at, sums, claims, _rows(chunk, first_row), out)
-    out.findings += found
+    """Hash a shard while its structure is checked; findings about checksums come first."""
+    at, structure = chunk.at, FileResult()
+    sums = Sums(_hash_names(at, entries, result))
+    with _errors_as_findings(structure, at, entries):
+        with (
+            in_passing(at, result.size, sums) as file,
+            _errors_as_findings(structure, at, entries),
+        ):
+            opened = _of_size(chunk, result.size, file)
+            shard = _open(form, opened, columns, entries, structure)
+            structure.findings += _check_structure(form, shard, None, False)
+        _compare(at, sums, entries, rows, result)
+    result.rows = structure.rows
+    result.findings += structure.findings
+    result.unprotected += structure.unprotected
 
 
-def _structure(
-    form: formats.Format, shard: Shard, pictures: Sandbox | None, is_changed: bool
+def _check_structure(
+    form: formats.Format, shard: Shard, decoder: Sandbox | None, is_changed: bool
 ) -> list[Finding]:
-    """Check the structure of a shard and, if requested, its values; report a row once.
-    `is_changed`: by its checksums.
+    """Check the structure of a shard and, with a decoder, its values; report a row once.
+
+    is_changed  a checksum differs, so damaged values were changed after packing
     """
-    found = [
-        placed(one, shard) for one in islice(form.verify_shard(shard, pictures is not None), _MANY)
+    findings = [
+        _with_byte_range(one, shard)
+        for one in islice(form.verify_shard(shard, decoder is not None), _MAX_FINDINGS)
     ]
-    if pictures is not None:
-        from flarecli.commands.verifying.decode import decoded
+    if decoder is not None:
+        from flarecli.commands.verifying.decode import decode_values
 
-        known = {one.where for one in found}
+        reported = {one.where for one in findings}
         values = (
-            placed(replace(one, hint=_CHANGED) if is_changed else one, shard)
-            for one in decoded(form, shard, pictures, not found)
+            _with_byte_range(replace(one, hint=_CHANGED) if is_changed else one, shard)
+            for one in decode_values(form, shard, decoder, is_typed=not findings)
         )
-        found += islice((one for one in values if one.where not in known), _MANY)
-        found.sort(key=lambda one: -1 if one.start is None else one.start)
-    return found
+        findings += islice((one for one in values if one.where not in reported), _MAX_FINDINGS)
+        findings.sort(key=lambda one: -1 if one.start is None else one.start)
+    return findings
 
 
-def _named(error: FlareError, at: Location, claims: Sequence[Claim]) -> Finding:
-    if error.kind == "missing" and error.address in ("", str(at)):  # not of a companion
-        listed = f", {claims[0].by} lists it" if claims else ""
-        return Finding(str(at), "missing", f"no such file{listed}", "It is gone; " + AGAIN)
-    return finding_of(error, at)
+def _with_byte_range(finding: Finding, shard: Shard) -> Finding:
+    """Add the byte range of its row to a finding; where each column is a file, also that file."""
+    row = finding.row
+    if (
+        finding.start is not None
+        or row is None
+        or row >= shard.rows
+        or finding.address != str(shard.chunk.at)
+    ):
+        return finding
+    span = formats.facts(shard.chunk.format).row_span(shard, row, finding.column)
+    if span is None:
+        return finding
+    at, start, stop = span
+    return replace(finding, address=str(at), start=start, stop=stop)
 
 
-def _fits(at: Location, size: int, claims: Sequence[Claim], out: Checked) -> bool:
-    """Return whether the size matches the list; otherwise it is the only finding of the file."""
-    for claim in claims:
-        if claim.file.size is not None and claim.file.size != size:
-            hint = (
-                f"It was cut short; {AGAIN}"
-                if size < claim.file.size
-                else f"It is not the file that was listed; {AGAIN}"
-            )
-            out.findings.append(
-                Finding(
-                    str(at),
-                    "size",
-                    f"is {size} bytes, {claim.by} lists {claim.file.size}",
-                    hint,
-                    start=min(size, claim.file.size),
-                    stop=max(size, claim.file.size),
-                )
+def _check_size(at: Location, entries: Sequence[ListEntry], result: FileResult) -> bool:
+    """Return whether the size matches all lists; otherwise it is the only finding of the file."""
+    size = result.size
+    for entry in entries:
+        listed = entry.file.size
+        if listed is not None and listed != size:
+            reason = "The file was cut short" if size < listed else "The file was replaced"
+            message = f"file is {size} bytes, {entry.by} lists {listed}"
+            start, stop = min(size, listed), max(size, listed)
+            result.findings.append(
+                Finding(str(at), "size", message, f"{reason}; {AGAIN}", start=start, stop=stop)
             )
             return False
     return True
 
 
-def _with_kept(at: Location, claims: Sequence[Claim], out: Checked) -> Sequence[Claim]:
+def _with_store_checksums(
+    at: Location, entries: Sequence[ListEntry], result: FileResult
+) -> Sequence[ListEntry]:
     """Add the checksums that the store keeps of an object, if they can be computed here."""
     if at.is_local:
-        return claims
+        return entries
     from flarecli.storage.cloud.checksums import kept_sums  # loads the libraries of buckets
 
     kept = kept_sums(at)
-    strange = sorted(set(kept.hashes) - set(known()))
-    if kept.why_not:
-        out.unprotected.append(f"sums kept by {_STORE} were not looked at: {kept.why_not}")
-    elif strange:
-        out.unprotected.append(
-            f"sums kept by {_STORE} were not looked at: {', '.join(strange)} takes awscrt (pip install 'flarecli[s3sums]')"
-        )
-    hashes = {name: value for name, value in kept.hashes.items() if name not in strange}
-    out.is_kept = bool(hashes) and not any(claim.file.hashes for claim in claims)
-    return [*claims, Claim(_STORE, File(at.name, hashes=hashes))] if hashes else claims
+    unknown = sorted(set(kept.hashes) - set(known()))
+    reason = kept.why_not
+    if unknown and not reason:
+        reason = f"{', '.join(unknown)} needs awscrt (pip install 'flarecli[s3sums]')"
+    if reason:
+        result.unprotected.append(f"checksums of {_OBJECT_STORE} were not compared: {reason}")
+    hashes = {name: value for name, value in kept.hashes.items() if name not in unknown}
+    if not hashes:
+        return entries
+    result.store_hashed = not any(entry.file.hashes for entry in entries)
+    return [*entries, ListEntry(_OBJECT_STORE, File(at.name, hashes=hashes))]
 
 
-def _names(claims: Sequence[Claim], at: Location, out: Checked, raw: bool = False) -> list[str]:
+def _hash_names(
+    at: Location, entries: Sequence[ListEntry], result: FileResult, raw: bool = False
+) -> list[str]:
     """Return the hashes to compute; an unknown listed hash is a finding."""
     listed: dict[str, str] = {}
-    for claim in claims:
-        listed |= dict.fromkeys(_hashes(claim, raw), claim.by)
+    for entry in entries:
+        listed |= dict.fromkeys(entry.hashes(raw), entry.by)
     for name in sorted(set(listed) - set(known())):
-        out.findings.append(
-            Finding(
-                str(at),
-                "checksum",
-                f"{listed[name]} lists a sum {name!r:.60}, which is not known here",
-                _UNKNOWN,
-            )
-        )
+        message = f"{listed[name]} lists an unknown checksum {name!r:.60}"
+        result.findings.append(Finding(str(at), "checksum", message, _UNKNOWN))
     return [name for name in listed if name in known()]
 
 
-def _hashes(claim: Claim, raw: bool) -> Mapping[str, str]:
-    return claim.file.raw_hashes if raw else claim.file.hashes
-
-
 def _compare(
-    at: Location, sums: Sums, claims: Sequence[Claim], rows: str, out: Checked, raw: bool = False
+    at: Location,
+    sums: Sums,
+    entries: Sequence[ListEntry],
+    rows: str,
+    result: FileResult,
+    raw: bool = False,
 ) -> bool:
-    """Return whether all checksums match the list; add findings for others."""
+    """Return whether all checksums match the lists; add a finding if one does not.
+
+    rows  the row numbers of the shard as text, for the message
+    raw   compare the checksums of the decompressed bytes
+    """
     failed = [
-        (name, claim)
-        for claim in claims
+        (name, entry)
+        for entry in entries
         for name in sums.differences(
-            {name: value.lower() for name, value in _hashes(claim, raw).items()}
+            {name: value.lower() for name, value in entry.hashes(raw).items()}
         )
     ]
-    if failed:
-        what = f"{sums.size} bytes{' when decompressed' if raw else ''}{rows} fail {', '.join(f'{name} of {claim.by}' for name, claim in failed)}"
-        name, claim = failed[0]
-        seen = f"{name} is {sums.hex()[name]}, {_hashes(claim, raw)[name]:.128} is listed"
-        out.findings.append(
-            Finding(str(at), "checksum", f"{what}: {seen}", _CHANGED, start=0, stop=sums.size)
-        )
-    return not failed
+    if not failed:
+        return True
+    name, entry = failed[0]
+    others = ", ".join(f"{name} of {entry.by}" for name, entry in failed[1:])
+    message = f"checksum mismatch{' of the decompressed bytes' * raw}{rows}: {name} is {sums.hex()[name]}, {entry.by} lists {entry.hashes(raw)[name]:.128}"
+    message += f"; also different: {others}" if others else ""
+    result.findings.append(Finding(str(at), "checksum", message, _CHANGED, start=0, stop=sums.size))
+    return False
 
 
-def _summed(
-    chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, first_row: int, out: Checked
+def _hash_chunk(
+    chunk: Chunk, entries: Sequence[ListEntry], compression: str, rows: str, result: FileResult
 ) -> Chunk | None:
-    """Hash a shard; return it if its structure can be checked, else None."""
-    at, rows = chunk.at, _rows(chunk, first_row)
-    sums = Sums(_names(claims, at, out))
+    """Hash a shard; return the chunk whose structure can be checked, or None if there is none."""
+    at, size = chunk.at, result.size
+    sums = Sums(_hash_names(at, entries, result))
+    # companions that are not listed are found by the path of the shard
+    needs_path = formats.facts(chunk.format).is_multi_file and not chunk.beside
     data: bytes | bytearray | memoryview
-    if kind and not _is_alone(chunk):
-        data = _decompressed(chunk, size, claims, kind, sums)
-        whole = _compare(at, sums, claims, rows, out)
-        raw = Sums(_names(claims, at, out, raw=True))
-        raw.update(data)
-        if not (_compare(at, raw, claims, rows, out, raw=True) and whole):
-            return None
-    elif size > HELD or _is_alone(chunk):
+    if needs_path or (size > MAX_MEMORY_BYTES and not compression):
         for block in at.blocks(size):
             sums.update(block)
-        _compare(at, sums, claims, rows, out)
-        return replace(chunk, files=(File(chunk.files[0].name, size), *chunk.files[1:]))
+        _compare(at, sums, entries, rows, result)
+        return _of_size(chunk, size)
+    if compression:
+        data = _decompress(chunk, size, entries, compression, sums)
+        matches = _compare(at, sums, entries, rows, result)
+        raw_sums = Sums(_hash_names(at, entries, result, raw=True))
+        raw_sums.update(data)
+        if not (_compare(at, raw_sums, entries, rows, result, raw=True) and matches):
+            return None
     else:
         data = _read(at, size, sums)
-        _compare(at, sums, claims, rows, out)
-    return replace(
-        chunk,
-        at=Location(MemoryStore({"": data}, str(at))),
-        files=(File(chunk.files[0].name, len(data)), *chunk.files[1:]),
-    )
-
-
-def _is_alone(chunk: Chunk) -> bool:
-    """Return whether the companions of a shard are not listed; they are then found by its path."""
-    return formats.facts(chunk.format).is_multi_file and not chunk.beside
-
-
-def _rows(chunk: Chunk, first_row: int) -> str:
-    return (
-        f" (rows {first_row} to {first_row + chunk.rows - 1})"
-        if first_row >= 0 and chunk.rows
-        else ""
-    )
+        _compare(at, sums, entries, rows, result)
+    return _of_size(chunk, len(data), Location(MemoryStore({"": data}, str(at))))
 
 
 def _read(at: Location, size: int, sums: Sums) -> memoryview:
@@ -427,11 +416,12 @@ def _read(at: Location, size: int, sums: Sums) -> memoryview:
         return memoryview(file.read_many([(0, size)])[0]).toreadonly()
 
 
-def _decompressed(
-    chunk: Chunk, size: int, claims: Sequence[Claim], kind: str, sums: Sums
+def _decompress(
+    chunk: Chunk, size: int, entries: Sequence[ListEntry], compression: str, sums: Sums
 ) -> bytearray:
+    """Read, hash and decompress a file, to at most its listed size."""
     raw_size = next(
-        (claim.file.raw_size for claim in claims if claim.file.raw_size is not None), None
+        (entry.file.raw_size for entry in entries if entry.file.raw_size is not None), None
     )
 
     def hashed() -> Iterator[bytes]:
@@ -441,7 +431,7 @@ def _decompressed(
 
     blocks = hashed()
     try:
-        return compress.decompress(kind, blocks, raw_size, chunk.at, size)
+        return compress.decompress(compression, blocks, raw_size, chunk.at, size)
     finally:
         for _ in blocks:  # bytes after the compressed frame are part of the checksum
             pass

@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from flarecli.commands.verifying.shard import Checked
+from flarecli.commands.verifying.shard import FileResult
 from flarecli.errors import FlareError, ReachError, UnsafeError, UsageError
 from flarecli.model import Finding
 from flarecli.storage import Location
@@ -41,7 +41,7 @@ class VerifyState:
     """
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
-        self._path, self._known = path, dict[str, Checked]()
+        self._path, self._known = path, dict[str, FileResult]()
         folder, name = os.path.split(os.path.realpath(path))
         store = LocalStore(folder, maps=False, durable=False)
         self._log = FileLog(Location(store, name), store)
@@ -100,11 +100,11 @@ class VerifyState:
             hint="Give the same sources and options, or remove the file.",
         )
 
-    def find(self, key: str) -> Checked | None:
+    def find(self, key: str) -> FileResult | None:
         """Return the result of a file, or None if it was not checked yet."""
         return self._known.get(key)
 
-    def add(self, key: str, done: Checked) -> None:
+    def add(self, key: str, done: FileResult) -> None:
         """Write the result of a file."""
         names = (*_TEXTS, *_NUMBERS, "column")
         findings = [{name: getattr(one, name) for name in names} for one in done.findings]
@@ -127,7 +127,7 @@ class VerifyState:
         self._log.close()
 
 
-def _result(entry: dict[str, Any] | None) -> tuple[str, Checked]:
+def _result(entry: dict[str, Any] | None) -> tuple[str, FileResult]:
     """Return the key and the result in a line.
 
     Raises KeyError, TypeError or ValueError if it has none.
@@ -136,7 +136,9 @@ def _result(entry: dict[str, Any] | None) -> tuple[str, Checked]:
         raise ValueError("not an object")
     findings = [_finding(one) for one in entry["findings"]]
     unprotected = [str(one) for one in entry["unprotected"]]
-    return str(entry["key"]), Checked(findings, int(entry["rows"]), int(entry["size"]), unprotected)
+    return str(entry["key"]), FileResult(
+        findings, int(entry["rows"]), int(entry["size"]), unprotected
+    )
 
 
 def _finding(entry: Any) -> Finding:

@@ -1,0 +1,528 @@
+"""Lists of the same shards: they must agree with the list in use and with the shards.
+
+    out/playlist.yaml        in use
+    out/index.json           of the whole dataset; `shardindex.json` if the shards are tars
+    out/00000/index.json     of a part; also the part's own playlist if an index is in use
+
+A list that a playlist names is checked like any file, and must list the same shards. Other lists
+are searched at their usual paths. Files that no list names are reported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from flarecli import formats, playlists
+from flarecli.commands.verifying.shard import AGAIN, Depth, FileResult, ListEntry, check_file
+from flarecli.compress import SUFFIXES
+from flarecli.errors import FlareError, IntegrityError, MissingError, UnsafeError
+from flarecli.formats import INDEX
+from flarecli.formats.mds.config import agreed
+from flarecli.formats.mds.index import open_dataset, read_shards
+from flarecli.formats.webdataset import shardindex
+from flarecli.formats.webdataset.shardindex import SHARDS
+from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
+from flarecli.names import bare, is_url
+from flarecli.playlists import PLAYLIST
+from flarecli.read import place_of, places_of
+from flarecli.storage import Location
+
+__all__ = [
+    "LISTS_DIFFER",
+    "OtherList",
+    "OtherLists",
+    "check_own_checksum",
+    "find_unlisted_files",
+    "folders_above",
+    "is_index",
+    "matching_list",
+    "read_other_lists",
+    "unlisted_shard",
+]
+
+_CHECKSUM_LINE = b"# flare "
+_TAIL_BYTES = 4096  # at the end of a playlist, with its last line
+_INDEX_FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
+_DAMAGED_LIST = "The checksums in the list cannot be trusted; fetch it again."
+LISTS_DIFFER = "One of the two was changed; `flare playlist A --diff B` lists all differences."
+
+
+def is_index(found: Playlist) -> bool:
+    """Return whether the list in use is an `index.json`."""
+    return found.at is not None and found.at.name == INDEX
+
+
+def check_own_checksum(found: Playlist) -> tuple[int, list[Finding], bool]:
+    """Check the last line of a playlist, which is the checksum of the lines above it.
+
+    return  size in bytes; findings; whether the playlist contains checksums
+    """
+    if found.at is None:
+        return 0, [], False
+    size = found.at.size()
+    if is_index(found):
+        return size, [], False
+    if found.protected:
+        return size, [], True
+    if _CHECKSUM_LINE in found.at.read(max(0, size - _TAIL_BYTES), size):
+        message = "the last line is not the checksum of the lines above"
+    elif any(
+        stream.hashes or any(file.hashes for file in stream.files.values())
+        for stream in found.streams
+    ):
+        message = "contains checksums, but its last line is not a checksum of the lines above"
+    else:
+        return size, [], False
+    finding = Finding(str(found.at), "checksum", message, _DAMAGED_LIST, start=0, stop=size)
+    return size, [finding], True
+
+
+@dataclass
+class OtherList:
+    """A list besides the list in use.
+
+    must_match     must list the same shards: the list in use names it or was made from it, or it
+                   is --against
+    is_against     list of --against: if it is in another folder, shards are matched by name
+    index_entries  entries of an `index.json`, one per shard; may be empty
+    """
+
+    at: Location
+    stream: Stream
+    must_match: bool
+    is_against: bool = False
+    index_entries: Sequence[Mapping[str, Any]] = ()
+    _positions: dict[str, int] = field(default_factory=dict)
+    _used: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._positions = {place: i for i, place in enumerate(places_of(self.stream))}
+        for i, url in enumerate(self.stream.urls if self.is_against else ()):
+            name = url.partition("?")[0].rpartition("/")[2] if is_url(url) else url
+            self._positions.setdefault(name, i)
+
+    @property
+    def places(self) -> Collection[str]:
+        """The addresses of its shards."""
+        return self._positions.keys()
+
+    @cached_property
+    def folders(self) -> frozenset[str]:
+        """The folders in which it lists shards."""
+        return frozenset(place.rpartition("/")[0] for place in self._positions)
+
+    def find(self, place: str, chunk: Chunk) -> int | None:
+        """Return the position of a shard in the list."""
+        i = self._positions.get(place)
+        if i is None and self.is_against:
+            i = self._positions.get(chunk.files[0].name)
+        if i is not None:
+            self._used.add(i)
+        return i
+
+    def unused(self) -> list[str]:
+        """Return the addresses that `find` never returned."""
+        return [url for i, url in enumerate(self.stream.urls) if i not in self._used]
+
+
+class OtherLists:
+    """All lists of a stream's shards besides the list in use, and findings about these lists.
+
+    only        positions of the shards that are checked; None: all
+    named       paths of the list in use and of the files that it names
+    read_paths  paths of lists besides these
+    size        total size of the lists in `read_paths`
+    """
+
+    def __init__(
+        self, found: Playlist, stream: Stream, depth: Depth, only: Collection[int] | None
+    ) -> None:
+        self.stream, self.only = stream, only
+        self.lists = list[OtherList]()
+        self.findings = list[Finding]()
+        self.named = {place_of(found.at)} if found.at is not None else set[str]()
+        self.read_paths, self.size = set[str](), 0
+        self._depth = depth
+        self._address = str(found.at or stream.at)
+        self._has_list = found.at is not None
+        self._index_entries: Sequence[Mapping[str, Any]] = []
+        if found.at is not None and is_index(found):
+            try:
+                self._index_entries = _index_entries(found.at, stream)
+            except FlareError as error:
+                self.findings.append(finding_of(error, found.at))
+        self._without_checksums: dict[bool, list[Location]] = {}  # by whether it is a playlist
+        self._checked: set[str] = set()  # paths of lists whose checksums are in another list
+        self._by_folder: dict[str, list[OtherList]] = {}  # empty folder: --against
+
+    def add(self, other: OtherList) -> None:
+        """Add a list."""
+        self.lists.append(other)
+        folder = "" if other.is_against else place_of(other.at.folder)
+        self._by_folder.setdefault(folder, []).append(other)
+
+    def read(self, at: Location, must_match: bool, is_named: bool = False) -> None:
+        """Read a list if it exists.
+
+        is_named  the list in use has its size and checksums
+        """
+        try:
+            size = at.size()
+            if not is_named:
+                self.read_paths.add(place_of(at))
+                self.size += size
+            for stream in self._read_streams(at, is_named):
+                entries = _index_entries(at, stream) if self._compares_entries(at) else ()
+                self.add(OtherList(at, stream, must_match, index_entries=entries))
+                # an index has fewer types of columns
+                pair = (stream, self.stream) if at.name == INDEX else (self.stream, stream)
+                if not _have_same_columns(*pair):
+                    message = f"columns differ from those in {self._address}"
+                    self.findings.append(Finding(str(at), "listing", message, LISTS_DIFFER))
+        except MissingError:
+            return
+        except FlareError as error:
+            self.findings.append(finding_of(error, at))
+
+    def _compares_entries(self, at: Location) -> bool:
+        return bool(self._index_entries) and at.name == INDEX
+
+    def _read_streams(self, at: Location, is_named: bool) -> Sequence[Stream]:
+        """Read the streams of a list that have shards of this stream."""
+        if at.name in (INDEX, SHARDS):
+            if not is_named:
+                self._without_checksums.setdefault(False, []).append(at)
+            return [open_dataset(at.folder) if at.name == INDEX else shardindex.read_shards(at)]
+        found = playlists.read(at)
+        _, findings, has_checksums = check_own_checksum(found)
+        self.findings += findings
+        if not has_checksums:
+            self._without_checksums.setdefault(True, []).append(at)
+        for stream in found.streams:
+            for name, file in stream.files.items():
+                if self.only is None or name.rpartition("/")[2] in _index_names(self.stream):
+                    self._check_file(stream.at.join(name), ListEntry(str(at), file))
+        own = self._places
+        return [one for one in found.streams if not own.isdisjoint(places_of(one))]
+
+    @cached_property
+    def _places(self) -> frozenset[str]:
+        return frozenset(places_of(self.stream))
+
+    def _check_file(self, at: Location, entry: ListEntry) -> None:
+        """Check a file that another playlist names, such as an index."""
+        result, place = check_file(at, [entry], self._depth), place_of(at)
+        self.findings += result.findings
+        if entry.file.hashes:
+            self._checked.add(place)
+        if place not in self.read_paths and place not in self.named:
+            self.read_paths.add(place)
+            self.size += result.size
+
+    @property
+    def known_paths(self) -> set[str]:
+        """The paths of these lists, and of the shards that lists of parts name."""
+        top = place_of(self.stream.at)
+        parts = (one.places for one in self.lists if place_of(one.at.folder) != top)
+        return self.read_paths.union(*parts)
+
+    def notes(self) -> list[str]:
+        """Return notes about lists without checksums."""
+        compared = f"{self._address} and the shards" if self._has_list else "the shards"
+        notes = []
+        for is_playlist, locations in self._without_checksums.items():
+            bare = [at for at in locations if place_of(at) not in self._checked]
+            if bare:
+                several = len(bare) > 1
+                names = f"{bare[0]} and {len(bare) - 1} more" if several else str(bare[0])
+                note = f"{names}: no checksums"
+                notes.append(note if is_playlist else f"{note}; compared with {compared}")
+        return notes
+
+    def entries_of(
+        self, i: int, place: str, chunk: Chunk
+    ) -> tuple[list[tuple[OtherList, Chunk]], list[Finding]]:
+        """Return the entry of each list for the i-th shard, and the differences from the list in
+        use.
+        """
+        entries, findings = list[tuple[OtherList, Chunk]](), list[Finding]()
+        for other, must_list in self._lists_for(place):
+            k = other.find(place, chunk)
+            if k is not None:
+                entry = other.stream.chunk(k)
+                entries.append((other, entry))
+                # without a list in use, a file is compared with the list when it is checked
+                if self._has_list or other.is_against:
+                    findings += self._differences(other, k, entry, i, chunk)
+            elif other.must_match and must_list:
+                by = f"{self._address} does"
+                if not self._has_list and not other.is_against:
+                    by = "which is in the same folder"
+                message = f"does not list {chunk.at}, {by}"
+                findings.append(Finding(str(other.at), "listing", message, LISTS_DIFFER))
+        return entries, findings
+
+    def _lists_for(self, place: str) -> Iterator[tuple[OtherList, bool]]:
+        """Yield each list that may name a shard, and whether it has to if it must match.
+
+        Of lists with the same name, the nearest to the shard has to name it, and any above that was
+        merged from it.
+        """
+        for other in self._by_folder.get("", ()):
+            yield other, True
+        names: set[str] = set()
+        own = place.rpartition("/")[0]
+        for folder in (own, *folders_above(own)):
+            nearest = self._by_folder.get(folder, ())
+            for other in nearest:
+                yield other, other.at.name not in names or own in other.folders
+            names |= {other.at.name for other in nearest}
+
+    def _differences(
+        self, other: OtherList, k: int, entry: Chunk, i: int, chunk: Chunk
+    ) -> Iterator[Finding]:
+        """Compare the entries of two lists for a shard."""
+        file, other_file = chunk.files[0], entry.files[0]
+        facts: list[tuple[str, Any, Any]] = [
+            ("rows", chunk.rows, entry.rows),
+            ("bytes", file.size, other_file.size),
+            ("bytes when decompressed", file.raw_size, other_file.raw_size),
+        ]
+        facts += [(name, file.hashes.get(name), value) for name, value in other_file.hashes.items()]
+        different = [
+            (f"{theirs} {name}", str(ours))
+            for name, ours, theirs in facts
+            if ours is not None and theirs is not None and ours != theirs
+        ]
+        if not different and other.index_entries:
+            different = [*_compare_entries(self._index_entries[i], other.index_entries[k])]
+        for theirs, ours in different:
+            message = f"lists {theirs} for {chunk.at}, {self._address} lists {ours}"
+            yield Finding(str(other.at), "listing", message, LISTS_DIFFER)
+
+    def additional_shards(self, address: str) -> Iterator[Finding]:
+        """Yield findings for shards that only a list that must match has; call it after
+        `entries_of` was called for all shards.
+        """
+        for other in self.lists:
+            if not other.must_match or (self.only is not None and not other.is_against):
+                continue
+            urls = other.unused()
+            if urls and not self._has_list and not other.is_against:
+                for url in urls:
+                    place = url if is_url(url) else f"{self.stream.at}/{url}"
+                    message = f"no such file, {other.at} lists it"
+                    yield Finding(place, "missing", message, f"The file is missing; {AGAIN}")
+            elif urls:
+                more = f" and {len(urls) - 1} others" * (len(urls) > 1)
+                by = self._address if self._has_list and self.only is None else address
+                message = f"lists {urls[0]}{more}, {by} does not"
+                yield Finding(str(other.at), "listing", message, LISTS_DIFFER)
+
+
+def read_other_lists(
+    found: Playlist,
+    stream: Stream,
+    files: Mapping[str, tuple[Location, FileResult]],
+    depth: Depth,
+    named: Sequence[Location] = (),
+    is_folder: bool = False,
+    only: Collection[int] | None = None,
+) -> OtherLists:
+    """Read the other lists of a stream's shards.
+
+    files      results of the files that the list in use names
+    depth      depth of the check; `quick` sends no requests for lists
+    named      lists of the same shards that the user named too
+    is_folder  no list is in use: the shards are the files of a folder
+    only       positions of the shards that are checked; None: all
+    """
+    others = OtherLists(found, stream, depth, only)
+    others.named |= {place_of(at) for at, _ in files.values()}
+    for name, (at, result) in files.items():
+        if name.rpartition("/")[2] in _index_names(stream) and not result.findings:
+            others.read(at, must_match=True, is_named=True)
+    seen = {*others.named}
+    has_usual = found.at is not None or is_folder
+    usual = _usual_locations(found, stream, depth.quick, only) if has_usual else ()
+    for at, is_part in (*usual, *((at, False) for at in named)):
+        if place_of(at) not in seen:
+            seen.add(place_of(at))
+            others.read(at, must_match=is_part or is_folder)
+    return others
+
+
+def _index_names(stream: Stream) -> tuple[str, ...]:
+    files = formats.facts(stream.format).index_files
+    return tuple(name for name in (INDEX, SHARDS) if name in files)
+
+
+def _usual_locations(
+    found: Playlist, stream: Stream, quick: bool, only: Collection[int] | None
+) -> Iterator[tuple[Location, bool]]:
+    """Yield the usual locations of other lists, and whether the list in use was made from them."""
+    top, names = stream.at, _index_names(stream)
+    if not top.is_local and (quick or (found.at is not None and not is_index(found))):
+        return
+    if not is_index(found):
+        yield from ((top / name, False) for name in names)
+    if found.at is None:
+        return
+    if is_index(found) and top.is_local:
+        yield top / PLAYLIST, False
+    urls = stream.urls if only is None else [stream.urls[i] for i in only]
+    folders = {bare(url).rpartition("/")[0] for url in urls if not is_url(url)} if names else set()
+    folders |= {above for folder in folders for above in folders_above(folder)}
+    if is_index(found) and top.is_local:
+        names += (PLAYLIST,)
+    for folder in sorted(folders - {""}):
+        for name in names:
+            try:
+                yield top / f"{folder}/{name}", is_index(found)
+            except UnsafeError:  # reported for the shard in it
+                break
+
+
+def folders_above(path: str) -> Iterator[str]:
+    """Yield the folders above a path with `/`, nearest first, without the root."""
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _index_entries(at: Location, stream: Stream) -> Sequence[Mapping[str, Any]]:
+    """Return the entries of an index for each shard of the stream read from it; empty if it changed
+    since.
+    """
+    entries = read_shards(at)[0]
+    return entries if len(entries) == len(stream) else []
+
+
+def _compare_entries(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield the differing facts of two entries of an index, theirs and ours; a rebuilt index has
+    empty facts, which are skipped.
+    """
+    for key in dict.fromkeys((*ours, *theirs)):
+        if key not in theirs:
+            yield f"no {key}", f"{key} {ours[key]!r:.60}"
+        elif key not in ours:
+            yield f"{key} {theirs[key]!r:.60}", f"no {key}"
+        elif key not in _INDEX_FILES:
+            yield from _compare_fact(key, ours[key], theirs[key])
+        elif isinstance(ours[key], dict) and isinstance(theirs[key], dict):
+            for name, our_value in ours[key].items():
+                their_value = theirs[key].get(name)
+                if name == "basename":  # may begin with the folder of a part
+                    our_value, their_value = (
+                        str(one).rpartition("/")[2] for one in (our_value, their_value)
+                    )
+                yield from _compare_fact(f"{key}.{name}", our_value, their_value)
+
+
+def _compare_fact(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, str]]:
+    if ours != theirs and ours not in (None, [], {}) and theirs not in (None, [], {}):
+        yield f"{name} {theirs!r:.60}", f"{ours!r:.60}"
+
+
+def _have_same_columns(one: Stream, other: Stream) -> bool:
+    """Return whether two lists have the same columns, as far as the format of the list has their
+    types.
+    """
+    if not one.columns or not other.columns:
+        return True
+    try:
+        agreed(one.columns, other.columns, one.format or "", "")
+    except IntegrityError:
+        return False
+    return True
+
+
+def matching_list(
+    against: Playlist, stream: Stream, streams: Sequence[Stream], address: str
+) -> tuple[OtherList | None, list[Finding]]:
+    """Return the stream of --against with the same name, or its only stream if both have one."""
+    same = [one for one in against.streams if one.name == stream.name]
+    if not same and len(against) == len(streams) == 1:
+        same = [*against.streams]
+    if same:
+        return OtherList(against.at or same[0].at, same[0], True, is_against=True), []
+    message = f"does not contain stream {stream.name!r}, {address} does"
+    return None, [Finding(str(against.at), "listing", message, LISTS_DIFFER)]
+
+
+def unlisted_shard(at: Location, listed_in: Location) -> Finding:
+    """Return the finding for a shard that a list does not name."""
+    hint = "Remove the shard, or add it to the list: `flare playlist … -o FILE`."
+    return Finding(str(at), "unlisted", f"shard is not listed in {listed_in}", hint)
+
+
+def find_unlisted_files(
+    found: Playlist, known: Collection[str]
+) -> Iterator[tuple[str, Finding | None]]:
+    """Yield unlisted files in a dataset's folder, and folders of other datasets in it; an unlisted
+    shard or an unreadable folder is a finding.
+
+    known  paths of other lists, and of the files they name
+    """
+    if found.at is None or not found.at.is_local:
+        return
+    top = found.at.folder
+    listed = {str(found.at)}
+    for stream in found.streams:
+        companions = (file.name for files in stream.parts for file in files)
+        for url in (*stream.urls, *stream.files, *companions):
+            try:
+                listed.add(str(stream.at.join(url)))
+            except FlareError:
+                continue  # reported when it is checked
+    names = list[str]()
+    try:
+        for entry in top.list():
+            if f"/{entry.name}".rpartition("/")[0].endswith("/.flare"):
+                continue
+            names.append(entry.name)
+            at = Location(top.store, top.store.child(top.path, entry.name))
+            if entry.size < 0 and (finding := _unreadable_folder(at)) is not None:
+                yield entry.name, finding
+    except FlareError as error:
+        yield "", finding_of(error, top)
+    datasets = tuple(_other_datasets(str(top), names, listed))
+    for name in datasets:
+        yield name, None
+    for name in names:
+        at = Location(top.store, top.store.child(top.path, name))
+        if str(at) in listed or place_of(at) in known or name.startswith(datasets):
+            continue
+        # caches of the original contain a shard both compressed and decompressed
+        is_copy = any(f"{at}.{suffix}" in listed for suffix in SUFFIXES)
+        is_shard = formats.of_suffix(name) is not None and not is_copy
+        yield name, unlisted_shard(at, found.at) if is_shard else None
+
+
+def _unreadable_folder(at: Location) -> Finding | None:
+    """Return why a folder cannot be listed; None if it can, and for anything but a folder."""
+    place = place_of(at)
+    if os.path.islink(place) or not os.path.isdir(place):
+        return None
+    try:
+        next(iter(at.list()), None)
+    except FlareError as error:
+        return finding_of(error, at)
+    return None
+
+
+def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> Iterator[str]:
+    """Yield the topmost folders that have their own list and no listed file, each with a final `/`."""
+    above = {folder for name in listed for folder in folders_above(name)}
+    previous = None
+    lists = (name for name in names if name.endswith((f"/{INDEX}", f"/{PLAYLIST}")))
+    for folder in sorted({name.rpartition("/")[0] for name in lists}):
+        inside = previous is not None and folder.startswith(f"{previous}/")
+        if f"{top}/{folder}" not in above and not inside:
+            previous = folder
+            yield f"{folder}/"

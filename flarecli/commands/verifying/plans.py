@@ -1,0 +1,541 @@
+"""From addresses to plans: each dataset is checked once, by its most detailed list.
+
+1. Each address is resolved to a plan; damage becomes a finding.
+2. A shell expands `out/*` to lists, indexes and shards of one dataset: these plans are merged, and
+   the other lists are compared with the list in use.
+3. A single file such as `out/shard.00000.mds` is checked against the lists that name it. Lists are
+   searched in the file's own folder and in each folder above it. A list in the own folder counts
+   even if it is damaged or does not name the file; one further up counts only if it names the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from flarecli import formats
+from flarecli.commands.verifying.listings import folders_above, is_index, unlisted_shard
+from flarecli.commands.verifying.shard import AGAIN
+from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError, UsageError
+from flarecli.formats import INDEX
+from flarecli.formats.webdataset import shardindex
+from flarecli.formats.webdataset.shardindex import SHARDS
+from flarecli.model import Finding, Playlist, Stream, finding_of
+from flarecli.names import is_url
+from flarecli.playlists import PLAYLIST
+from flarecli.read import place_of, places_of, read_list, resolve, select_streams
+from flarecli.storage import Guard, Location, locate
+
+__all__ = ["Only", "Plan", "link_address", "notes_about_plain_shards", "plan_sources"]
+
+_LIST_NAMES = (PLAYLIST, INDEX, SHARDS)  # the first that names a file is the list in use
+_MAX_SEARCHED_BYTES = 1 << 26  # of a damaged list, to see whether it names the file
+
+
+@dataclass
+class Only:
+    """The part of a stream that is checked: positions of shards, and names of other files."""
+
+    shards: set[int] = field(default_factory=set)
+    files: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The dataset at one address, or the error of resolving it.
+
+    found      None if the address could not be resolved; `findings` has the reason
+    is_whole   the list of a folder, not of some shards
+    is_folder  a folder without a list; its files are the shards
+    named      other lists of the same shards that the user named too
+    only       parallel to `streams`: files to check, if the user named files and not the list;
+               empty: all
+    error      why the address could not be read, if other addresses are checked too
+    """
+
+    address: str
+    found: Playlist | None = None
+    streams: tuple[Stream, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    is_whole: bool = False
+    is_folder: bool = False
+    named: tuple[Location, ...] = ()
+    only: tuple[Only, ...] = ()
+    error: ReachError | None = None
+
+    @property
+    def list_at(self) -> Location | None:
+        """The address of its list, if it has one."""
+        return None if self.found is None else self.found.at
+
+    @property
+    def is_list(self) -> bool:
+        """Whether this is a list or a folder with shards, not single shards."""
+        is_listed = self.list_at is not None or self.is_folder
+        return is_listed and any(len(stream) for stream in self.streams)
+
+    def places(self) -> Iterator[str]:
+        """Yield the address of each shard."""
+        return (place for stream in self.streams for place in places_of(stream))
+
+
+def plan_sources(
+    addresses: Sequence[str],
+    format: str | None,
+    streams: Sequence[str],
+    guard: Guard,
+    quick: bool,
+) -> tuple[list[Plan], list[str], dict[str, Finding]]:
+    """Return what to check at some addresses.
+
+    format   value of `-f`; a list that contradicts it raises UsageError
+    streams  names of the streams to check; empty: all
+    quick    send no requests for lists
+    return   plans; notes about lists that share some shards; path -> finding for unreadable files
+             in a dataset, used if its check does not report them
+    raises   MissingError, UsageError; ReachError if no address can be read
+    """
+    plans = [
+        _resolve(address, format, streams, guard, len(addresses) == 1) for address in addresses
+    ]
+    errors = [plan.error for plan in plans if plan.error is not None]
+    if len(errors) == len(plans):
+        raise errors[0]
+    plans, notes = _merge_same_datasets(plans, guard)
+    plans, unreadable = _remove_listed_unreadable_files(plans)
+    return _with_lists_of_files(plans, format, guard, quick), notes, unreadable
+
+
+def _resolve(
+    address: str, format: str | None, names: Sequence[str], guard: Guard | None, is_single: bool
+) -> Plan:
+    """Resolve an address; damage is a finding. Raises MissingError, UsageError; ReachError for a
+    single address.
+
+    is_single  the only address; of several, which a shell may have expanded from `*`, an empty
+               folder or a broken link is a finding, so that the others are checked
+    """
+    try:
+        (found,) = resolve([address], format=format, guard=guard, maps=False, expanded=True)
+    except MissingError as error:
+        if is_single or is_url(address) or not os.path.lexists(address):
+            raise
+        # in a folder, another file is missing
+        is_broken_link = os.path.islink(address) and error.address != address
+        message = f"link to {error.where}: {error.message}" if is_broken_link else error.message
+        at = address if is_broken_link else error.address
+        finding = Finding(at, error.kind, message, f"The file is missing; {AGAIN}")
+        return Plan(address, findings=(finding,))
+    except ReachError as error:
+        if is_single:
+            raise
+        return Plan(address, findings=(finding_of(error, address),), error=error)
+    except (UsageError, MissingLibraryError):
+        raise
+    except FlareError as error:
+        return Plan(address, findings=(finding_of(error, address),))
+    key = locate(address, guard).key
+    return Plan(
+        address,
+        found,
+        tuple(part for parts in select_streams([found], names) for part in parts),
+        is_whole=found.at is not None and found.at.name in (PLAYLIST, INDEX),
+        is_folder=found.at is None and any(stream.at.key == key for stream in found.streams),
+    )
+
+
+def link_address(address: str) -> str:
+    """Return an absolute path: folders are resolved, but the file itself may be a link."""
+    folder, name = os.path.split(address)
+    return address if is_url(address) else os.path.join(os.path.realpath(folder), name)
+
+
+def notes_about_plain_shards(plan: Plan) -> Iterator[str]:
+    """Yield notes about folders that are checked as plain files although they contain shards."""
+    for stream in plan.streams if plan.is_folder else ():
+        if not formats.facts(stream.format).is_plain:
+            continue
+        shards = [url for url in stream.urls if formats.of_suffix(url) is not None]
+        if shards:
+            more = f" and {len(shards) - 1} more shards" if len(shards) > 1 else ""
+            yield f"{stream.at}: checked as plain files, {shards[0]}{more} were not opened; name each dataset in the folder"
+
+
+def _remove_listed_unreadable_files(
+    plans: Sequence[Plan],
+) -> tuple[list[Plan], dict[str, Finding]]:
+    """Remove plans of unreadable files that a list names too, or that are repeated.
+
+    return  the other plans; path -> finding for files below another dataset
+    """
+    if all(plan.found is not None for plan in plans):
+        return [*plans], {}
+    datasets = [plan for plan in plans if plan.is_folder or plan.list_at is not None]
+    tops = tuple(f"{place_of(stream.at)}/" for plan in datasets for stream in plan.streams)
+    folders = {
+        folder for plan in datasets for place in plan.places() for folder in folders_above(place)
+    }
+    rest, unreadable, seen = list[Plan](), dict[str, Finding](), set[str]()
+    for plan in plans:
+        if plan.found is not None:
+            rest.append(plan)
+            continue
+        place = link_address(plan.findings[0].address)
+        # a folder with listed shards needs no list of its own
+        if place not in seen and place not in folders:
+            if place.startswith(tops):
+                unreadable[place] = plan.findings[0]
+            else:
+                rest.append(plan)
+        seen.add(place)
+    return rest, unreadable
+
+
+def _merge_same_datasets(plans: Sequence[Plan], guard: Guard) -> tuple[list[Plan], list[str]]:
+    """Remove plans whose files another plan checks.
+
+    return  the other plans, in order; notes about lists that share some shards
+    """
+    if len(plans) < 2:
+        return list(plans), []
+    first = dict[str, Plan]()
+    for plan in plans:
+        first.setdefault(_key(plan, guard), plan)
+    plans = _with_folders([*first.values()], guard)
+    kept, notes = _merge_lists([plan for plan in plans if plan.is_list])
+    listed = {place for plan in plans if plan.is_list for place in plan.places()}
+    listed.update(*map(_other_files, kept.values()))
+    tops = tuple(
+        f"{place_of(plan.list_at.folder)}/"
+        for plan in kept.values()
+        if plan.is_whole and plan.list_at is not None
+    )
+    merged = list[Plan]()
+    for plan in plans:
+        if plan.is_list:
+            merged += [kept[id(plan)]] if id(plan) in kept else []
+        elif plan.found is None:
+            merged += [plan] if _key(plan, guard) not in listed else []
+        elif (rest := _without_files(plan, listed, tops)) is not None:
+            if merged and _are_in_same_folder(merged[-1], rest):
+                rest = _join_files(merged.pop(), rest)
+            merged.append(rest)
+    return merged, notes
+
+
+def _key(plan: Plan, guard: Guard) -> str:
+    """Return a key that is equal for plans of the same files."""
+    at = plan.list_at or locate(plan.address, guard)
+    return place_of(at) if at.is_local else plan.address
+
+
+def _with_folders(plans: Sequence[Plan], guard: Guard) -> list[Plan]:
+    """Add a plan of the folder if the plans have all shards of a folder without list."""
+    extended = list[Plan]()
+    named = {place for plan in plans if not plan.is_list for place in plan.places()}
+    seen = {str(plan.streams[0].at) for plan in plans if plan.is_folder}
+    for plan in plans:
+        stream = plan.streams[0] if plan.streams and not plan.is_list else None
+        if (
+            stream is not None
+            and formats.facts(stream.format).is_listed
+            and stream.at.is_local
+            and str(stream.at) not in seen
+        ):
+            seen.add(str(stream.at))
+            folder = _resolve(str(stream.at), None, (), guard, is_single=False)
+            if folder.is_list and named.issuperset(folder.places()):
+                extended.append(folder)
+        extended.append(plan)
+    return extended
+
+
+def _merge_lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
+    """Return the lists to check, by the id of their plan, each with the lists that it replaces; and
+    notes about lists that share some shards.
+    """
+    kept, notes = dict[int, Plan](), list[str]()
+    owners: dict[str, int] = {}  # path of a shard -> id of the plan that checks it
+    for plan in sorted(plans, key=lambda plan: (-sum(map(len, plan.streams)), _rank(plan))):
+        shards = {*plan.places()}
+        sharing = list(dict.fromkeys(owners[place] for place in shards if place in owners))
+        if len(sharing) == 1 and shards <= {*kept[sharing[0]].places()}:
+            other = kept[sharing[0]]
+            if plan.list_at is not None:
+                kept[sharing[0]] = replace(other, named=(*other.named, plan.list_at))
+            continue
+        for owner in sharing:
+            count = sum(owners.get(place) == owner for place in shards)
+            many = f"{count} shards" if count > 1 else "1 shard"
+            notes.append(
+                f"{kept[owner].address}: {many} also listed in {plan.address}; checked for each list"
+            )
+        kept[id(plan)] = plan
+        for place in shards:
+            owners.setdefault(place, id(plan))
+    return kept, notes
+
+
+def _rank(plan: Plan) -> int:
+    """Return the sort key of lists of the same shards: playlists, indexes, folders without list."""
+    return 2 if plan.found is None or plan.found.at is None else int(is_index(plan.found))
+
+
+def _other_files(plan: Plan) -> Iterator[str]:
+    """Yield the paths of files in a list that are not shards."""
+    for stream in plan.streams:
+        companions = [file.name for files in stream.parts for file in files]
+        names = [*stream.files, *([SHARDS] if plan.is_folder else []), *companions]
+        yield from places_of(replace(stream, urls=names))
+
+
+def _without_files(plan: Plan, listed: Collection[str], tops: tuple[str, ...]) -> Plan | None:
+    """Remove single files that a list names, and plain files in the folder of a list; None if none
+    remain.
+    """
+    streams = []
+    for stream in plan.streams:
+        excluded = tops if formats.facts(stream.format).is_plain else ()
+        urls = [
+            url
+            for url, place in zip(stream.urls, places_of(stream), strict=True)
+            if place not in listed and not place.startswith(excluded)
+        ]
+        streams += [replace(stream, urls=urls)] if urls else []
+    return (
+        replace(plan, streams=tuple(streams), found=Playlist(tuple(streams))) if streams else None
+    )
+
+
+def _are_in_same_folder(plan: Plan, other: Plan) -> bool:
+    """Return whether two plans are of single files in the same folder."""
+    if plan.is_list or len(plan.streams) != 1 or len(other.streams) != 1:
+        return False
+    one, two = plan.streams[0], other.streams[0]
+    return one.at == two.at and one.format == two.format
+
+
+def _join_files(plan: Plan, other: Plan) -> Plan:
+    first = plan.streams[0]
+    stream = replace(first, urls=[*first.urls, *other.streams[0].urls])
+    return replace(plan, address=str(stream.at), streams=(stream,), found=Playlist((stream,)))
+
+
+@dataclass
+class _NearList:
+    """A list in the folder of a file, or above it.
+
+    found      None for a `shardindex.json`, and if the list could not be read: then `error` is set
+    positions  address of a file -> position of the stream, and position of its shard or its name
+    """
+
+    at: Location
+    found: Playlist | None
+    positions: dict[str, tuple[int, int | str]] = field(default_factory=dict)
+    error: FlareError | None = None
+
+    def names(self, place: str) -> bool:
+        """Return whether it lists a file; a damaged list does if its bytes contain the file's path
+        below its folder.
+        """
+        if self.error is None:
+            return place in self.positions
+        path = place.removeprefix(place_of(self.at.folder)).lstrip("/")
+        with suppress(FlareError):
+            return path.encode() in self.at.read(0, min(self.at.size(), _MAX_SEARCHED_BYTES))
+        return False
+
+
+def _with_lists_of_files(
+    plans: Sequence[Plan], format: str | None, guard: Guard, quick: bool
+) -> list[Plan]:
+    """Replace plans of single files by plans of the lists that name them, restricted to these
+    files. Files of one list share a plan; files without a list keep theirs.
+    """
+    read: dict[str, _NearList | None] = {}  # each list is read once in a run
+    reported = set[Finding]()
+    result, by_list = list[Plan](), dict[str, int]()
+    whole = {place for plan in plans if not _is_of_files(plan) for place in _list_places(plan)}
+    for plan in plans:
+        if not _is_of_files(plan):
+            result.append(plan)
+            continue
+        near = [*_near_lists(plan.streams[0], read, format, guard, quick)]
+        for part in _split_by_list(plan, near, whole):
+            new = tuple(one for one in dict.fromkeys(part.findings) if one not in reported)
+            reported.update(new)
+            part = replace(part, findings=new)
+            key = "" if part.list_at is None else place_of(part.list_at)
+            if key and key in by_list:
+                result[by_list[key]] = _join_restricted(result[by_list[key]], part)
+                continue
+            if key:
+                by_list[key] = len(result)
+            result.append(part)
+    return result
+
+
+def _is_of_files(plan: Plan) -> bool:
+    """Return whether the user named files, or the folder of one Granular shard, and no list."""
+    if plan.found is None or plan.list_at is not None or len(plan.streams) != 1:
+        return False
+    (stream,) = plan.streams
+    return not plan.is_folder or (bool(formats.facts(stream.format).shards_in) and len(stream) == 1)
+
+
+def _list_places(plan: Plan) -> tuple[str, ...]:
+    """Return the path of the list of a plan; if it could not be read, of the address and of its
+    findings.
+    """
+    if plan.found is None:
+        return link_address(plan.address), link_address(plan.findings[0].address)
+    return (place_of(plan.list_at),) if plan.list_at is not None else ()
+
+
+def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]) -> list[Plan]:
+    """Return a plan for each list in use, and one for the files that no list names.
+
+    whole  places of lists that are checked as a whole in this run: their damage and unlisted shards
+           are reported there
+    """
+    (stream,) = plan.streams
+    folder = place_of(stream.at)
+    own = [one for one in near if place_of(one.at.folder) == folder]
+    if formats.facts(stream.format).is_plain or any(place_of(one.at) in whole for one in own):
+        own = []
+    findings = [finding_of(one.error, one.at) for one in own if one.error is not None]
+    in_use = dict[str, tuple[Playlist, _NearList, list[str]]]()
+    unlisted, named = list[str](), dict[str, Location]()
+    for url, place in zip(stream.urls, places_of(stream), strict=True):
+        naming = [one for one in near if one.names(place)]
+        findings += [finding_of(one.error, one.at) for one in naming if one.error is not None]
+        named |= {place_of(one.at): one.at for one in naming if one.error is None}
+        read = [(one.found, one) for one in naming if one.found is not None]
+        if read:  # a playlist has checksums; otherwise the nearest list is used
+            found, first = min(read, key=lambda pair: is_index(pair[0]))
+            in_use.setdefault(place_of(first.at), (found, first, []))[2].append(place)
+        else:
+            unlisted.append(url)
+        for one in own:
+            if one.error is None and one.at.name != SHARDS and one not in naming:
+                findings.append(unlisted_shard(stream.at.join(url), one.at))
+                break
+    parts = []
+    for key, (found, first, places) in in_use.items():
+        others = tuple(at for other, at in named.items() if other != key)
+        parts.append(_restrict(replace(plan, named=others), found, first.positions, places))
+    if unlisted:
+        rest = replace(stream, urls=unlisted)
+        named_lists = tuple(named.values())
+        parts.append(replace(plan, found=Playlist((rest,)), streams=(rest,), named=named_lists))
+    new = (one for one in findings if link_address(one.address) not in whole)
+    return [replace(parts[0], findings=(*plan.findings, *new)), *parts[1:]]
+
+
+def _near_lists(
+    stream: Stream,
+    read: dict[str, _NearList | None],
+    format: str | None,
+    guard: Guard,
+    quick: bool,
+) -> Iterator[_NearList]:
+    """Yield the lists in a stream's folder and above, nearest first."""
+    if not stream.at.is_local and (quick or any("?" in url for url in stream.urls)):
+        return  # a signature is for one file
+    form = formats.facts(stream.format)
+    names = [
+        name
+        for name in _LIST_NAMES
+        if name == PLAYLIST or form.is_plain or name in form.index_files
+    ]
+    for folder in _folders(stream.at, guard):
+        for name in names:
+            at = folder / name
+            place = place_of(at)
+            if place not in read:
+                read[place] = _read_near_list(at, format)
+            if (one := read[place]) is not None:
+                yield one
+
+
+def _folders(at: Location, guard: Guard) -> Iterator[Location]:
+    """Yield a folder and those above it, up to the root, the bucket or the host."""
+    yield at
+    if at.is_local:
+        shown, real = str(at), place_of(at)
+        while real not in ("", "/"):
+            real = os.path.dirname(real)
+            shown = os.path.dirname(shown) or "."
+            shown = shown if os.path.realpath(shown) == real else real
+            yield locate(shown, guard).unmapped()
+        return
+    path = at.path.rstrip("/")
+    top = "/".join(path.split("/")[:3]) if is_url(path) else ""
+    while path != top:
+        path = path.rpartition("/")[0]
+        yield replace(at, path=path)
+
+
+def _read_near_list(at: Location, format: str | None) -> _NearList | None:
+    """Read a list; return None if it does not exist or a server denies access."""
+    try:
+        if at.name == SHARDS:
+            stream = shardindex.read_shards(at)
+            return _NearList(at, None, dict.fromkeys(places_of(stream), (0, 0)))
+        found = read_list(at, format)
+    except MissingError:
+        return None
+    except FlareError as error:
+        return _NearList(at, None, error=error) if at.is_local or error.kind != "reach" else None
+    positions = dict[str, tuple[int, int | str]]()
+    for k, stream in enumerate(found.streams):
+        top = place_of(stream.at)
+        positions |= {f"{top}/{name}": (k, name) for name in stream.files}
+        for i, files in enumerate(stream.parts):
+            positions |= {f"{top}/{file.name}": (k, i) for file in files}
+        positions |= {place: (k, i) for i, place in enumerate(places_of(stream))}
+    return _NearList(at, found, positions)
+
+
+def _restrict(
+    plan: Plan,
+    found: Playlist,
+    positions: Mapping[str, tuple[int, int | str]],
+    places: Sequence[str],
+) -> Plan:
+    """Return the plan of a list, restricted to some of its files."""
+    select_streams([found])  # refuses a list that contradicts -f
+    only = dict[int, Only]()
+    for place in places:
+        k, file = positions[place]
+        chosen = only.setdefault(k, Only())
+        if isinstance(file, int):
+            chosen.shards.add(file)
+        else:
+            chosen.files.add(file)
+    return replace(
+        plan,
+        found=found,
+        streams=tuple(found.streams[k] for k in sorted(only)),
+        only=tuple(only[k] for k in sorted(only)),
+        is_folder=False,
+    )
+
+
+def _join_restricted(plan: Plan, other: Plan) -> Plan:
+    """Join two plans that are restricted to files of one list."""
+    streams = {stream.name: stream for stream in (*plan.streams, *other.streams)}
+    only = {name: Only() for name in streams}
+    for one in (plan, other):
+        for stream, part in zip(one.streams, one.only, strict=True):
+            only[stream.name].shards |= part.shards
+            only[stream.name].files |= part.files
+    return replace(
+        plan,
+        streams=tuple(streams.values()),
+        only=tuple(only.values()),
+        findings=(*plan.findings, *other.findings),
+        named=(*plan.named, *(at for at in other.named if at not in plan.named)),
+    )
