@@ -287,10 +287,10 @@ def test_verify_says_whole_in_one_line(flare):
         "verify",
         "out",
         "--quick",
-        verify=Recorder(Verification(unprotected=["spec\x1b.json: carries no sum"])),
+        verify=Recorder(Verification(unprotected=["spec\x1b.json: no checksums"])),
     )
     assert ran.out == "whole: 3 files, 2 shards, 500 rows, 12.3 MB, sizes and headers only\n"
-    assert ran.err == "spec\\x1b.json: carries no sum\n"
+    assert ran.err == "spec\\x1b.json: no checksums\n"
 
 
 def test_verify_prints_findings_as_they_come_and_exits_1(flare):

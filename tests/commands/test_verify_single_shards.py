@@ -90,7 +90,7 @@ def test_a_single_shard_is_checked_against_an_index_with_hashes(tmp_path):
     assert checked(out / "shard.00001.mds")[0] == []
     damage(out / "shard.00001.mds")
     (one,), _ = checked(out / "shard.00001.mds")
-    assert ": sha1 is " in one.message and f"{out}/index.json: sha1 is " in one.message
+    assert ": sha1 is " in one.message and f", {out}/index.json lists " in one.message
 
 
 def test_an_index_is_checked_against_the_playlist_beside_it(tmp_path):
@@ -122,7 +122,9 @@ def test_lists_of_the_folders_above_count_if_they_name_the_shard(
     found, done = checked(f"{folder}/shard.00001.mds")
     assert [one.kind for one in found] == ["checksum"]
     assert ": xxh3_128 is " in found[0].message
-    assert f"{top}/playlist.yaml: " in found[0].message or "../playlist.yaml" in found[0].message
+    assert (
+        f"{top}/playlist.yaml lists " in found[0].message or "../playlist.yaml" in found[0].message
+    )
     assert (done.shards, shown in found[0].message) == (1, not is_relative)
     assert checked(f"{folder}/shard.00000.mds", f"{folder}/shard.00002.mds")[0] == []
 

@@ -14,7 +14,7 @@ import yaml
 
 from flarecli.write import Writer
 
-CUT = "It was cut short; fetch it again, or pack it again with `flare pack … --overwrite`."
+CUT = "The file was cut short; fetch it again, or pack it again with `flare pack … --overwrite`."
 ROOT = Path(__file__).parents[2]
 BASH = shutil.which("bash")
 PATH = f"{sysconfig.get_path('scripts')}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
@@ -66,7 +66,7 @@ def test_the_action_passes_a_whole_dataset_and_marks_a_damaged_one(tmp_path):
         .partition("bytes: [")[2]
         .partition("]")[0]
     )
-    said = f"shard.00000.mds: is 5 bytes, {out.name}/playlist.yaml lists {size} (bytes 5-{int(size) - 1}) ({CUT})"
+    said = f"shard.00000.mds: file is 5 bytes, {out.name}/playlist.yaml lists {size} (bytes 5-{int(size) - 1}) ({CUT})"
     first = f"::error file={out.name}/shard.00000.mds,title=flare verify%2C size::{said}\n"
     assert (ran.returncode, ran.stderr) == (1, first)
     assert ElementTree.parse(tmp_path / "found report.xml").getroot().get("failures") == "1"
@@ -117,7 +117,7 @@ def test_the_hook_stops_a_commit_of_a_damaged_dataset(tmp_path):
     data = path.read_bytes()
     for change, found in (
         (b"short", "out/shard.00000.mds: "),
-        (data[:-1] + bytes([data[-1] ^ 1]), " fail xxh3_128 of out/playlist.yaml: "),
+        (data[:-1] + bytes([data[-1] ^ 1]), "checksum mismatch "),
     ):
         path.write_bytes(change)
         run("git", "add", ".")

@@ -32,7 +32,7 @@ RESULT = Result(
         Finding("out/playlist.yaml", "format", "no YAML", "Pack again.", line=2, character=1),
     ],
     {"files": 7, "shards": 4, "rows": 35, "bytes": 20_000, "findings": 3},
-    ["out/<b>.ffr: carries no sum"],
+    ["out/<b>.ffr: no checksums"],
     ["notes.txt"],
 )
 WHOLE = Result(["out"], [], {"files": 7, "shards": 4, "rows": 35, "bytes": 20_000, "findings": 0})
@@ -69,7 +69,7 @@ def test_the_junit_file_says_what_failed_and_what_passed(tmp_path):
         == f"out/shard.00000.mds[3]: column 'image': {SHOWN} (bytes 120-639)\nLook.\nout/shard.00000.mds: fails"
     )
     assert list(cases[2]) == []
-    assert suite.find("system-out").text == "out/<b>.ffr: carries no sum"
+    assert suite.find("system-out").text == "out/<b>.ffr: no checksums"
 
 
 def test_the_junit_file_is_valid_by_the_common_schema(tmp_path):

@@ -130,10 +130,8 @@ def test_verify_holds_an_object_against_the_sum_that_the_store_keeps(
         "_read",
         lambda _: Kept({"sha256": "0" * 64, "crc32": f"{zlib.crc32(data):08x}"}),
     )
-    message = (
-        f"{len(data)} bytes fail sha256 of the object store: sha256 is {sha}, {'0' * 64} is listed"
-    )
-    hint = "It was changed after it was packed; fetch it again, or pack it again with `flare pack … --overwrite`."
+    message = f"checksum mismatch: sha256 is {sha}, the object store lists {'0' * 64}"
+    hint = "The file was changed after it was packed; fetch it again, or pack it again with `flare pack … --overwrite`."
     assert list(commands.verify(f"{s3}/a.mds")) == [
         Finding(f"{s3}/a.mds", "checksum", message, hint, start=0, stop=len(data))
     ]
@@ -168,7 +166,7 @@ def test_a_sum_that_takes_a_library_which_is_not_there_is_said(moto, s3, tmp_pat
     said = bare(commands.verify(f"{s3}/a.mds"))
     assert (
         said[0]
-        == "checksums of the object store were not compared: crc64nvme takes awscrt (pip install 'flarecli[s3sums]')"
+        == "checksums of the object store were not compared: crc64nvme needs awscrt (pip install 'flarecli[s3sums]')"
     )
 
 
