@@ -302,6 +302,23 @@ def parquet_value(folder: Path) -> Path:
     )
 
 
+def _parquet_text(path: Path, text: str) -> Path:
+    table = pa.table({"a": pa.array([text * 250_000_000], pa.large_string())})
+    return _parquet(path, table, use_dictionary=False, write_statistics=False, compression_level=3)
+
+
+@table
+def parquet_text(folder: Path) -> Path:
+    """One text of 250 MB."""
+    return _parquet_text(folder / "x.parquet", "a")
+
+
+@table
+def parquet_escaped_text(folder: Path) -> Path:
+    """One text of 250 MB that takes 1.5 GB as JSON."""
+    return _parquet_text(folder / "x.parquet", "\x01")
+
+
 @table
 def parquet_gzip_value(folder: Path) -> Path:
     value = pa.array([bytes(900_000_000)], pa.large_binary())

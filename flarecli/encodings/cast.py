@@ -303,7 +303,7 @@ def _json(array: pa.Array, kind: str) -> Converted:
     if kind == "json":
         return array, []
     if kind == "text":
-        return number_text.escape_json(array), []
+        return number_text.escape_json(array)
     return _then(_str(array), lambda text: _checked(text, number_text.JSON_FLOAT, json.loads))
 
 
@@ -313,11 +313,11 @@ def _json_floats(text: pa.Array) -> pa.Array:
 
 
 def _json_str(array: pa.Array, kind: str) -> Converted:
-    return _then(_str(array), lambda text: (number_text.escape_json(text), []))
+    return _then(_str(array), number_text.escape_json)
 
 
 def _json_json(array: pa.Array, kind: str) -> Converted:
-    return _then(_json(array, kind), lambda text: (number_text.escape_json(text), []))
+    return _then(_json(array, kind), number_text.escape_json)
 
 
 def _json_int(array: pa.Array, kind: str) -> Converted:

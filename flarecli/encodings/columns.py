@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -20,6 +21,7 @@ _NUMBERS = {  # numbers of variable size: writer and parser of a column
 
 # The check for ASCII pays off from ASCII_CHECK_BYTES on; it tests the first ASCII_HEAD_BYTES first.
 ASCII_CHECK_BYTES, ASCII_HEAD_BYTES = 1 << 15, 1 << 12
+_DECODED_BYTES = 1 << 20  # larger values are decoded in parts
 
 __all__ = [
     "check_text",
@@ -190,10 +192,17 @@ def _is_ascii(text: pa.Array) -> bool:
     return bool(signed[:ASCII_HEAD_BYTES].min() >= 0 and signed.min() >= 0)
 
 
-def is_utf8(data: bytes) -> bool:
+def is_utf8(data: bytes | memoryview) -> bool:
     """Return whether bytes are valid UTF-8."""
     try:
-        data.decode()
+        if len(data) <= _DECODED_BYTES:
+            str(data, "utf-8")
+        else:
+            steps = range(0, len(data), _DECODED_BYTES)
+            for _ in codecs.iterdecode(
+                (bytes(data[i : i + _DECODED_BYTES]) for i in steps), "utf-8"
+            ):
+                pass
     except UnicodeDecodeError:
         return False
     return True

@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli.encodings import cast, images, msgpack, number_text
-from flarecli.encodings.columns import each_item, encoding_of, is_utf8, typed
+from flarecli.encodings.columns import each_item, encoding_of, is_utf8, raw_values, typed
 from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.encodings.values import as_json, decode, encode
 from flarecli.errors import FlareError, UnsafeError, ValueFitError
+from flarecli.units import format_size
 
 __all__ = ["coerce", "natural", "plain", "source_of"]
 
@@ -33,6 +34,7 @@ _RANGES = {
     for sign in ("", "u")
 }
 _RANGES["int"] = _RANGES["varint"] = _RANGES["int64"]
+_RANGES["json_str"] = f"at most {format_size(number_text.MAX_JSON_TEXT_BYTES)} of JSON text"
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
 _SAME = (  # encodings of one line store the same bytes
     {"int", "int64"},
@@ -183,17 +185,17 @@ def _is_same(source: Encoding, encoding: Encoding) -> bool:
 def _with_reasons(
     array: pa.Array, encoding: Encoding, out: pa.Array, failed: Sequence[int]
 ) -> tuple[pa.Array, Failures]:
-    return out, [(row, _reason(array[row], encoding)) for row in sorted(failed)]
+    return out, [(row, _reason(array, row, encoding)) for row in sorted(failed)]
 
 
-def _reason(value: pa.Scalar, encoding: Encoding) -> str:
-    if cast.is_text(value.type) or cast.is_binary(value.type):
-        data = value.as_buffer().to_pybytes()
+def _reason(array: pa.Array, row: int, encoding: Encoding) -> str:
+    if cast.is_text(array.type) or cast.is_binary(array.type):
+        data = next(raw_values(array.slice(row, 1))) or b""
         if encoding.is_text and not is_utf8(data):
             return "is not UTF-8"
-        shown = repr(data[:200].decode("utf-8", "backslashreplace"))
+        shown = repr(bytes(data[:200]).decode("utf-8", "backslashreplace"))
     else:
-        shown = str(value.as_py())
+        shown = str(array[row].as_py())
     shown = shown if len(shown) <= 60 else shown[:57] + "…"
     values = _RANGES.get(encoding.name, "")
     return f"{shown} does not fit {encoding.name}" + (f" ({values})" if values else "")

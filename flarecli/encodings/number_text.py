@@ -10,9 +10,11 @@ another byte for the sign (128: `80 00`); its reader accepts 0 to 16 bytes.
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,10 @@ import pyarrow.compute as pc
 
 from flarecli.encodings.names import BINARY, TEXT
 from flarecli.errors import ValueFitError
-from flarecli.model import IntArray
+from flarecli.model import ByteArray, IntArray
 
 __all__ = [
+    "MAX_JSON_TEXT_BYTES",
     "MAX_VARINT_BYTES",
     "JSON_FLOAT",
     "JSON_INT",
@@ -45,6 +48,21 @@ _FLOAT = r"^-?(?:[0-9][0-9.eE+-]*|nan|inf|NaN|Infinity)$"
 _PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # JSON text without an escape
 _ESCAPED = r"[^ !#-\[\]-~]"  # characters that json.dumps escapes
 _INT64 = pa.int64()
+MAX_JSON_TEXT_BYTES = 300_000_000  # of one value; the text and the value are in memory together
+_LARGE_TEXT_BYTES = 1 << 20  # values above this size are escaped in parts of this size
+
+
+def _json_widths() -> ByteArray:
+    """Return the bytes that `json.dumps` writes for the character that each UTF-8 byte starts."""
+    widths = np.full(256, 6, np.uint8)  # such as \u00e9
+    widths[32:127] = 1
+    widths[list(b'"\\\b\f\n\r\t')] = 2
+    widths[128:192] = 0  # the character started before
+    widths[240:] = 12  # a surrogate pair
+    return widths
+
+
+_JSON_WIDTHS = _json_widths()
 
 Failures = list[tuple[int, str]]
 
@@ -156,10 +174,52 @@ def _decimal_text(array: pa.Array) -> pa.Array:
     )
 
 
-def escape_json(array: pa.Array) -> pa.Array:
-    """Return text as JSON strings, in ASCII."""
-    out, _ = patched(array, pc.invert(_matches(array, _ESCAPED)), _quoted, json.dumps)
-    return out
+def escape_json(array: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Return text as JSON strings, in ASCII, with the rows of values above MAX_JSON_TEXT_BYTES."""
+    longest = pc.max(pc.binary_length(array)).as_py() or 0
+    if longest > _LARGE_TEXT_BYTES:
+        return _escape_large(array)
+    return patched(array, pc.invert(_matches(array, _ESCAPED)), _quoted, json.dumps)
+
+
+def _escape_large(array: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Return the result of `escape_json` without Python strings or other copies of whole values."""
+    _, ends, data = array.buffers()
+    bounds = np.frombuffer(ends, np.int64, len(array) + 1, 8 * array.offset).tolist()
+    values = [memoryview(data)[start:stop] for start, stop in pairwise(bounds)]
+    sizes = np.array([_json_text_size(value) for value in values], np.int64)
+    failed = np.flatnonzero(sizes > MAX_JSON_TEXT_BYTES).tolist()
+    is_valid = array.is_valid().to_numpy(zero_copy_only=False) & (sizes <= MAX_JSON_TEXT_BYTES)
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(np.where(is_valid, sizes, 0), out=offsets[1:])
+    buffer = pa.allocate_buffer(int(offsets[-1]))
+    out = memoryview(buffer).cast("B")
+    for row in np.flatnonzero(is_valid).tolist():
+        at = int(offsets[row])
+        for part in _json_text_parts(values[row]):
+            out[at : at + len(part)] = part
+            at += len(part)
+    validity = pa.array(is_valid).buffers()[1]
+    return pa.Array.from_buffers(
+        TEXT, len(values), [validity, pa.py_buffer(offsets), buffer]
+    ), failed
+
+
+def _json_text_size(value: memoryview) -> int:
+    """Return the size of a UTF-8 text as a JSON string."""
+    data = np.frombuffer(value, np.uint8)
+    steps = range(0, len(data), _LARGE_TEXT_BYTES)
+    return 2 + sum(int(_JSON_WIDTHS[data[i : i + _LARGE_TEXT_BYTES]].sum()) for i in steps)
+
+
+def _json_text_parts(value: memoryview) -> Iterator[bytes]:
+    """Yield the JSON string of a UTF-8 text in parts."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    yield b'"'
+    for start in range(0, len(value), _LARGE_TEXT_BYTES):
+        text = decoder.decode(value[start : start + _LARGE_TEXT_BYTES])
+        yield json.dumps(text)[1:-1].encode("ascii")
+    yield b'"'
 
 
 def parse_json_text(array: pa.Array) -> tuple[pa.Array, list[int]]:

@@ -64,9 +64,32 @@ def test_floats_are_written_as_python_writes_them(values):
 @given(st.lists(TEXT | st.none()))
 @example(['"', "\\", "\n", "\x7f", "é", "\U0001f642", "", " ", None])
 def test_text_is_escaped_as_json_dumps_does(values):
-    out = escape_json(text(values))
+    out, failed = escape_json(text(values))
+    assert failed == []
     assert out.to_pylist() == [None if value is None else json.dumps(value) for value in values]
     assert parse_json_text(out) == (text(values), [])
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_large_text_is_escaped_as_json_dumps_does(before):
+    signs = "".join(map(chr, range(0x80))) + "é\ud7ff\ue000\uffff\U0001f642"
+    large = "a" * (MIB - before) + signs * 3000
+    values = ["", None, large, "é", large[::-1], None]
+    out, failed = escape_json(text(["x", *values])[1:])
+    assert failed == []
+    out.validate(full=True)
+    assert out.to_pylist() == [None if value is None else json.dumps(value) for value in values]
+
+
+def test_text_above_the_limit_of_json_text_fails(monkeypatch):
+    monkeypatch.setattr("flarecli.encodings.number_text.MAX_JSON_TEXT_BYTES", 3 * MIB)
+    fits, exceeds = "a" * (3 * MIB - 2), "\x01" * (MIB // 2 + 1)
+    out, failed = escape_json(text(["a", exceeds, fits, fits + "a", "b"]))
+    assert failed == [1, 3]
+    assert out.to_pylist() == ['"a"', None, f'"{fits}"', None, '"b"']
 
 
 @pytest.mark.parametrize(

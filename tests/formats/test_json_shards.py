@@ -292,6 +292,29 @@ def test_bytes_that_are_no_json_are_not_written(name, data):
     assert store.files == {}
 
 
+@pytest.mark.parametrize("value", ["", "a", 'é\n"\\\x01'])
+def test_a_row_of_17_mb_is_written_as_json_dumps_writes_it(value):
+    large = json.dumps("b" * (17 << 20) + value).encode()
+    rows = [{"s": text, "i": b"1", "f": b"1.5"} for text in (b'"x"', large, b'"y"')]
+    chunk, columns = written(json_shards, TYPES, rows)
+    expected = [json.dumps({"f": 1.5, "i": 1, "s": json.loads(row["s"])}) + "\n" for row in rows]
+    assert chunk.at.read() == "".join(expected).encode()
+    _, sizes = json_shards.row_sizes(columns, batch_of(columns, rows), Settings())
+    assert sizes.tolist() == [len(line) for line in expected]
+
+
+@pytest.mark.parametrize("end", [b"", b'\\"', b'\n"', b'" '])
+def test_an_invalid_row_of_17_mb_is_not_written(end):
+    data = b'"' + b"b" * (17 << 20) + end
+    good = {"s": b'"x"', "i": b"1", "f": b"1.5"}
+    columns = columns_of(json_shards, TYPES)
+    batch = batch_of(columns, [good, {**good, "s": data}])
+    with pytest.raises(ValueFitError) as caught:
+        json_shards.row_sizes(columns, batch, Settings())
+    expected = f"row 1: column 's': expected a JSON string, got {data[:60]!r}"
+    assert str(caught.value) == expected
+
+
 def test_a_listing_may_say_more_than_the_shard_and_not_something_else():
     chunk, _ = written(
         json_shards,

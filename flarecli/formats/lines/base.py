@@ -62,12 +62,14 @@ __all__ = [
     "ends",
     "find_all",
     "first_decrease",
+    "is_large",
     "joined",
     "lengths",
     "lines_of",
     "opened",
     "pieces",
     "read_starts",
+    "row_parts",
     "step_of",
     "stored_columns",
     "weights",
@@ -79,6 +81,7 @@ _MAX_CONFIG_BYTES = 1 << 24  # enough for thousands of columns
 _STEP_ROWS, _STEP_BYTES = 8192, 4 << 20  # rows checked or joined at once; they fit the CPU cache
 # Arrow joins about 1 MiB at once, but at least 1 KiB per column, to outweigh the cost of the calls.
 _JOIN_BYTES, _JOIN_BYTES_PER_COLUMN = 1 << 20, 1 << 10
+_LARGE_ROW_BYTES, _SEARCH_BYTES = 16 << 20, 16 << 20
 _HINT = "The file was damaged or cut short; fetch or pack it again."
 
 Places = Mapping[
@@ -268,7 +271,9 @@ def bytes_of(shard: Shard, start: int, stop: int) -> tuple[ByteArray, IntArray]:
 
 def find_all(data: ByteArray, text: bytes) -> IntArray:
     """Return the positions of a text in `data`, overlaps included, in increasing order: int64."""
-    at = np.flatnonzero(data == text[0])
+    steps = range(0, len(data), _SEARCH_BYTES)  # bounds the memory of comparisons
+    found = [i + np.flatnonzero(data[i : i + _SEARCH_BYTES] == text[0]) for i in steps]
+    at = np.concatenate(found) if found else np.zeros(0, np.int64)
     if len(text) > 1:
         at = at[at <= len(data) - len(text)]
         for i in range(1, len(text)):
@@ -403,9 +408,9 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def bodies(
-    batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], memoryview]
+    batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], Sequence[memoryview]]
 ) -> Iterator[memoryview]:
-    """Yield the lines of batches, joined by `body` piece by piece.
+    """Yield the lines of batches, as the buffers that `body` returns for each piece.
 
     raises  ValueFitError of `body`, with the row counted from the first batch
     """
@@ -413,10 +418,23 @@ def bodies(
     for batch in batches:
         for piece in pieces(batch):
             try:
-                yield body(piece)
+                yield from body(piece)
             except ValueFitError as error:
                 raise error.at("", first) from None
             first += piece.num_rows
+
+
+def is_large(piece: pa.RecordBatch) -> bool:
+    """Return whether a piece is one row that is written value by value, to copy none of them."""
+    return bool(piece.num_rows == 1 and piece.nbytes > _LARGE_ROW_BYTES)
+
+
+def row_parts(parts: Sequence[Any]) -> list[memoryview]:
+    """Return the buffers of one row: `parts` as for `joined`."""
+    return [
+        memoryview((part if isinstance(part, bytes) else next(encodings.raw_values(part))) or b"")
+        for part in parts
+    ]
 
 
 def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Array]:

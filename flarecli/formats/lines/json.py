@@ -236,19 +236,27 @@ def _check_newline(settings: Settings) -> None:
         )
 
 
-def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> memoryview:
-    """Join lines, then split them again to check that every value is valid JSON."""
+def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> Sequence[memoryview]:
+    """Join lines, then split them again to check that every value is valid JSON.
+
+    A large row is not joined: each of its values is checked by itself.
+    """
     fields = lines.stored_columns(columns, batch)
-    body, starts = lines.joined(
-        [*(part for name, before, _ in plan.columns for part in (before, fields[name])), plan.tail]
-    )
+    parts = [*(part for name, before, _ in plan.columns for part in (before, fields[name]))]
+    if lines.is_large(batch):
+        values = lines.row_parts([*parts, plan.tail])
+        for (name, _, is_text), value in zip(plan.columns, values[1::2], strict=True):
+            if not (_TEXT if is_text else _NUMBER).fullmatch(value):
+                raise _invalid(name, is_text, 0, value)
+        return values
+    body, starts = lines.joined([*parts, plan.tail])
     found = places(np.frombuffer(body, np.uint8), starts, plan)
     if found is None or any(
         (found[name][1] != pc.binary_length(array).to_numpy()).any()
         for name, array in fields.items()
     ):
         _refuse(fields, plan)
-    return body
+    return [body]
 
 
 def _refuse(fields: Mapping[str, pa.Array], plan: Plan) -> None:
@@ -267,12 +275,13 @@ def _refuse(fields: Mapping[str, pa.Array], plan: Plan) -> None:
             except ValueError:
                 is_valid = False
             if not is_valid or data[:1] in b"{[":
-                raise ValueFitError(
-                    f"column {name!r}: expected a JSON {'string' if kinds[name] else 'number'}, "
-                    f"got {data[:60]!r}",
-                    row=row,
-                    column=name,
-                )
+                raise _invalid(name, kinds[name], row, data)
+
+
+def _invalid(name: str, is_text: bool, row: int, value: bytes | memoryview) -> ValueFitError:
+    expected, data = "string" if is_text else "number", bytes(value[:60])
+    message = f"column {name!r}: expected a JSON {expected}, got {data!r}"
+    return ValueFitError(message, row=row, column=name)
 
 
 # -- splitting lines

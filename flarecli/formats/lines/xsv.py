@@ -286,7 +286,9 @@ def _cuts(
 # -- writing
 
 
-def _body(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes) -> memoryview:
+def _body(
+    columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes
+) -> Sequence[memoryview]:
     """Join lines. Raises ValueFitError naming the first row that could not be read back."""
     fields = list(lines.stored_columns(columns, batch).values())
     parts: list[Any] = [fields[0]]
@@ -304,7 +306,7 @@ def _body(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: by
         line = separator.join(values)
         if line.split(separator) != values or (line + newline).find(newline) != len(line):
             _refuse(columns, values, row, separator, newline)
-    return body
+    return [body]
 
 
 def _suspects(
