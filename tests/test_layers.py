@@ -26,6 +26,7 @@ LAYERS = [  # packages and modules; each imports from the layers above it in thi
     },
     {"storage", "media"},
     {"model"},
+    {"bisect"},
     {"cache", "encodings", "sql"},
     {"formats"},
     {"playlists", "ingest"},
@@ -228,8 +229,8 @@ def test_imports_of_higher_and_equal_layers_and_cycles_are_found():
         "flarecli.formats.files", "if True:\n    from flarecli.formats import find", known
     )
     assert misplaced(up + beside + around) == [
-        "flarecli.formats.files: line 2: read is in layer 9, formats in layer 7",
-        "flarecli.sql: line 1: encodings is in layer 6, sql in layer 6",
+        "flarecli.formats.files: line 2: read is in layer 10, formats in layer 8",
+        "flarecli.sql: line 1: encodings is in layer 7, sql in layer 7",
     ]
     assert cycles(around) == [["flarecli.formats", "flarecli.formats.files"]]
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flarecli.bisect import failing_rows
 from flarecli.encodings import msgpack, number_text
 from flarecli.encodings.columns import check_text
 from flarecli.encodings.names import BINARY, TEXT, Encoding
@@ -135,7 +136,7 @@ def _convert_or_bisect(
     try:
         return convert_part(array), []
     except _ERRORS:
-        failed = _failing(array, convert_part, 0)
+        failed = _failing(array, convert_part)
     if len(failed) + array.null_count == len(array):
         return pa.nulls(len(array), target), failed  # the type may have no conversion at all
     mask = np.zeros(len(array), bool)
@@ -144,19 +145,18 @@ def _convert_or_bisect(
     return convert_part(kept), failed
 
 
-def _failing(
-    array: pa.Array, convert_part: Callable[[pa.Array], pa.Array], first: int
-) -> list[int]:
-    try:
-        convert_part(array)
-        return []
-    except _ERRORS:
-        if len(array) == 1:
-            return [first] if array.null_count == 0 else []
-    middle = len(array) // 2
-    return _failing(array[:middle], convert_part, first) + _failing(
-        array[middle:], convert_part, first + middle
-    )
+def _failing(array: pa.Array, convert_part: Callable[[pa.Array], pa.Array]) -> list[int]:
+    """Return the rows that cannot be converted, without nulls."""
+
+    def error_of(start: int, stop: int) -> Exception | None:
+        try:
+            convert_part(array[start:stop])
+        except _ERRORS as error:
+            return error
+        return None
+
+    rows = (row for row, _ in failing_rows(0, len(array), error_of))
+    return [row for row in rows if array[row].is_valid]
 
 
 # -- bytes

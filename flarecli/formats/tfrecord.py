@@ -40,6 +40,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import compress, encodings
+from flarecli.bisect import findings_of
 from flarecli.encodings import column, lookup
 from flarecli.errors import (
     FlareError,
@@ -53,7 +54,6 @@ from flarecli.errors import (
 from flarecli.expansion import check_columns
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats.base import EACH, LISTED_PICTURES, Format, Ranges, Span, Substitutes
-from flarecli.formats.bisect import wrong_rows
 from flarecli.formats.webdataset import tar
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import (
@@ -308,7 +308,7 @@ class TFRecord(Format):
             else:
                 _records(shard, range(first, last))
 
-        yield from wrong_rows(runs, check)
+        yield from findings_of(runs, check)
 
 
 # -- records

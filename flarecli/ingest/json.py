@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -187,16 +188,15 @@ class Json:
         for number, line in rows:
             if reason := _no_object(line):
                 return self._row_error(number, reason)
-        low, high = 0, len(rows)  # rows[:low] are valid, rows[:high] are not
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (
-                (low, middle)
-                if _read(b"\n".join(line for _, line in rows[:middle]), schema)[0] is None
-                else (middle, high)
-            )
-        number, line = rows[low]
-        _, error = _read(b"\n".join(line for _, line in rows[: low + 1]), schema)
+
+        def read_until(row: int) -> tuple[pa.Table | None, str]:
+            return _read(b"\n".join(line for _, line in rows[: row + 1]), schema)
+
+        # The types of the first rows decide whether a later row is valid: the first rows are read
+        # together, and the last row is invalid if the others are valid.
+        first = bisect_left(range(len(rows) - 1), True, key=lambda row: read_until(row)[0] is None)
+        number, line = rows[first]
+        _, error = read_until(first)
         return self._row_error(number, *_reason(error, json.loads(line, parse_int=_whole), schema))
 
     def _row_error(

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import formats, playlists
+from flarecli.bisect import failing_rows
 from flarecli.commands.packing.estimate import note_addresses, reckon
 from flarecli.commands.packing.media import Intake
 from flarecli.commands.packing.plan import Plan, checked, fetched, parse_link
@@ -380,9 +381,7 @@ def _held(
     first = writer.unheld(batch) if batch.num_rows else None
     if first is None:
         return batch, rows, []
-    found = (
-        [_earliest(writer, batch, first)] if plan.on_error == "fail" else _unheld(writer, batch, 0)
-    )
+    found = [_earliest(writer, batch, first)] if plan.on_error == "fail" else _unheld(writer, batch)
     failures = []
     for at, error in found:
         key = plan.named_by
@@ -406,15 +405,10 @@ def _earliest(
     return found
 
 
-def _unheld(writer: Writer, batch: pa.RecordBatch, first: int) -> list[tuple[int, FlareError]]:
-    """Find all such rows, by halving: a few cost a few passes."""
-    found = writer.unheld(batch)
-    if found is None:
-        return []
-    if batch.num_rows == 1:
-        return [(first, found[1])]
-    middle = batch.num_rows // 2
-    return _unheld(writer, batch[:middle], first) + _unheld(writer, batch[middle:], first + middle)
+def _unheld(writer: Writer, batch: pa.RecordBatch) -> list[tuple[int, FlareError]]:
+    """Return every row that the format cannot store, with its error."""
+    failing = failing_rows(0, batch.num_rows, lambda start, stop: writer.unheld(batch[start:stop]))
+    return [(row, error) for row, (_, error) in failing]
 
 
 def _named(plan: Plan, writer: Writer, part: fetch_links.Fetched, names: list[str]) -> Columns:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from flarecli.bisect import findings_of
 from flarecli.encodings import column
 from flarecli.errors import FlareError, FormatError, IntegrityError
 from flarecli.formats import byte_ranges as spans
@@ -27,7 +28,6 @@ from flarecli.formats.base import (
     Span,
     Substitutes,
 )
-from flarecli.formats.bisect import wrong_rows
 from flarecli.formats.granular import bags
 from flarecli.formats.granular import read as granular_columns
 from flarecli.formats.granular import spec as granular_spec
@@ -242,7 +242,7 @@ class Granular(Format):
                 yield finding_of(error)
                 continue
             if values:
-                yield from wrong_rows(
+                yield from findings_of(
                     [(start, stop)],
                     lambda first, last: granular_columns.batch(shard, first, last, names),
                 )

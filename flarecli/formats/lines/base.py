@@ -22,12 +22,12 @@ from itertools import pairwise
 from typing import Any
 
 from flarecli import encodings
+from flarecli.bisect import findings_of
 from flarecli.encodings import lookup
 from flarecli.errors import FormatError, UsageError, ValueFitError
 from flarecli.expansion import check_rows
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats.base import Format, Span
-from flarecli.formats.bisect import wrong_rows
 from flarecli.formats.mds import config as mds_config
 from flarecli.formats.mds import index as mds_index
 from flarecli.formats.mds import merge as mds_merge
@@ -335,7 +335,7 @@ def steps(shard: Shard) -> Iterator[tuple[int, int]]:
 
 def checked(shard: Shard, check: Callable[[int, int], Any]) -> Iterator[Finding]:
     """Check a shard run by run and yield a finding for each invalid row."""
-    return wrong_rows(steps(shard), check)
+    return findings_of(steps(shard), check)
 
 
 # -- writing

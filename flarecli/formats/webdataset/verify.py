@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from flarecli.bisect import findings_of
 from flarecli.errors import FlareError, MissingError, Place, UnsafeError
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats.base import Format
-from flarecli.formats.bisect import wrong_rows
 from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.scan import Table, key_text, read_table
@@ -105,7 +105,7 @@ def _same(index: Table, table: Table) -> bool:
 
 
 def _values(form: Format, shard: Shard) -> Iterator[Finding]:
-    return wrong_rows(_steps(shard), lambda start, stop: form.read_batch(shard, start, stop))
+    return findings_of(_steps(shard), lambda start, stop: form.read_batch(shard, start, stop))
 
 
 def _steps(shard: Shard) -> Iterator[tuple[int, int]]:

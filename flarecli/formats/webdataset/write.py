@@ -19,7 +19,7 @@ from flarecli.formats.webdataset.scan import Table
 from flarecli.formats.webdataset.shardindex import KIND, SHARDS, VERSION
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.lazy import pa, pc
-from flarecli.model import ByteArray, Chunk, Columns, File, IntArray, Settings
+from flarecli.model import ByteArray, Chunk, Column, Columns, File, IntArray, Settings
 from flarecli.names import check_name, escape
 from flarecli.storage import Location
 
@@ -29,6 +29,7 @@ __all__ = ["row_sizes", "write_index", "write_shard"]
 _STEP_BYTES, _STEP_ROWS = 1 << 20, 8192
 _MAX_JOINED_ROW_BYTES = 1 << 16  # members of larger rows are written without joining
 _MIN_STEP_ROWS = 8  # for members smaller than a block: each column costs several calls of Arrow
+_MAX_WIDE_ROWS = 64  # rows of many small members that are processed at once
 _NAME_BYTES = 100  # of the name field of a header
 # An absolute path, a drive, a URL, a part that is empty or only dots and spaces, a control
 # character, a dot in the last part, or a top-level folder like `__this__/`.
@@ -166,24 +167,58 @@ def _check_key(key: str | None, where: Place) -> None:
         )
 
 
+def _members(columns: Columns) -> list[tuple[Column, str]]:
+    """Return the column and the extension of each member of a sample."""
+    named = [one for one in columns if one.name != KEY]
+    return list(zip(named, extensions_of(columns), strict=True))
+
+
 def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[IntArray, IntArray]:
     """Return the header bytes and the size of each member: int64 [members, rows] each; 0 and -1 for
     a null.
     """
-    named = [one for one in columns if one.name != KEY]
-    heads = np.empty((len(named), batch.num_rows), np.int64)
-    sizes = np.empty_like(heads)
-    for i, (one, extension) in enumerate(zip(named, extensions_of(columns), strict=True)):
-        array = encodings.stored(batch.column(one.name), lookup(one.encoding))
-        sizes[i] = pc.binary_length(array).fill_null(-1).to_numpy(zero_copy_only=False)
-        names = _names(keys, extension)
-        heads[i] = tar.BLOCK
-        if not _is_plain(names):
-            heads[i] = [
-                len(tar.header(name, 0)) for name in names.view(encodings.BINARY).to_pylist()
-            ]
-        heads[i, sizes[i] < 0] = 0
+    members = _members(columns)
+    sizes = np.empty((len(members), batch.num_rows), np.int64)
+    for i, (one, _) in enumerate(members):
+        sizes[i] = _sizes(_stored(batch, one))
+    if _is_wide(batch.num_rows, len(members)):
+        names = _all_names(keys, [extension for _, extension in members])
+        heads = _head_sizes(names).reshape(sizes.shape[::-1]).T.copy()
+    else:
+        heads = np.empty_like(sizes)
+        for i, (_, extension) in enumerate(members):
+            heads[i] = _head_sizes(_names(keys, extension))
+    heads[sizes < 0] = 0
     return heads, sizes
+
+
+def _is_wide(rows: int, members: int) -> bool:
+    """Return whether all members of some rows are processed at once, instead of column by column.
+
+    For few rows, the calls of Arrow and numpy cost more than the bytes.
+    """
+    return 0 < rows < min(members, _MAX_WIDE_ROWS)
+
+
+def _stored(batch: pa.RecordBatch, one: Column) -> pa.Array:
+    return encodings.stored(batch.column(one.name), lookup(one.encoding))
+
+
+def _sizes(data: pa.Array) -> IntArray:
+    """Return the size of each value of a large_binary array: int64 [rows]; -1 for a null."""
+    ends = np.frombuffer(data.buffers()[1] or bytes(8), np.int64, len(data) + 1, data.offset * 8)
+    sizes = ends[1:] - ends[:-1]
+    if data.null_count:
+        sizes[data.is_null().to_numpy(zero_copy_only=False)] = -1
+    return sizes
+
+
+def _head_sizes(names: pa.Array) -> IntArray:
+    """Return the size of the header of each member: int64 [names]."""
+    if _is_plain(names):
+        return np.full(len(names), tar.BLOCK, np.int64)
+    sizes = [len(tar.header(name, 0)) for name in names.view(encodings.BINARY).to_pylist()]
+    return np.array(sizes, np.int64)
 
 
 def _check_sizes(sizes: IntArray, to: object, first: int = 0) -> None:
@@ -192,10 +227,17 @@ def _check_sizes(sizes: IntArray, to: object, first: int = 0) -> None:
         tar.check_size(int(sizes[:, row].max()), Place(to, first + row))
 
 
-def _names(keys: pa.Array, extension: str) -> pa.Array:
-    return pc.binary_join_element_wise(
-        keys, pa.scalar(extension, encodings.TEXT), pa.scalar(".", encodings.TEXT)
-    )
+def _names(keys: pa.Array, extension: str | pa.Array) -> pa.Array:
+    if isinstance(extension, str):
+        extension = pa.scalar(extension, encodings.TEXT)
+    return pc.binary_join_element_wise(keys, extension, pa.scalar(".", encodings.TEXT))
+
+
+def _all_names(keys: pa.Array, extensions: Sequence[str]) -> pa.Array:
+    """Return the names of all members, row by row: large_string [rows * members]."""
+    rows = np.repeat(np.arange(len(keys)), len(extensions))
+    tiled = pa.concat_arrays([pa.array(extensions, encodings.TEXT)] * len(keys))
+    return _names(keys.take(pa.array(rows)), tiled)
 
 
 def _is_plain(names: pa.Array) -> bool:
@@ -253,34 +295,42 @@ def _parts(
     columns: Columns, batches: Sequence[pa.RecordBatch], keys: Sequence[pa.Array]
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of the tar."""
+    members = _members(columns)
     for batch, own in zip(batches, keys, strict=True):
         weight = max(1, batch.nbytes) // max(1, batch.num_rows)
-        is_small = weight <= tar.BLOCK * len(extensions_of(columns))
+        is_small = weight <= tar.BLOCK * len(members)
         step = max(_MIN_STEP_ROWS if is_small else 1, min(_STEP_ROWS, _STEP_BYTES // weight))
         for start in range(0, batch.num_rows, step):
-            pieces = _pieces(columns, batch.slice(start, step), own.slice(start, step))
+            part, names = batch.slice(start, step), own.slice(start, step)
+            if is_small and _is_wide(part.num_rows, len(members)):
+                yield _join(_all_pieces(members, part, names))
+                continue
+            pieces = [
+                piece
+                for one, extension in members
+                for piece in _pieces(_names(names, extension), _stored(part, one))
+            ]
             is_joined = is_small or weight <= _MAX_JOINED_ROW_BYTES
             yield from [_join(pieces)] if is_joined else _without_copy(pieces)
     yield tar.END
 
 
-def _pieces(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> list[pa.Array]:
-    """Return header, data and padding of each column's members, large_binary [rows] each; empty for
-    a null.
-    """
-    out = []
-    for one, extension in zip(
-        [one for one in columns if one.name != KEY], extensions_of(columns), strict=True
-    ):
-        data = encodings.stored(batch.column(one.name), lookup(one.encoding))
-        sizes = pc.binary_length(data).fill_null(-1).to_numpy(zero_copy_only=False)
-        padding = np.where(sizes < 0, 0, -sizes % tar.BLOCK)
-        out += [
-            _heads(_names(keys, extension), sizes),
-            data,
-            _split(np.zeros(int(padding.sum()), np.uint8), padding),
-        ]
-    return out
+def _all_pieces(
+    members: Sequence[tuple[Column, str]], batch: pa.RecordBatch, keys: pa.Array
+) -> list[pa.Array]:
+    """Return header, data and padding of all members, row by row, as `_pieces` does."""
+    data = pa.concat_arrays([_stored(batch, one) for one, _ in members])
+    row_by_row = np.arange(len(data)).reshape(len(members), -1).T.reshape(-1)
+    names = _all_names(keys, [extension for _, extension in members])
+    return _pieces(names, data.take(pa.array(row_by_row)))
+
+
+def _pieces(names: pa.Array, data: pa.Array) -> list[pa.Array]:
+    """Return header, data and padding of members: large_binary [members] each; empty for a null."""
+    sizes = _sizes(data)
+    padding = np.where(sizes < 0, 0, -sizes % tar.BLOCK)
+    zeros = np.zeros(int(padding.sum()), np.uint8)
+    return [_heads(names, sizes), data, _split(zeros, padding)]
 
 
 def _heads(names: pa.Array, sizes: IntArray) -> pa.Array:
