@@ -55,7 +55,7 @@ cpu(lambda: [batch.num_rows for batch in data.batches(size=1024)])
 EPOCH = """
 data = flare.open({folder!r})
 def epoch():
-    for batch in flare.Loader(data, batch=64, seed=7, workers={workers}):
+    for batch in flare.Loader(data, batch=64, seed=7, workers={workers}, decode={{"image": False}}):
         pass
 cpu(epoch)
 """
