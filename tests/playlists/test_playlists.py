@@ -48,7 +48,7 @@ def fault(data: bytes) -> str:
             b"[1]: 2\n",
             "d/playlist.yaml:1:1: the name ['1'] is not text; put it in quotes".replace("'1'", "1"),
         ),
-        (b"[" * 20_000, "d/playlist.yaml:1:17: nested more than 16 levels deep"),
+        (b"[" * 900, "d/playlist.yaml:1:17: nested more than 16 levels deep"),
         (b"", "d/playlist.yaml:1:1: expected a mapping of streams"),
         (b"\xff", "d/playlist.yaml:1:1: not UTF-8 at byte 0"),
         (b"--- {}\n--- {}\n", "d/playlist.yaml:2:1: expected one YAML document, found a second"),
@@ -173,6 +173,15 @@ def test_faults_name_their_line(data, message):
         playlists.parse(data, AT)
     else:
         assert fault(data) == message
+
+
+def test_nesting_beyond_the_limit_of_libyaml_is_refused():
+    with pytest.raises(FormatError) as caught:  # PyYAML 6.0.4 stops at 1,000 levels by itself
+        playlists.parse(b"[" * 20_000, AT)
+    assert str(caught.value) in (
+        "d/playlist.yaml:1:17: nested more than 16 levels deep",
+        "d/playlist.yaml:1:1001: not valid YAML: exceeded maximum nesting depth",
+    )
 
 
 def test_words_that_other_readers_turn_into_values_stay_texts():
