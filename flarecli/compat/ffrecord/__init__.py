@@ -9,17 +9,15 @@ from flarecli.lazy import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from flarecli.compat.ffrecord.files import FileReader as FileReader
-    from flarecli.compat.ffrecord.files import FileWriter as FileWriter
-    from flarecli.compat.ffrecord.files import dump as dump
-    from flarecli.compat.ffrecord.folders import PackedFolder as PackedFolder
-    from flarecli.compat.ffrecord.folders import pack_folder as pack_folder
+    from flarecli.compat.ffrecord.files import FileReader, FileWriter
+    from flarecli.compat.ffrecord.folders import PackedFolder, pack_folder
+    from flarecli.compat.ffrecord.utils import dump
 
-_FILES = {
+_MODULES = {
     "FileReader": "files",
     "FileWriter": "files",
     "PackedFolder": "folders",
-    "dump": "files",
+    "dump": "utils",
     "pack_folder": "folders",
     "torch": "torch",
     "utils": "utils",
@@ -30,7 +28,7 @@ __version__ = "1.4.0"  # the release with this API
 
 
 def __getattr__(name: str) -> object:
-    found = globals()[name] = named(__name__, _FILES, name)
+    found = globals()[name] = named(__name__, _MODULES, name)
     return found
 
 

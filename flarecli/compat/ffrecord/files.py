@@ -13,14 +13,14 @@ from zlib import crc32
 import numpy as np
 
 from flarecli.compat import Closeable
-from flarecli.errors import FormatError, ReachError, RowsError, UsageError
+from flarecli.errors import ReachError, RowsError, UsageError
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats import find
 from flarecli.formats.ffrecord import table as ffrecord_table
-from flarecli.model import Chunk, IntArray, Shard, UInt32Array
+from flarecli.model import ByteArray, Chunk, IntArray, Shard, UInt32Array
 from flarecli.storage import locate
 
-__all__ = ["FileReader", "FileWriter", "dump"]
+__all__ = ["FileReader", "FileWriter", "by_part"]
 
 
 class FileWriter(Closeable):
@@ -111,8 +111,8 @@ class FileReader(Closeable):
         fname: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         check_data: bool = True,
     ) -> None:
-        given = [fname] if isinstance(fname, (str, os.PathLike)) else list(fname)
-        names = [os.fspath(one) for one in given]
+        files = [fname] if isinstance(fname, (str, os.PathLike)) else fname
+        names = [os.fspath(file) for file in files]
         if len(names) == 1 and os.path.isdir(names[0]):
             stream = find("ffrecord").open_dataset(locate(f"{names[0].rstrip('/')}/"))
             names = [os.path.join(names[0], url) for url in stream.urls]
@@ -122,14 +122,8 @@ class FileReader(Closeable):
             if not name.endswith(".ffr"):
                 raise UsageError("expected a name that ends in .ffr", where=name)
         self.fnames, self.check_data = names, check_data
-        self._shards: list[Shard] = [self._opened(name) for name in names]
+        self._shards: list[Shard] = [_open_shard(name, check_data) for name in names]
         self._starts = [0, *accumulate(len(shard) for shard in self._shards)]
-
-    def _opened(self, name: str) -> Shard:
-        at = locate(name)
-        return ffrecord_table.open_shard(
-            spans.of(at) if at.is_local else Chunk(at), None, self.check_data
-        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FileReader, (self.fnames, self.check_data)
@@ -142,7 +136,7 @@ class FileReader(Closeable):
     def __len__(self) -> int:
         return self.n
 
-    def read(self, indices: Sequence[int] | IntArray) -> list[IntArray]:
+    def read(self, indices: Sequence[int] | IntArray) -> list[ByteArray]:
         """Return records in the order of `indices`, which may repeat: uint8 [bytes] each, writable.
 
         The records of one call share their memory: keeping one keeps all of them.
@@ -159,19 +153,16 @@ class FileReader(Closeable):
         for row in rows:
             if not 0 <= row < self.n:
                 raise RowsError(f"record {row} is out of range; there are {self.n}")
-        out: list[IntArray] = [np.empty(0, np.uint8)] * len(rows)
-        places: dict[int, list[int]] = {}
-        for k, row in enumerate(rows):
-            places.setdefault(bisect_right(self._starts, row) - 1, []).append(k)
-        for i, ks in places.items():
-            parts = ffrecord_table.read_copies(
-                self._shards[i], [rows[k] - self._starts[i] for k in ks], self.check_data
+        out: list[ByteArray] = [np.empty(0, np.uint8)] * len(rows)
+        for i, places in by_part(self._starts, rows).items():
+            records = ffrecord_table.read_copies(
+                self._shards[i], [rows[k] - self._starts[i] for k in places], self.check_data
             )
-            for k, part in zip(ks, parts, strict=True):
-                out[k] = np.frombuffer(part, np.uint8)
+            for k, record in zip(places, records, strict=True):
+                out[k] = np.frombuffer(record, np.uint8)
         return out
 
-    def read_one(self, index: int) -> IntArray:
+    def read_one(self, index: int) -> ByteArray:
         """Return one record."""
         return self.read([index])[0]
 
@@ -198,24 +189,17 @@ class FileReader(Closeable):
         self._shards = []
 
 
-def dump(
-    dataset: Any, fname: str | os.PathLike[str], nfiles: int = 1, verbose: bool = False
-) -> None:
-    """Write an indexable dataset of bytes as one file, or as files `PART_00000.ffr` … in a folder.
+def _open_shard(name: str, check_data: bool) -> Shard:
+    at = locate(name)
+    return ffrecord_table.open_shard(spans.of(at) if at.is_local else Chunk(at), None, check_data)
 
-    nfiles   number of files; each but the last has the same number of records
-    verbose  accepted without effect
-    raises   FormatError if there are no records for several files
+
+def by_part(starts: Sequence[int], rows: Sequence[int]) -> dict[int, list[int]]:
+    """Group rows of consecutive parts: part -> positions in `rows` of the rows of this part.
+
+    starts  the first row of each part, and the number of rows
     """
-    rows, out = len(dataset), os.fspath(fname)
-    each = rows if nfiles <= 1 else -(-rows // nfiles)
-    if nfiles > 1:
-        if not each:
-            raise FormatError("no records to write", where=out)
-        os.makedirs(out, exist_ok=True)
-    for k, start in enumerate(range(0, max(rows, 1), max(each, 1))):
-        stop = min(rows, start + each)
-        name = os.path.join(out, f"PART_{k:05d}.ffr") if nfiles > 1 else out
-        with FileWriter(name, stop - start) as writer:
-            for i in range(start, stop):
-                writer.write_one(dataset[i])
+    places: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        places.setdefault(bisect_right(starts, row) - 1, []).append(place)
+    return places

@@ -15,7 +15,7 @@ from flarecli.errors import MissingError, UsageError
 from flarecli.formats import byte_ranges as spans
 from flarecli.formats.ffrecord import packed_folder
 from flarecli.formats.ffrecord.table import open_shard
-from flarecli.model import IntArray
+from flarecli.model import ByteArray
 from flarecli.storage import Location, locate
 
 __all__ = ["PackedFolder", "pack_folder"]
@@ -99,7 +99,7 @@ class PackedFolder:
         """Return whether there is a folder of this name."""
         return isinstance(self._find(path), dict)
 
-    def read(self, paths: Sequence[str | os.PathLike[str]]) -> list[IntArray]:
+    def read(self, paths: Sequence[str | os.PathLike[str]]) -> list[ByteArray]:
         """Return the contents of files in order: uint8 [bytes] each. Raises MissingError."""
         rows = [self._find(path) for path in paths]
         for path, row in zip(paths, rows, strict=True):
@@ -107,7 +107,7 @@ class PackedFolder:
                 raise MissingError(f"no file {os.fspath(path)!r:.80}", where=self.fname)
         return self.reader.read(rows)
 
-    def read_one(self, path: str | os.PathLike[str]) -> IntArray:
+    def read_one(self, path: str | os.PathLike[str]) -> ByteArray:
         """Return the contents of one file."""
         return self.read([path])[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from flarecli.compat.ffrecord.files import FileReader
+from flarecli.compat.ffrecord.files import FileReader, by_part
 from flarecli.errors import RowsError, UsageError
 
 __all__ = ["ConcatDataset", "DataLoader", "Dataset", "ReaderRegistry", "Subset"]
@@ -22,14 +21,14 @@ class ReaderRegistry:
 
     def ffreaders(self) -> list[FileReader]:
         """Return the readers among the attributes, also in lists and in other registries."""
-        found = []
-        for value in vars(self).values():
-            for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, FileReader):
-                    found.append(one)
-                elif isinstance(one, ReaderRegistry):
-                    found += one.ffreaders()
-        return found
+        readers = []
+        for attribute in vars(self).values():
+            for value in attribute if isinstance(attribute, list) else [attribute]:
+                if isinstance(value, FileReader):
+                    readers.append(value)
+                elif isinstance(value, ReaderRegistry):
+                    readers += value.ffreaders()
+        return readers
 
 
 class Dataset(torch.utils.data.Dataset, ReaderRegistry):  # type: ignore[misc, type-arg, unused-ignore]
@@ -84,20 +83,15 @@ class ConcatDataset(Dataset):
         return self.cumulative_sizes[-1]
 
     def __getitem__(self, indices: Sequence[int]) -> Any:
-        wanted: dict[int, list[tuple[int, int]]] = {}
-        for place, index in enumerate(indices):
-            row = index + len(self) if index < 0 else index
+        rows = [index + len(self) if index < 0 else index for index in indices]
+        for index, row in zip(indices, rows, strict=True):
             if not 0 <= row < len(self):
                 raise RowsError(f"sample {index} is out of range; there are {len(self)}")
-            k = bisect_right(self.cumulative_sizes, row)
-            wanted.setdefault(k, []).append(
-                (place, row - (self.cumulative_sizes[k - 1] if k else 0))
-            )
-        out: list[Any] = [None] * len(indices)
-        for k, pairs in sorted(wanted.items()):
-            for (place, _), sample in zip(
-                pairs, self.datasets[k][[row for _, row in pairs]], strict=True
-            ):
+        starts = [0, *self.cumulative_sizes]
+        out: list[Any] = [None] * len(rows)
+        for k, places in sorted(by_part(starts, rows).items()):
+            samples = self.datasets[k][[rows[place] - starts[k] for place in places]]
+            for place, sample in zip(places, samples, strict=True):
                 out[place] = sample
         return out
 
@@ -105,7 +99,7 @@ class ConcatDataset(Dataset):
 class _Skipping:
     """Batches of indices without the first `step`.
 
-    The skipped ones are drawn too, so that the state of a random sampler stays the same.
+    The skipped batches are drawn too, so that the state of a random sampler stays the same.
     """
 
     def __init__(self, batches: Any) -> None:

@@ -1,7 +1,34 @@
-"""The import path `ffrecord.utils`."""
+"""The functions of ffrecord's `utils` module."""
 
 from __future__ import annotations
 
-from flarecli.compat.ffrecord.files import dump
+import os
+from typing import Any
+
+from flarecli.compat.ffrecord.files import FileWriter
+from flarecli.errors import FormatError
 
 __all__ = ["dump"]
+
+
+def dump(
+    dataset: Any, fname: str | os.PathLike[str], nfiles: int = 1, verbose: bool = False
+) -> None:
+    """Write an indexable dataset of bytes as one file, or as files `PART_00000.ffr` … in a folder.
+
+    nfiles   number of files; each but the last has the same number of records
+    verbose  accepted without effect
+    raises   FormatError if there are no records for several files
+    """
+    rows, out = len(dataset), os.fspath(fname)
+    each = rows if nfiles <= 1 else -(-rows // nfiles)
+    if nfiles > 1:
+        if not each:
+            raise FormatError("no records to write", where=out)
+        os.makedirs(out, exist_ok=True)
+    for k, start in enumerate(range(0, max(rows, 1), max(each, 1))):
+        stop = min(rows, start + each)
+        name = os.path.join(out, f"PART_{k:05d}.ffr") if nfiles > 1 else out
+        with FileWriter(name, stop - start) as writer:
+            for i in range(start, stop):
+                writer.write_one(dataset[i])

@@ -6,18 +6,14 @@ from flarecli.lazy import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from flarecli.compat.granular import sources as sources
-    from flarecli.compat.granular.bag import BagReader as BagReader
-    from flarecli.compat.granular.bag import BagWriter as BagWriter
-    from flarecli.compat.granular.codecs import decoders as decoders
-    from flarecli.compat.granular.codecs import encoders as encoders
-    from flarecli.compat.granular.loader import Loader as Loader
-    from flarecli.compat.granular.readers import DatasetReader as DatasetReader
-    from flarecli.compat.granular.readers import ShardedDatasetReader as ShardedDatasetReader
-    from flarecli.compat.granular.writers import DatasetWriter as DatasetWriter
-    from flarecli.compat.granular.writers import ShardedDatasetWriter as ShardedDatasetWriter
+    from flarecli.compat.granular import sources
+    from flarecli.compat.granular.bag import BagReader, BagWriter
+    from flarecli.compat.granular.codecs import decoders, encoders
+    from flarecli.compat.granular.loader import Loader
+    from flarecli.compat.granular.readers import DatasetReader, ShardedDatasetReader
+    from flarecli.compat.granular.writers import DatasetWriter, ShardedDatasetWriter
 
-_FILES = {
+_MODULES = {
     "BagReader": "bag",
     "BagWriter": "bag",
     "DatasetReader": "readers",
@@ -45,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    found = globals()[name] = named(__name__, _FILES, name)
+    found = globals()[name] = named(__name__, _MODULES, name)
     return found
 
 

@@ -6,7 +6,7 @@ from flarecli.lazy import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from flarecli.compat.sds.dataset import StreamingDataset as StreamingDataset
+    from flarecli.compat.sds.dataset import StreamingDataset
 
 __all__ = ["StreamingDataset"]
 

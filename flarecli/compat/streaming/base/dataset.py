@@ -17,7 +17,7 @@ import numpy as np
 
 from flarecli.compat import register
 from flarecli.compat.epoch_counter import EpochCounter
-from flarecli.compat.streaming.base.format.reader import Shards, items
+from flarecli.compat.streaming.base.format.reader import Array, Shards
 from flarecli.compat.streaming.base.spanner import Spanner
 from flarecli.compat.streaming.base.stream import Stream, streams_registry
 from flarecli.compat.streaming.sampling import (
@@ -42,7 +42,7 @@ _ORDER = "flare-1"  # in a state: the order of samples that `sample_in_epoch` co
 _PARTITIONS, _ALGORITHMS = ("orig", "relaxed"), ("naive", "py1b", "py1br", "py1e", "py1s", "py2s")
 
 
-class StreamingDataset:
+class StreamingDataset(Array):
     """Samples by position, or the part of an epoch for this rank and DataLoader worker.
 
     streams       several datasets, instead of `remote`, `local` and `split` of one
@@ -241,9 +241,6 @@ class StreamingDataset:
         """Return the samples per epoch and rank, without those that fill up the epoch."""
         steps = self.epoch_size if self._batching is None else self._batching.steps
         return -(-steps // self._ranks()[1])
-
-    def __getitem__(self, at: Any) -> Any:
-        return items(at, self.size, self.get_item)
 
     def get_item(self, sample_id: int, retry: int = 7) -> Sample:
         """Return one sample by its position; fetch its shard first if it is missing."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-from flarecli.compat.streaming.base.format.reader import Shards, items, read_index
+from flarecli.compat.streaming.base.format.reader import Array, Shards, read_index
 from flarecli.model import Sample
 
 __all__ = ["LocalDataset"]
 
 
-class LocalDataset:
-    """A map-style dataset of a local folder: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `len(data)`.
+class LocalDataset(Array):
+    """A map-style dataset of a local folder.
 
     allow_unsafe_types  decode `pkl` columns, which runs code from the data
     """
@@ -22,25 +19,12 @@ class LocalDataset:
     ) -> None:
         self.local, self.split = local, split or ""
         self.shards = Shards(local, self.split, read_index(local, split), allow_unsafe_types)
+        self.num_samples = self.shards.starts[-1]
 
     @property
     def size(self) -> int:
         """Number of samples."""
-        return self.shards.starts[-1]
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples."""
-        return self.size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (self[i] for i in range(self.size))
-
-    def __getitem__(self, at: Any) -> Any:
-        return items(at, self.size, self.get_item)
+        return self.num_samples
 
     def get_item(self, sample_id: int) -> Sample:
         """Return one sample by its position."""

@@ -1,12 +1,12 @@
-"""Shards as in mosaicml-streaming: their samples, their listed files, and their local files."""
+"""Reader: the samples and the files of a shard; and the readers of all shards in an index."""
 
 from __future__ import annotations
 
 import os
 import struct
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from json import JSONDecodeError
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from flarecli.model import File, Sample, Settings, Shard
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 
-__all__ = ["FileInfo", "Reader", "Shards", "items", "read_index", "reader_from_json"]
+__all__ = ["Array", "FileInfo", "Reader", "Shards", "read_index", "reader_from_json"]
 
 MAX_OPEN_SHARDS = 128  # readers kept per folder
 
@@ -48,24 +48,44 @@ class FileInfo(NamedTuple):
     hashes: Mapping[str, str]
 
 
-def items(at: Any, size: int, get: Any) -> Any:
-    """Return what `[at]` selects: an item for an integer, a list for a slice, list or array."""
-    if isinstance(at, (int, np.integer)):
-        row = int(at) + size if at < 0 else int(at)
-        if not 0 <= row < size:
-            raise RowsError(f"sample {int(at)} is out of range; there are {size}")
-        return get(row)
-    if isinstance(at, slice):
-        return [get(row) for row in range(size)[at]]
-    if isinstance(at, (list, np.ndarray)):
-        return [items(one, size, get) for one in at]
-    raise UsageError(
-        f"expected an integer, a slice, or a list or array of integers, got {type(at).__name__}"
-    )
+class Array:
+    """Samples by position: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `len(data)`, iteration.
+
+    A subclass defines `size` and `get_item`.
+    """
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        raise NotImplementedError
+
+    def get_item(self, sample_id: int) -> Sample:
+        """Return one sample by its position."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.get_item, range(self.size))
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, (int, np.integer)):
+            row = int(at) + self.size if at < 0 else int(at)
+            if not 0 <= row < self.size:
+                raise RowsError(f"sample {int(at)} is out of range; there are {self.size}")
+            return self.get_item(row)
+        if isinstance(at, slice):
+            return [self.get_item(row) for row in range(self.size)[at]]
+        if isinstance(at, (list, np.ndarray)):
+            return [self[one] for one in at]
+        raise UsageError(
+            f"expected an integer, a slice, or a list or array of integers, got {type(at).__name__}"
+        )
 
 
-class Reader:
-    """A shard: `len`, `[i]`, `[a:b]`, iteration, and the methods of the original.
+class Reader(Array):
+    """The samples of a shard, and the methods of the original.
 
     dirname, split  its folder
     entry           its entry in `index.json`
@@ -104,21 +124,12 @@ class Reader:
         self.separator: str = entry.get("separator", mds_config.SEPARATORS.get(self.format, ","))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self.dirname, self.split, self._entry, self.allow_unsafe_types)
+        return _reader, (self.dirname, self.split, self._entry, self.allow_unsafe_types)
 
     @property
     def size(self) -> int:
         """Number of samples."""
         return self.samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, at: Any) -> Any:
-        return items(at, self.samples, self.get_item)
-
-    def __iter__(self) -> Iterator[Sample]:
-        return map(self.get_item, range(self.samples))
 
     def validate(self, allow_unsafe_types: bool) -> None:
         """Raise PicklesError if the shard has pickles and they are not allowed."""
@@ -142,13 +153,13 @@ class Reader:
         """Return samples in the given order; near ones share a read."""
         for row in rows:
             self._check(row)
-        shard = self._opened()
+        shard = self._open()
         return [self._decoded(row) for row in formats.find(self.format).read_rows(shard, rows)]
 
     def get_sample_data(self, idx: int) -> bytes:
         """Return the stored bytes of one sample."""
         self._check(idx)
-        shard = self._opened()
+        shard = self._open()
         starts = shard.layout["starts"]
         return bytes(spans.read(shard.chunk, [(int(starts[idx]), int(starts[idx + 1]))])[0])
 
@@ -191,7 +202,7 @@ class Reader:
             out[name] = value if scalar is None else scalar(value)
         return out
 
-    def _opened(self) -> Shard:
+    def _open(self) -> Shard:
         if self._shard is None:
             at = locate(f"{self._where.rstrip('/')}/")
             raws = [raw for raw, _ in self.file_pairs]
@@ -273,10 +284,12 @@ class Reader:
         return size
 
 
-def _unpickle(dirname: str, split: str, entry: Mapping[str, Any], allow: bool) -> Reader:
-    found = Reader(dirname, split, entry)
-    found.allow_unsafe_types = allow
-    return found
+def _reader(
+    dirname: str, split: str | None, entry: Mapping[str, Any], allow_unsafe_types: bool
+) -> Reader:
+    reader = reader_from_json(dirname, split, entry)
+    reader.allow_unsafe_types = allow_unsafe_types
+    return reader
 
 
 def _scalar(encoding: str) -> Any:
@@ -305,13 +318,16 @@ class Shards(Sequence[Reader]):
         entries: Sequence[Mapping[str, Any]],
         allow_unsafe_types: bool = False,
     ) -> None:
-        self._dirname, self._split, self._entries = dirname, split, entries
-        self._allow_unsafe_types = allow_unsafe_types
-        self._readers: OrderedDict[int, Reader] = OrderedDict()
+        @lru_cache(MAX_OPEN_SHARDS)
+        def reader(i: int) -> Reader:
+            return _reader(dirname, split, entries[i], allow_unsafe_types)
+
+        self._args, self._entries = (dirname, split, entries, allow_unsafe_types), entries
+        self._reader = reader
         self.starts = [0, *accumulate(int(one["samples"]) for one in entries)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Shards, (self._dirname, self._split, self._entries, self._allow_unsafe_types)
+        return Shards, self._args
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -319,14 +335,7 @@ class Shards(Sequence[Reader]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return [self[k] for k in range(len(self))[i]]
-        i = range(len(self))[i]
-        if (found := self._readers.get(i)) is None:
-            found = reader_from_json(self._dirname, self._split, self._entries[i])
-            found.allow_unsafe_types = self._allow_unsafe_types
-            self._readers[i] = found
-            while len(self._readers) > MAX_OPEN_SHARDS:
-                self._readers.popitem(last=False)
-        return found
+        return self._reader(range(len(self))[i])
 
     def files(self, i: int) -> list[tuple[str, int]]:
         """Return name and listed bytes of each file of a shard, compressed ones included."""
