@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>&- && echo $$p && break; done)
 BIN := .venv/bin
-SPREAD := --numprocesses=auto --maxprocesses=4 --dist=loadfile
+SPREAD := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 PORTABLE := $(CURDIR)/tests/portable
 
 help:   ## list the targets

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import shutil
 import signal
 import socket
 import struct
+import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.servers import end, free_port, wait_until_it_answers
 
 settings.register_profile(
     "clockless", deadline=None
 )  # how long a call takes depends on the machine
 settings.load_profile("clockless")
+
+# In memory, because packs wait for fsync: on a disk the suite takes twice as long.
+MEMORY, MIN_FREE_BYTES = "/dev/shm", 4 << 30
+if (
+    os.access(MEMORY, os.W_OK)
+    and shutil.disk_usage(MEMORY).free > MIN_FREE_BYTES
+    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 # Processes inherit ignored signals, and tests send them. A shell ignores SIGINT for background jobs,
 # nohup ignores SIGHUP; a handler that does nothing is not inherited, and hangups still do not end the tests.
@@ -26,6 +42,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_signal_handlers():
+    """Restore the handlers of signals: Ray's for SIGTERM keeps the forks of later tests from ending."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in handlers.items():
+        if handler is not None:
+            signal.signal(number, handler)
 
 
 def pytest_make_parametrize_id(val, argname):
@@ -144,6 +171,38 @@ class Web:
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
+
+
+@pytest.fixture(scope="session")
+def forked_flare():
+    """Return the start of a command line that runs as `flare` does, in a fork: see forked_flare.py."""
+    program = str(Path(__file__).with_name("forked_flare.py"))
+    with tempfile.TemporaryDirectory() as folder:  # a name of at most 104 bytes, unlike tmp_path
+        path = f"{folder}/socket"
+        server = subprocess.Popen(
+            [sys.executable, program, "--serve", path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        with server:
+            assert server.stdout.readline() == b"listening\n"
+            # Without site and PYTHON* variables the client starts in 15 ms.
+            yield [sys.executable, "-I", "-S", program, path]
+            server.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def moto():
+    """The address of an S3 server; it checks no signatures."""
+    pytest.importorskip("moto.server")
+    port = free_port()
+    argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until_it_answers(process, f"http://127.0.0.1:{port}/moto-api/")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        end(process)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from flarecli import prefetch
 
 
 def is_idle(but=frozenset()):
-    """Wait up to five seconds until no thread of the pool runs a task; return whether it came to that."""
-    end = time.monotonic() + 5
+    """Wait up to 60 seconds until no thread of the pool runs a task; return whether it came to that."""
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         threads = {one for one in threading.enumerate() if one.name == "flare-pool"} - but
         if prefetch._idle._value >= len(threads):

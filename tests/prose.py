@@ -16,6 +16,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -151,6 +152,7 @@ def _split(first: int, lines: list[str]) -> Texts:
         begin = end
 
 
+@cache
 def texts(root: Path = ROOT) -> dict[str, list[tuple[str, str]]]:
     """Return kind -> (file and line, text) of everything that can be drawn."""
     found: dict[str, list[tuple[str, str]]] = {kind: [] for kind, _ in DRAWN}

@@ -73,6 +73,9 @@ INNER = {  # modules that other packages import directly; everything else is imp
 }
 
 
+parsed = cache(ast.parse)  # several tests read the whole package
+
+
 class Import(NamedTuple):
     """An import of module `of` in module `by`; `at_load` if it runs when `by` is loaded."""
 
@@ -131,7 +134,7 @@ def imports_of(name, source, known):
             else:
                 walk(child, at_load, for_types)
 
-    walk(ast.parse(source), True, False)
+    walk(parsed(source), True, False)
     return found
 
 
@@ -318,7 +321,7 @@ def test_the_package_contains_no_assert():
     asserts = [
         (name, node.lineno)
         for name, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path.read_text()))
         if isinstance(node, ast.Assert) and name != "flarecli.testing"  # which is a test suite
     ]
     assert asserts == []
@@ -333,7 +336,7 @@ def probes(source):
 
     return [
         node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id in ("getattr", "hasattr")

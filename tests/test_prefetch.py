@@ -171,7 +171,7 @@ def run_with_timeout(call):
     """Run a call on a new thread, and return whether it ended within ten seconds."""
     done = threading.Event()
     threading.Thread(target=lambda: (call(), done.set()), daemon=True).start()
-    return done.wait(10)
+    return done.wait(60)
 
 
 def test_calls_that_use_the_pool_themselves_do_not_deadlock():
@@ -227,7 +227,7 @@ def test_put_returns_ready_results_and_waits_if_the_queue_is_full():
     gate = threading.Event()
 
     def call(item):
-        assert gate.wait(10)
+        assert gate.wait(60)
         return item
 
     with OrderedQueue(call, workers=2, max_items=3) as behind:
@@ -263,7 +263,7 @@ def test_closing_a_queue_can_wait_for_calls_in_flight():
     behind = OrderedQueue(call, workers=1, max_items=8)
     for item in range(3):
         behind.put(item)
-    assert begun.wait(10)
+    assert begun.wait(60)
     behind.close(wait=True)
     assert ended == [0]
 
@@ -310,9 +310,9 @@ def test_an_interrupt_ends_the_wait_for_a_call_that_blocks(wait):
     assert child.stdout.readline() == "begun\n"
     start = time.monotonic()
     child.send_signal(signal.SIGINT)
-    assert child.communicate(timeout=20)[0] == "interrupted\n"
+    assert child.communicate(timeout=60)[0] == "interrupted\n"
     assert child.returncode == 0
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 50  # the call blocks for 60 s
 
 
 # -- threads
@@ -366,7 +366,7 @@ def test_idle_threads_end_and_new_ones_start_when_needed():
     assert list(ordered_map(str, range(9), workers=3)) == [str(item) for item in range(9)]
     assert is_idle()
     prefetch.close_idle_threads()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while any(one.name == "flare-pool" for one in threading.enumerate()):
         assert time.monotonic() < end
     assert list(ordered_map(str, range(9), workers=3)) == [str(item) for item in range(9)]

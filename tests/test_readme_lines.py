@@ -2,6 +2,7 @@
 
 import io
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("line", "page"), sorted(lines().items()))
-def test_the_line_runs(line, page, place, tmp_path):
+def test_the_line_runs(line, page, place, tmp_path, forked_flare):
     here = tmp_path / "here"
     shutil.copytree(place, here)
     for old, new in HERE:
@@ -99,7 +100,7 @@ def test_the_line_runs(line, page, place, tmp_path):
     fails = (
         "" if line.endswith("| head") else "set -o pipefail; "
     )  # whoever writes to a head that has enough is ended
-    script = f'{fails}flare() {{ "{sys.executable}" -m flarecli "$@"; }}; python() {{ "{sys.executable}" "$@"; }}\n{line}'
+    script = f'{fails}flare() {{ {shlex.join(forked_flare)} "$@"; }}; python() {{ "{sys.executable}" "$@"; }}\n{line}'
     ran = subprocess.run(
         ["bash", "-c", script], cwd=here, capture_output=True, timeout=120, check=False
     )

@@ -2,9 +2,9 @@
 
 import gzip
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ def rows(start, stop):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
-def test_the_recipes_do_what_they_say(tmp_path):
+def test_the_recipes_do_what_they_say(tmp_path, forked_flare):
     pq.write_table(rows(0, 30), tmp_path / "first.parquet")
     pq.write_table(rows(30, 40), tmp_path / "more.parquet")
     pq.write_table(pa.table({"score": [i / 30 for i in range(30)]}), tmp_path / "scores.parquet")
@@ -36,7 +36,7 @@ def test_the_recipes_do_what_they_say(tmp_path):
     ]
     commands = [line[2:] for line in lines if line.startswith("$ ")]
     script = [
-        f'flare() {{ "{sys.executable}" -m flarecli "$@"; }}',
+        f'flare() {{ {shlex.join(forked_flare)} "$@"; }}',
         *(f'{command}\necho "$?" >> codes; echo @@@' for command in commands),
     ]
     ran = subprocess.run(

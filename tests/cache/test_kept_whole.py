@@ -231,7 +231,7 @@ def test_a_child_is_another_process(opened, bucket, tmp_path):
 def assert_nothing_held():
     """A transfer that was under way at the end of a run ends by itself, and then holds nothing."""
     (one,) = directory._folders.values()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while one.views._passing and time.monotonic() < until:
         time.sleep(0.01)
     assert one.views._passing_bytes == 0 and not one.views._passing
@@ -442,7 +442,7 @@ def test_what_is_fetched_while_a_run_ends_leaves_memory(shards, monkeypatch):
         began = threading.Event()
         made = threading.Thread(target=work, args=(Part(np.array(rows), False),))
         made.start()
-        assert began.wait(20)
+        assert began.wait(60)
         if rows == [0]:
             work.end()
         fetch.set()

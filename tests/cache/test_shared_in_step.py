@@ -119,7 +119,7 @@ def test_processes_in_step_have_each_shard_fetched_once(bucket, packed, tmp_path
             for one in ranks:
                 one.stdin.write("\n")
             rows += [int(n) for one in ranks for n in one.stdout.readline().split()]
-        assert [one.wait(20) for one in ranks] == [0] * RANKS
+        assert [one.wait(60) for one in ranks] == [0] * RANKS
     finally:
         for one in ranks:
             one.kill()

@@ -110,6 +110,23 @@ def flare_run(flare_process):
     return run
 
 
+@pytest.fixture
+def flare_forked(forked_flare):
+    """Run `flare ARGS` to its end in a process forked from one that has imported flarecli."""
+
+    def run(args, env=None):
+        ran = subprocess.run(
+            [*forked_flare, *args],
+            env=environment(**(env or {})),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+        )
+        return Outcome(ran.returncode, ran.stdout, ran.stderr.decode())
+
+    return run
+
+
 class _Stream(io.TextIOWrapper):
     """A stream as Python gives one: text over bytes."""
 

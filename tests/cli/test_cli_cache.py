@@ -33,12 +33,12 @@ def fetched(web):
     return found
 
 
-def test_cat_reads_from_the_cache_what_it_fetched_before(flare_run, web, dataset, tmp_path):
+def test_cat_reads_from_the_cache_what_it_fetched_before(flare_forked, web, dataset, tmp_path):
     home = str(tmp_path / "kept")
-    ran = flare_run(["cat", dataset, "--cache", home])
+    ran = flare_forked(["cat", dataset, "--cache", home])
     assert (ran.code, ran.out, ran.err) == (0, ROWS, "")
     assert fetched(web) == ["/set/playlist.yaml", "/set/shard.00000.mds"]
-    ran = flare_run(["cat", dataset], env={"FLARE_CACHE": home})
+    ran = flare_forked(["cat", dataset], env={"FLARE_CACHE": home})
     assert (ran.code, ran.out, ran.err) == (0, ROWS, "")
     assert fetched(web) == []
 
@@ -53,30 +53,32 @@ def test_cat_reads_from_the_cache_what_it_fetched_before(flare_run, web, dataset
     ],
     ids=lambda command: command[0],
 )
-def test_every_command_that_reads_keeps_what_it_fetches(flare_run, web, dataset, tmp_path, command):
+def test_every_command_that_reads_keeps_what_it_fetches(
+    flare_forked, web, dataset, tmp_path, command
+):
     outs = []
     for turn in ("first", "second"):
         args = [{"SET": dataset, "OUT": str(tmp_path / turn)}.get(arg, arg) for arg in command]
-        ran = flare_run([*args, "--cache", str(tmp_path / "kept")])
+        ran = flare_forked([*args, "--cache", str(tmp_path / "kept")])
         assert (ran.code, ran.err) == (0, "")
         outs.append(ran.out.replace(turn, "OUT"))
         assert bool(fetched(web)) == (turn == "first")
     assert outs[0] == outs[1]
 
 
-def test_verify_reads_what_is_there_and_not_a_copy(flare_run, web, dataset, tmp_path):
-    ran = flare_run(["verify", dataset], env={"FLARE_CACHE": str(tmp_path / "kept")})
+def test_verify_reads_what_is_there_and_not_a_copy(flare_forked, web, dataset, tmp_path):
+    ran = flare_forked(["verify", dataset], env={"FLARE_CACHE": str(tmp_path / "kept")})
     assert (ran.code, os.path.exists(tmp_path / "kept")) == (0, False)
-    ran = flare_run(["verify", dataset, "--cache", str(tmp_path / "kept")])
+    ran = flare_forked(["verify", dataset, "--cache", str(tmp_path / "kept")])
     assert (ran.code, ran.err) == (
         2,
         "error: no such option: --cache\nhint: Run `flare verify --help`.\n",
     )
 
 
-def test_inspect_shows_what_a_cache_keeps(flare_run, dataset, tmp_path):
+def test_inspect_shows_what_a_cache_keeps(flare_forked, dataset, tmp_path):
     home = str(tmp_path / "kept")
-    flare_run(["cat", dataset, "--cache", home, "--cache-limit", "5MB"])
+    flare_forked(["cat", dataset, "--cache", home, "--cache-limit", "5MB"])
     fetched_bytes = {
         name: os.path.getsize(tmp_path / "set" / name)
         for name in ("playlist.yaml", "shard.00000.mds")
@@ -93,7 +95,7 @@ def test_inspect_shows_what_a_cache_keeps(flare_run, dataset, tmp_path):
         )
     )
     total, base = sum(sizes.values()), dataset.removesuffix("playlist.yaml")
-    ran = flare_run(["inspect", "--cache", home])
+    ran = flare_forked(["inspect", "--cache", home])
     rows = "".join(f"{base}{name}\twhole\t{size}\t0 s\n" for name, size in sizes.items())
     assert (ran.code, ran.err) == (0, "")
     assert (
@@ -101,10 +103,10 @@ def test_inspect_shows_what_a_cache_keeps(flare_run, dataset, tmp_path):
         == f"{home}: 2 copies, {format_size(total)}\n\naddress\tpart\tbytes\tunused for\n{rows}"
     )
     assert (
-        flare_run(["inspect", "-q"], env={"FLARE_CACHE": home}).out
+        flare_forked(["inspect", "-q"], env={"FLARE_CACHE": home}).out
         == f"{home}: 2 copies, {format_size(total)}\n"
     )
-    found = json.loads(flare_run(["inspect", "--cache", home, "--json"]).out)
+    found = json.loads(flare_forked(["inspect", "--cache", home, "--json"]).out)
     assert all(copy.pop("idle_s") >= 0 for copy in found["copies"])
     copies = [
         {"address": base + name, "part": "whole", "bytes": size} for name, size in sizes.items()
@@ -112,39 +114,39 @@ def test_inspect_shows_what_a_cache_keeps(flare_run, dataset, tmp_path):
     assert found == {"cache": home, "bytes": total, "copies": copies}
 
 
-def test_inspect_of_no_cache_and_of_nothing(flare_run, tmp_path):
-    ran = flare_run(["inspect", "--cache", str(tmp_path / "none")])
+def test_inspect_of_no_cache_and_of_nothing(flare_forked, tmp_path):
+    ran = flare_forked(["inspect", "--cache", str(tmp_path / "none")])
     assert (ran.code, ran.out, ran.err) == (0, f"{tmp_path}/none: 0 copies, 0 B\n", "")
     (tmp_path / "file").touch()
-    ran = flare_run(["inspect", "--cache", str(tmp_path / "file")])
+    ran = flare_forked(["inspect", "--cache", str(tmp_path / "file")])
     hint = "hint: Name a folder that was used as --cache.\n"
     assert (ran.code, ran.out, ran.err) == (
         3,
         "",
         f"error: {tmp_path}/file: Not a directory\n{hint}",
     )
-    ran = flare_run(["inspect"])
+    ran = flare_forked(["inspect"])
     hint = "hint: Name a dataset, or a cache with --cache.\n"
     assert (ran.code, ran.out, ran.err) == (2, "", f"error: missing argument 'SOURCE...'\n{hint}")
 
 
-def test_a_cache_that_cannot_be_used_is_one_note(flare_run, dataset, tmp_path):
+def test_a_cache_that_cannot_be_used_is_one_note(flare_forked, dataset, tmp_path):
     (tmp_path / "file").touch()
-    ran = flare_run(
+    ran = flare_forked(
         ["cat", dataset, "--cache", str(tmp_path / "file")], env={"PYTHONWARNINGS": "error"}
     )
     assert (ran.code, ran.out) == (0, ROWS)
     assert ran.err == f"the cache in {tmp_path}/file is not used: file exists\n"
-    ran = flare_run(["cat", dataset, "-q", "--cache", str(tmp_path / "file")])
+    ran = flare_forked(["cat", dataset, "-q", "--cache", str(tmp_path / "file")])
     assert (ran.code, ran.out, ran.err) == (0, ROWS, "")
 
 
 def test_relative_links_of_an_index_that_is_cached_may_lead_where_the_user_named(
-    flare_run, web, tmp_path
+    flare_forked, web, tmp_path
 ):
     web.file("/i/index.jsonl", b'{"u": "a.bin"}\n', '"1"')
     web.file("/i/a.bin", b"bytes", '"2"')
-    ran = flare_run(
+    ran = flare_forked(
         [
             "pack",
             web.url("/i/index.jsonl"),

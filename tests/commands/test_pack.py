@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flarecli import commands, playlists, read
+from flarecli.__main__ import main
 from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
 from flarecli.progress import Progress
 from flarecli.storage import locate
@@ -227,7 +228,6 @@ def _stopping(stop):
 
 def test_killed_anywhere_and_run_again(tmp_path, server):
     source = index(tmp_path, server, bad={5, 50})
-    command = [sys.executable, "-m", "flarecli", "pack", source]
     options = [
         "--fetch",
         "data_url:image",
@@ -241,31 +241,22 @@ def test_killed_anywhere_and_run_again(tmp_path, server):
         "-q",
         "--allow-private",
     ]
-    assert (
-        subprocess.run(
-            [*command, f"{tmp_path}/whole", *options],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ).returncode
-        == 1
-    )
+    assert main(["pack", source, f"{tmp_path}/whole", *options]) == 1
     rng = random.Random(7)
     for round in range(4):
         out = f"{tmp_path}/out{round}"
+        arguments = ["pack", source, out, *options]
         process = subprocess.Popen(
-            [*command, out, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "flarecli", *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         time.sleep(rng.uniform(0.3, 1.2))
         process.send_signal(signal.SIGKILL)
         process.wait()
         if os.path.exists(f"{out}/.flare/journal"):
             assert list(commands.verify(out))
-        assert (
-            subprocess.run(
-                [*command, out, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            ).returncode
-            == 1
-        )
+        assert main(arguments) == 1
         assert files(out) == files(tmp_path / "whole")
 
 

@@ -267,9 +267,9 @@ def test_killed_anywhere_and_resumed_it_gives_the_bytes_of_an_unbroken_pack(
         "import sys, flarecli; flarecli.pack(sys.argv[1], sys.argv[2], part_rows=3, shard_size=300, resume=True)",
         index,
     ]
-    subprocess.run([*argv, str(tmp_path / "whole")], check=True, timeout=120)
+    flarecli.pack(index, tmp_path / "whole", part_rows=3, shard_size=300)
     kills = 0
-    for round in range(4):
+    for round in range(3):
         out = tmp_path / f"out{round}"
         while True:
             process = subprocess.Popen([*argv, str(out)])
@@ -280,7 +280,7 @@ def test_killed_anywhere_and_resumed_it_gives_the_bytes_of_an_unbroken_pack(
                 and time.monotonic() < deadline
             ):
                 time.sleep(0.005)
-            if process.poll() is None and kills < 8:
+            if process.poll() is None and kills < 6:
                 process.send_signal(signal.SIGKILL)
                 process.wait(60)
                 kills += 1
@@ -375,6 +375,9 @@ def test_a_query_over_several_rows_is_refused(index: str, tmp_path: Path, query:
         caught.value.message
         == "--where looks at several rows at once, and a part sees its own alone"
     )
+
+
+def test_a_query_over_single_rows_is_packed_in_parts(index: str, tmp_path: Path) -> None:
     packed = flarecli.pack(
         index,
         str(tmp_path / "out"),

@@ -207,8 +207,8 @@ def test_an_unpack_that_fails_at_once_removes_what_it_made_and_nothing_else(
     assert (tmp_path / "f" / "mine").read_text() == "mine"
 
 
-@pytest.mark.parametrize("index", ["jsonl", "none"])
-def test_killed_before_any_step_it_is_gone_on_with_or_begun_anew(source, tmp_path, index):
+@pytest.mark.parametrize(("index", "stride"), [("jsonl", 1), ("none", 3)])
+def test_killed_before_any_step_it_is_gone_on_with_or_begun_anew(source, tmp_path, index, stride):
     some, others = {"index": index, "rows": "0:6"}, {"index": index, "rows": "2:7"}
     commands.unpack(source, str(tmp_path / "whole"), **some)
     commands.unpack(source, str(tmp_path / "other"), **others)
@@ -238,7 +238,7 @@ def test_killed_before_any_step_it_is_gone_on_with_or_begun_anew(source, tmp_pat
             if (again / ".flare" / "journal").exists():
                 commands.unpack(source, str(again), overwrite=True, **others)
                 assert tree(again) == other, step
-        step += 1
+        step += stride
     assert step > 30
 
 

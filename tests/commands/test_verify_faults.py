@@ -131,5 +131,5 @@ def test_a_check_left_half_way_ends_its_threads_and_waits_for_nobody(out):
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "verify":
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()

@@ -41,7 +41,7 @@ def test_the_next_files_are_read_while_one_is_worked_on():
     def waits(number):
         if number < MAX_OPEN_FILES:
             yield batch(number)
-            together.wait(20)
+            together.wait(60)
         yield batch(number)
 
     assert numbers(read_ahead((lambda n=n: waits(n)) for n in range(9))) == [
@@ -81,7 +81,7 @@ def test_who_takes_one_batch_and_leaves_has_read_one(monkeypatch):
     assert read == [0]
     next(first)
     next(first)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while set(read) != set(range(MAX_OPEN_FILES)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert set(read) == set(range(MAX_OPEN_FILES))

@@ -56,7 +56,7 @@ def test_a_process_reads_what_another_wrote(start, ahead, monkeypatch):
         ways.add(place is not None)
         room.release()
     over.set()
-    process.join(10)
+    process.join(60)
     assert process.exitcode == 0 and True in ways
 
 

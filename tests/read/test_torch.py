@@ -322,5 +322,5 @@ def odd(samples):
 
 def test_tensors_of_types_that_numpy_lacks_are_sent_by_workers(data):
     stream = IterableDataset(data, 64, transform=dict, collate=odd)
-    batch = next(iter(DataLoader(stream, batch_size=None, num_workers=1, timeout=20)))
+    batch = next(iter(DataLoader(stream, batch_size=None, num_workers=1, timeout=60)))
     assert batch["small"].dtype == torch.float8_e4m3fn and batch["turned"].tolist() == [-1j, -1j]

@@ -339,21 +339,22 @@ def test_what_is_random_in_a_condition_is_the_same_every_time(expression):
     assert one
 
 
-@pytest.mark.parametrize(
-    "expression",
-    ["z >= '2020-01-01'", "SELECT z, CAST(z AS VARCHAR) AS text, hour(z) AS hour FROM dataframe"],
-)
-def test_the_time_zone_of_the_machine_changes_nothing(expression):
+def test_the_time_zone_of_the_machine_changes_nothing():
+    queries = [
+        "z >= '2020-01-01'",
+        "SELECT z, CAST(z AS VARCHAR) AS text, hour(z) AS hour FROM dataframe",
+    ]
     code = """
 import datetime, sys, pyarrow as pa
 from flarecli.sql import select
 batch = pa.record_batch({"z": pa.array([datetime.datetime(2020, 1, 1)], pa.timestamp("us", "UTC"))})
-schema, batches = select(batch.schema, iter([batch]), sys.argv[1])
-print(schema, [batch.to_pylist() for batch in batches])
+for query in sys.argv[1:]:
+    schema, batches = select(batch.schema, iter([batch]), query)
+    print(schema, [batch.to_pylist() for batch in batches])
 """
     told = {
         subprocess.run(
-            [sys.executable, "-c", code, expression],
+            [sys.executable, "-c", code, *queries],
             env={**os.environ, "TZ": zone},
             capture_output=True,
             text=True,
@@ -363,7 +364,7 @@ print(schema, [batch.to_pylist() for batch in batches])
         for zone in ("UTC", "America/New_York", "Asia/Kolkata")
     }
     assert len(told) == 1
-    assert "2020, 1, 1, 0, 0" in told.pop()
+    assert told.pop().count("2020, 1, 1, 0, 0") == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import itertools
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ import pytest
 
 from flarecli.storage import Limits
 from flarecli.storage.http.engine import Engine
+from tests.servers import end, free_port, wait_until_it_answers
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 NO_CLOUD = {  # nothing of this machine's own settings counts, and no metadata service is asked
@@ -39,30 +39,6 @@ NO_CLOUD = {  # nothing of this machine's own settings counts, and no metadata s
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # the same for everybody
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def wait_until_it_answers(process, url):
-    for _ in range(600):
-        try:
-            return urllib.request.urlopen(url, timeout=1).close()
-        except urllib.error.HTTPError:
-            return None
-        except OSError:
-            if process.poll() is not None:
-                break
-            time.sleep(0.05)
-    raise RuntimeError(f"{url} does not answer")
-
-
-def end(process):
-    process.terminate()
-    process.wait(10)
-
-
 @pytest.fixture
 def engine():
     """Make engines that are closed in the end."""
@@ -74,20 +50,6 @@ def engine():
             return one
 
         yield make
-
-
-@pytest.fixture(scope="session")
-def moto():
-    """The address of an S3 server; it checks no signatures."""
-    pytest.importorskip("moto.server")
-    port = free_port()
-    argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_until_it_answers(process, f"http://127.0.0.1:{port}/moto-api/")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        end(process)
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_an_object_may_be_as_large_as_the_limit_and_no_byte_larger(web, engine, 
     arrived = SimpleQueue()
     one = engine(max_bytes=1000)
     one.submit([Request(parse(web.url("/a")), arrived.put, private=True)])
-    found = arrived.get(timeout=5)
+    found = arrived.get(timeout=60)
     assert (found.fault and found.fault.kind, len(found.data)) == (fault, 0 if fault else 1000)
     for _ in range(500):
         if not any(pool.busy for pool in one._pools.values()):

@@ -33,7 +33,7 @@ def file(tmp_path_factory):
     ),
     st.sampled_from([1, 1000, 300_000]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_part_is_that_of_the_file_and_every_byte_is_summed_once_in_whatever_order_they_are_asked_for(
     file, asked, room
 ):

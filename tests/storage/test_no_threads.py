@@ -117,7 +117,7 @@ def test_without_a_thread_that_renews_it_a_lock_is_released(tmp_path, allowed):
     allowed(1)
     lease = Lease(lock, "s3://b/out", waits=False)
     lease.expire()
-    lease._thread.join(10)
+    lease._thread.join(60)
     assert not lease._thread.is_alive()
     assert lock.exists()
 
@@ -126,7 +126,7 @@ def test_an_abandoned_pack_that_no_thread_can_finish_lets_its_lock_expire(tmp_pa
     allowed(1)
     target, done = BucketTarget(locate(str(tmp_path)) / "out"), []
     target.run_finalizer(lambda: done.append("on a thread"))
-    target._lease._thread.join(10)
+    target._lease._thread.join(60)
     assert not target._lease._thread.is_alive()
     assert done == []
     assert (tmp_path / "out/.flare/lock").exists()

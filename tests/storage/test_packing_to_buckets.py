@@ -55,7 +55,7 @@ def put(address, name, data):
 
 
 def options(**more):
-    return {"shard_size": 20_000, "on_error": "skip", **more}
+    return {"shard_size": 40_000, "on_error": "skip", **more}
 
 
 HOLDS = {
@@ -78,8 +78,8 @@ def test_each_format_is_the_same_in_a_bucket_as_on_a_disk(s3, index, tmp_path, f
         table = pq.read_table(index).append_column("key", pa.array([f"k{i}" for i in range(ROWS)]))
         index = str(tmp_path / "keyed.parquet")
         pq.write_table(table.select(HOLDS[format]), index)
-    local = commands.pack(index, str(tmp_path / "out"), format=format, shard_size=20_000, **more)
-    packed = commands.pack(index, f"{s3}/deep/out", format=format, shard_size=20_000, **more)
+    local = commands.pack(index, str(tmp_path / "out"), format=format, shard_size=40_000, **more)
+    packed = commands.pack(index, f"{s3}/deep/out", format=format, shard_size=40_000, **more)
     assert (packed.rows, packed.shards, packed.playlist) == (
         local.rows,
         local.shards,
@@ -311,7 +311,7 @@ class Watcher(threading.Thread):
             found = objects_named(self.out)
             if "playlist.yaml" in found and not self.all <= found:
                 self.wrong.append(sorted(found))
-            time.sleep(0.03)
+            time.sleep(0.1)
 
 
 def objects_named(address):

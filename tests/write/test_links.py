@@ -519,7 +519,7 @@ def test_closing_early_ends_every_transfer_and_its_thread(web, at):
     began = time.monotonic()
     assert next(stream).batch.num_rows == 1
     stream.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # the server hangs for 20 s
     assert threading.active_count() - len(web_threads()) == before
 
 

@@ -120,7 +120,7 @@ def test_shards_are_noted_in_order_whichever_is_there_first():
     noted, gate = [], threading.Event()
 
     def first() -> Chunk:
-        assert gate.wait(10)
+        assert gate.wait(60)
         return chunk(0)
 
     def second() -> Chunk:
@@ -161,7 +161,7 @@ def test_a_large_shard_waits_for_all_that_it_has_no_room_beside():
     gate, noted = threading.Event(), []
 
     def make() -> Chunk:
-        assert gate.wait(10)
+        assert gate.wait(60)
         return chunk(0)
 
     queue, note = ShardQueue(4), lambda made, next: noted.append(next)
@@ -205,14 +205,14 @@ def test_an_interrupt_while_a_thread_starts_leaves_no_shard_that_is_still_being_
 
     def make() -> Chunk:
         running.set()
-        assert gate.wait(10)
+        assert gate.wait(60)
         ended.append(1)
         return chunk(0)
 
     def interrupted(task) -> None:
         if is_running:
             start(task)
-            assert running.wait(10)
+            assert running.wait(60)
             threading.Timer(0.05, gate.set).start()
         raise KeyboardInterrupt
 

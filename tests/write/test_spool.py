@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from flarecli.__main__ import main
+
 ROWS, STUCK = 60, 40  # the object of row STUCK does not come until it is allowed to
 FETCHED = {row for row in range(ROWS) if row % 9 != 8 and row != STUCK}
 OPTIONS = ["--fetch", "url:data", "--key", "id", "--on-error", "skip", "-q", "--retries", "0"]
@@ -90,12 +92,6 @@ def index(tmp_path, server):
 def argv(index, out, server, *more):
     host = f"127.0.0.1:{server.server_port}"
     return ["pack", str(index), str(out), *OPTIONS, "--allow-host", host, *more]
-
-
-def run(arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "flarecli", *arguments], capture_output=True, text=True, check=False
-    )
 
 
 SOON = """
@@ -182,7 +178,7 @@ def whole(index, tmp_path, server, packed_before):
     def packed(*more):
         if more not in packed_before:
             server.may_end.set()
-            assert run(argv(index, tmp_path / "whole", server, *more)).returncode == 1
+            assert main(argv(index, tmp_path / "whole", server, *more)) == 1
             packed_before[more] = files(tmp_path / "whole")
         return packed_before[more]
 
@@ -207,7 +203,7 @@ def test_a_stopped_pack_is_resumed_without_fetching_anything_twice(
     assert kinds == {b'{"kind": "rows",', b'{"kind": "links"'}
     assert not [one for one in files(tmp_path / "out") if one.endswith(".part")]
     server.may_end.set()
-    assert run(argv(index, tmp_path / "out", server, "--resume", *cut)).returncode == 1
+    assert main(argv(index, tmp_path / "out", server, "--resume", *cut)) == 1
     assert fetched_again(server) == []
     assert files(tmp_path / "out") == whole(*cut)
 
@@ -221,7 +217,7 @@ def test_a_killed_pack_fetches_nothing_again_that_was_saved(
     arguments = argv(index, tmp_path / "out", server, *more)
     assert stopped(arguments, server, signal.SIGKILL, saves_soon=True)[0] == -signal.SIGKILL
     server.may_end.set()
-    assert run([*arguments, "--resume"]).returncode == 1
+    assert main([*arguments, "--resume"]) == 1
     assert fetched_again(server) == []
     assert files(tmp_path / "out") == whole(*more)
 
@@ -231,7 +227,7 @@ def test_it_may_be_stopped_again_and_again(tmp_path, index, server, whole):
     for number, code in SIGNALS:
         assert stopped([*arguments, "--resume"], server, number)[0] == code
     server.may_end.set()
-    assert run([*arguments, "--resume"]).returncode == 1
+    assert main([*arguments, "--resume"]) == 1
     assert fetched_again(server) == []
     assert files(tmp_path / "out") == whole("--shard-size", "1MB")
 
@@ -259,7 +255,7 @@ def test_a_damaged_file_of_the_spool_is_fetched_again(tmp_path, index, server, w
     for path in spooled:
         damage(path)
     server.may_end.set()
-    assert run([*arguments, "--resume"]).returncode == 1
+    assert main([*arguments, "--resume"]) == 1
     assert len(fetched_again(server)) > 40
     assert files(tmp_path / "out") == whole("--shard-rows", "1000")
 
@@ -275,17 +271,18 @@ def test_addresses_of_fetched_links_are_not_stored(tmp_path, index, server):
     assert not [name for name, data in kept.items() if b"secret" in data]
 
 
-def test_an_index_that_changed_is_refused_though_no_shard_is_finished(tmp_path, index, server):
+def test_an_index_that_changed_is_refused_though_no_shard_is_finished(
+    tmp_path, index, server, capsys
+):
     arguments = argv(index, tmp_path / "out", server, "--shard-rows", "1000")
     stopped(arguments, server, signal.SIGINT)
     text = index.read_text()
     index.write_text(text.replace(f"/{ROWS - 1}\n", "/03\n"))
     server.may_end.set()
-    again = run([*arguments, "--resume"])
-    assert (again.returncode, again.stderr.splitlines()[0]) == (
-        2,
+    assert main([*arguments, "--resume"]) == 2
+    assert capsys.readouterr().err.splitlines()[0] == (
         f"error: {tmp_path}/out: the unfinished pack was started with another source, or with "
-        "this one before it was changed",
+        "this one before it was changed"
     )
 
 

@@ -444,7 +444,7 @@ def test_what_cannot_be_put_away_lets_go_of_the_lock(tmp_path, monkeypatch):
 def _hold(path, ready, go):
     writer = Writer(path, columns=COLUMNS)
     ready.set()
-    go.wait(20)
+    go.wait(60)
     writer.write({"n": 1, "t": ""})
     writer.close()
 
@@ -456,7 +456,7 @@ def test_two_packs_into_one_folder_one_wins_and_is_named(tmp_path):
     )
     other.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(60)
         for options in ({}, {"resume": True}, {"overwrite": True}):
             with pytest.raises(BusyError) as caught:
                 Writer(str(tmp_path / "out"), columns=COLUMNS, **options)
@@ -464,7 +464,7 @@ def test_two_packs_into_one_folder_one_wins_and_is_named(tmp_path):
             assert caught.value.exit_code == 3
     finally:
         go.set()
-        other.join(20)
+        other.join(60)
     assert len(read.open(str(tmp_path / "out"))) == 1
 
 
@@ -474,9 +474,9 @@ def test_a_lock_dies_with_its_process(tmp_path):
         target=_hold, args=(str(tmp_path / "out"), ready, go)
     )
     other.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     other.kill()
-    other.join(20)
+    other.join(60)
     pack(tmp_path / "out", samples(3), Settings(), resume=True)
 
 
