@@ -1,9 +1,9 @@
-"""Values of every encoding, and what each original library makes of them, run by its own interpreter; it imports nothing of flare.
+"""Encode and decode values with an original library. An interpreter that has it runs this script; it does not import flare.
 
-    encodings_peer.py mds|granular     reads lines of JSON [encoding, hex], and prints what the library decodes each to;
-                                       before them, a line for each of `values`: the hex that it encodes one to, or null where it fails
+    encodings_peer.py mds|granular     print for each of the values of the library the encoded bytes as hex, or null if it fails;
+                                       then read lines of JSON, [encoding, hex], and print each decoded value
 
-Both sides begin with the same values: the tests load this file too.
+The tests load this file too, because both libraries must encode the same values.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ def jpeg(seed):
 
 
 def numpy_arrays():
-    """Arrays of every dtype, of awkward shapes and layouts."""
+    """Yield arrays of every dtype, with unusual shapes and layouts."""
     for dtype in DTYPES:
         plain = np.arange(24).astype(dtype)
         yield plain
@@ -251,12 +251,12 @@ def granular_values():
 VALUES = {"mds": mds_values, "granular": granular_values}
 
 
-def shown(value):
-    """One form of a decoded value, whichever library's."""
+def described(value):
+    """Return a decoded value as JSON, equal for equal values of any library."""
     if isinstance(value, Image.Image):
         value.load()
         return [
-            "picture",
+            "image",
             value.mode,
             list(value.size),
             hashlib.sha256(value.tobytes()).hexdigest(),
@@ -271,9 +271,9 @@ def shown(value):
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (list, tuple)):
-        return [shown(one) for one in value]
+        return [described(one) for one in value]
     if isinstance(value, dict):
-        return {str(key): shown(one) for key, one in value.items()}
+        return {str(key): described(one) for key, one in value.items()}
     if isinstance(value, (bytes, str)) and len(value) > 1000:
         return [
             type(value).__name__,
@@ -304,7 +304,7 @@ def main(name):
     for line in sys.stdin:
         kind, data = json.loads(line)
         try:
-            print(json.dumps(shown(decode(kind, bytes.fromhex(data)))))
+            print(json.dumps(described(decode(kind, bytes.fromhex(data)))))
         except Exception as error:
             print(json.dumps({"error": repr(error)}))
 

@@ -1,9 +1,10 @@
-"""The original libraries, each in an environment of its own, for the tests beside this file.
+"""Create an environment for each original library, for the tests of this folder.
 
-    environments.py FOLDER     makes FOLDER/NAME for each that is not there yet, and prints NAME_PYTHON=… lines for the shell
+    environments.py FOLDER     create the missing environments FOLDER/NAME, and print lines NAME_PYTHON=… for the shell
 
-None of them is a dependency of flare, and two generations of one library cannot share an environment. The libraries that train (the extra
-`interop`) read flare's own datasets, so they are in the environment that runs this file: TRAINING_PYTHON names it, if they are.
+None of the libraries is a dependency of flare, and two generations of a library cannot share an environment. Libraries for training
+(the extra `interop`) read datasets with flare, so they are installed in the environment that runs this file; if they are,
+TRAINING_PYTHON names its interpreter.
 """
 
 import importlib.util
@@ -12,7 +13,7 @@ import sys
 import venv
 from pathlib import Path
 
-STUBS = {  # what mosaicml-streaming imports when it is loaded, and never calls to read or write shards
+STUBS = {  # imported by mosaicml-streaming, but not used to read or write shards
     "transformers/__init__.py": "",
     "transformers/feature_extraction_utils.py": "class BatchFeature(dict): ...\n",
     "transformers/tokenization_utils_base.py": "class BatchEncoding(dict): ...\n",
@@ -63,8 +64,8 @@ PEERS = {  # variable: (folder, calls of pip, modules that must import, stubs)
 }
 
 
-def make(folder, calls, module, stubs):
-    """Make one environment, whole or not at all: the last step is a file that says so."""
+def create(folder, calls, module, stubs):
+    """Create an environment unless it is complete, which the file `made` records; return its interpreter."""
     python, done = folder / "bin" / "python", folder / "made"
     if not done.exists():
         venv.create(folder, with_pip=True, clear=True)
@@ -97,9 +98,9 @@ def make(folder, calls, module, stubs):
 
 
 def main(root):
-    """Make all of them below a folder."""
-    for variable, (name, *how) in PEERS.items():
-        print(f"{variable}={make(Path(root).resolve() / name, *how)}", flush=True)
+    """Create all environments below a folder and print their interpreters."""
+    for variable, (name, *settings) in PEERS.items():
+        print(f"{variable}={create(Path(root).resolve() / name, *settings)}", flush=True)
     if all(importlib.util.find_spec(name) for name in TRAINERS):
         print(f"TRAINING_PYTHON={sys.executable}", flush=True)
 

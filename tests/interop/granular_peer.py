@@ -1,9 +1,11 @@
-"""Run by an interpreter that has granular, of either generation: write samples, or say what a dataset holds; also loaded by the tests.
+"""Write and read datasets with granular, of either generation. An interpreter that has it runs this script; it does not import flare.
 
-granular_peer.py write FOLDER FIRST STOP LISTS SHARDLEN
-granular_peer.py read FOLDER RAW SHARDED
-granular_peer.py bag FILE
-granular_peer.py sources
+    granular_peer.py write FOLDER FIRST STOP LISTS SHARDLEN     write rows; LISTS 1: with lists; SHARDLEN 0: without shards
+    granular_peer.py read FOLDER RAW SHARDED                    print one JSON object per row; RAW 1: not decoded
+    granular_peer.py bag FILE                                   print the records of a bag
+    granular_peer.py sources                                    print the datapoints of each source
+
+The tests load this file too.
 """
 
 import hashlib
@@ -23,17 +25,8 @@ SPEC = {
     "u": "u64",
 }
 LISTS = {"numbers": "i64[]", "parts": "bytes[]", "words": "utf8[]"}
-INTS = [
-    0,
-    1,
-    127,
-    256,
-    300,
-    32767,
-    65536,
-    1 << 24,
-    5_000_000_000,
-]  # the original's writer holds these; others it refuses
+# The writer of the original rejects some other integers.
+INTS = [0, 1, 127, 256, 300, 32767, 65536, 1 << 24, 5_000_000_000]
 
 
 def spec(lists):
@@ -41,7 +34,7 @@ def spec(lists):
 
 
 def samples(first, stop, lists):
-    """Row i is the same whoever asks; no record is empty, which the older generation refuses."""
+    """Yield rows that depend only on their number; no record is empty, because the older generation rejects these."""
     import numpy as np
 
     for i in range(first, stop):
@@ -73,12 +66,12 @@ def samples(first, stop, lists):
         yield row
 
 
-def shown(value):
-    """Say what a value is, exactly, so that two processes can compare it."""
+def described(value):
+    """Return a value as JSON, so that two processes can compare it."""
     if isinstance(value, dict):
-        return {key: shown(one) for key, one in value.items()}
+        return {key: described(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shown(one) for one in value]
+        return [described(one) for one in value]
     if hasattr(value, "tobytes") and hasattr(value, "dtype"):
         return [
             "array",
@@ -110,7 +103,7 @@ def read(folder, raw, sharded):
         folder, None if raw == "1" else granular.decoders
     ) as reader:
         for i in range(len(reader)):
-            print(json.dumps(shown(reader[i])))
+            print(json.dumps(described(reader[i])))
 
 
 def bag(file):
@@ -118,13 +111,13 @@ def bag(file):
 
     with granular.BagReader(file) as reader:
         for i in range(len(reader)):
-            print(json.dumps(shown(reader[i])))
+            print(json.dumps(described(reader[i])))
 
 
-def drawn(granular):
-    """Say what each source gives, step by step."""
+def datapoints(granular):
+    """Return the datapoints of each source, step by step."""
     of, few, more = granular.sources, list(range(7)), list(range(100, 105))
-    found = {
+    calls = {
         "epochs": (of.Epochs(few, seed=0), 30),
         "in order": (of.Epochs(few, shuffle=False), 10),
         "length": (of.Epochs(lambda i: i, length=4), 9),
@@ -135,17 +128,20 @@ def drawn(granular):
             of.Mix([lambda i: ["a", i], lambda i: ["b", i], lambda i: ["c", i]], [1, 2, 3], seed=5),
             40,
         ),
-        "transform": (of.Transform(few, lambda one, seed: [one, list(seed)], seed=9), 5),
+        "transform": (
+            of.Transform(few, lambda datapoint, seed: [datapoint, list(seed)], seed=9),
+            5,
+        ),
     }
     return {
-        name: [source(step) for step in range(steps)] for name, (source, steps) in found.items()
+        name: [source(step) for step in range(steps)] for name, (source, steps) in calls.items()
     }
 
 
 def sources():
     import granular
 
-    print(json.dumps(drawn(granular)))
+    print(json.dumps(datapoints(granular)))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Run the test suites of the original libraries against `flarecli.compat`, and compare with the committed list.
+"""Run the test suites of the original libraries against `flarecli.compat`, and compare the results with `original_suites.toml`.
 
     ORIGINAL_TESTS=FOLDER python tests/interop/original_suites.py [SUITE…] [--original] [--select TEXT] [--json FILE]
 
 FOLDER contains checkouts of the originals: `streaming`, `granular`, `ffrecord`, `sds`. Nothing is downloaded. A suite whose checkout or
-packages are missing is reported and not run. The packages that a suite needs beside flare are taken from the interpreter that the
-suite's variable names (PEER_PYTHON and GRANULAR_PYTHON, as `environments.py` prints them), else from the interpreter that runs this file.
+packages are missing is reported and not run. The packages that a suite needs in addition to flare come from the interpreter in the
+variable of the suite (PEER_PYTHON or GRANULAR_PYTHON, as `environments.py` prints them); without it, from the interpreter of this script.
 
-`original_suites.toml` lists every test that does not pass, with the reason. A test that fails and is not listed is reported, and so is a
-listed test that passes or no longer exists. The exit code is 1 if there are any of these, and 2 if a suite could not be run.
+`original_suites.toml` lists every test that does not pass, with the reason. This script reports each failed test that is not listed, and
+each listed test that passes or no longer exists. The exit code is 1 if there are any of these, and 2 if a suite could not be run.
 
-`--original` runs the same tests against the original itself: what fails there is not applicable here. `--select` is pytest's `-k`.
+`--original` runs the same tests against the original: a test that fails there is not applicable here. `--select` is the `-k` of pytest.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ TEST_SECONDS, SUITE_SECONDS = 120, 3000
 
 @dataclass(frozen=True)
 class Suite:
-    """One original's tests, relative to its checkout.
+    """The tests of an original; paths are relative to its checkout.
 
-    tests  files and folders; those that only test the original's internals are left out
-    peer   variable that names an interpreter with the packages that the tests need
-    needs  modules that the tests import beside flare and the original
-    args   more arguments of pytest
-    test_seconds  a test that takes longer fails
-    pytest_below  the first major version of pytest that the tests cannot run with
+    tests         files and folders, without those that only test internals of the original
+    peer          variable that names an interpreter with the packages of the tests
+    needs         modules that the tests import, except flare and the original
+    args          more arguments of pytest
+    test_seconds  maximum duration of a test
+    pytest_below  the first major version of pytest that cannot run the tests
     """
 
     name: str
@@ -83,7 +83,7 @@ SUITES = {
             pytest_below=9,  # marks on fixtures
         ),
         Suite("granular", ("tests",), "GRANULAR_PYTHON", ("pytest", "msgpack", "cloudpickle")),
-        # Its tests of large records write files of 4 and 8 GB; DISABLE_TEST_LARGE_SAMPLE=1 skips them.
+        # Tests of large records write files of 4 and 8 GB; DISABLE_TEST_LARGE_SAMPLE=1 skips them.
         Suite("ffrecord", ("tests",), "PEER_PYTHON", ("pytest", "torch"), test_seconds=600),
         Suite("sds", ("tests",), "PEER_PYTHON", ("pytest", "torch", "pandas")),
     )
@@ -92,11 +92,11 @@ SUITES = {
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one test.
+    """The result of a test.
 
     outcome  passed, failed or skipped
-    touched  whether it used a class of flare's
-    why      the error's type and message
+    touched  whether it used a class or function of flare
+    why      type and message of the error
     """
 
     outcome: str
@@ -106,7 +106,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Listed:
-    """The tests of a suite that are known not to pass; a name that ends in `*` stands for all that begin so."""
+    """The tests of a suite that do not pass, by name, with a reason; `*` at the end matches any text."""
 
     fails: Mapping[str, str]
     not_applicable: Mapping[str, str]
@@ -114,7 +114,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Figures:
-    """A suite's figures, and each difference from the list."""
+    """The counts of a suite, and each difference from the list."""
 
     passed: int
     applicable: int
@@ -124,7 +124,7 @@ class Figures:
 
 
 def read_list(text: str, suite: str) -> Listed:
-    """Read a suite's part of the list. Raises ValueError for a test without a reason or listed twice."""
+    """Read the part of the list for a suite. Raises ValueError for a test without a reason, or listed twice."""
     found = tomllib.loads(text).get(suite, {})
     kinds: dict[str, dict[str, str]] = {"fails": {}, "not_applicable": {}}
     for kind, tests in kinds.items():
@@ -138,7 +138,7 @@ def read_list(text: str, suite: str) -> Listed:
 
 
 def list_commit(text: str, suite: str) -> str:
-    """Return the commit of the checkout that the list was made with; empty if it names none."""
+    """Return the commit of the checkout for which the list was written; empty if unknown."""
     return str(tomllib.loads(text).get(suite, {}).get("checkout", ""))
 
 
@@ -152,26 +152,26 @@ def checkout_commit(checkout: Path) -> str:
 
 
 def _match(test: str, names: Mapping[str, str]) -> str | None:
-    """Return the listed name that stands for a test, or None."""
+    """Return the listed name that matches a test, or None."""
     if test in names:
         return test
-    return next((one for one in names if one.endswith("*") and test.startswith(one[:-1])), None)
+    return next((name for name in names if name.endswith("*") and test.startswith(name[:-1])), None)
 
 
 def compare(results: Mapping[str, Result], listed: Listed) -> Figures:
-    """Count a suite's results, and compare them with the list.
+    """Count the results of a suite, and compare them with the list.
 
-    Applicable is a test that used flare, or failed, and is not listed as not applicable. A name that ends in `*` is listed
-    rightly only if none of its tests passes.
+    A test is applicable if it used flare or failed, and is not listed as not applicable. A name that ends in `*` is a
+    difference if one of its tests passes.
     """
     counts: Counter[str] = Counter()
     used: set[str] = set()
     problems = []
     for test, result in results.items():
-        beside = _match(test, listed.not_applicable)
+        excluded = _match(test, listed.not_applicable)
         name = _match(test, listed.fails)
-        used.update(one for one in (beside, name) if one)
-        if beside is not None:
+        used.update(match for match in (excluded, name) if match)
+        if excluded is not None:
             counts["not_applicable"] += 1
         elif result.outcome == "skipped":
             counts["skipped"] += 1
@@ -185,7 +185,7 @@ def compare(results: Mapping[str, Result], listed: Listed) -> Figures:
             if name is not None:
                 problems.append(f"{test}: passes and is listed as failing")
     problems += [
-        f"{name}: listed, but there is no such test"
+        f"{name}: is listed and does not exist"
         for name in (*listed.fails, *listed.not_applicable)
         if name not in used
     ]
@@ -201,7 +201,7 @@ def compare(results: Mapping[str, Result], listed: Listed) -> Figures:
 def run(
     suite: Suite, checkout: Path, *, original: bool = False, select: str = ""
 ) -> dict[str, Result]:
-    """Run a suite's tests in a process of its own. Raises RuntimeError if they could not be run."""
+    """Run the tests of a suite in a new process. Raises RuntimeError if they could not be run."""
     python = os.environ.get(suite.peer) or sys.executable
     with tempfile.TemporaryDirectory(prefix="flare-suite-") as scratch:
         report = Path(scratch, "report.jsonl")
@@ -213,9 +213,12 @@ def run(
             "SUITE_TEST_SECONDS": str(suite.test_seconds),
             "SUITE_NEEDS": ",".join(suite.needs),
             "SUITE_PYTEST_BELOW": str(suite.pytest_below),
-            # The original's packages are found first, flare's own and those that it needs after them.
+            # The packages of the original come first, then flare and its dependencies.
             "SUITE_PATHS": os.pathsep.join(
-                [str(HERE.parents[1]), *(one for one in sys.path[1:] if one.endswith("-packages"))]
+                [
+                    str(HERE.parents[1]),
+                    *(path for path in sys.path[1:] if path.endswith("-packages")),
+                ]
             ),
             "TMPDIR": scratch,
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -228,9 +231,9 @@ def run(
             *suite.args,
             *(["-k", select] if select else []),
         ]
-        command += [one for one in suite.tests if (checkout / one).exists()]
+        command += [path for path in suite.tests if (checkout / path).exists()]
         try:
-            ran = subprocess.run(
+            process = subprocess.run(
                 command,
                 cwd=checkout,
                 env=environment,
@@ -244,26 +247,26 @@ def run(
         lines = report.read_text().splitlines() if report.exists() else []
         results = {}
         for line in lines:
-            one = json.loads(line)
-            test = one.pop("test")
-            results[test] = Result(**one)
-        if ran.returncode not in (0, 1, 5):  # 5: `select` left nothing of it
-            raise RuntimeError((ran.stdout + ran.stderr).strip()[-2000:])
+            facts = json.loads(line)
+            test = facts.pop("test")
+            results[test] = Result(**facts)
+        if process.returncode not in (0, 1, 5):  # 5: no test matches `select`
+            raise RuntimeError((process.stdout + process.stderr).strip()[-2000:])
         return results
 
 
 def parts(suite: Suite) -> list[Suite]:
-    """Return a suite for each of its files: mosaicml-streaming runs out of file handles in one process for all."""
-    return [replace(suite, tests=(one,)) for one in suite.tests]
+    """Return a suite for each test file: with all in one process, mosaicml-streaming runs out of file handles."""
+    return [replace(suite, tests=(path,)) for path in suite.tests]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the suites that were named, or all, and print their figures."""
+    """Run the given suites, or all, and print their counts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(SUITES))
-    parser.add_argument("--original", action="store_true", help="run against the original itself")
-    parser.add_argument("--select", default="", help="pytest's -k")
-    parser.add_argument("--json", type=Path, help="write each test's outcome to this file")
+    parser.add_argument("--original", action="store_true", help="run against the original")
+    parser.add_argument("--select", default="", help="the -k of pytest")
+    parser.add_argument("--json", type=Path, help="write the result of each test to this file")
     args = parser.parse_args(argv)
     unknown = set(args.suites) - set(SUITES)
     folder = os.environ.get("ORIGINAL_TESTS")
@@ -271,13 +274,13 @@ def main(argv: Sequence[str]) -> int:
         parser.error(
             f"unknown suite {', '.join(sorted(unknown))}"
             if unknown
-            else "ORIGINAL_TESTS names no folder with the originals' checkouts"
+            else "ORIGINAL_TESTS must name a folder with checkouts of the originals"
         )
-    code, written = 0, {}
+    code, outcomes = 0, {}
     for name in args.suites or SUITES:
         checkout = Path(folder, name).resolve()
         if not checkout.is_dir():
-            print(f"{name}: not run, there is no {checkout}")
+            print(f"{name}: not run, no folder {checkout}")
             code = code or 2 * bool(args.suites)
             continue
         try:
@@ -288,28 +291,30 @@ def main(argv: Sequence[str]) -> int:
             print(f"{name}: not run: {error}")
             code = code or 2
             continue
-        written[name] = {test: vars(one) for test, one in results.items()}
+        outcomes[name] = {test: vars(result) for test, result in results.items()}
         if args.original:
-            kinds = Counter(one.outcome for one in results.values())
-            print(f"{name}: with the original, {kinds['passed']} pass, {kinds['skipped']} skip")
-            for test, one in results.items():
-                if one.outcome == "failed":
-                    print(f"  {test}: {one.why}")
+            kinds = Counter(result.outcome for result in results.values())
+            print(
+                f"{name}: with the original, {kinds['passed']} pass, {kinds['skipped']} are skipped"
+            )
+            for test, result in results.items():
+                if result.outcome == "failed":
+                    print(f"  {test}: {result.why}")
             continue
-        found = compare(results, read_list(LIST.read_text(), name))
-        share = 100 * found.passed / max(1, found.applicable)
+        figures = compare(results, read_list(LIST.read_text(), name))
+        share = 100 * figures.passed / max(1, figures.applicable)
         print(
-            f"{name}: {found.passed} of {found.applicable} applicable tests pass ({share:.1f} %), "
-            f"{found.not_applicable} are not applicable, {found.skipped} skip themselves"
+            f"{name}: {figures.passed} of {figures.applicable} applicable tests pass ({share:.1f} %), "
+            f"{figures.not_applicable} are not applicable, {figures.skipped} are skipped"
         )
         listed, at = list_commit(LIST.read_text(), name), checkout_commit(checkout)
         if listed and at and not at.startswith(listed):
-            print(f"  the list is of commit {listed}, the checkout is at {at[: len(listed)]}")
-        for problem in found.problems if not args.select else ():
+            print(f"  the list is for commit {listed}; the checkout is at {at[: len(listed)]}")
+        for problem in figures.problems if not args.select else ():
             print(f"  {problem}")
             code = code or 1
     if args.json:
-        args.json.write_text(json.dumps(written, indent=1))
+        args.json.write_text(json.dumps(outcomes, indent=1))
     return code
 
 

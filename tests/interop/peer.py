@@ -1,11 +1,11 @@
-"""The original library's side of the comparison, run by its own interpreter; it imports nothing of flare.
+"""Write and read datasets with mosaicml-streaming. An interpreter that has the library runs this script; it does not import flare.
 
-    peer.py write OUT SAMPLES SETTINGS      SETTINGS as JSON, for the writer of its `format`, MDSWriter if there is none
-    peer.py read FOLDER local|streaming     prints one JSON object a sample: field -> type and SHA-256 of its value
-    peer.py verbs FOLDER                    prints what each verb of each shard's Reader gives
-    peer.py epoch FOLDER SETTINGS           prints what an epoch of a StreamingDataset has, and how it says where it is
+    peer.py write OUT KIND SETTINGS         write the samples of a KIND; SETTINGS are arguments of the writer, as JSON, and its `format`
+    peer.py read FOLDER local|streaming     print one JSON object per sample: column -> type and SHA-256 of its value
+    peer.py methods FOLDER                  print the result of each method of the Reader of each shard
+    peer.py epoch FOLDER SETTINGS           print the samples of an epoch of a StreamingDataset, and its state
 
-`samples` is also loaded by the tests: both sides must begin with the same values.
+The tests load this file too, because both libraries must write the same samples.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from decimal import Decimal
 
 
 def rows(count=300, seed=1):
-    """Text, numbers, bytes and JSON of many lengths, with the awkward ones among them."""
+    """Yield text, numbers, bytes and JSON of many lengths, with edge cases."""
     rng = random.Random(seed)
     for i in range(count):
         text = "".join(rng.choices('abc é\n\t\u2028😀"\\,', k=rng.choice((0, 1, 7, 60, 900))))
@@ -54,7 +54,7 @@ ROWS = {
 
 
 def arrays(count=40, seed=2):
-    """Arrays with dtype and shape left open, fixed dtype, fixed both."""
+    """Yield arrays of any dtype and shape, of a fixed dtype, and of a fixed dtype and shape."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -81,7 +81,7 @@ ARRAYS = {
 
 
 def large(count=5, seed=3):
-    """Rows larger than any shard, the first among them."""
+    """Return rows that are larger than a shard; the first is one of them."""
     rng = random.Random(seed)
     return [{"id": i, "data": rng.randbytes(5000 if i % 2 == 0 else 10)} for i in range(count)]
 
@@ -90,7 +90,7 @@ LARGE = {"id": "int", "data": "bytes"}
 
 
 def lines(count=300, seed=4):
-    """What a line of text can hold: no separator of the tests and no newline is among its signs."""
+    """Yield values for lines of text, without newlines and the separators of the tests."""
     rng = random.Random(seed)
     for i in range(count):
         yield {
@@ -123,10 +123,10 @@ KINDS = {
 }
 
 
-def shown(value):
-    """Say what a value is, exactly, so that two processes can compare it."""
-    if hasattr(value, "convert"):  # a picture
-        data, kind = f"{value.mode}{value.size}".encode() + value.tobytes(), "picture"
+def described(value):
+    """Return the type and the SHA-256 of a value, so that two processes can compare it."""
+    if hasattr(value, "convert"):  # an image
+        data, kind = f"{value.mode}{value.size}".encode() + value.tobytes(), "image"
     elif hasattr(value, "tobytes") and getattr(value, "ndim", 0):
         data, kind = f"{value.dtype}{value.shape}".encode() + value.tobytes(), "array"
     elif isinstance(value, bytes):
@@ -158,22 +158,22 @@ def write(out, kind, settings):
             writer.write({**sample, **scalars})
 
 
-def read(folder, how):
+def read(folder, dataset):
     from streaming import LocalDataset, StreamingDataset
 
     data = (
         LocalDataset(local=folder)
-        if how == "local"
+        if dataset == "local"
         else StreamingDataset(local=folder, shuffle=False, batch_size=1)
     )
     for i in range(len(data)):
-        print(json.dumps({name: shown(value) for name, value in data[i].items()}))
+        print(json.dumps({name: described(value) for name, value in data[i].items()}))
 
 
-def told(reader, folder):
-    """Say what the verbs of a Reader give, each with its type; the last ones take its files away."""
+def reader_results(reader, folder):
+    """Return the results of the methods of a Reader; the last calls remove its files."""
     listing = {os.path.join(folder, "", name) for name in os.listdir(folder)}
-    found = {
+    results = {
         "size": reader.size,
         "len": len(reader),
         "samples": reader.samples,
@@ -196,7 +196,7 @@ def told(reader, folder):
     }
     if reader.get_zip_size() is None:
         rows = range(min(3, len(reader)))
-        found["get_sample_data"] = [shown(reader.get_sample_data(i)) for i in rows]
+        results["get_sample_data"] = [described(reader.get_sample_data(i)) for i in rows]
         for name, samples in (
             ("get_item", [reader.get_item(i) for i in rows]),
             ("decode_sample", [reader.decode_sample(reader.get_sample_data(i)) for i in rows]),
@@ -204,40 +204,40 @@ def told(reader, folder):
             ("last", [reader[-1]]),
             ("list", reader[[-1, 0]]),
         ):
-            found[name] = [
-                {key: [type(value).__name__, shown(value)] for key, value in one.items()}
+            results[name] = [
+                {key: [type(value).__name__, described(value)] for key, value in one.items()}
                 for one in samples
             ]
-    found["set_up_local"] = [reader.set_up_local(listing, keep) for keep in (True, False)]
-    found["evict"] = [reader.evict(), reader.evict()]
-    found["left"] = sorted(
+    results["set_up_local"] = [reader.set_up_local(listing, keep) for keep in (True, False)]
+    results["evict"] = [reader.evict(), reader.evict()]
+    results["left"] = sorted(
         name for name in os.listdir(folder) if name.startswith(reader.file_pairs[-1][0].basename)
     )
-    return found
+    return results
 
 
-def verbs(folder):
+def methods(folder):
     from streaming.base.format import reader_from_json
 
     with open(os.path.join(folder, "index.json")) as file:
         entries = json.load(file)["shards"]
     for entry in entries:
-        print(json.dumps(told(reader_from_json(folder, None, entry), folder)))
+        print(json.dumps(reader_results(reader_from_json(folder, None, entry), folder)))
 
 
 def epoch(folder, settings):
     from streaming import StreamingDataset
 
     data = StreamingDataset(local=folder, **json.loads(settings))
-    print(json.dumps(gone_through(data)))
+    print(json.dumps(epoch_results(data)))
 
 
-def gone_through(data):
-    """Say what does not depend on the order: how many, which, and what a state holds."""
-    first = sorted(one["key"] for one in data)
+def epoch_results(data):
+    """Return what an epoch and a state contain, except what depends on the order of samples."""
+    keys = sorted(sample["key"] for sample in data)
     state = data.state_dict(7, True)
     return {
-        "keys": first,
+        "keys": keys,
         "len": len(data),
         "sizes": [data.size, data.num_samples, int(data.epoch_size)],
         "shards": [
@@ -245,11 +245,11 @@ def gone_through(data):
             data.samples_per_shard.tolist(),
             data.shards_per_stream.tolist(),
         ],
-        "state": {name: state[name] for name in sorted(state) if name != "order"},  # flare's mark
+        "state": {name: state[name] for name in sorted(state) if name != "order"},
         "next": data.next_epoch,
         "predownload": data.predownload,
     }
 
 
 if __name__ == "__main__":
-    {"write": write, "read": read, "verbs": verbs, "epoch": epoch}[sys.argv[1]](*sys.argv[2:])
+    {"write": write, "read": read, "methods": methods, "epoch": epoch}[sys.argv[1]](*sys.argv[2:])

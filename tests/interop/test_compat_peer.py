@@ -1,10 +1,10 @@
-"""The interface of mosaicml-streaming beside the library itself: the same samples give the same files, and each reads the other's."""
+"""The API of mosaicml-streaming compared with the library: both write the same files, and each reads those of the other."""
 
+import functools
 import json
 import os
 import runpy
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,26 +14,19 @@ from flarecli.errors import UsageError
 
 PEER = os.environ.get("PEER_PYTHON")
 SCRIPT = Path(__file__).with_name("peer.py")
-ours = runpy.run_path(str(SCRIPT))
+shared = runpy.run_path(str(SCRIPT))
 pytestmark = pytest.mark.skipif(
     not PEER, reason="PEER_PYTHON names no interpreter that has mosaicml-streaming"
 )
 
 
-def peer(*args):
-    ran = subprocess.run(
-        [PEER, str(SCRIPT), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+@pytest.fixture
+def peer(run_peer):
+    return functools.partial(run_peer, PEER, SCRIPT)
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"),
+    ("kind", "settings"),
     [
         ("rows", {"size_limit": 20_000, "hashes": ["md5", "xxh64"]}),
         ("arrays", {"size_limit": "6kb"}),
@@ -41,20 +34,20 @@ def peer(*args):
         ("lines", {"format": "tsv", "size_limit": 9_000}),
     ],
 )
-def test_the_same_calls_give_the_same_files_and_values(tmp_path, kind, how):
-    samples, columns = ours["KINDS"][kind]
-    rest = dict(how)
+def test_both_writers_write_the_same_files(peer, tmp_path, kind, settings):
+    samples, columns = shared["KINDS"][kind]
+    rest = dict(settings)
     with getattr(streaming, rest.pop("format", "mds").upper() + "Writer")(
         out=str(tmp_path / "ours"), columns=columns, **rest
     ) as writer:
         for sample in samples():
             writer.write(sample)
-    peer("write", tmp_path / "theirs", kind, json.dumps(how))
+    peer("write", tmp_path / "theirs", kind, json.dumps(settings))
     assert sorted(os.listdir(tmp_path / "ours")) == sorted(os.listdir(tmp_path / "theirs"))
     for path in (tmp_path / "theirs").iterdir():
         assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes(), path.name
     read = [
-        {name: ours["shown"](value) for name, value in one.items()}
+        {name: shared["described"](value) for name, value in one.items()}
         for one in streaming.LocalDataset(str(tmp_path / "theirs"))
     ]
     assert read == peer("read", tmp_path / "ours", "local")
@@ -62,23 +55,25 @@ def test_the_same_calls_give_the_same_files_and_values(tmp_path, kind, how):
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("form", ["mds", "json", "csv"])
-def test_every_verb_of_a_shard_gives_the_same(tmp_path, form, compression):
-    how = {
+def test_every_method_of_a_reader_returns_the_same(peer, tmp_path, form, compression):
+    settings = {
         "format": form,
         "size_limit": 9_000,
         "hashes": ["md5", "xxh64"],
         "compression": compression,
     }
-    peer("write", tmp_path / "d", "rows" if form == "mds" else "lines", json.dumps(how))
+    peer("write", tmp_path / "d", "rows" if form == "mds" else "lines", json.dumps(settings))
     shutil.copytree(tmp_path / "d", tmp_path / "mine")
-    theirs = peer("verbs", tmp_path / "d")
+    theirs = peer("methods", tmp_path / "d")
     shutil.rmtree(tmp_path / "d")
     shutil.move(tmp_path / "mine", tmp_path / "d")
     folder = str(tmp_path / "d")
     entries = json.loads((tmp_path / "d" / "index.json").read_text())["shards"]
     mine = [
         json.loads(
-            json.dumps(ours["told"](streaming.reader_from_json(folder, None, entry), folder))
+            json.dumps(
+                shared["reader_results"](streaming.reader_from_json(folder, None, entry), folder)
+            )
         )
         for entry in entries
     ]
@@ -100,13 +95,13 @@ def test_every_verb_of_a_shard_gives_the_same(tmp_path, form, compression):
         },
     ],
 )
-def test_an_epoch_has_the_same_and_its_state_the_same_shape(tmp_path, settings):
+def test_an_epoch_has_the_same_samples_and_its_state_the_same_keys(peer, tmp_path, settings):
     peer("write", tmp_path / "d", "rows", json.dumps({"size_limit": 20_000}))
     (theirs,) = peer("epoch", tmp_path / "d", json.dumps(settings))
     assert (
         json.loads(
             json.dumps(
-                ours["gone_through"](
+                shared["epoch_results"](
                     streaming.StreamingDataset(local=str(tmp_path / "d"), **settings)
                 )
             )

@@ -1,6 +1,6 @@
-"""Encodings beside the libraries that define them: the same values become the same bytes, and either side reads the other's.
+"""Encodings compared with the libraries that define them: the same bytes for the same values, and each reads those of the other.
 
-PEER_PYTHON names an interpreter that has mosaicml-streaming 0.13, GRANULAR_PYTHON and GRANULAR_OLD_PYTHON ones that have granular.
+PEER_PYTHON names an interpreter that has mosaicml-streaming 0.13; GRANULAR_PYTHON and GRANULAR_OLD_PYTHON have granular.
 """
 
 import functools
@@ -17,27 +17,31 @@ from flarecli.encodings import decode, encode, lookup
 from flarecli.errors import FlareError
 
 SCRIPT = Path(__file__).with_name("encodings_peer.py")
-theirs = runpy.run_path(str(SCRIPT))
+shared = runpy.run_path(str(SCRIPT))
 NAMES = {"utf8": "str", "int": "varint", "i64": "int", "u64": "uint64"}
 PEERS = {"PEER_PYTHON": "mds", "GRANULAR_PYTHON": "granular", "GRANULAR_OLD_PYTHON": "granular"}
 
 
-def ours(kind, library):
+def encoding(kind, library):
+    """Return flare's encoding for a type of the library."""
     return lookup(NAMES.get(kind, kind) if library == "granular" else kind)
 
 
 def encoded(library):
-    """Our bytes of every value, None where we refuse it."""
-    for kind, value in theirs["VALUES"][library]():
+    """Yield type and bytes of every value as flare encodes it; None if flare rejects it."""
+    for kind, value in shared["VALUES"][library]():
         try:
-            yield kind, encode(ours(kind, library), value)
+            yield kind, encode(encoding(kind, library), value)
         except FlareError:
             yield kind, None
 
 
 @functools.cache
 def peer(variable):
-    """Give what the original encodes each value to, what it decodes our bytes to, and the version of its Pillow."""
+    """Return the bytes and the values that the original returns, and the version of its Pillow.
+
+    The values are decoded from the bytes that flare writes.
+    """
     python, library = os.environ.get(variable), PEERS[variable]
     if not python:
         pytest.skip(f"{variable} names no interpreter that has the original library")
@@ -47,8 +51,8 @@ def peer(variable):
         text=True,
         check=True,
     ).stdout.strip()
-    given = [(kind, data) for kind, data in encoded(library) if data is not None]
-    lines = "".join(json.dumps([kind, data.hex()]) + "\n" for kind, data in given)
+    sent = [(kind, data) for kind, data in encoded(library) if data is not None]
+    lines = "".join(json.dumps([kind, data.hex()]) + "\n" for kind, data in sent)
     ran = subprocess.run(
         [python, str(SCRIPT), library],
         input=lines,
@@ -59,43 +63,43 @@ def peer(variable):
     )
     assert ran.returncode == 0, ran.stderr
     out = [json.loads(line) for line in ran.stdout.splitlines()]
-    count = len(out) - len(given)
+    count = len(out) - len(sent)
     return (
         [None if data is None else bytes.fromhex(data) for data in out[:count]],
-        list(zip(given, out[count:], strict=True)),
+        list(zip(sent, out[count:], strict=True)),
         pillow,
     )
 
 
 @pytest.mark.parametrize("variable", PEERS)
-def test_values_become_the_same_bytes(variable):
+def test_both_encode_values_as_the_same_bytes(variable):
     theirs_bytes, _, pillow = peer(variable)
     same = 0
-    for (kind, data), wanted in zip(encoded(PEERS[variable]), theirs_bytes, strict=True):
-        if wanted is None or (
+    for (kind, data), expected in zip(encoded(PEERS[variable]), theirs_bytes, strict=True):
+        if expected is None or (
             kind in ("jpeg", "png", "list[jpeg]", "list[png]") and pillow != PIL.__version__
         ):
-            continue  # the original refuses it, or another Pillow compresses otherwise
-        assert data == wanted, (kind, data, wanted)
+            continue  # the original rejects it, or its Pillow compresses in another way
+        assert data == expected, (kind, data, expected)
         same += 1
     assert same > 250
 
 
 @pytest.mark.parametrize("variable", PEERS)
 def test_the_original_reads_what_flare_encodes(variable):
-    _, answers, _ = peer(variable)
+    _, values, _ = peer(variable)
     library = PEERS[variable]
-    for (kind, data), found in answers:
+    for (kind, data), value in values:
         if kind == "pkl" or data in (b"not json", b"no picture"):
             continue
-        value = decode(ours(kind, library), data)
         if data == bytes(4) and kind in ("jpeg_array", "jpegarray"):
-            assert "error" in found, "the original does not read its own empty arrays"
+            assert "error" in value, "the original does not read its own empty arrays"
             continue
-        assert found == theirs["shown"](value), (kind, data[:40])
+        expected = shared["described"](decode(encoding(kind, library), data))
+        assert value == expected, (kind, data[:40])
 
 
-def test_only_what_cannot_be_read_back_is_refused():
+def test_no_value_of_the_original_is_rejected():
     for library in ("mds", "granular"):
-        refused = [kind for kind, data in encoded(library) if data is None]
-        assert refused == [], library
+        rejected = [kind for kind, data in encoded(library) if data is None]
+        assert rejected == [], library

@@ -1,12 +1,10 @@
-"""Granular beside the library that defines it, in both generations: each reads what the other wrote, field by field.
+"""Granular compared with the library that defines it, in both generations: each reads the datasets of the other.
 
-GRANULAR_PYTHON names an interpreter that has granular 0.24, GRANULAR_OLD_PYTHON one that has 0.21.
+GRANULAR_PYTHON names an interpreter that has granular 0.24, GRANULAR_OLD_PYTHON one that has granular 0.21.
 """
 
-import json
 import os
 import runpy
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ granular = find("granular")
 granular_refs = find("granular-refs")
 
 SCRIPT = Path(__file__).with_name("granular_peer.py")
-ours = runpy.run_path(str(SCRIPT))
+shared = runpy.run_path(str(SCRIPT))
 PEERS = {"new": os.environ.get("GRANULAR_PYTHON"), "old": os.environ.get("GRANULAR_OLD_PYTHON")}
 FORMS = {"new": granular, "old": granular_refs}
 ROWS = 300
@@ -40,16 +38,9 @@ generations = pytest.mark.parametrize(
 sharded = pytest.mark.parametrize("shardlen", [0, 70])
 
 
-def peer(generation, *args):
-    ran = subprocess.run(
-        [PEERS[generation], str(SCRIPT), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+@pytest.fixture
+def peer(run_peer):
+    return lambda generation, *args: run_peer(PEERS[generation], SCRIPT, *args)
 
 
 def lists_of(generation):
@@ -57,7 +48,7 @@ def lists_of(generation):
 
 
 def samples(generation, first=0, stop=ROWS):
-    return list(ours["samples"](first, stop, lists_of(generation)))
+    return list(shared["samples"](first, stop, lists_of(generation)))
 
 
 def files(folder):
@@ -75,23 +66,23 @@ def shards(folder):
 
 @generations
 @sharded
-def test_flare_reads_what_the_original_wrote(tmp_path, generation, shardlen):
+def test_flare_reads_datasets_of_the_original(peer, tmp_path, generation, shardlen):
     peer(generation, "write", tmp_path / "peer", 0, ROWS, lists_of(generation), shardlen)
-    found = [
+    rows = [
         row
         for shard in shards(tmp_path / "peer")
         for row in granular.read_rows(shard, range(shard.rows))
     ]
-    wanted = peer(generation, "read", tmp_path / "peer", 1, int(shardlen > 0))
-    assert [ours["shown"](row) for row in found] == wanted
-    given = samples(generation)
+    expected = peer(generation, "read", tmp_path / "peer", 1, int(shardlen > 0))
+    assert [shared["described"](row) for row in rows] == expected
+    written = samples(generation)
     typed = [
         row
         for shard in shards(tmp_path / "peer")
         for row in granular.read_batch(shard, 0, shard.rows).to_pylist()
     ]
-    for name in ("blob", "i", "n", "text", "u", *(ours["LISTS"] if generation == "old" else ())):
-        assert [row[name] for row in typed] == [row[name] for row in given], name
+    for name in ("blob", "i", "n", "text", "u", *(shared["LISTS"] if generation == "old" else ())):
+        assert [row[name] for row in typed] == [row[name] for row in written], name
     assert [
         finding
         for shard in shards(tmp_path / "peer")
@@ -101,7 +92,7 @@ def test_flare_reads_what_the_original_wrote(tmp_path, generation, shardlen):
 
 @generations
 @sharded
-def test_the_original_reads_what_flare_writes(tmp_path, generation, shardlen):
+def test_the_original_reads_datasets_of_flare(peer, tmp_path, generation, shardlen):
     peer(generation, "write", tmp_path / "peer", 0, ROWS, lists_of(generation), shardlen)
     form = FORMS[generation]
     for number, shard in enumerate(shards(tmp_path / "peer")):
@@ -117,25 +108,27 @@ def test_the_original_reads_what_flare_writes(tmp_path, generation, shardlen):
             batches,
             Settings(shard_bytes=1 << 26 if shardlen else None),
         )
-    wanted = [ours["shown"](row) for row in samples(generation)]
-    assert peer(generation, "read", tmp_path / "flare", 0, int(shardlen > 0)) == wanted
+    expected = [shared["described"](row) for row in samples(generation)]
+    assert peer(generation, "read", tmp_path / "flare", 0, int(shardlen > 0)) == expected
     assert files(tmp_path / "flare") == files(tmp_path / "peer")
 
 
 @pytest.mark.skipif(
     not PEERS["new"], reason="GRANULAR_PYTHON names no interpreter that has granular"
 )
-def test_the_original_reads_a_bag_by_itself(tmp_path):
+def test_the_original_reads_a_single_bag(peer, tmp_path):
     records = [b"hello", b"", b"world" * 1000, b"x"]
     with BagWriter(tmp_path / "a.bag") as writer:
         for record in records:
             writer.append(record)
-    assert peer("new", "bag", tmp_path / "a.bag") == [ours["shown"](one) for one in records]
+    assert peer("new", "bag", tmp_path / "a.bag") == [
+        shared["described"](record) for record in records
+    ]
 
 
 @pytest.mark.skipif(not all(PEERS.values()), reason="both generations of granular are needed")
 @pytest.mark.parametrize("source, target", [("new", "old"), ("old", "new")])
-def test_one_generation_is_converted_to_the_other(tmp_path, source, target):
+def test_one_generation_is_converted_to_the_other(peer, tmp_path, source, target):
     peer(source, "write", tmp_path / "peer", 0, ROWS, 0, 0)
     (shard,) = shards(tmp_path / "peer")
     form = FORMS[target]
@@ -147,7 +140,7 @@ def test_one_generation_is_converted_to_the_other(tmp_path, source, target):
         Settings(shard_bytes=None),
     )
     assert peer(target, "read", tmp_path / "flare", 0, 0) == [
-        ours["shown"](row) for row in ours["samples"](0, ROWS, 0)
+        shared["described"](row) for row in shared["samples"](0, ROWS, 0)
     ]
     peer(target, "write", tmp_path / "same", 0, ROWS, 0, 0)
     assert files(tmp_path / "flare") == files(tmp_path / "same")
@@ -156,7 +149,7 @@ def test_one_generation_is_converted_to_the_other(tmp_path, source, target):
 @pytest.mark.skipif(
     not PEERS["new"], reason="GRANULAR_PYTHON names no interpreter that has granular"
 )
-def test_both_add_rows_to_one_dataset_in_turn(tmp_path):
+def test_both_append_rows_to_one_dataset_in_turn(peer, tmp_path):
     folder = tmp_path / "ds"
     peer("new", "write", tmp_path / "whole", 0, 30, 0, 0)
     peer("new", "write", folder, 0, 10, 0, 0)
@@ -164,7 +157,7 @@ def test_both_add_rows_to_one_dataset_in_turn(tmp_path):
     Appender(locate(f"{folder}/"), source.columns).append(granular.read_batch(source, 10, 20))
     peer("new", "write", folder, 20, 30, 0, 0)
     assert peer("new", "read", folder, 0, 0) == [
-        ours["shown"](row) for row in ours["samples"](0, 30, 0)
+        shared["described"](row) for row in shared["samples"](0, 30, 0)
     ]
     assert files(folder) == files(tmp_path / "whole")
 
@@ -172,7 +165,7 @@ def test_both_add_rows_to_one_dataset_in_turn(tmp_path):
 @pytest.mark.skipif(
     not PEERS["new"], reason="GRANULAR_PYTHON names no interpreter that has granular"
 )
-def test_shards_that_flare_added_to_are_the_original_s(tmp_path):
+def test_shards_completed_by_flare_equal_those_of_the_original(peer, tmp_path):
     peer("new", "write", tmp_path / "whole", 0, 25, 0, 7)
     peer("new", "write", tmp_path / "ds", 0, 10, 0, 7)
     rows = [granular.read_batch(shard, 0, shard.rows) for shard in shards(tmp_path / "whole")]

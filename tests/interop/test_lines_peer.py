@@ -1,12 +1,12 @@
-"""JSON, CSV, TSV and XSV, every compression and merged datasets, beside the library that defines them: each reads what the other wrote.
+"""JSON, CSV, TSV and XSV, each compression, and merged datasets, compared with mosaicml-streaming: each reads those of the other.
 
 PEER_PYTHON names an interpreter that has mosaicml-streaming 0.13.
 """
 
+import functools
 import json
 import os
 import runpy
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from flarecli.storage import locate
 
 PEER = os.environ.get("PEER_PYTHON")
 SCRIPT = Path(__file__).with_name("peer.py")
-ours = runpy.run_path(str(SCRIPT))
+shared = runpy.run_path(str(SCRIPT))
 pytestmark = pytest.mark.skipif(
     not PEER, reason="PEER_PYTHON names no interpreter that has mosaicml-streaming"
 )
@@ -29,35 +29,35 @@ FORMATS = sorted(ENDS)
 COMPRESSIONS = ["br", "br:0", "bz2", "bz2:1", "gz", "gz:0", "snappy", "zstd", "zstd:9"]
 
 
-def peer(*args):
-    ran = subprocess.run(
-        [PEER, str(SCRIPT), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+@pytest.fixture
+def peer(run_peer):
+    return functools.partial(run_peer, PEER, SCRIPT)
 
 
-def wanted(kind="lines"):
-    samples, columns = ours["KINDS"][kind]
-    return [{name: ours["shown"](sample[name]) for name in columns} for sample in samples()]
+def expected_samples(kind="lines"):
+    """Return the samples of a kind as `peer.py read` prints them."""
+    samples, columns = shared["KINDS"][kind]
+    return [{name: shared["described"](sample[name]) for name in columns} for sample in samples()]
 
 
-def both(
-    tmp_path, form, compression=None, hashes=("sha1", "xxh64"), limit=20_000, only=("flare", "peer")
+def write_datasets(
+    peer,
+    tmp_path,
+    form,
+    compression=None,
+    hashes=("sha1", "xxh64"),
+    limit=20_000,
+    only=("flare", "peer"),
 ):
-    """Write the same samples by both; give the two folders."""
+    """Write the same samples with both libraries; return the two folders."""
     separator, newline = ENDS.get(form, (",", "\n"))
-    samples, columns = ours["KINDS"]["lines"]
+    samples, columns = shared["KINDS"]["lines"]
     kinds = {"float": "str_float", "int": "str_int"} if form == "mds" else {"float": "str_float"}
     if "flare" in only:
-        how = Settings(compression, tuple(hashes), limit, None, newline, separator)
+        options = Settings(compression, tuple(hashes), limit, None, newline, separator)
         columns = {name: kinds.get(encoding, encoding) for name, encoding in columns.items()}
         with flarecli.Writer(
-            str(tmp_path / "flare"), format=form, columns=columns, settings=how
+            str(tmp_path / "flare"), format=form, columns=columns, settings=options
         ) as writer:
             for sample in samples():
                 writer.write(sample)
@@ -82,9 +82,9 @@ def files(folder):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_same_samples_give_the_same_bytes(tmp_path, form):
-    flare, its = both(tmp_path, form)
-    assert files(flare) == files(its)
+def test_both_write_the_same_bytes(peer, tmp_path, form):
+    flare, original = write_datasets(peer, tmp_path, form)
+    assert files(flare) == files(original)
     index = (flare / "index.json").read_bytes()
     for name in ("index.json", "playlist.yaml"):
         (flare / name).unlink()
@@ -94,17 +94,19 @@ def test_the_same_samples_give_the_same_bytes(tmp_path, form):
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("form", ["json", "csv"])
-def test_compressed_files_hold_the_same_bytes(tmp_path, form, compression):
-    flare, its = both(tmp_path, form, compression)
+def test_compressed_files_contain_the_same_bytes(peer, tmp_path, form, compression):
+    flare, original = write_datasets(peer, tmp_path, form, compression)
     suffix = compression.partition(":")[0]
-    assert files(flare).keys() == files(its).keys()
-    for name, data in files(its).items():
+    assert files(flare).keys() == files(original).keys()
+    for name, data in files(original).items():
         if name != "index.json":
             assert decompress(suffix, [files(flare)[name]], None, name) == decompress(
                 suffix, [data], None, name
             )
-    one, other = (json.loads(files(folder)["index.json"]) for folder in (flare, its))
-    for index in (one, other):
+    index_of_flare, index_of_original = (
+        json.loads(files(folder)["index.json"]) for folder in (flare, original)
+    )
+    for index in (index_of_flare, index_of_original):
         for shard in index["shards"]:
             for what in ("zip_data", "zip_meta"):
                 shard[what] = (
@@ -112,71 +114,70 @@ def test_compressed_files_hold_the_same_bytes(tmp_path, form, compression):
                     shard[what]["basename"],
                     shard[what]["hashes"].keys(),
                 )
-    assert one == other
+    assert index_of_flare == index_of_original
 
 
-@pytest.mark.parametrize("how", ["local", "streaming"])
+@pytest.mark.parametrize("dataset", ["local", "streaming"])
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_original_reads_every_field(tmp_path, form, how):
-    flare, _ = both(tmp_path, form, only=("flare",))
-    assert peer("read", flare, how) == wanted()
+def test_the_original_reads_every_column(peer, tmp_path, form, dataset):
+    flare, _ = write_datasets(peer, tmp_path, form, only=("flare",))
+    assert peer("read", flare, dataset) == expected_samples()
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("form", ["json", "tsv"])
-def test_the_original_reads_what_is_compressed(tmp_path, form, compression):
-    flare, _ = both(tmp_path, form, compression, only=("flare",))
-    assert peer("read", flare, "streaming") == wanted()
+def test_the_original_reads_compressed_lines(peer, tmp_path, form, compression):
+    flare, _ = write_datasets(peer, tmp_path, form, compression, only=("flare",))
+    assert peer("read", flare, "streaming") == expected_samples()
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_the_original_reads_compressed_mds(tmp_path, compression):
-    samples, columns = ours["KINDS"]["large"]
+def test_the_original_reads_compressed_mds(peer, tmp_path, compression):
+    samples, columns = shared["KINDS"]["large"]
     with flarecli.Writer(
         str(tmp_path / "out"), columns=columns, settings=Settings(compression, ("md5",), 8_000)
     ) as writer:
         for sample in samples():
             writer.write(sample)
-    assert peer("read", tmp_path / "out", "streaming") == wanted("large")
+    assert peer("read", tmp_path / "out", "streaming") == expected_samples("large")
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_flare_reads_what_the_original_wrote(tmp_path, form):
-    _, its = both(tmp_path, form, "gz:1", only=("peer",))
-    found = [
-        {name: ours["shown"](value) for name, value in sample.items()}
-        for sample in flarecli.open(str(its))
+def test_flare_reads_datasets_of_the_original(peer, tmp_path, form):
+    _, original = write_datasets(peer, tmp_path, form, "gz:1", only=("peer",))
+    samples = [
+        {name: shared["described"](value) for name, value in sample.items()}
+        for sample in flarecli.open(str(original))
     ]
-    assert found == [{name: row[name] for name in sorted(row)} for row in wanted()]
-    assert list(flarecli.verify(str(its))) == []
+    assert samples == [{name: row[name] for name in sorted(row)} for row in expected_samples()]
+    assert list(flarecli.verify(str(original))) == []
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])
-def test_what_the_original_left_of_its_cache_is_read(tmp_path, form):
-    _, its = both(tmp_path, form, "zstd", only=("peer",))
-    peer("read", its, "streaming")
-    assert any(
-        path.name.endswith(form) for path in its.iterdir()
-    )  # it decompressed beside what is compressed
-    found = [
-        {name: ours["shown"](value) for name, value in sample.items()}
-        for sample in flarecli.open(str(its))
+def test_a_folder_with_files_that_the_original_decompressed_is_read(peer, tmp_path, form):
+    _, original = write_datasets(peer, tmp_path, form, "zstd", only=("peer",))
+    peer("read", original, "streaming")
+    # The original writes decompressed shards next to the compressed ones.
+    assert any(path.name.endswith(form) for path in original.iterdir())
+    samples = [
+        {name: shared["described"](value) for name, value in sample.items()}
+        for sample in flarecli.open(str(original))
     ]
-    for path in its.glob("*.zstd"):
+    for path in original.glob("*.zstd"):
         path.unlink()
     assert [
-        {name: ours["shown"](value) for name, value in sample.items()}
-        for sample in flarecli.open(str(its))
-    ] == found
-    assert found == [{name: row[name] for name in sorted(row)} for row in wanted()]
-    assert list(flarecli.verify(str(its))) == []
+        {name: shared["described"](value) for name, value in sample.items()}
+        for sample in flarecli.open(str(original))
+    ] == samples
+    assert samples == [{name: row[name] for name in sorted(row)} for row in expected_samples()]
+    assert list(flarecli.verify(str(original))) == []
 
 
-@pytest.mark.parametrize("how", ["local", "streaming"])
-def test_the_original_reads_what_flare_merged(tmp_path, how):
+@pytest.mark.parametrize("dataset", ["local", "streaming"])
+def test_the_original_reads_a_dataset_merged_by_flare(peer, tmp_path, dataset):
     for part in ("a/deep", "b", "x/deep"):
-        both(tmp_path / part, "json", only=("flare",))
+        write_datasets(peer, tmp_path / part, "json", only=("flare",))
         (tmp_path / part / "flare" / "playlist.yaml").unlink()
     merge(locate(str(tmp_path)))
-    assert peer("read", tmp_path, how) == wanted() * 3
-    assert len(flarecli.open(str(tmp_path))) == 3 * len(wanted())
+    assert peer("read", tmp_path, dataset) == expected_samples() * 3
+    assert len(flarecli.open(str(tmp_path))) == 3 * len(expected_samples())

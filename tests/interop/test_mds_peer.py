@@ -1,13 +1,13 @@
-"""MDS beside the library that defines it: it reads what flare packed, and for the same samples both write the same bytes.
+"""MDS compared with mosaicml-streaming: it reads the datasets of flare, and both write the same bytes for the same samples.
 
-PEER_PYTHON names an interpreter that has mosaicml-streaming 0.13; `test_mds_golden.py` holds what it once wrote, and runs always.
+PEER_PYTHON names an interpreter that has mosaicml-streaming 0.13. `test_mds_golden.py` needs none: it reads stored datasets.
 """
 
+import functools
 import json
 import os
 import runpy
 import shutil
-import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,26 +20,19 @@ from flarecli.model import Settings
 
 PEER = os.environ.get("PEER_PYTHON")
 SCRIPT = Path(__file__).with_name("peer.py")
-ours = runpy.run_path(str(SCRIPT))
+shared = runpy.run_path(str(SCRIPT))
 pytestmark = pytest.mark.skipif(
     not PEER, reason="PEER_PYTHON names no interpreter that has mosaicml-streaming"
 )
 
 
-def peer(*args):
-    ran = subprocess.run(
-        [PEER, str(SCRIPT), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+@pytest.fixture
+def peer(run_peer):
+    return functools.partial(run_peer, PEER, SCRIPT)
 
 
 def write(out, kind, settings, form="mds"):
-    samples, columns = ours["KINDS"][kind]
+    samples, columns = shared["KINDS"][kind]
     columns = {
         name: {"float": "float64"}.get(encoding, encoding) for name, encoding in columns.items()
     }
@@ -62,10 +55,10 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(
-    "settings", SETTINGS, ids=lambda one: f"{one.shard_bytes} {'-'.join(one.hashes)}"
+    "settings", SETTINGS, ids=lambda settings: f"{settings.shard_bytes} {'-'.join(settings.hashes)}"
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_samples_give_the_same_bytes(tmp_path, kind, settings):
+def test_both_write_the_same_bytes(peer, tmp_path, kind, settings):
     write(tmp_path / "flare", kind, settings)
     peer(
         "write",
@@ -80,7 +73,7 @@ def test_the_same_samples_give_the_same_bytes(tmp_path, kind, settings):
         ).read_bytes(), name
 
 
-def test_all_but_the_empty_shard_before_a_first_row_larger_than_a_shard_are_the_same(tmp_path):
+def test_only_the_empty_shard_before_a_first_row_larger_than_a_shard_differs(peer, tmp_path):
     write(tmp_path / "flare", "large", Settings(shard_bytes=4_000))
     peer("write", tmp_path / "peer", "large", json.dumps({"size_limit": 4_000}))
     shards = sorted((tmp_path / "peer").glob("*.mds"))
@@ -91,7 +84,7 @@ def test_all_but_the_empty_shard_before_a_first_row_larger_than_a_shard_are_the_
 
 
 @pytest.mark.parametrize("compression", ["zstd", "zstd:7"])
-def test_compressed_shards_hold_the_same_bytes(tmp_path, compression):
+def test_compressed_shards_contain_the_same_bytes(peer, tmp_path, compression):
     write(
         tmp_path / "flare",
         "rows",
@@ -117,17 +110,17 @@ def test_compressed_shards_hold_the_same_bytes(tmp_path, compression):
         assert one == other
 
 
-@pytest.mark.parametrize("how", ["local", "streaming"])
+@pytest.mark.parametrize("dataset", ["local", "streaming"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_original_reads_every_field(tmp_path, kind, how):
+def test_the_original_reads_every_column(peer, tmp_path, kind, dataset):
     settings = Settings(shard_bytes=20_000)
     write(tmp_path / "out", kind, settings)
-    samples, columns = ours["KINDS"][kind]
-    wanted = [
-        {name: ours["shown"](as_stored(sample[name], columns[name])) for name in columns}
+    samples, columns = shared["KINDS"][kind]
+    expected = [
+        {name: shared["described"](as_stored(sample[name], columns[name])) for name in columns}
         for sample in samples()
     ]
-    assert peer("read", tmp_path / "out", how) == wanted
+    assert peer("read", tmp_path / "out", dataset) == expected
 
 
 def as_stored(value, encoding):
@@ -136,18 +129,18 @@ def as_stored(value, encoding):
     return float(np.float32(value)) if encoding == "float32" else value
 
 
-def test_the_original_reads_compressed_shards(tmp_path):
+def test_the_original_reads_compressed_shards(peer, tmp_path):
     write(tmp_path / "out", "rows", Settings(shard_bytes=20_000, compression="zstd"))
-    samples, columns = ours["KINDS"]["rows"]
-    wanted = [
-        {name: ours["shown"](as_stored(sample[name], columns[name])) for name in columns}
+    samples, columns = shared["KINDS"]["rows"]
+    expected = [
+        {name: shared["described"](as_stored(sample[name], columns[name])) for name in columns}
         for sample in samples()
     ]
-    assert peer("read", tmp_path / "out", "streaming") == wanted
+    assert peer("read", tmp_path / "out", "streaming") == expected
 
 
-@pytest.mark.parametrize("how", ["local", "streaming"])
-def test_the_original_reads_what_an_index_was_packed_into(tmp_path, how):
+@pytest.mark.parametrize("dataset", ["local", "streaming"])
+def test_the_original_reads_a_packed_index(peer, tmp_path, dataset):
     table = {
         "id": [f"{i:04}" for i in range(500)],
         "text": ["x" * (i % 97) for i in range(500)],
@@ -158,25 +151,30 @@ def test_the_original_reads_what_an_index_was_packed_into(tmp_path, how):
     flarecli.pack(
         str(tmp_path / "index.parquet"), str(tmp_path / "out"), key="id", shard_size=10_000
     )
-    wanted = [{name: ours["shown"](table[name][i]) for name in sorted(table)} for i in range(500)]
-    assert peer("read", tmp_path / "out", how) == wanted
+    expected = [
+        {name: shared["described"](table[name][i]) for name in sorted(table)} for i in range(500)
+    ]
+    assert peer("read", tmp_path / "out", dataset) == expected
 
 
-def test_flare_reads_what_the_original_wrote(tmp_path):
+def test_flare_reads_datasets_of_the_original(peer, tmp_path):
     peer("write", tmp_path / "peer", "rows", json.dumps({"size_limit": 20_000}))
-    samples, columns = ours["KINDS"]["rows"]
-    found = [
-        {name: ours["shown"](value) for name, value in sample.items()}
+    samples, columns = shared["KINDS"]["rows"]
+    samples_read = [
+        {name: shared["described"](value) for name, value in sample.items()}
         for sample in flarecli.open(str(tmp_path / "peer"))
     ]
-    assert found == [
-        {name: ours["shown"](as_stored(sample[name], columns[name])) for name in sorted(columns)}
+    assert samples_read == [
+        {
+            name: shared["described"](as_stored(sample[name], columns[name]))
+            for name in sorted(columns)
+        }
         for sample in samples()
     ]
     assert list(flarecli.verify(str(tmp_path / "peer"))) == []
 
 
-def test_a_conversion_by_flare_is_the_original_s_own_dataset(tmp_path):
+def test_a_dataset_of_the_original_packed_again_has_the_same_bytes(peer, tmp_path):
     settings = {"size_limit": 20_000, "hashes": ["sha1"]}
     peer("write", tmp_path / "peer", "rows", json.dumps(settings))
     flarecli.pack(str(tmp_path / "peer"), str(tmp_path / "flare"), shard_size=20_000, hash=["sha1"])

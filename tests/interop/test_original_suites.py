@@ -1,4 +1,7 @@
-"""The originals' own tests against `flarecli.compat`, where ORIGINAL_TESTS names a folder with their checkouts; and the runner itself."""
+"""The test suites of the originals against `flarecli.compat`, and the script that runs them.
+
+ORIGINAL_TESTS names a folder with checkouts of the originals.
+"""
 
 import importlib.util
 import os
@@ -19,20 +22,20 @@ PASSES, FAILS = Result("passed", True), Result("failed", True, "ValueError: no")
 
 @pytest.mark.skipif(
     not os.environ.get("ORIGINAL_TESTS"),
-    reason="ORIGINAL_TESTS names no folder with the originals' checkouts",
+    reason="ORIGINAL_TESTS does not name a folder with checkouts of the originals",
 )
 @pytest.mark.parametrize("name", list(suites.SUITES))
-def test_suite_of_the_original_gives_what_is_listed(name, capsys):
+def test_results_of_an_original_suite_equal_the_list(name, capsys):
     code = suites.main([name])
     assert code == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", list(suites.SUITES))
-def test_list_names_each_test_once_and_with_a_reason(name):
+def test_the_list_has_each_test_once_and_with_a_reason(name):
     suites.read_list(suites.LIST.read_text(), name)
 
 
-def test_list_without_a_reason_is_refused():
+def test_a_list_without_a_reason_is_rejected():
     with pytest.raises(ValueError, match="one: a::b has no reason, or is listed twice"):
         suites.read_list('[[one.fails]]\nreason = ""\ntests = ["a::b"]', "one")
     twice = '[[one.fails]]\nreason = "x"\ntests = ["a::b"]\n'
@@ -41,7 +44,7 @@ def test_list_without_a_reason_is_refused():
 
 
 def test_only_differences_from_the_list_are_reported():
-    found = suites.compare(
+    results = suites.compare(
         {
             "a::passes": PASSES,
             "a::internal": Result("passed", False),
@@ -53,21 +56,21 @@ def test_only_differences_from_the_list_are_reported():
         },
         Listed({"a::listed": "why", "a::many*": "why"}, {"a::cloud": "why"}),
     )
-    assert found == suites.Figures(1, 4, 1, 1, [])
+    assert results == suites.Figures(1, 4, 1, 1, [])
 
 
-def test_unlisted_failure_listed_success_and_missing_test_are_reported():
-    found = suites.compare(
+def test_unlisted_failures_listed_successes_and_missing_tests_are_reported():
+    results = suites.compare(
         {"a::new": FAILS, "a::old": PASSES, "a::many[1]": FAILS, "a::many[2]": PASSES},
         Listed({"a::old": "why", "a::gone": "why", "a::many*": "why"}, {}),
     )
-    assert found.problems == [
+    assert results.problems == [
         "a::new: fails and is not listed: ValueError: no",
         "a::old: passes and is listed as failing",
         "a::many[2]: passes and is listed as failing",
-        "a::gone: listed, but there is no such test",
+        "a::gone: is listed and does not exist",
     ]
-    assert (found.passed, found.applicable) == (2, 4)
+    assert (results.passed, results.applicable) == (2, 4)
 
 
 CHECKOUT = {
@@ -106,10 +109,11 @@ def checkout(tmp_path):
     return tmp_path / "granular"
 
 
-def test_run_reports_outcome_and_use_of_flare_for_each_test(checkout):
-    found = suites.run(Suite("granular", ("tests",)), checkout)
+def test_the_outcome_and_the_use_of_flare_of_each_test_are_reported(checkout):
+    results = suites.run(Suite("granular", ("tests",)), checkout)
     assert {
-        name.partition("::")[2] or name: (one.outcome, one.touched) for name, one in found.items()
+        name.partition("::")[2] or name: (result.outcome, result.touched)
+        for name, result in results.items()
     } == {
         "tests/test_broken.py": ("failed", False),
         "test_writes": ("passed", True),
@@ -119,12 +123,12 @@ def test_run_reports_outcome_and_use_of_flare_for_each_test(checkout):
         "test_inside": ("passed", False),
         "test_skips": ("skipped", False),
     }
-    assert found["tests/test_one.py::test_outside"].why == (
-        "ConnectionRefusedError: tests stay on this machine; asked for 192.0.2.1"
+    assert results["tests/test_one.py::test_outside"].why == (
+        "ConnectionRefusedError: only connections to this machine are allowed, got 192.0.2.1"
     )
 
 
-def test_command_prints_figures_and_fails_for_unlisted_failures(checkout, monkeypatch, capsys):
+def test_the_command_prints_counts_and_fails_for_unlisted_failures(checkout, monkeypatch, capsys):
     monkeypatch.setenv("ORIGINAL_TESTS", str(checkout.parent))
     monkeypatch.setitem(suites.SUITES, "granular", Suite("granular", ("tests",)))
     monkeypatch.setattr(suites, "LIST", checkout / "list.toml")
@@ -134,14 +138,14 @@ def test_command_prints_figures_and_fails_for_unlisted_failures(checkout, monkey
     )
     assert suites.main(["granular", "sds"]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "granular: 1 of 3 applicable tests pass (33.3 %), 1 are not applicable, 1 skip themselves",
+        "granular: 1 of 3 applicable tests pass (33.3 %), 1 are not applicable, 1 are skipped",
         "  tests/test_one.py::test_outside: fails and is not listed: ConnectionRefusedError: "
-        "tests stay on this machine; asked for 192.0.2.1",
-        f"sds: not run, there is no {checkout.parent / 'sds'}",
+        "only connections to this machine are allowed, got 192.0.2.1",
+        f"sds: not run, no folder {checkout.parent / 'sds'}",
     ]
 
 
-def test_a_checkout_of_another_commit_is_pointed_out(checkout, monkeypatch, capsys):
+def test_a_checkout_of_another_commit_is_reported(checkout, monkeypatch, capsys):
     monkeypatch.setenv("ORIGINAL_TESTS", str(checkout.parent))
     monkeypatch.setitem(suites.SUITES, "granular", Suite("granular", ("tests/test_none.py",)))
     monkeypatch.setattr(suites, "LIST", checkout / "list.toml")
@@ -153,15 +157,15 @@ def test_a_checkout_of_another_commit_is_pointed_out(checkout, monkeypatch, caps
     assert suites.main(["granular"]) == 0
     commit = suites.checkout_commit(checkout)
     assert len(commit) == 40 and capsys.readouterr().out.splitlines()[1:] == [
-        f"  the list is of commit 0000000, the checkout is at {commit[:7]}"
+        f"  the list is for commit 0000000; the checkout is at {commit[:7]}"
     ]
 
 
-def test_a_pytest_that_is_too_new_is_named(checkout):
+def test_a_pytest_that_is_too_new_is_an_error(checkout):
     with pytest.raises(RuntimeError, match=rf"has pytest {pytest.__version__}, .* need pytest<3$"):
         suites.run(Suite("granular", ("tests",), pytest_below=3), checkout)
 
 
-def test_packages_that_are_missing_are_named(checkout, tmp_path):
+def test_missing_packages_are_an_error(checkout, tmp_path):
     with pytest.raises(RuntimeError, match=r"has no no_such_package$"):
         suites.run(Suite("granular", ("tests",), "", ("pytest", "no_such_package")), checkout)

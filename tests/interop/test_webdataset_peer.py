@@ -1,13 +1,13 @@
-"""WebDataset beside the library that defines it: it reads what flare packed to the same values, and flare reads what it writes.
+"""WebDataset compared with the library that defines it: each reads the same values from the files of the other.
 
-WEBDATASET_PYTHON names an interpreter that has webdataset 1.0; `fixtures/webdataset` holds what it once wrote, and is read always.
+WEBDATASET_PYTHON names an interpreter that has webdataset 1.0. Other tests read files that it wrote, in `fixtures/webdataset`.
 """
 
+import functools
 import hashlib
 import json
 import os
 import runpy
-import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,27 +22,20 @@ webdataset = find("webdataset")
 
 PEER = os.environ.get("WEBDATASET_PYTHON")
 SCRIPT = Path(__file__).with_name("webdataset_peer.py")
-ours = runpy.run_path(str(SCRIPT))
+shared = runpy.run_path(str(SCRIPT))
 pytestmark = pytest.mark.skipif(
     not PEER, reason="WEBDATASET_PYTHON names no interpreter that has webdataset"
 )
 
 
-def peer(*args):
-    ran = subprocess.run(
-        [PEER, str(SCRIPT), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+@pytest.fixture
+def peer(run_peer):
+    return functools.partial(run_peer, PEER, SCRIPT)
 
 
-def shown(row):
+def described(row):
     return {
-        name: data.decode() if name == "__key__" else ours["shown"](data)
+        name: data.decode() if name == "__key__" else shared["described"](data)
         for name, data in row.items()
         if data is not None
     }
@@ -54,12 +47,12 @@ def rows(path):
 
 
 @pytest.mark.parametrize("format", ["USTAR_FORMAT", "PAX_FORMAT", "GNU_FORMAT"])
-@pytest.mark.parametrize("kind", sorted(ours["KINDS"]))
-def test_both_read_the_same_out_of_what_the_original_writes(tmp_path, kind, format):
+@pytest.mark.parametrize("kind", sorted(shared["KINDS"]))
+def test_both_read_the_same_from_files_of_the_original(peer, tmp_path, kind, format):
     if (kind, format) == ("long", "USTAR_FORMAT"):
-        pytest.skip("ustar has no room for those names")
+        pytest.skip("ustar cannot store these names")
     peer("write", tmp_path / "t.tar", kind, format)
-    assert [shown(row) for row in rows(tmp_path / "t.tar")] == peer("read", tmp_path / "t.tar")
+    assert [described(row) for row in rows(tmp_path / "t.tar")] == peer("read", tmp_path / "t.tar")
 
 
 COLUMNS = {
@@ -88,28 +81,28 @@ def samples():
         }
 
 
-def packed(folder):
+def pack_samples(folder):
     columns = webdataset.arrange(
         encodings.column(name, encoding) for name, encoding in {"__key__": "str", **COLUMNS}.items()
     )
     arrays = []
-    for one in columns:
-        values = [sample[one.name] for sample in samples()]
-        texts = {"str_int": str, "json_float": json.dumps, "json": json.dumps}.get(one.encoding)
+    for column in columns:
+        values = [sample[column.name] for sample in samples()]
+        texts = {"str_int": str, "json_float": json.dumps, "json": json.dumps}.get(column.encoding)
         arrays.append(
             pa.array(
                 [texts(value) if texts else value for value in values],
-                encodings.lookup(one.encoding).arrow,
+                encodings.lookup(column.encoding).arrow,
             )
         )
     batch = pa.RecordBatch.from_arrays(
-        arrays, schema=pa.schema([encodings.field(one) for one in columns])
+        arrays, schema=pa.schema([encodings.field(column) for column in columns])
     )
     return webdataset.write_shard(locate(f"{folder}/"), 0, columns, [batch], Settings())
 
 
-def test_the_original_decodes_what_flare_writes_to_the_same_values(tmp_path):
-    packed(tmp_path)
+def test_the_original_decodes_files_of_flare_to_the_same_values(peer, tmp_path):
+    pack_samples(tmp_path)
     names = {
         "caption": "caption.txt",
         "image": "image.jpg",
@@ -118,7 +111,7 @@ def test_the_original_decodes_what_flare_writes_to_the_same_values(tmp_path):
         "meta": "meta.json",
         "Mixed": "mixed.txt",
     }
-    wanted = [
+    expected = [
         {
             names.get(name, name): [len(value), hashlib.sha256(value).hexdigest()]
             if isinstance(value, bytes)
@@ -127,11 +120,11 @@ def test_the_original_decodes_what_flare_writes_to_the_same_values(tmp_path):
         }
         for sample in samples()
     ]
-    assert peer("decode", tmp_path / "00000.tar") == wanted
+    assert peer("decode", tmp_path / "00000.tar") == expected
 
 
-def test_both_read_the_same_out_of_what_flare_writes(tmp_path):
-    packed(tmp_path)
+def test_both_read_the_same_from_files_of_flare(peer, tmp_path):
+    pack_samples(tmp_path)
     assert peer("read", tmp_path / "00000.tar") == [
-        shown(row) for row in rows(tmp_path / "00000.tar")
+        described(row) for row in rows(tmp_path / "00000.tar")
     ]

@@ -1,9 +1,9 @@
-"""One rank of a distributed run under accelerate, Lightning or the Trainer of transformers.
+"""Run one rank of a distributed run with accelerate, Lightning or the Trainer of transformers.
 
-    training_peer.py LIBRARY DATASET OUT       writes OUT.RANK: scenario -> rows of each epoch, or an error
-    training_peer.py ddp|ddp_spawn DATASET OUT   the same, where Lightning starts the processes itself
+    training_peer.py LIBRARY DATASET OUT         write OUT.RANK: scenario -> rows of each epoch, or an error
+    training_peer.py ddp|ddp_spawn DATASET OUT   the same, but Lightning starts the processes
 
-Each scenario is what a user would write. Rows are numbers, `n`; a refusal is its message and hint.
+Each scenario is a program that a user could write. A row is its number `n`; an error is its message and hint.
 The tests set RANK, WORLD_SIZE and MASTER_ADDR, as torchrun does.
 """
 
@@ -38,7 +38,7 @@ def result(scenario):
         lines = [
             *str(error).strip().splitlines(),
             f"hint: {error.hint}",
-        ]  # of a worker: a traceback
+        ]  # the error of a worker is a traceback
         at = max(
             k for k, line in enumerate(lines) if line.startswith("hint: ") and line != "hint: "
         )
@@ -71,17 +71,20 @@ def accelerate_scenarios(data):
         stream = IterableDataset(data.select(["n"]), BATCH, seed=1, collated=False, **options)
         return DataLoader(stream, batch_size=BATCH, num_workers=workers)
 
-    def own(accelerator):
+    def rank_of(accelerator):
         return {"rank": accelerator.process_index, "ranks": accelerator.num_processes}
 
     yield "prepared", lambda: run(batches, 2)
     yield "prepared, samples", lambda: run(samples)
-    yield "prepared, samples, workers", lambda: run(lambda one: samples(one, 2))
-    yield "prepared, spawned worker", lambda: run(lambda one: batches(one, 1, "spawn"))
+    yield "prepared, samples, workers", lambda: run(lambda accelerator: samples(accelerator, 2))
+    yield (
+        "prepared, spawned worker",
+        lambda: run(lambda accelerator: batches(accelerator, 1, "spawn")),
+    )
     yield "not dispatched", lambda: run(samples, 2, dispatch_batches=False)
     yield (
         "not dispatched, workers",
-        lambda: run(lambda one: samples(one, 2), dispatch_batches=False),
+        lambda: run(lambda accelerator: samples(accelerator, 2), dispatch_batches=False),
     )
     yield (
         "not dispatched, split",
@@ -89,24 +92,50 @@ def accelerate_scenarios(data):
     )
     yield "stateful", lambda: run(batches, 2, use_stateful_dataloader=True)
     yield "not prepared", lambda: run(batches, prepare=False)
-    yield "not prepared, worker", lambda: run(lambda one: batches(one, 1), prepare=False)
-    yield "not prepared, spawned", lambda: run(lambda one: batches(one, 1, "spawn"), prepare=False)
-    yield "ranks", lambda: run(lambda one: batches(one, **own(one)), prepare=False)
-    yield "ranks, worker", lambda: run(lambda one: batches(one, 1, **own(one)), prepare=False)
-    yield "ranks, prepared", lambda: run(lambda one: batches(one, **own(one)))
+    yield (
+        "not prepared, worker",
+        lambda: run(lambda accelerator: batches(accelerator, 1), prepare=False),
+    )
+    yield (
+        "not prepared, spawned",
+        lambda: run(lambda accelerator: batches(accelerator, 1, "spawn"), prepare=False),
+    )
+    yield (
+        "ranks",
+        lambda: run(
+            lambda accelerator: batches(accelerator, **rank_of(accelerator)), prepare=False
+        ),
+    )
+    yield (
+        "ranks, worker",
+        lambda: run(
+            lambda accelerator: batches(accelerator, 1, **rank_of(accelerator)), prepare=False
+        ),
+    )
+    yield (
+        "ranks, prepared",
+        lambda: run(lambda accelerator: batches(accelerator, **rank_of(accelerator))),
+    )
     yield (
         "ranks, not dispatched",
-        lambda: run(lambda one: samples(one, **own(one)), dispatch_batches=False),
+        lambda: run(
+            lambda accelerator: samples(accelerator, **rank_of(accelerator)), dispatch_batches=False
+        ),
     )
     yield (
         "by position",
-        lambda: run(lambda one: DataLoader(MapDataset(data.select(["n"])), BATCH, shuffle=True)),
+        lambda: run(
+            lambda accelerator: DataLoader(MapDataset(data.select(["n"])), BATCH, shuffle=True)
+        ),
     )
-    yield "loader", lambda: run(lambda one: flare.Loader(data, BATCH, seed=1, **own(one)))
+    yield (
+        "loader",
+        lambda: run(lambda accelerator: flare.Loader(data, BATCH, seed=1, **rank_of(accelerator))),
+    )
 
 
 class Model(lightning.LightningModule if lightning else object):
-    """Notes the rows of each epoch, and writes them where it is told to."""
+    """Records the rows of each epoch, and writes them to `out`.RANK."""
 
     def __init__(self, out=None):
         super().__init__()
@@ -145,7 +174,7 @@ def trainer(strategy, epochs, **options):
 
 
 def launch(strategy, data, out):
-    """Let Lightning start the processes; the stream is made before there are any."""
+    """Let Lightning start the processes; the stream is created before them."""
     stream = IterableDataset(data, BATCH, seed=1, drop_last=True)
     trainer(strategy, 1).fit(Model(out), DataLoader(stream, batch_size=None))
 
@@ -168,7 +197,7 @@ def lightning_scenarios(data):
             stream, batch_size=None, num_workers=workers, multiprocessing_context=start
         )
 
-    # Made before torch.distributed is initialised, which the first `fit` does.
+    # Created before the first `fit` initialises torch.distributed.
     first = batches()
     yield "iterable", lambda: run(first)
     yield "iterable, worker", lambda: run(batches(1))
@@ -182,7 +211,7 @@ def lightning_scenarios(data):
 def transformers_scenarios(data):
     from transformers import Trainer, TrainingArguments
 
-    class Noting(torch.nn.Module):
+    class Recorder(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.layer, self.seen = torch.nn.Linear(1, 1), []
@@ -192,7 +221,7 @@ def transformers_scenarios(data):
             return {"loss": self.layer(n.float()[:, None]).mean()}
 
     def run(dataset, epochs=1, **options):
-        model = Noting()
+        model = Recorder()
         arguments = TrainingArguments(
             output_dir=sys.argv[3] + ".trainer",
             per_device_train_batch_size=BATCH,
@@ -231,9 +260,9 @@ def main():
         launch(library, data, out)
         return
     scenarios = globals()[f"{library}_scenarios"](data)
-    found = {name: result(scenario) for name, scenario in scenarios}
+    results = {name: result(scenario) for name, scenario in scenarios}
     with open(f"{out}.{os.environ['RANK']}", "w") as file:
-        json.dump(found, file)
+        json.dump(results, file)
 
 
 if __name__ == "__main__":

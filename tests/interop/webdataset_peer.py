@@ -1,9 +1,11 @@
-"""Run by an interpreter that has webdataset 1.0: write samples as tar, or say what it reads out of one; also loaded by the tests.
+"""Write and read tar files with webdataset 1.0. An interpreter that has it runs this script; it does not import flare.
 
-webdataset_peer.py write FILE KIND FORMAT     KIND of KINDS, FORMAT of tarfile: USTAR_FORMAT, PAX_FORMAT, GNU_FORMAT
-webdataset_peer.py read FILE…                 one line a sample: extension -> size and sum
-webdataset_peer.py decode FILE…               one line a sample: extension -> the value that its own decoder gives
-webdataset_peer.py fixtures FOLDER            the files of fixtures/webdataset
+    webdataset_peer.py write FILE KIND FORMAT     write the samples of a KIND; FORMAT: USTAR_FORMAT, PAX_FORMAT or GNU_FORMAT
+    webdataset_peer.py read FILE…                 print one line per sample: extension -> size and SHA-256
+    webdataset_peer.py decode FILE…               print one line per sample: extension -> decoded value
+    webdataset_peer.py fixtures FOLDER            write the files of fixtures/webdataset
+
+The tests load this file too.
 """
 
 import hashlib
@@ -14,7 +16,7 @@ import sys
 
 
 def plain(count=7):
-    """Samples of a picture, a class, a caption and a JSON value; every third has no caption."""
+    """Yield samples of an image, a class, a caption and a JSON value; every third has no caption."""
     for i in range(count):
         rng = random.Random(i)
         sample = {
@@ -27,7 +29,7 @@ def plain(count=7):
 
 
 def deep():
-    """Keys with folders, extensions with dots and capitals, empty members."""
+    """Yield samples with folders in keys, dots and capitals in extensions, and empty members."""
     for i in range(5):
         key = "/".join(["train", *["folder" * 3] * i, f"sample-{i}"])
         yield {
@@ -40,7 +42,7 @@ def deep():
 
 
 def long():
-    """Names that no field of a header holds."""
+    """Yield samples whose names are too long for the fields of a tar header."""
     for i in range(3):
         yield {
             "__key__": f"{'folder-of-a-long-name' * 3}/{'é' * 60}-{i}",
@@ -60,7 +62,7 @@ def write(path, kind, format="USTAR_FORMAT"):
             writer.write(sample)
 
 
-def shown(data):
+def described(data):
     return [len(data), hashlib.sha256(data).hexdigest()]
 
 
@@ -81,7 +83,7 @@ def read(*paths):
         print(
             json.dumps(
                 {
-                    name: value if name == "__key__" else shown(value)
+                    name: value if name == "__key__" else described(value)
                     for name, value in sample.items()
                 }
             )
@@ -101,7 +103,7 @@ def decode(*paths):
             print(
                 json.dumps(
                     {
-                        name: shown(value) if isinstance(value, bytes) else value
+                        name: described(value) if isinstance(value, bytes) else value
                         for name, value in values.items()
                     }
                 )
@@ -118,9 +120,9 @@ def fixtures(folder):
         os.makedirs(f"{folder}/{name}/data", exist_ok=True)
         write(f"{folder}/{name}/data/00000.tar", kind, format)
         with open(f"{folder}/{name}/expected.jsonl", "w") as out:
-            sys.stdout, kept = out, sys.stdout
+            sys.stdout, stdout = out, sys.stdout
             read(f"{folder}/{name}/data/00000.tar")
-            sys.stdout = kept
+            sys.stdout = stdout
     os.makedirs(f"{folder}/gz/data", exist_ok=True)
     write(f"{folder}/gz/data/00000.tar.gz", "plain")
 

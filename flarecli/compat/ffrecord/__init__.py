@@ -28,8 +28,8 @@ __version__ = "1.4.0"  # the release with this API
 
 
 def __getattr__(name: str) -> object:
-    found = globals()[name] = named(__name__, _MODULES, name)
-    return found
+    value = globals()[name] = named(__name__, _MODULES, name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -117,7 +117,7 @@ class FileReader(Closeable):
             stream = find("ffrecord").open_dataset(locate(f"{names[0].rstrip('/')}/"))
             names = [os.path.join(names[0], url) for url in stream.urls]
         if not names:
-            raise UsageError("no file given")
+            raise UsageError("no files")
         for name in names:
             if not name.endswith(".ffr"):
                 raise UsageError("expected a name that ends in .ffr", where=name)

@@ -132,7 +132,7 @@ class PackedFolder:
                 out.append(name)
             if recursive and isinstance(entry, dict):
                 below = self.list(PurePosixPath(path) / name, list_file, list_dir, True)
-                out += [Path(name) / one for one in below]
+                out += [Path(name) / inner for inner in below]
         return out
 
     def close(self) -> None:

@@ -41,8 +41,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    found = globals()[name] = named(__name__, _MODULES, name)
-    return found
+    value = globals()[name] = named(__name__, _MODULES, name)
+    return value
 
 
 def __dir__() -> list[str]:

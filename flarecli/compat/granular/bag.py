@@ -119,7 +119,7 @@ class BagWriter(Closeable):
             )
         if len(existing) < len(data):
             self._bag.extend(size, [data[len(existing) :]])
-        ends = self.offset + np.cumsum([len(one) for one in self._pending])
+        ends = self.offset + np.cumsum([len(record) for record in self._pending])
         self._idx.extend(8 * (self.length - len(ends)), [ends.astype("<u8").tobytes()])
         self.offset = int(ends[-1])
         self._pending.clear()
@@ -180,8 +180,8 @@ class BagReader(Closeable):
         """
         (column,) = self._shard.columns
         rows = rows_of(index, len(self), "record")
-        found: list[dict[str, Any]] = formats.find("granular").read_rows(self._shard, rows)
-        records = [bytes(row[column.name]) for row in found]
+        stored: list[dict[str, Any]] = formats.find("granular").read_rows(self._shard, rows)
+        records = [bytes(row[column.name]) for row in stored]
         return records if isinstance(index, (range, slice)) else records[0]
 
     def copy(self) -> BagReader:

@@ -55,7 +55,7 @@ class Loader:
         """Key -> dtype and shape of its value in one datapoint."""
         return {
             key: (value.dtype, value.shape)
-            for key, value in ((key, np.asarray(one)) for key, one in self.source(0).items())
+            for key, value in ((key, np.asarray(item)) for key, item in self.source(0).items())
         }
 
     def __iter__(self) -> Loader:
@@ -119,8 +119,8 @@ def _make_batch(
                 f"missing or unknown key {min(datapoint.keys() ^ out.keys())!r}",
                 where=f"step {step}",
             )
-        for key, one in datapoint.items():
-            value, (dtype, shape) = np.asarray(one), spec[key]
+        for key, item in datapoint.items():
+            value, (dtype, shape) = np.asarray(item), spec[key]
             if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
                 raise FormatError(
                     f"key {key!r} is {value.dtype} {value.shape}; "

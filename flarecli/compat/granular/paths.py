@@ -97,9 +97,9 @@ class PathStore(Store):
         self.write(path, [self.read(path, 0, min(size, self.size(path)))])
 
     def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
-        if (found := self.size(path)) != size:
+        if (actual := self.size(path)) != size:
             raise BusyError(
-                f"file is {found} bytes; expected {size}",
+                f"file is {actual} bytes; expected {size}",
                 where=self.show(path),
                 hint="Another process writes to this file.",
             )
@@ -117,7 +117,9 @@ class PathStore(Store):
                 else:
                     yield Entry(name, self.size(self.child(path, name)))
 
-        return iter(sorted(walk(self._existing(path), ""), key=lambda one: os.fsencode(one.name)))
+        return iter(
+            sorted(walk(self._existing(path), ""), key=lambda entry: os.fsencode(entry.name))
+        )
 
     def delete(self, path: str) -> None:
         at = self._at(path)

@@ -41,7 +41,9 @@ class _Reader(Closeable):
     ) -> None:
         self._args = (directory, decoders, tuple(cache_keys), shards)
         self._open(directory, shards)
-        lists = {one.name for one in self._shards[0].columns if one.encoding.endswith("[]")}
+        lists = {
+            column.name for column in self._shards[0].columns if column.encoding.endswith("[]")
+        }
         self._decoders: dict[str, Callable[[bytes], Any] | None] = {}
         for key, kind in self.spec.items():
             plain = kind.removesuffix("[]") if key in lists else kind
@@ -51,7 +53,7 @@ class _Reader(Closeable):
                 )
             self._decoders[key] = None if decoders is None else decoders[plain]
         # `refs`, the table of lists, is always in memory
-        has_refs = any(one.name == REFS for one in self._shards[0].chunk.beside)
+        has_refs = any(file.name == REFS for file in self._shards[0].chunk.beside)
         for key in cache_keys:
             if key not in self.spec and not (key == "refs" and has_refs):
                 raise UsageError(f"cache_keys: no key {key!r:.60}")
@@ -99,7 +101,7 @@ class _Reader(Closeable):
     @property
     def size(self) -> int:
         """Bytes of the bags and their tables."""
-        return sum(one.size() for shard in self._shards for one in shard.chunk.beside)
+        return sum(file.size() for shard in self._shards for file in shard.chunk.beside)
 
     @property
     def shards(self) -> int:
@@ -149,10 +151,10 @@ class _Reader(Closeable):
             places = range(rows.start - self._starts[i], stop - self._starts[i])
             cached = self._cached[i]
             missing = [key for key in keys if key not in cached]
-            found = formats.find("granular").read_rows(
+            stored = formats.find("granular").read_rows(
                 self._shards[i], places, missing, parts or None
             )
-            for place, row in zip(places, found, strict=True):
+            for place, row in zip(places, stored, strict=True):
                 values = {key: cached[key][place].as_py() for key in keys if key in cached} | row
                 out.append({key: self._decoded(key, values[key]) for key in keys})
             rows = range(stop, rows.stop)
@@ -161,7 +163,7 @@ class _Reader(Closeable):
     def _decoded(self, key: str, data: Any) -> Any:
         decoder = self._decoders[key]
         if isinstance(data, list):
-            return [bytes(one) if decoder is None else decoder(bytes(one)) for one in data]
+            return [bytes(item) if decoder is None else decoder(bytes(item)) for item in data]
         return bytes(data) if decoder is None else decoder(bytes(data))
 
     def available(self, index: int) -> dict[str, Any]:
@@ -219,8 +221,8 @@ class ShardedDatasetReader(_Reader):
 def _records(shard: Shard, key: str) -> Any:
     """Return the stored values of a key as an Arrow array."""
     batch = formats.find("granular").read_batch(shard, 0, len(shard), [key])
-    one = next(one for one in shard.columns if one.name == key)
-    return encodings.stored(batch.column(0), encodings.lookup(one.encoding))
+    column = next(column for column in shard.columns if column.name == key)
+    return encodings.stored(batch.column(0), encodings.lookup(column.encoding))
 
 
 def _bounds(part: range | slice) -> tuple[int, int]:

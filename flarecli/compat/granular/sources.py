@@ -20,8 +20,8 @@ def _called(source: Any) -> Callable[[int], Any]:
         called: Callable[[int], Any] = source
         return called
     if hasattr(source, "__getitem__"):  # the original takes any indexable object
-        found: Callable[[int], Any] = source.__getitem__
-        return found
+        getitem: Callable[[int], Any] = source.__getitem__
+        return getitem
     raise UsageError(
         f"expected a function or an indexable object, got {type(source).__name__}",
     )

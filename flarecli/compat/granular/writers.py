@@ -99,9 +99,9 @@ class _Writer(Closeable):
         """Bytes of the bags and tables in the shards of this writer."""
         self.flush()
         return sum(
-            one.size
-            for one in self._at.list()
-            if one.name.endswith((".bag", ".idx")) and self._is_own(one.name)
+            file.size
+            for file in self._at.list()
+            if file.name.endswith((".bag", ".idx")) and self._is_own(file.name)
         )
 
     def _is_own(self, name: str) -> bool:
@@ -122,7 +122,7 @@ class _Writer(Closeable):
         row = [self._encoded(key, datapoint[key]) for key in self._spec]  # before any is written
         self._pending.append(row)
         self._pending_bytes += sum(
-            len(one) if isinstance(one, bytes) else sum(map(len, one)) for one in row
+            len(value) if isinstance(value, bytes) else sum(map(len, value)) for value in row
         )
         if (
             flush
@@ -136,17 +136,17 @@ class _Writer(Closeable):
         """Return the bytes of a value, or those of each item of a list."""
         if key in self._lists and not isinstance(value, (list, tuple)):
             raise ValueFitError(f"key {key!r}: expected a list, got {type(value).__name__}")
-        encoder, found = self._encoders[key], []
-        for one in value if key in self._lists else [value]:
-            data = one if encoder is None else encoder(one)
+        encoder, encoded = self._encoders[key], []
+        for item in value if key in self._lists else [value]:
+            data = item if encoder is None else encoder(item)
             if not isinstance(data, bytes):
                 raise ValueFitError(f"key {key!r}: expected bytes, got {type(data).__name__}")
             if self._lists and not data:
                 raise ValueFitError(
                     f"key {key!r}: a dataset with lists cannot store a value of 0 bytes"
                 )
-            found.append(data)
-        return found if key in self._lists else found[0]
+            encoded.append(data)
+        return encoded if key in self._lists else encoded[0]
 
     def flush(self) -> None:
         """Write the pending datapoints."""

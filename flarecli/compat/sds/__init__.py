@@ -12,5 +12,5 @@ __all__ = ["StreamingDataset"]
 
 
 def __getattr__(name: str) -> object:
-    found = globals()[name] = named(__name__, {"StreamingDataset": "dataset"}, name)
-    return found
+    value = globals()[name] = named(__name__, {"StreamingDataset": "dataset"}, name)
+    return value

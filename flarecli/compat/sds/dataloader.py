@@ -171,21 +171,21 @@ class StreamOptions:
                 f"mixing_strategy: expected one of {', '.join(_STRATEGIES)}, "
                 f"got {mixing_strategy!r:.60}"
             )
-        groups = [one.get("mixing_group_id") for one in raw_stream_configs]
+        groups = [config.get("mixing_group_id") for config in raw_stream_configs]
         _check_groups(groups, mixing_strategy)
-        shares = _normalized([one.get("ratio") for one in raw_stream_configs])
+        shares = _normalized([config.get("ratio") for config in raw_stream_configs])
         used = [i for i, share in enumerate(shares) if share > 0 or not drop_unused]
-        made: list[StreamOptions] = []
+        options: list[StreamOptions] = []
         for number, i in enumerate(used):
             config = raw_stream_configs[i]
             name = str(config.get("name", f"stream_{number:03d}"))
-            if any(name == one.name for one in made):
+            if any(name == other.name for other in options):
                 raise UsageError(f"duplicate stream name {name!r:.60}")
             size, gpu, rounds = StreamOptions.infer_batch_info(
                 config.get("batch_size"), config.get("batch_gpu"), config.get("num_accum_rounds")
             )
             group = {"custom": groups[i], "no_mixing": number, "mix_all": 0}[mixing_strategy]
-            made.append(
+            options.append(
                 StreamOptions(
                     name=name,
                     ratio=shares[i],
@@ -197,35 +197,35 @@ class StreamOptions:
                     num_accum_rounds=rounds,
                 )
             )
-        return made
+        return options
 
 
 def _check_groups(groups: Sequence[int | None], strategy: str) -> None:
     """Raise UsageError if the mixing groups contradict the strategy."""
-    given = [one for one in groups if one is not None]
+    ids = [group for group in groups if group is not None]
     if strategy == "custom":
-        wrong = len(given) < len(groups)
-        wanted = "a mixing_group_id for each stream"
+        is_wrong = len(ids) < len(groups)
+        rule = "a mixing_group_id for each stream"
     elif strategy == "mix_all":
-        wrong = bool(given) and (len(given) < len(groups) or len(set(given)) > 1)
-        wanted = "no mixing_group_id, or the same for all streams"
+        is_wrong = bool(ids) and (len(ids) < len(groups) or len(set(ids)) > 1)
+        rule = "no mixing_group_id, or the same for all streams"
     else:
-        wrong = bool(given) and len(set(groups)) < len(groups)
-        wanted = "no mixing_group_id, or a different one for each stream"
-    if wrong:
-        raise UsageError(f"mixing_strategy {strategy!r}: expected {wanted}, got {list(groups)}")
+        is_wrong = bool(ids) and len(set(groups)) < len(groups)
+        rule = "no mixing_group_id, or a different one for each stream"
+    if is_wrong:
+        raise UsageError(f"mixing_strategy {strategy!r}: expected {rule}, got {list(groups)}")
 
 
 def _normalized(ratios: Sequence[float | None]) -> list[float]:
     """Return ratios whose sum is 1; equal ones if none is given."""
-    given = [float(one) for one in ratios if one is not None]
-    if not given:
+    numbers = [float(ratio) for ratio in ratios if ratio is not None]
+    if not numbers:
         return [1.0 / len(ratios)] * len(ratios) if ratios else []
-    if len(given) < len(ratios):
+    if len(numbers) < len(ratios):
         raise UsageError("expected a ratio for each stream, or for none")
-    if not all(one >= 0 for one in given) or not 0 < sum(given) < math.inf:
-        raise UsageError(f"ratios: expected numbers >= 0 and one > 0, got {given}")
-    return [one / sum(given) for one in given]
+    if not all(number >= 0 for number in numbers) or not 0 < sum(numbers) < math.inf:
+        raise UsageError(f"ratios: expected numbers >= 0 and one > 0, got {numbers}")
+    return [number / sum(numbers) for number in numbers]
 
 
 @dataclass
@@ -267,8 +267,8 @@ class MultiStreamDataLoader:
                 "expected as many stream_opts as datasets, "
                 f"got {len(stream_opts)} and {len(datasets)}"
             )
-        if schedule not in [one.value for one in ScheduleType]:
-            names = ", ".join(one.value for one in ScheduleType)
+        if schedule not in [member.value for member in ScheduleType]:
+            names = ", ".join(member.value for member in ScheduleType)
             raise UsageError(f"schedule: expected one of {names}, got {schedule!r:.60}")
         used = [i for i, opts in enumerate(stream_opts) if opts.ratio > 0]
         if not used:
@@ -324,7 +324,7 @@ class MultiStreamDataLoader:
     @property
     def main_stream(self) -> Stream:
         """The stream with `is_main`, else the first one with the largest ratio."""
-        return max(self.streams, key=lambda one: (one.opts.is_main, one.opts.ratio))
+        return max(self.streams, key=lambda stream: (stream.opts.is_main, stream.opts.ratio))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the datasets and the position in the schedule."""
@@ -388,9 +388,11 @@ def _batch_size(opts: StreamOptions) -> int | None:
             where=where,
             hint="Give ratio=0 to skip the stream.",
         )
-    given = opts.dataloader_kwargs.get("batch_size", size)
-    if given != size:
-        raise UsageError(f"dataloader_kwargs: expected batch_size {size}, got {given}", where=where)
+    size_of_loader = opts.dataloader_kwargs.get("batch_size", size)
+    if size_of_loader != size:
+        raise UsageError(
+            f"dataloader_kwargs: expected batch_size {size}, got {size_of_loader}", where=where
+        )
     return size
 
 
@@ -424,4 +426,4 @@ def _counts(ratios: Sequence[float], precision: int) -> list[int]:
             f"ratios {list(ratios)} are 0 with {precision} decimals",
             hint="Raise counts_precision.",
         )
-    return [max(1, round(float(one))) for one in shares / shares.min()]
+    return [max(1, round(float(share))) for share in shares / shares.min()]

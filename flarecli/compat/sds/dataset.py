@@ -126,7 +126,7 @@ class StreamingDataset:
             index_col_name,
             jobs=num_downloading_workers,
             retries=num_downloading_retries,
-            kept=index_cols_to_keep,
+            keep=index_cols_to_keep,
             limit=max_size,
             indexes=max_index_files_to_use,
             sql=sql_query,
@@ -175,37 +175,37 @@ class StreamingDataset:
         row = int(idx) % len(self)
         self._refs[row] += 1
         try:
-            (one,) = self._rows.fetch([row])
+            (fetched,) = self._rows.fetch([row])
         finally:
             self._release(row)
-        if one.error is not None:
-            raise one.error
-        self._store(one, 1)
-        return next(iter(self._samples(one)), None)
+        if fetched.error is not None:
+            raise fetched.error
+        self._store(fetched, 1)
+        return next(iter(self._samples(fetched)), None)
 
-    def _samples(self, one: FetchedRow) -> Iterator[Any]:
+    def _samples(self, fetched: FetchedRow) -> Iterator[Any]:
         sample = {
             key: "" if value is None and self.none_to_empty_str else value
-            for key, value in one.sample.items()
+            for key, value in fetched.sample.items()
         }
         sample |= {
-            KEY: sample[self._rows.key] if self._rows.key else one.row,
+            KEY: sample[self._rows.key] if self._rows.key else fetched.row,
             KIND: self.data_type,
-            USAGE: one.size,
+            USAGE: fetched.size,
         }
         try:
             yield from _transformed(sample, self.transforms)
         except Exception as error:
-            error.add_note(f"in a transform of row {one.row} of {self.src}")
+            error.add_note(f"in a transform of row {fetched.row} of {self.src}")
             raise
 
-    def _store(self, one: FetchedRow, sharers: int) -> None:
+    def _store(self, fetched: FetchedRow, sharers: int) -> None:
         """Count the files of a returned sample, and remove older ones to keep the limit."""
         if self.cache_limit is None:
             return
-        self._stored.append(one)
-        self._refs[one.row] += 1
-        self._used += one.size
+        self._stored.append(fetched)
+        self._refs[fetched.row] += 1
+        self._used += fetched.size
         while self._used > self.cache_limit // sharers and len(self._stored) > 1:
             old = self._stored.popleft()
             self._used -= old.size
@@ -279,21 +279,21 @@ class StreamingDataset:
             future = self._submit(blocks, in_flight)
             while future is not None:
                 fetched, future = future.result(), self._submit(blocks, in_flight)
-                for one in fetched:
+                for row in fetched:
                     self._yielded += 1
-                    if one.error is not None:
+                    if row.error is not None:
                         self.failed += 1
-                        self._first_error = self._first_error or one.error
-                        _log.warning("row %d of %s is skipped: %s", one.row, self.name, one.error)
+                        self._first_error = self._first_error or row.error
+                        _log.warning("row %d of %s is skipped: %s", row.row, self.name, row.error)
                     else:
-                        yield from self._samples(one)
-                        self._store(one, sharers)
+                        yield from self._samples(row)
+                        self._store(row, sharers)
                     self._release(in_flight.popleft())
         finally:
             if future is not None:
                 wait([future])
-            for row in in_flight:
-                self._release(row)
+            for number in in_flight:
+                self._release(number)
 
     def _submit(
         self, blocks: Iterator[list[int]], in_flight: deque[int]
@@ -378,6 +378,6 @@ def _transformed(sample: Any, transforms: Sequence[Callable[[Any], Any]]) -> Ite
     if not transforms:
         yield sample
         return
-    found = transforms[0](sample)
-    for one in found if isinstance(found, (list, tuple, GeneratorType)) else [found]:
-        yield from _transformed(one, transforms[1:])
+    result = transforms[0](sample)
+    for item in result if isinstance(result, (list, tuple, GeneratorType)) else [result]:
+        yield from _transformed(item, transforms[1:])

@@ -46,8 +46,10 @@ class IndexFile:
     ) -> None:
         schema = pa.schema(
             [
-                one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one
-                for one in schema
+                field.with_type(field.type.value_type)
+                if pa.types.is_dictionary(field.type)
+                else field
+                for field in schema
             ]
         )
         _remove_stale(folder)
@@ -85,16 +87,15 @@ class IndexFile:
 
     def take(self, rows: Sequence[int]) -> pa.Table:
         """Return rows in the given order; only their batches are read."""
-        wanted = np.asarray(rows, np.int64)
-        number = np.searchsorted(self._starts, wanted, "right") - 1
+        positions = np.asarray(rows, np.int64)
+        number = np.searchsorted(self._starts, positions, "right") - 1
         order = np.argsort(number, kind="stable")
         parts = []
         for k in np.unique(number).tolist():
-            own = wanted[number == k] - self._starts[k]
-            parts.append(self._file.get_batch(k).take(pa.array(own)))
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return pa.Table.from_batches(parts, self.schema).combine_chunks().take(pa.array(back))
+            in_batch = positions[number == k] - self._starts[k]
+            parts.append(self._file.get_batch(k).take(pa.array(in_batch)))
+        table = pa.Table.from_batches(parts, self.schema).combine_chunks()
+        return table.take(pa.array(np.argsort(order)))
 
 
 def _check_unique(keys: Keys, column: pa.Array, first: int, where: str) -> None:
@@ -118,10 +119,10 @@ def _check_suffix(both: Keys, column: pa.Array, suffix: str, where: str) -> None
         >= 0
     )
     if len(clash):
-        one = texts[int(clash[0]) % len(texts)]
-        other = one.removesuffix(f"-{suffix}") if int(clash[0]) < len(texts) else f"{one}-{suffix}"
+        key = texts[int(clash[0]) % len(texts)]
+        other = key.removesuffix(f"-{suffix}") if int(clash[0]) < len(texts) else f"{key}-{suffix}"
         raise UsageError(
-            f"files of the keys {min(one, other)!r:.60} and {max(one, other)!r:.60} would have the "
+            f"files of the keys {min(key, other)!r:.60} and {max(key, other)!r:.60} would have the "
             "same name",
             where=where,
             hint=f"Choose a column whose values do not end in -{suffix}, or download one column "

@@ -59,7 +59,7 @@ class Rows:
         *,
         jobs: int,
         retries: int,
-        kept: Sequence[str] | None,
+        keep: Sequence[str] | None,
         limit: int | None,
         indexes: int | None,
         sql: str | None,
@@ -81,14 +81,14 @@ class Rows:
                 "no column to download", where=src, hint=f"Choose from {', '.join(names)}."
             )
         self.key = key if key in names or key != "index" else source.key or ""
-        wanted = [*self.columns, *([self.key] if self.key else [])]
+        required = [*self.columns, *([self.key] if self.key else [])]
         schema, batches = _batches(
             source,
-            [name for name in names if kept is None or name in kept or name in wanted],
+            [name for name in names if keep is None or name in keep or name in required],
             limit,
             sql,
         )
-        for name in wanted:
+        for name in required:
             if name not in schema.names:
                 raise UsageError(
                     f"no column {name!r}",
@@ -143,7 +143,7 @@ class Rows:
                 missing.append(i)
         if missing:
             self._fetch_files(batch.take(pa.array(missing, pa.int64())), missing, fetched)
-        return [one if one.error is not None else self._paths(one) for one in fetched]
+        return [row if row.error is not None else self._paths(row) for row in fetched]
 
     def _names(self, row: int, sample: dict[str, Any]) -> dict[str, str]:
         """Return the names of the files of a row, `KEY-COLUMN.ext`: column -> name."""
@@ -168,26 +168,26 @@ class Rows:
             names[column] = check_name(name, where=Place(row=row))
         return names
 
-    def _fetch_files(self, batch: pa.Table, missing: list[int], found: list[FetchedRow]) -> None:
-        (one,) = batch.combine_chunks().to_batches() or [
-            pa.RecordBatch.from_pylist([], batch.schema)
+    def _fetch_files(self, table: pa.Table, missing: list[int], fetched: list[FetchedRow]) -> None:
+        """Write the files of rows, and replace those that failed.
+
+        table    the rows
+        missing  their positions in `fetched`
+        """
+        (batch,) = table.combine_chunks().to_batches() or [
+            pa.RecordBatch.from_pylist([], table.schema)
         ]
         if self._files:
-            filling = (self._source or self._opened()).filled
-            files = [name for name in self.columns if name in self._files]
-            for filled, flaws in filling([one.select(files)], files) if filling is not None else ():
-                for flaw in flaws:
-                    found[missing[flaw.row]] = replace(found[missing[flaw.row]], error=flaw.error)
-                self._store(filled, missing, found)
+            self._read_files(batch, missing, fetched)
             return
         for column in self.columns:  # one at a time: a row may lack a column
             at = [
                 k
                 for k, i in enumerate(missing)
-                if found[i].error is None and found[i].sample[column] not in (None, "")
+                if fetched[i].error is None and fetched[i].sample[column] not in (None, "")
             ]
-            some = pa.RecordBatch.from_arrays(
-                [one.column(column).take(pa.array(at, pa.int64()))], [column]
+            addresses = pa.RecordBatch.from_arrays(
+                [batch.column(column).take(pa.array(at, pa.int64()))], [column]
             )
             options: dict[str, Any] = {
                 "key": None,
@@ -196,31 +196,48 @@ class Rows:
                 "limits": self._limits,
                 "progress": Progress(),
             }
-            for part in fetch([some], [Link(column, column)], **options):
+            for part in fetch([addresses], [Link(column, column)], **options):
                 for failure in part.failures:
                     i = missing[at[failure.row]]
-                    error = _error_of(failure, column, str(found[i].sample[column]), found[i].row)
-                    found[i] = replace(found[i], error=error)
-                self._store(part.batch, [missing[at[row]] for row in part.rows.tolist()], found)
+                    address = str(fetched[i].sample[column])
+                    error = _error_of(failure, column, address, fetched[i].row)
+                    fetched[i] = replace(fetched[i], error=error)
+                self._store(part.batch, [missing[at[row]] for row in part.rows.tolist()], fetched)
 
-    def _store(self, batch: pa.RecordBatch, places: Sequence[int], found: list[FetchedRow]) -> None:
+    def _read_files(
+        self, batch: pa.RecordBatch, missing: list[int], fetched: list[FetchedRow]
+    ) -> None:
+        """Copy the files of a folder, which are rows of the source."""
+        read = (self._source or self._opened()).filled
+        if read is None:
+            return
+        names = [name for name in self.columns if name in self._files]
+        for contents, flaws in read([batch.select(names)], names):
+            for flaw in flaws:
+                i = missing[flaw.row]
+                fetched[i] = replace(fetched[i], error=flaw.error)
+            self._store(contents, missing, fetched)
+
+    def _store(
+        self, batch: pa.RecordBatch, places: Sequence[int], fetched: list[FetchedRow]
+    ) -> None:
         for column in batch.schema.names:
             for i, value in zip(places, batch.column(column), strict=True):
                 data = value.as_buffer() if value.is_valid else None
-                name = found[i].files.get(column)
-                if data is not None and name is not None and found[i].error is None:
+                name = fetched[i].files.get(column)
+                if data is not None and name is not None and fetched[i].error is None:
                     (self._at / name).write([memoryview(data)])
 
-    def _paths(self, one: FetchedRow) -> FetchedRow:
-        paths = {column: os.path.join(self.dst, name) for column, name in one.files.items()}
+    def _paths(self, row: FetchedRow) -> FetchedRow:
+        paths = {column: os.path.join(self.dst, name) for column, name in row.files.items()}
         try:
             size = sum(os.path.getsize(path) for path in paths.values())
         except FileNotFoundError as error:
             return replace(
-                one,
+                row,
                 error=ReachError("the file was removed while it was fetched", where=error.filename),
             )
-        return replace(one, sample={**one.sample, **paths}, files=paths, size=size)
+        return replace(row, sample={**row.sample, **paths}, files=paths, size=size)
 
 
 def _error_of(failure: Failure, column: str, address: str, row: int) -> FlareError:
@@ -285,9 +302,8 @@ def _batches(
 
 
 def _limit(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
-    left = limit
     for batch in batches:
-        if left <= 0:
+        if limit <= 0:
             return
-        yield batch.slice(0, min(left, batch.num_rows))
-        left -= batch.num_rows
+        yield batch.slice(0, limit)
+        limit -= batch.num_rows

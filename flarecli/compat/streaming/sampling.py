@@ -29,8 +29,8 @@ def samples_per_stream(
             `repeat` or `choose`
     """
     total = epoch_size if epoch_size is not None else sum(sizes)
-    weights = [one.given for one in streams]
-    shares = [one.proportion for one in weights]
+    weights = [stream.given for stream in streams]
+    shares = [weight.proportion for weight in weights]
     if any(share is not None for share in shares):
         if any(share is None for share in shares) or not sum(share or 0 for share in shares):
             raise UsageError(
@@ -39,19 +39,19 @@ def samples_per_stream(
             )
         return _divide([share or 0 for share in shares], total)
     if epoch_size is not None and any(
-        one.repeat is not None or one.choose is not None for one in weights
+        weight.repeat is not None or weight.choose is not None for weight in weights
     ):
         raise UsageError(
             "epoch_size cannot be combined with repeat or choose",
             hint="Leave out epoch_size, or repeat and choose.",
         )
     counts = [
-        one.choose
-        if one.choose is not None
-        else int(size * one.repeat)
-        if one.repeat is not None
+        weight.choose
+        if weight.choose is not None
+        else int(size * weight.repeat)
+        if weight.repeat is not None
         else size
-        for one, size in zip(weights, sizes, strict=True)
+        for weight, size in zip(weights, sizes, strict=True)
     ]
     return counts if epoch_size is None else _divide(counts, total)
 
@@ -99,11 +99,11 @@ class Sampler:
             )
         if granularity < 1:
             raise UsageError(f"sampling_granularity must be at least 1, got {granularity}")
-        self._sizes, self.counts, self._seed = [one[-1] for one in starts], list(counts), seed
+        self._sizes, self.counts, self._seed = [stream[-1] for stream in starts], list(counts), seed
         self._is_fixed, self._granularity = method == "fixed", granularity
         self._firsts = np.cumsum([0, *self._sizes])  # first sample of each stream
         self._places = np.cumsum([0, *counts])  # first position of each stream
-        self._edges = [_edges(own, count) for own, count in zip(starts, counts, strict=True)]
+        self._edges = [_edges(stream, count) for stream, count in zip(starts, counts, strict=True)]
         ends = [
             edges[1:] + first
             for edges, first in zip(self._edges, self._places.tolist(), strict=False)
@@ -123,20 +123,20 @@ class Sampler:
         self, streams: IntArray, places: IntArray, epoch: int, order: str, window: int
     ) -> IntArray:
         """Return samples by stream and position in the order of that stream: int64 [k]."""
-        own: IntArray = np.empty(len(places), np.int64)
+        in_stream: IntArray = np.empty(len(places), np.int64)
         for k in np.unique(streams).tolist():
             of_k = streams == k
-            own[of_k] = Epoch(self._edges[k], self._seed + 1 + k, epoch, order, window).at(
+            in_stream[of_k] = Epoch(self._edges[k], self._seed + 1 + k, epoch, order, window).at(
                 places[of_k]
             )
-        return self._at(streams, own, epoch)
+        return self._at(streams, in_stream, epoch)
 
-    def _at(self, streams: IntArray, own: IntArray, epoch: int) -> IntArray:
+    def _at(self, streams: IntArray, in_stream: IntArray, epoch: int) -> IntArray:
         """Return the samples at positions of streams."""
-        out: IntArray = np.empty(len(own), np.int64)
+        out: IntArray = np.empty(len(in_stream), np.int64)
         for k in np.unique(streams).tolist():
             of_k, size = streams == k, self._sizes[k]
-            part = own[of_k]
+            part = in_stream[of_k]
             is_rest = part >= self.counts[k] // size * size
             part = part % size
             if is_rest.any():

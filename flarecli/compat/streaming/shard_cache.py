@@ -36,7 +36,9 @@ class ShardCache(Sequence[Any]):
         limit: int | None,
     ) -> None:
         self._streams, self._parts, self._firsts, self.limit = streams, parts, firsts, limit
-        self._index_bytes = sum(os.path.getsize(os.path.join(one.folder, INDEX)) for one in streams)
+        self._index_bytes = sum(
+            os.path.getsize(os.path.join(stream.folder, INDEX)) for stream in streams
+        )
         if limit is None:
             return
         if limit <= self._index_bytes:
@@ -99,7 +101,7 @@ class ShardCache(Sequence[Any]):
 
     def used(self) -> int:
         """Return the bytes of shards and indexes in the local folders."""
-        return self._index_bytes + sum(one.used() for one in self._folders.values())
+        return self._index_bytes + sum(files.used() for files in self._folders.values())
 
     @cached_property
     def _owners(self) -> dict[str, dict[str, int]]:
@@ -116,7 +118,7 @@ class ShardCache(Sequence[Any]):
         for shard in range(len(self)):
             for folder, name, size in self._files(shard):
                 sizes.setdefault(folder, {})[name] = size
-        return {folder: NamedFiles(folder, one) for folder, one in sizes.items()}
+        return {folder: NamedFiles(folder, files) for folder, files in sizes.items()}
 
     def _files(self, shard: int) -> Iterator[tuple[str, str, int]]:
         """Yield folder, name and bytes of each file of a shard, compressed ones included."""
@@ -133,26 +135,26 @@ class ShardCache(Sequence[Any]):
                 names: dict[str, list[str]] = {}
                 for folder, name, _ in self._files(shard):
                     names.setdefault(folder, []).append(name)
-                for folder, own in names.items():
-                    stack.enter_context(self._folders[folder].changing(own))
+                for folder, changed in names.items():
+                    stack.enter_context(self._folders[folder].changing(changed))
             yield
 
     def _by_use(self) -> list[tuple[float, int, int]]:
         """List the shards in the folders: time of last use, number, bytes; the coldest first."""
-        found: dict[int, tuple[float, int, int]] = {}
+        uses: dict[int, tuple[float, int, int]] = {}
         for folder, files in self._folders.items():
             for used, name, size in files.copies():
                 shard = self._owners[folder][name]
-                before = found.get(shard, (0.0, shard, 0))
-                found[shard] = max(used, before[0]), shard, size + before[2]
-        return coldest_first(found.values())
+                known = uses.get(shard, (0.0, shard, 0))
+                uses[shard] = max(used, known[0]), shard, size + known[2]
+        return coldest_first(uses.values())
 
-    def _make_room(self, wanted: int) -> None:
+    def _make_room(self, new: int) -> None:
         """Evict the coldest shards until one more fits.
 
         If there are many shards, evict a batch of them, so that they are listed less often.
         """
-        files = list(self._files(wanted))
+        files = list(self._files(new))
         present = sum(self._folders[folder].present([name]) for folder, name, _ in files)
         limit = self.limit or 0
         excess = self.used() - present + sum(size for *_, size in files) - limit
@@ -164,5 +166,5 @@ class ShardCache(Sequence[Any]):
         for _, shard, _ in copies:
             if excess <= 0:
                 return
-            if shard != wanted:
+            if shard != new:
                 excess -= self.evict(shard)

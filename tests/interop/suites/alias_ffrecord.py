@@ -10,7 +10,7 @@ import flarecli.compat.ffrecord.utils as ours_utils
 
 
 def install(counted):
-    """Put flare's modules in the place of the original's; `counted` notes each use."""
+    """Replace the modules of the original by those of flare; `counted` records each use."""
     count_classes(ours, counted)
     count_classes(ours_torch, counted)
     names = {"ffrecord": ours, "ffrecord.torch": ours_torch, "ffrecord.utils": ours_utils}

@@ -10,7 +10,7 @@ import flarecli.compat.granular as ours
 
 
 def install(counted):
-    """Put flare's modules in the place of the original's; `counted` notes each use."""
+    """Replace the modules of the original by those of flare; `counted` records each use."""
     count_classes(ours, counted)
     sys.modules["granular"] = ours
     for found in pkgutil.walk_packages(ours.__path__, f"{ours.__name__}."):

@@ -1,4 +1,4 @@
-"""Replace sds by `flarecli.compat.sds`; what has no counterpart there cannot be imported."""
+"""Replace sds by `flarecli.compat.sds`; modules that do not exist there cannot be imported."""
 
 import importlib
 import pkgutil
@@ -10,7 +10,7 @@ import flarecli.compat.sds as ours
 
 
 def install(counted):
-    """Put flare's modules in the place of the original's; `counted` notes each use."""
+    """Replace the modules of the original by those of flare; `counted` records each use."""
     sys.modules["sds"] = ours
     for found in pkgutil.walk_packages(ours.__path__, f"{ours.__name__}."):
         module = importlib.import_module(found.name)

@@ -1,4 +1,4 @@
-"""Start pytest on an original's tests, in the original's environment and with flare's after it: see `original_suites.py`."""
+"""Start pytest on the tests of an original, with the packages of its environment before those of flare: see `original_suites.py`."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ if missing:
     print(f"{sys.executable} has no {', '.join(missing)}", file=sys.stderr)
     sys.exit(70)
 
-# mosaicml-streaming keeps shared memory open, in one process for all of its tests.
+# mosaicml-streaming keeps shared memory open, and one process runs all of its tests.
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,8 +1,7 @@
-"""pytest plugin: puts flare in the place of an original, and reports each test's outcome.
+"""pytest plugin: replaces an original by flare, and reports the result of each test.
 
-The module `alias_NAME` beside this file replaces the original NAME: its `install()` returns the classes and functions of flare that stand
-in for the original's, and a test that uses one of them is applicable. A test that takes too long fails, and so does one that connects
-to another machine.
+`install()` of the module `alias_NAME` in this folder replaces the original NAME. A test that uses a class or function of flare is
+applicable. A test fails if it takes too long, or if it connects to another machine.
 """
 
 import functools
@@ -29,17 +28,17 @@ def _refuse_network(event, args):
         return
     host = host.decode() if isinstance(host, bytes) else host
     try:
-        inside = host in (None, "", "localhost") or ipaddress.ip_address(host).is_loopback
+        is_local = host in (None, "", "localhost") or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        inside = False
-    if not inside:
-        raise ConnectionRefusedError(f"tests stay on this machine; asked for {host}")
+        is_local = False
+    if not is_local:
+        raise ConnectionRefusedError(f"only connections to this machine are allowed, got {host}")
 
 
-def _counted(one):
-    """Note each construction of a class, or each call of a function."""
+def _counted(target):
+    """Record each construction of a class, or each call of a function."""
 
-    def noted(call):
+    def recorded(call):
         @functools.wraps(call)
         def wrapper(*args, **kwargs):
             global _touched
@@ -48,23 +47,23 @@ def _counted(one):
 
         return wrapper
 
-    if isinstance(one, type):
-        if one.__init__ is not object.__init__ and not hasattr(one.__init__, "__wrapped__"):
-            one.__init__ = noted(one.__init__)
-        return one
-    return noted(one)
+    if isinstance(target, type):
+        if target.__init__ is not object.__init__ and not hasattr(target.__init__, "__wrapped__"):
+            target.__init__ = recorded(target.__init__)
+        return target
+    return recorded(target)
 
 
 def count_classes(module, counted):
-    """Count each construction of flare's classes that a module shows."""
+    """Count each construction of the classes of flare in a module."""
     for name in dir(module):
-        one = getattr(module, name)
-        if isinstance(one, type) and one.__module__.startswith("flarecli.compat."):
-            counted(one)
+        value = getattr(module, name)
+        if isinstance(value, type) and value.__module__.startswith("flarecli.compat."):
+            counted(value)
 
 
 def _too_long(signum, frame):
-    raise TimeoutError(f"longer than {os.environ['SUITE_TEST_SECONDS']} s")
+    raise TimeoutError(f"the test took longer than {os.environ['SUITE_TEST_SECONDS']} s")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -133,8 +133,8 @@ class StreamingDataset(Array):
         self.streams = list(streams or ()) or [
             streams_registry.get(stream_name)(**{**(stream_config or {}), **defaults, **where})
         ]
-        for one in self.streams:
-            one.apply_default({**defaults, "split": split})
+        for stream in self.streams:
+            stream.apply_default({**defaults, "split": split})
         self._check_locals()
         if predownload is None:
             predownload = 8 * batch_size if batch_size else 64
@@ -149,10 +149,10 @@ class StreamingDataset(Array):
         self.num_canonical_nodes, self.allow_unsafe_types = num_canonical_nodes, allow_unsafe_types
         self.cache_limit = mds_config.size_limit(cache_limit, "cache_limit")
         self._parts: list[Shards] = []
-        for one in self.streams:
-            os.makedirs(one.folder, exist_ok=True)
-            with one.lock():
-                self._parts.append(one.open(allow_unsafe_types))
+        for stream in self.streams:
+            os.makedirs(stream.folder, exist_ok=True)
+            with stream.lock():
+                self._parts.append(stream.open(allow_unsafe_types))
         self._first_samples = [0, *accumulate(part.starts[-1] for part in self._parts)]
         self.num_samples, self.num_streams = self._first_samples[-1], len(self.streams)
         self.samples_per_stream = np.array([part.starts[-1] for part in self._parts])
@@ -167,14 +167,14 @@ class StreamingDataset(Array):
             self.streams, sizes, None if epoch_size is None else parse_count(epoch_size)
         )
         self.epoch_size = sum(self._counts)
-        for one, size, count in zip(self.streams, sizes, self._counts, strict=True):
-            one.derive(size, count, self.epoch_size)
+        for stream, size, count in zip(self.streams, sizes, self._counts, strict=True):
+            stream.derive(size, count, self.epoch_size)
         self._epochs = EpochCounter()
         self._set_seed(shuffle_seed)
 
     def _check_locals(self) -> None:
         """Raise UsageError if two streams have the same local folder."""
-        counts = Counter(os.path.realpath(one.folder) for one in self.streams)
+        counts = Counter(os.path.realpath(stream.folder) for stream in self.streams)
         reused = [folder for folder, count in counts.items() if count > 1]
         if reused:
             raise UsageError(
@@ -339,7 +339,7 @@ class StreamingDataset(Array):
         """Yield samples through `self[i]`, which a subclass may override; prefetch their shards."""
         ends = np.cumsum(self.samples_per_shard)
         pending: deque[tuple[int, int]] = deque()  # samples and their shards
-        is_copied = any(one.is_copied for one in self.streams)
+        is_copied = any(stream.is_copied for stream in self.streams)
         queued, fetched = set[int](), set[int]()
 
         def fetch(shard: int) -> int:

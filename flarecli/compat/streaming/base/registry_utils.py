@@ -20,9 +20,9 @@ class Registry:
     def register(self, name: str, *, func: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Register a class or a function; without `func`, return a decorator that does."""
 
-        def add(one: Callable[..., Any]) -> Callable[..., Any]:
-            self._functions[name] = one
-            return one
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            self._functions[name] = function
+            return function
 
         return add if func is None else add(func)
 
@@ -58,26 +58,26 @@ def construct_from_registry(
     post_validation_function  called with the result
     raises                    UsageError; errors of these functions
     """
-    found = registry.get(name)
+    registered = registry.get(name)
     if isinstance(pre_validation_function, type):
-        if not (isinstance(found, type) and issubclass(found, pre_validation_function)):
+        if not (isinstance(registered, type) and issubclass(registered, pre_validation_function)):
             raise UsageError(
                 f"Expected {name:.60} to be of type {pre_validation_function.__name__}"
             )
     elif callable(pre_validation_function):
-        pre_validation_function(found)
+        pre_validation_function(registered)
     elif pre_validation_function is not None:
         raise UsageError(
             "Expected pre_validation_function to be a callable or a type, "
             f"but got {type(pre_validation_function).__name__}"
         )
-    if not callable(found):
+    if not callable(registered):
         raise UsageError(
-            f"Expected {name:.60} to be a class or function, but got {type(found).__name__}"
+            f"Expected {name:.60} to be a class or function, but got {type(registered).__name__}"
         )
     bound = dict(kwargs or {})
-    is_call = isinstance(found, type) or not partial_function
-    result = found(**bound) if is_call else partial(found, **bound)
+    is_call = isinstance(registered, type) or not partial_function
+    result = registered(**bound) if is_call else partial(registered, **bound)
     if post_validation_function is not None:
         post_validation_function(result)
     return result

@@ -65,18 +65,18 @@ class Stream:
         validate_hash: str | None = None,
         keep_zip: bool | None = None,
     ) -> None:
-        given = {
+        numbers = {
             "proportion": proportion,
             "repeat": repeat,
             "choose": choose,
             "download_retry": download_retry,
         }
-        if sum(one is not None for one in (proportion, repeat, choose)) > 1:
+        if sum(value is not None for value in (proportion, repeat, choose)) > 1:
             raise UsageError(
                 "At most one of `proportion`, `repeat`, and `choose` may be specified; "
                 "the others are derived"
             )
-        for name, value in given.items():
+        for name, value in numbers.items():
             if value is not None and value < 0:
                 raise UsageError(f"`{name}` must be non-negative, got {value}")
         if download_timeout is not None and download_timeout <= 0:
@@ -292,9 +292,9 @@ class Stream:
             sums = Sums([name])
             for block in here.blocks():
                 sums.update(block)
-            found = sums.hex()[name]
-            if found != raw.hashes[name]:
-                fault = f"{name} is {found}; the index lists {raw.hashes[name]}"
+            actual = sums.hex()[name]
+            if actual != raw.hashes[name]:
+                fault = f"{name} is {actual}; the index lists {raw.hashes[name]}"
         if not fault:
             self._verified.add(raw.basename)
             return True
@@ -344,10 +344,10 @@ def _check(info: FileInfo, data: bytes, where: object) -> None:
         raise IntegrityError(
             f"file is {len(data)} bytes; the index lists {info.bytes}", where=where, hint=hint
         )
-    for name, wanted in info.hashes.items():
-        if (found := digest(data, name)) != wanted:
+    for name, listed in info.hashes.items():
+        if (actual := digest(data, name)) != listed:
             raise IntegrityError(
-                f"{name} is {found}; the index lists {wanted}", where=where, hint=hint
+                f"{name} is {actual}; the index lists {listed}", where=where, hint=hint
             )
 
 

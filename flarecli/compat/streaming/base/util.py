@@ -31,12 +31,12 @@ def merge_index(
     raises           UsageError for a remote `out`; UnsafeError, MissingError, FormatError: see
                      `flarecli.merge_index`
     """
-    given = list(args)
-    if given and isinstance(given[0], list):
-        index_file_urls = given.pop(0)  # type: ignore[assignment]
-    if given and out is None:
-        out = given.pop(0)  # type: ignore[assignment]
-    if len(given) > 2 or not isinstance(out, str | os.PathLike):
+    arguments = list(args)
+    if arguments and isinstance(arguments[0], list):
+        index_file_urls = arguments.pop(0)  # type: ignore[assignment]
+    if arguments and out is None:
+        out = arguments.pop(0)  # type: ignore[assignment]
+    if len(arguments) > 2 or not isinstance(out, str | os.PathLike):
         raise UsageError(
             "Invalid arguments to merge_index",
             hint="Give a local folder, or a list of index files and the folder.",

@@ -78,7 +78,7 @@ class Array:
         if isinstance(at, slice):
             return [self.get_item(row) for row in range(self.size)[at]]
         if isinstance(at, (list, np.ndarray)):
-            return [self[one] for one in at]
+            return [self[index] for index in at]
         raise UsageError(
             f"expected an integer, a slice, or a list or array of integers, got {type(at).__name__}"
         )
@@ -114,12 +114,12 @@ class Reader(Array):
         self._entry = dict(entry)
         self._shard: Shard | None = None
         self._decoders = [
-            (one.name, encodings.lookup(one.encoding), _scalar(one.encoding))
-            for one in self.columns
+            (column.name, encodings.lookup(column.encoding), _scalar(column.encoding))
+            for column in self.columns
         ]
-        self.column_names = [one.name for one in self.columns]
-        self.column_encodings = [one.encoding for one in self.columns]
-        self.column_sizes = [one.size for one in self.columns]
+        self.column_names = [column.name for column in self.columns]
+        self.column_encodings = [column.encoding for column in self.columns]
+        self.column_sizes = [column.size for column in self.columns]
         self.newline: str = entry.get("newline", "\n")
         self.separator: str = entry.get("separator", mds_config.SEPARATORS.get(self.format, ","))
 
@@ -134,13 +134,13 @@ class Reader(Array):
     def validate(self, allow_unsafe_types: bool) -> None:
         """Raise PicklesError if the shard has pickles and they are not allowed."""
         self.allow_unsafe_types = allow_unsafe_types
-        for one in self.columns:
-            if one.encoding == "pkl" and not allow_unsafe_types:
+        for column in self.columns:
+            if column.encoding == "pkl" and not allow_unsafe_types:
                 raise PicklesError(
-                    f"column {one.name!r} contains an unsafe type: pickles",
+                    f"column {column.name!r} contains an unsafe type: pickles",
                     where=self._where,
                     hint="Give allow_unsafe_types=True if you trust the data.",
-                    column=one.name,
+                    column=column.name,
                 )
 
     # -- samples
@@ -182,9 +182,9 @@ class Reader(Array):
             files[f"{name}.meta"] = (
                 struct.pack("<III", 1, len(head), len(head) + len(data)) + config
             )
-        one = formats.find(self.format)
-        shard = one.open_shard(spans.of(Location(MemoryStore(files), name)), self.columns)
-        return self._decoded(one.read_rows(shard, [0])[0])
+        form = formats.find(self.format)
+        shard = form.open_shard(spans.of(Location(MemoryStore(files), name)), self.columns)
+        return self._decoded(form.read_rows(shard, [0])[0])
 
     def _check(self, row: int) -> None:
         if not 0 <= row < self.samples:
@@ -324,7 +324,7 @@ class Shards(Sequence[Reader]):
 
         self._args, self._entries = (dirname, split, entries, allow_unsafe_types), entries
         self._reader = reader
-        self.starts = [0, *accumulate(int(one["samples"]) for one in entries)]
+        self.starts = [0, *accumulate(int(entry["samples"]) for entry in entries)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Shards, self._args
@@ -341,7 +341,7 @@ class Shards(Sequence[Reader]):
         """Return name and listed bytes of each file of a shard, compressed ones included."""
         entry = self._entries[i]
         infos = (entry.get(key) for key in ("raw_data", "raw_meta", "zip_data", "zip_meta"))
-        return [(one["basename"], int(one["bytes"])) for one in infos if one]
+        return [(info["basename"], int(info["bytes"])) for info in infos if info]
 
     def find(self, sample: int) -> tuple[int, int]:
         """Return the shard of a sample and its position there."""
@@ -363,6 +363,6 @@ def read_index(local: str, split: str | None) -> list[dict[str, Any]]:
             where=error.place,
             hint=error.hint,
         ) from None
-    for one in shards:
-        reader_from_json(local, split, one)
+    for entry in shards:
+        reader_from_json(local, split, entry)
     return shards

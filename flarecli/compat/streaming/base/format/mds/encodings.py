@@ -87,15 +87,15 @@ class _Named(Encoding):
 class _Encodings(dict[str, type[Encoding]]):
     """Name -> class. A class that is added is used by all readers and writers of this process."""
 
-    def __setitem__(self, name: str, one: type[Encoding]) -> None:
-        if one.size is not None:
+    def __setitem__(self, name: str, encoding: type[Encoding]) -> None:
+        if encoding.size is not None:
             raise UsageError(
-                f"encoding {name!r:.60} has a fixed size of {one.size} bytes",
+                f"encoding {name!r:.60} has a fixed size of {encoding.size} bytes",
                 hint="Leave out `size`; the length of each value is stored with it.",
             )
-        coder = one()
+        coder = encoding()
         encodings.encoding(name, coder.encode, coder.decode)
-        super().__setitem__(name, one)
+        super().__setitem__(name, encoding)
 
 
 _encodings: dict[str, type[Encoding]] = _Encodings(
