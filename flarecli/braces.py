@@ -1,6 +1,6 @@
 """Expansion of braces and wildcards in addresses: `shards/*.csv`, `{00000..00127}`, `{a,b}`.
 
-This module handles text only; `storage.glob` lists files.
+This module handles text only; `storage.locator` lists files.
 """
 
 from __future__ import annotations

@@ -57,12 +57,10 @@ INNER = {  # modules that other packages import directly; everything else is imp
     "storage": {
         "append_log",
         "cloud",
-        "flock",
         "http",
         "local",
         "memory",
         "single_pass",
-        "threads",
         "versions",
     },
     "formats": {"byte_ranges", "ffrecord", "files", "granular", "mds", "webdataset"},

@@ -251,10 +251,10 @@ def test_a_target_that_cannot_be_made(here, capfd):
         capfd,
         "pack ok.csv file",
         2,
-        "file: a file is there, a folder is wanted",
+        "file: is a file; expected a folder",
         "Name the folder to write, last.",
     )
-    wrong(capfd, "pack ok.csv file/out", 3, f"{here}/file: a file is there, a folder is wanted")
+    wrong(capfd, "pack ok.csv file/out", 3, f"{here}/file: is a file; expected a folder")
     hint = "Name a folder, or a bucket such as s3://bucket/folder."
     wrong(
         capfd,

@@ -1,27 +1,32 @@
-"""What was fetched is kept: a folder of copies, shared by any number of processes, never larger
-than its limit.
+"""A cache of remote files: a folder of copies that processes share, with a size limit.
 
-`Cache(folder, limit)` goes into a `Guard` as its keeper; from then on every store on the network
-that is opened has a `CachedStore` before it, and nothing above can tell. Files are the truth: names
-are sums of the address and the version, a copy is checked before it is used, and what cannot be
-kept is read as if there were no cache.
+A `Cache` is the keeper of a `Guard`: it puts a `CachedStore` in front of each remote store. The files in the folder are
+the only state: their names are digests of address and version, and a copy is checked before it is used. Data that cannot
+be kept is read as if there were no cache.
 """
 
 from __future__ import annotations
 
-from flarecli.cache.directory import CacheWarning, Kept, kept
-from flarecli.cache.named import BATCH_SHARE, MANY, NamedFiles, coldest_first
+from flarecli.cache.directory import (
+    BATCH_SHARE,
+    MANY_COPIES,
+    CachedCopy,
+    CacheWarning,
+    NamedFiles,
+    least_recently_used_first,
+    list_copies,
+)
 from flarecli.cache.store import BLOCK, Cache, CachedStore
 
 __all__ = [
     "BATCH_SHARE",
     "BLOCK",
-    "MANY",
+    "MANY_COPIES",
     "Cache",
     "CacheWarning",
+    "CachedCopy",
     "CachedStore",
-    "Kept",
     "NamedFiles",
-    "coldest_first",
-    "kept",
+    "least_recently_used_first",
+    "list_copies",
 ]

@@ -1,17 +1,15 @@
-"""One kept copy: what its file holds, its name, and whether it is what it says.
+"""A copy in the cache: its name, its file and its checksum; and the copies that this process has open.
 
-    0        bytes     what was fetched, n of them
-    n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address
-             without its secrets
+    0        bytes     data of the copy, n bytes
+    n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address without secrets
     n + m    uint64    n
     +8       uint32    m
-    +12      bytes     XXH3-128 of the n + m bytes before, 16 of them, big-endian
-    +28      bytes     "flare" and the version of this layout, 8 of them
+    +12      bytes     XXH3-128 of the n + m bytes before, 16 bytes, big-endian
+    +28      bytes     "flare" and the version of this layout, 8 bytes
 
-Little-endian. The name is the key and the size of the file in hex. The key is 12 hex digits of the
-SHA-256 over the address, so that all copies of one object can be told by their names, and 28 of the
-SHA-256 over address, version and part. Nothing else is needed to say whether a copy is whole and of
-what, so no index can be wrong about it.
+Little-endian. The name is the key and the size of the file in hexadecimal. The key is 12 digits of the SHA-256 of the
+address, so that all copies of an object have the same prefix, and 28 digits of the SHA-256 of address, version and part.
+A file is checked without any index.
 """
 
 from __future__ import annotations
@@ -24,35 +22,46 @@ import os
 import re
 import stat
 import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import xxhash
 
 from flarecli.redact import redact
+from flarecli.storage import files_limit, large_memory
 
 __all__ = [
     "NAME",
-    "PLACE",
+    "PREFIX_DIGITS",
+    "CopyHasher",
     "Entry",
-    "Summing",
+    "OpenCopies",
     "entry",
-    "opened",
-    "place_of",
+    "mapped_copy",
+    "name_prefix",
+    "open_copy",
     "read_note",
-    "viewed",
 ]
 
 NAME = re.compile(r"([0-9a-f]{40})-([0-9a-f]{1,16})")
-PLACE = 12  # hex digits that the names of all copies of one object begin with
+PREFIX_DIGITS = 12  # digits that the names of all copies of an object start with
+MAX_OPEN_COPIES, MAX_OPEN_BYTES = 1024, 256 << 20
+MAX_TRANSIENT_BYTES = 384 << 20  # two windows of three shards of 64 MiB
 _TAIL = struct.Struct("<QI16s8s")
 _MAGIC = b"flare\0\0\1"
-_NOTE_BYTES = 1 << 16
-_KNOWN = 1 << 10  # names remembered
-_SMALL = 1 << 16  # bytes of a file that is read: a map would hold a handle for next to nothing
-# What signs an address for a while, and says nothing about what lies there: marks that must all be
-# there, for without them such a name may choose what the answer is, and what is left out then
-_SIGNED: tuple[tuple[frozenset[str], re.Pattern[str]], ...] = (
+_MAX_NOTE_BYTES = 1 << 16
+_MAX_REMEMBERED = 1 << 10  # entries and prefixes
+_SMALL_BYTES = 1 << 16  # files up to this size are read: a map would use a file handle
+_TOUCH_S = (
+    1.0  # interval at which the use of an open copy is recorded, and its existence is checked
+)
+# Signatures in query strings, which do not change the object: the parameters that identify a kind of signature, and a
+# pattern of the parameters that belong to it. Without the former, such a parameter may select the content.
+_SIGNATURES: tuple[tuple[frozenset[str], re.Pattern[str]], ...] = (
     (frozenset({"x-amz-signature"}), re.compile(r"x-amz-[a-z-]+")),
     (frozenset({"x-goog-signature"}), re.compile(r"x-goog-[a-z-]+")),
     (
@@ -69,7 +78,7 @@ _SIGNED: tuple[tuple[frozenset[str], re.Pattern[str]], ...] = (
 
 
 class Entry(NamedTuple):
-    """A copy as it will be or is kept: its file's name, the bytes kept, and the note behind them."""
+    """The identity of a copy: name of its file, bytes of its data, and the JSON note after the data."""
 
     name: str
     size: int
@@ -77,134 +86,266 @@ class Entry(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return self.size + len(self.note) + _TAIL.size
 
     @property
     def key(self) -> str:
-        """What the name begins with."""
+        """The first part of the name."""
         return self.name.partition("-")[0]
 
 
-@functools.lru_cache(maxsize=_KNOWN)
-def place_of(address: str) -> str:
-    """Give what the names of all copies of one object begin with, whatever version and part of it
-    they are.
-    """
-    return hashlib.sha256(_unsigned(address).encode("utf-8", "surrogateescape")).hexdigest()[:PLACE]
+@functools.lru_cache(maxsize=_MAX_REMEMBERED)
+def name_prefix(address: str) -> str:
+    """Return the prefix of the names of all copies of an object, for any version and part."""
+    return _digest(_unsigned(address))[:PREFIX_DIGITS]
 
 
-@functools.lru_cache(maxsize=_KNOWN)  # asked for several times on the way of each copy
+@functools.lru_cache(maxsize=_MAX_REMEMBERED)  # used several times for each copy
 def entry(address: str, version: str, part: str, size: int) -> Entry:
-    """Name a copy.
+    """Return the identity of a copy.
 
-    address  whole; what signs it for a while does not count
-    part     `whole`, `4096+1048576`, `raw`: what of the object is kept
+    address  complete; its signature is ignored
+    part     `whole`, `4096+1048576` (start and bytes), or the kind of derived data
+    size     bytes of the data
     """
-    own = hashlib.sha256(
-        "\0".join((_unsigned(address), version, part)).encode("utf-8", "surrogateescape")
-    ).hexdigest()[:28]
-    key = place_of(address) + own
+    key = name_prefix(address) + _digest("\0".join((_unsigned(address), version, part)))[:28]
     note = json.dumps(
         {"address": redact(address)[:2000], "version": version[:500], "part": part, "key": key}
     ).encode()
     return Entry(f"{key}-{size + len(note) + _TAIL.size:x}", size, note)
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
 def _unsigned(address: str) -> str:
-    """Leave out what only says who asks, and until when."""
+    """Return a web address without user info and without a signature that expires."""
     if not address.startswith(("http://", "https://")):
         return address
     parts = urlsplit(address)
     pairs = [(pair.partition("=")[0].lower(), pair) for pair in parts.query.split("&")]
     names = {name for name, _ in pairs}
-    signing = [pattern for marks, pattern in _SIGNED if marks <= names]
+    signatures = [pattern for required, pattern in _SIGNATURES if required <= names]
     query = "&".join(
-        pair for name, pair in pairs if not any(pattern.fullmatch(name) for pattern in signing)
+        pair for name, pair in pairs if not any(pattern.fullmatch(name) for pattern in signatures)
     )
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, query, ""))
 
 
-class Summing:
-    """Sums a copy as it comes, and makes what stands behind it."""
+class CopyHasher:
+    """Hashes the data of a copy as it is written, and returns the bytes that follow it."""
 
-    def __init__(self, one: Entry) -> None:
-        self._entry, self._sum, self.size = one, xxhash.xxh3_128(), 0
+    def __init__(self, identity: Entry) -> None:
+        self._entry, self._hash, self.size = identity, xxhash.xxh3_128(), 0
 
     def update(self, data: bytes | memoryview) -> None:
         """Add the next bytes."""
-        self._sum.update(data)
+        self._hash.update(data)
         self.size += len(data)
 
     def end(self) -> bytes:
-        """Give the note and the tail."""
+        """Return the note and the tail."""
         note = self._entry.note
-        self._sum.update(note)
-        return note + _TAIL.pack(self.size, len(note), self._sum.digest(), _MAGIC)
+        self._hash.update(note)
+        return note + _TAIL.pack(self.size, len(note), self._hash.digest(), _MAGIC)
 
 
-def opened(folder: int, one: Entry) -> memoryview | None:
-    """Map a copy, or read a small one, and check all of it.
+def open_copy(folder: int, identity: Entry) -> memoryview | None:
+    """Map a copy, or read a small one, and check it completely.
 
-    folder  an open folder
-    return  the bytes kept; None if there is no such file
-    raises  ValueError if the file is not this copy, or not whole
+    folder  file descriptor of the folder
+    return  the data; None if the file does not exist
+    raises  ValueError if the file is not this copy, or is damaged
     """
     try:
-        fd = os.open(
-            one.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
-        )
+        fd = _opened(folder, identity.name)
     except FileNotFoundError:
         return None
-    except OSError as error:  # a link
+    except OSError as error:  # a symbolic link
         raise ValueError("not a file") from error
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != one.file_bytes:
-            raise ValueError("not the size in its name")
-        view, behind = viewed(fd, one), os.pread(fd, found.st_size - one.size, one.size)
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != identity.file_bytes:
+            raise ValueError("the size differs from the name")
+        view = mapped_copy(fd, identity)
+        end = os.pread(fd, status.st_size - identity.size, identity.size)
     except OSError:
         return None
     finally:
         os.close(fd)
-    if len(view) + len(behind) < one.file_bytes:  # cut short since
-        raise ValueError("not the size in its name")
-    sums = Summing(one)
-    sums.update(view)
-    if behind != sums.end():
-        raise ValueError("not what was kept")
+    if len(view) + len(end) < identity.file_bytes:  # truncated meanwhile
+        raise ValueError("the size differs from the name")
+    hasher = CopyHasher(identity)
+    hasher.update(view)
+    if end != hasher.end():
+        raise ValueError("the checksum differs")
     return view
 
 
-def viewed(fd: int, one: Entry) -> memoryview:
-    """Map the bytes kept in an open file, or read a few; nothing is checked. Raises OSError.
+def _opened(folder: int, name: str) -> int:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.open(name, flags, dir_fd=folder)
 
-    A map is of these bytes alone, without what stands behind them: so whoever reads rows may cut
-    them out of it as out of a whole file.
+
+def mapped_copy(fd: int, identity: Entry) -> memoryview:
+    """Map the data of a copy in an open file, or read a small one, without checking it. Raises OSError.
+
+    The map ends with the data, so it can be used like the map of the original file.
     """
-    return memoryview(
-        mmap.mmap(fd, one.size, prot=mmap.PROT_READ)
-        if one.file_bytes > _SMALL
-        else os.pread(fd, one.size, 0)
-    )
+    if identity.file_bytes <= _SMALL_BYTES:
+        return memoryview(os.pread(fd, identity.size, 0))
+    return memoryview(mmap.mmap(fd, identity.size, prot=mmap.PROT_READ))
 
 
 def read_note(folder: int, name: str) -> dict[str, Any]:
-    """Read what a copy says of itself; nothing of what is not one is believed, and nothing is
-    summed.
+    """Return the JSON note of a copy, and its data size as `bytes`; an empty dict if the file is not a copy.
+
+    The checksum is not checked.
     """
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    fd = _opened(folder, name)
     try:
-        end = os.fstat(fd).st_size
-        tail = os.pread(fd, _TAIL.size, max(0, end - _TAIL.size))
-        size, note_bytes, _, magic = (
-            _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, 0, b"", b"")
-        )
-        if magic != _MAGIC or note_bytes > _NOTE_BYTES or size + note_bytes + _TAIL.size != end:
+        file_bytes = os.fstat(fd).st_size
+        tail = os.pread(fd, _TAIL.size, max(0, file_bytes - _TAIL.size))
+        if len(tail) != _TAIL.size:
             return {}
-        found = json.loads(os.pread(fd, note_bytes, size))
-        return {**found, "bytes": size} if isinstance(found, dict) else {}
+        size, note_bytes, _, magic = _TAIL.unpack(tail)
+        if magic != _MAGIC or note_bytes > _MAX_NOTE_BYTES:
+            return {}
+        if size + note_bytes + _TAIL.size != file_bytes:
+            return {}
+        note = json.loads(os.pread(fd, note_bytes, size))
+        return {**note, "bytes": size} if isinstance(note, dict) else {}
     except (OSError, ValueError, RecursionError):
         return {}
     finally:
         os.close(fd)
+
+
+class OpenCopies:
+    """The copies that this process has open, and transient objects, which are in memory and not in the folder.
+
+    Open copies are checked already; the least recently used ones are closed first. A map uses a file handle, so the
+    number of maps is limited by `files_limit`. A transient object stays until the run that uses it releases it.
+
+    touch  records in the folder that a copy is used; returns whether the copy still exists
+    """
+
+    def __init__(self, touch: Callable[[str], bool]) -> None:
+        self._touch = touch
+        # Name -> data and time of the last touch; the least recently used copy is first.
+        self._open: dict[str, tuple[memoryview, float]] = {}
+        self._bytes = self._maps = 0
+        # Prefix of the name -> name, data and reserved bytes; the name is empty while the data is fetched.
+        self._transient: dict[str, tuple[str, memoryview, int]] = {}
+        self._transient_bytes = 0
+        self._buffers: list[mmap.mmap] = []
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> memoryview | None:
+        """Return an open copy that still exists in the folder, or a transient object; else None."""
+        now = time.monotonic()
+        with self._lock:
+            copy = self._open.pop(name, None)
+            if copy is None:
+                transient_name, data, _ = self._transient.get(name[:PREFIX_DIGITS], ("", None, 0))
+                return data if transient_name == name else None
+            view, touched = copy
+            is_due = now - touched >= _TOUCH_S
+            self._open[name] = view, now if is_due else touched
+        if is_due and not self._touch(name):
+            self.drop(name)  # a removed file does not count towards the limit of the folder
+            return None
+        return view
+
+    def put(self, name: str, view: memoryview) -> None:
+        """Add an open copy; close the least recently used ones."""
+        with self._lock:
+            self._drop(name)
+            self._open[name] = view, time.monotonic()
+            self._bytes += len(view)
+            self._maps += isinstance(view.obj, mmap.mmap)
+            max_maps = files_limit(MAX_OPEN_COPIES)
+            while len(self._open) > 1 and (
+                len(self._open) > MAX_OPEN_COPIES
+                or self._maps > max_maps
+                or self._bytes > MAX_OPEN_BYTES
+            ):
+                self._drop(next(iter(self._open)))
+
+    def drop(self, name: str) -> None:
+        """Close a copy; views that are in use stay valid."""
+        with self._lock:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        view, _ = self._open.pop(name, (None, 0.0))
+        if view is not None:
+            self._bytes -= len(view)
+            self._maps -= isinstance(view.obj, mmap.mmap)
+
+    def clear(self) -> None:
+        """Close all copies; transient objects stay."""
+        with self._lock:
+            for name in [*self._open]:
+                self._drop(name)
+
+    # -- transient objects
+
+    def reserve(self, prefix: str, size: int) -> bool:
+        """Reserve memory for a transient object until it is added or released; False if there is too little.
+
+        prefix  see `name_prefix`
+        """
+        with self._lock:
+            self._release(prefix)
+            if self._transient_bytes + size > MAX_TRANSIENT_BYTES:
+                return False
+            self._transient[prefix] = "", memoryview(b""), size
+            self._transient_bytes += size
+        return True
+
+    def buffer(self, size: int) -> memoryview:
+        """Return `size` bytes of memory for a transient object, reused if possible, which saves page faults."""
+        with self._lock:
+            for memory in self._buffers:
+                if size <= len(memory) <= 2 * size and _is_unused(memory):
+                    return memoryview(memory)[:size]
+            memory = large_memory(max(1, size))
+            if sys.platform == "linux":  # see `_is_unused`
+                self._buffers.append(memory)
+            return memoryview(memory)[:size]
+
+    def put_transient(self, name: str, view: memoryview) -> None:
+        """Add a transient object."""
+        with self._lock:
+            self._release(name[:PREFIX_DIGITS])
+            self._transient[name[:PREFIX_DIGITS]] = name, view, len(view)
+            self._transient_bytes += len(view)
+
+    def release(self, prefix: str) -> None:
+        """Release the transient object of a prefix, of any version, or the memory reserved for it."""
+        with self._lock:
+            self._release(prefix)
+
+    def _release(self, prefix: str) -> None:
+        _, _, size = self._transient.pop(prefix, ("", b"", 0))
+        self._transient_bytes -= size
+        if not self._transient:
+            self._buffers.clear()
+
+    def forked(self) -> None:
+        """Reset in a forked child: threads of the parent may have the lock, or be fetching transient objects."""
+        self._lock = threading.Lock()
+        self._transient = {key: one for key, one in self._transient.items() if one[0]}
+        self._transient_bytes = sum(size for _, _, size in self._transient.values())
+
+
+def _is_unused(memory: mmap.mmap) -> bool:
+    """Return whether there are no views of a buffer: only then Linux can resize it."""
+    try:
+        memory.resize(len(memory))
+    except (BufferError, OSError):
+        return False
+    return True

@@ -1,9 +1,9 @@
-"""Advisory locks that save work; correctness never depends on them.
+"""Advisory locks that save work, and the presence of processes; correctness never depends on them.
 
-FOLDER/turns/KIND.NNN   locked while a process fetches a key of that kind; the key's last hex digits
-                        choose the file
+FOLDER/turns/KIND.NNN          locked while a process fetches a key of that kind; NNN are the last digits of the key
+FOLDER/here/of.HOST.PID.N.here  locked while a process that uses the folder runs
 
-The files are empty and stay: creating one costs as much as fetching 0.5 MB. Two keys that share a
+The files are empty. Those in `turns` stay, because creating one costs as much as fetching 0.5 MB; two keys that share a
 file wait for each other.
 """
 
@@ -11,16 +11,36 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import itertools
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["Turns", "held", "holder", "locked_within"]
+__all__ = [
+    "FOLDER_FLAGS",
+    "NEW_FILE_FLAGS",
+    "Presence",
+    "Turns",
+    "held",
+    "holder",
+    "host",
+    "is_abandoned",
+    "locked_within",
+]
 
 _PAUSE_S = 0.004  # maximum delay between two attempts
 _TURNS, _DIGITS = "turns", 3
 NOTICE_AFTER_S = 10.0  # a longer wait is reported
+_YOUNG_S = 5.0  # younger parts are kept although their lock is free
+_OLD_S = 3600.0  # younger parts are kept where locks do not work
+_HERE = "here"
+_ALONE_S = 0.25  # how long the count of other processes is reused
+_number = itertools.count()
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW_FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def locked_within(fd: int, seconds: float, notice: Callable[[int], object] | None = None) -> bool:
@@ -47,9 +67,7 @@ def locked_within(fd: int, seconds: float, notice: Callable[[int], object] | Non
 
 
 def holder(fd: int) -> str:
-    """Name the process that has locked an open file, as far as the system tells (proc(5):
-    /proc/locks).
-    """
+    """Return which process has locked an open file, for messages (source: proc(5), /proc/locks)."""
     own = os.fstat(fd)
     place = f"{os.major(own.st_dev):02x}:{os.minor(own.st_dev):02x}:{own.st_ino}"
     try:
@@ -102,9 +120,7 @@ class Turns:
 
     @contextlib.contextmanager
     def _of_threads(self, key: str, seconds: float) -> Iterator[None]:
-        """Wait for this process's own threads: they need not ask the file system again and again
-        whose turn it is.
-        """
+        """Hold the lock of a key among the threads of this process, so that only one of them polls the file."""
         self._count(key, 1)
         is_mine = self._taken[key][0].acquire(timeout=seconds)
         try:
@@ -124,9 +140,7 @@ class Turns:
 
 @contextlib.contextmanager
 def held(fd: int) -> Iterator[None]:
-    """Unlock and close a file at the end of the block; closing alone is not enough if a forked
-    child has it open too.
-    """
+    """Unlock and close a file at the end of the block: a forked child may have it open, too."""
     try:
         yield
     finally:
@@ -155,3 +169,101 @@ def _opened(folder: int, name: str) -> Iterator[int]:
                 yield fd
             return
     yield -1
+
+
+def host() -> str:
+    """Return an identifier of this machine, boot and process namespace, in which process ids are valid."""
+    words = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        words.append(os.readlink("/proc/self/ns/pid"))
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file,
+    ):
+        words.append(file.read())
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
+
+
+def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bool:
+    """Return whether the process that created a part or a reservation has ended.
+
+    folder  file descriptor of the folder
+    own     result of `host`
+    """
+    words = name.split(".")
+    if len(words) >= 4 and words[-4] == own and words[-3].isdecimal():
+        try:
+            os.kill(int(words[-3]), 0)
+        except (ProcessLookupError, OverflowError):
+            return True
+        except OSError:  # the id belongs to another user's process now; the lock decides
+            pass
+    age = abs(time.time() - status.st_mtime)  # a clock may jump
+    if age < _YOUNG_S:
+        return False
+    try:
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # locks do not work here
+        return age > _OLD_S
+    finally:
+        os.close(fd)
+    return True
+
+
+class Presence:
+    """The processes that use a folder: each has a locked file in `here/`. `host` is the result of `host()`."""
+
+    def __init__(self, host: str) -> None:
+        self._host, self._fd, self._others, self._counted = host, -1, 0, 0.0
+
+    def register(self, folder: int) -> None:
+        """Register this process until it ends. `folder` is a file descriptor."""
+        self.unregister()  # the folder was removed, and this one is new
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(_HERE, 0o700, dir_fd=folder)
+            name = f"{_HERE}/of.{self._host}.{os.getpid()}.{next(_number)}.here"
+            self._fd = os.open(name, NEW_FILE_FLAGS, 0o600, dir_fd=folder)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def unregister(self) -> None:
+        """Unregister this process."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def is_alone(self, folder: int) -> bool:
+        """Return whether no other running process uses the folder; False if registering failed."""
+        now = time.monotonic()
+        if now - self._counted > _ALONE_S:
+            self._others, self._counted = self._count(folder), now
+        return self._fd >= 0 and not self._others
+
+    def _count(self, folder: int) -> int:
+        """Return the number of other processes; 1 if it is unknown."""
+        others = 0
+        try:
+            fd = os.open(_HERE, FOLDER_FLAGS, dir_fd=folder)
+        except OSError:
+            return 1
+        try:
+            for name in os.listdir(fd):
+                if name.startswith(f"of.{self._host}.{os.getpid()}."):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    if is_abandoned(fd, name, status, self._host):
+                        os.unlink(name, dir_fd=fd)
+                    else:
+                        others += 1
+        except OSError:
+            return 1
+        finally:
+            os.close(fd)
+        return others

@@ -1,9 +1,9 @@
 """A store in front of a remote store that reads fetched data from the cache folder.
 
-Ranges of an object are kept as blocks of BLOCK bytes, one file each. An object that is read to its
-end, or mapped after half of its blocks were used, is kept as one file, which replaces the blocks.
-Each process requests the version of an object once; objects without a version are not kept. Every
-copy is checked when a process first uses it; a damaged copy is fetched again, once.
+Ranges of an object are kept as blocks of BLOCK bytes, one file each. An object that is read to its end, or mapped after
+half of its blocks were used, is kept as one file, which replaces the blocks. Each process requests the version of an
+object once; objects without a version are not kept. Every copy is checked when a process first uses it; a damaged copy
+is fetched again, once.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from itertools import chain
 from typing import TypeAlias, TypeVar
 
 from flarecli.cache import directory
-from flarecli.cache.entry import Entry, Summing, entry, place_of
+from flarecli.cache.entry import MAX_TRANSIENT_BYTES, CopyHasher, Entry, entry, name_prefix
 from flarecli.errors import FormatError, IntegrityError
 from flarecli.prefetch import ordered_map
 from flarecli.storage import Entry as Listed
-from flarecli.storage import Location, Part, Store, Written
-from flarecli.storage.versions import ObjectPin, Pins
+from flarecli.storage import Location, Part, Store, Written, short_read
+from flarecli.storage.versions import ObjectPin, Pins, changed
 
 __all__ = ["BLOCK", "Cache", "CachedStore"]
 
 T = TypeVar("T")
 Piece: TypeAlias = "bytes | memoryview"
 BLOCK = 1 << 20  # bytes of a block
-_RUN = 8 << 20  # maximum bytes per request
-_AT_ONCE = 32 << 20  # bytes of a whole object that are requested at a time
+_REQUEST_BYTES = 8 << 20  # maximum bytes per request of missing blocks
+_FETCH_BYTES = 32 << 20  # bytes of a whole object that are requested at a time
 _JOBS = 8  # parallel requests of one read
-_WORTH = 1 << 16  # minimum size of a copy for which to wait while another process fetches it
-_SHARE = 4  # objects above limit / _SHARE are kept as blocks; in memory if used once in a run, or
-_PASSES = 2  # in the folder up to limit / _PASSES if memory is used up
+_TURN_BYTES = 1 << 16  # minimum size of a copy for which to wait while another process fetches it
+# Objects above limit / _WHOLE_SHARE are kept as blocks. If they are used once in a run, they are kept in memory, or in
+# the folder up to limit / _TRANSIENT_SHARE.
+_WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
 MAX_OBJECTS = 1 << 16  # objects whose used blocks are recorded
 _FULL_S = 1.0  # how long a folder is assumed to have no older copies
 
@@ -42,10 +43,9 @@ _FULL_S = 1.0  # how long a folder is assumed to have no older copies
 class Cache:
     """A cache folder with a size limit in bytes, used as the `keeper` of a Guard.
 
-    note  receives the texts of warnings in this process; None: they are issued as `CacheWarning`
+    note  called with the texts of warnings in this process; None: they are issued as `CacheWarning`
 
-    Copies stay in the folder; `close`, or the end of a `with` block, releases the maps and handles
-    of this process.
+    Copies stay in the folder; `close`, or the end of a `with` block, releases the maps and handles of this process.
     """
 
     folder: str
@@ -82,9 +82,9 @@ class CachedStore(Store):
         self._folder = directory.shared(cache.folder, cache.limit)
         self._folder.note = cache.note or self._folder.note
         self._pins = Pins(store.show)
-        self._tells = True  # False once an object without a version was found
+        self._has_versions = True  # False once an object without a version was found
         self._since = time.time()  # when the store was opened
-        self._full = 0.0  # until when the folder is assumed to have no copies older than that
+        self._full_until = 0.0  # until then, all copies are assumed to be newer than `_since`
         self._used: dict[str, set[int]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -127,31 +127,23 @@ class CachedStore(Store):
         self.store.delete(path)
 
     def unmapped(self) -> CachedStore:
-        """Give the same files, never mapped."""
         return CachedStore(self.store, self.cache, maps=False)
 
     @property
     def room(self) -> int:
-        """Bytes that a run may have fetched ahead and not passed yet: less where other processes
-        use the folder, and may lag behind this one.
-        """
-        return (
-            max(self.cache.limit * 9 // 10, self._folder.views.most_passing)
-            if self._folder.is_alone()
-            else self.cache.limit // 2
-        )
+        """Bytes that a run may fetch before they are used: less if other, slower processes use the folder."""
+        if self._folder.is_alone():
+            return max(self.cache.limit * 9 // 10, MAX_TRANSIENT_BYTES)
+        return self.cache.limit // 2
 
     # -- reading
 
     def version(self, path: str) -> tuple[str, int]:
-        """Give what tells this version of a file from others, or empty, and its bytes.
-
-        It is asked for once.
-        """
+        """Return the version and the size of an object; they are requested once."""
         pin = self._pins.get(path)
         if pin is None:
             pin = self._pins.pin(path, ObjectPin(*self.store.version(path)))
-            self._tells = self._tells and bool(pin.token)
+            self._has_versions = self._has_versions and bool(pin.token)
         return pin.token, pin.size
 
     def size(self, path: str) -> int:
@@ -159,70 +151,53 @@ class CachedStore(Store):
         return self.store.size(path) if pin is None else pin.size
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        return (
-            b""
-            if start == stop
-            else self._of_one_version(path, lambda: self._ranges(path, [(start, stop)])[0])
-        )
+        if start == stop:
+            return b""
+        return self._retry_if_changed(path, lambda: self._ranges(path, [(start, stop)])[0])
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return self._of_one_version(path, lambda: self._ranges(path, ranges)) if ranges else []
+        return self._retry_if_changed(path, lambda: self._ranges(path, ranges)) if ranges else []
 
-    def _of_one_version(self, path: str, call: Callable[[], T]) -> T:
-        """Read; what has changed since its version was asked for is begun again, unless something
-        was given before.
-        """
-        fresh = path not in self._pins
+    def _retry_if_changed(self, path: str, call: Callable[[], T]) -> T:
+        """Call, and call again if the object changed, unless it was pinned before."""
+        is_new = path not in self._pins
         try:
             return call()
         except IntegrityError:
             self._pins.drop(path)
-            if not fresh:
+            if not is_new:
                 raise
         return call()
 
     def _ranges(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> list[bytes]:
         version, size = self.version(path)
-        wanted = [(start, size if stop is None else stop) for start, stop in ranges]
-        past = max(max(pair) for pair in wanted)
-        if past > size:
-            message = f"ends at byte {size}, {past} are needed"
-            raise FormatError(
-                message,
-                where=self.show(path),
-                hint="The file was cut short; fetch or pack it again.",
-            )
+        spans = [(start, size if stop is None else stop) for start, stop in ranges]
+        last = max(max(span) for span in spans)
+        if last > size:
+            raise short_read(self.show(path), 0, last, size)
         if not version or self._folder.fd < 0:
-            return self.store.read_many(path, wanted)
+            return self.store.read_many(path, spans)
         whole = self._folder.view(self._entry(path, "whole"))
         if whole is not None:
-            return [bytes(whole[start:stop]) for start, stop in wanted]
-        needed = sorted(
-            {
-                k
-                for start, stop in wanted
-                if start < stop
-                for k in range(start // BLOCK, (stop - 1) // BLOCK + 1)
-            }
-        )
+            return [bytes(whole[start:stop]) for start, stop in spans]
+        needed = sorted({k for start, stop in spans for k in _block_numbers(start, stop)})
         if len(self._used) >= MAX_OBJECTS:
             self._used.clear()
         self._used.setdefault(path, set()).update(needed)
         blocks = self._blocks(path, needed)
-        return [cut_blocks(blocks, BLOCK, start, stop) for start, stop in wanted]
+        return [cut_blocks(blocks, start, stop) for start, stop in spans]
 
     def _address(self, path: str) -> str:
         return path if "://" in path else self.store.show(path)
 
     def _entry(self, path: str, part: str, size: int | None = None) -> Entry:
-        version, whole = self.version(path)
-        address = self._address(path)
+        version, object_size = self.version(path)
         origin = self.store.origin
         return entry(
-            address,
+            self._address(path),
             f"{version} {origin}" if origin else version,
             part,
-            whole if size is None else size,
+            object_size if size is None else size,
         )
 
     def _block(self, path: str, k: int) -> Entry:
@@ -232,53 +207,51 @@ class CachedStore(Store):
             path, f"{k * BLOCK}+{bytes_here}" if size > BLOCK else "whole", bytes_here
         )
 
-    def _blocks(self, path: str, needed: Sequence[int]) -> dict[int, bytes | memoryview]:
+    def _blocks(self, path: str, needed: Sequence[int]) -> dict[int, Piece]:
         """Return blocks by number; missing ones are fetched, adjacent ones together, and kept."""
-        found: dict[int, bytes | memoryview] = {}
-        names = {k: self._block(path, k) for k in needed}
-        for k, one in names.items():
-            view = self._folder.view(one)
-            if view is not None:
-                found[k] = view
-        missing = [k for k in needed if k not in found]
+        entries = {k: self._block(path, k) for k in needed}
+        blocks = self._kept_blocks(entries)
+        missing = [k for k in needed if k not in blocks]
         if not missing:
-            return found
-        if len(missing) * BLOCK < _WORTH:
-            return found | self._fetched(path, missing, names)
-        with self._folder.turn(names[missing[0]].key):
-            for k in list(missing):  # another process may have fetched it
-                view = self._folder.view(names[k])
-                if view is not None:
-                    found[k] = view
-                    missing.remove(k)
-            return found | self._fetched(path, missing, names)
+            return blocks
+        if len(missing) * BLOCK < _TURN_BYTES:
+            return blocks | self._fetch_blocks(path, missing, entries)
+        with self._folder.turn(entries[missing[0]].key):
+            # Another process may have fetched some meanwhile.
+            blocks |= self._kept_blocks({k: entries[k] for k in missing})
+            missing = [k for k in needed if k not in blocks]
+            return blocks | self._fetch_blocks(path, missing, entries)
 
-    def _fetched(
-        self, path: str, missing: Sequence[int], names: dict[int, Entry]
-    ) -> dict[int, bytes | memoryview]:
+    def _kept_blocks(self, entries: dict[int, Entry]) -> dict[int, Piece]:
+        views = {k: self._folder.view(identity) for k, identity in entries.items()}
+        return {k: view for k, view in views.items() if view is not None}
+
+    def _fetch_blocks(
+        self, path: str, missing: Sequence[int], entries: dict[int, Entry]
+    ) -> dict[int, Piece]:
+        """Fetch blocks, adjacent ones by one request, and keep them."""
         runs: list[list[int]] = []
         for k in missing:
-            if runs and k == runs[-1][-1] + 1 and len(runs[-1]) * BLOCK < _RUN:
+            if runs and k == runs[-1][-1] + 1 and len(runs[-1]) * BLOCK < _REQUEST_BYTES:
                 runs[-1].append(k)
             else:
                 runs.append([k])
         known = _, size = self.version(path)
-        parts = {k: self._folder.part(names[k]) for k in missing}
+        parts = {k: self._folder.part(entries[k]) for k in missing}
         try:
             spans = [(run[0] * BLOCK, min(size, (run[-1] + 1) * BLOCK)) for run in runs]
             data = [*ordered_map(lambda span: self.store.read(path, *span), spans, workers=_JOBS)]
-            self._hold(path, known)
-            out: dict[int, bytes | memoryview] = {}
+            self._check_version(path, known)
+            blocks: dict[int, Piece] = {}
             for run, read in zip(runs, data, strict=True):
-                out.update(
-                    (k, memoryview(read)[i * BLOCK : (i + 1) * BLOCK]) for i, k in enumerate(run)
-                )
-            # The first block is written last: until then others find it missing and wait.
+                for i, k in enumerate(run):
+                    blocks[k] = memoryview(read)[i * BLOCK : (i + 1) * BLOCK]
+            # The first block is written last: until then, others find it missing and wait.
             for k in reversed(missing):
                 part = parts.pop(k)
                 if part is not None:
-                    write_copy(part, names[k], [out[k]])
-            return out
+                    write_copy(part, entries[k], [blocks[k]])
+            return blocks
         finally:
             for part in parts.values():
                 if part is not None:
@@ -288,14 +261,13 @@ class CachedStore(Store):
         """Map an object that is kept whole; fetch it if it is small or half of it was used."""
         if not self._maps:
             return None
-        return self._of_one_version(path, lambda: self._mapped(path))
+        return self._retry_if_changed(path, lambda: self._mapped(path))
 
     def _mapped(self, path: str) -> memoryview | None:
         version, size = self.version(path)
         if not version or self._folder.fd < 0:
             return None
-        one = self._entry(path, "whole")
-        view = self._folder.view(one)
+        view = self._folder.view(self._entry(path, "whole"))
         if view is not None:
             return view
         if size <= BLOCK or 2 * len(self._used.get(path, ())) * BLOCK > size:
@@ -303,161 +275,161 @@ class CachedStore(Store):
         return None
 
     def keep(self, path: str, listed: int | None = None, passing: bool = False) -> bool:
-        """Fetch an object whole, so that it can be mapped; False if it cannot be kept.
+        """Fetch a whole object, so that it can be mapped; False if it cannot be kept.
 
-        listed   its size according to a listing, or None; saves a request for the version of an
-                 object that was never kept
-        passing  the object is used once in a run, and `passed` is called afterwards. It is kept in
-                 memory and evicts nothing, if no other process uses the folder and the folder is
-                 small or full of copies that are in use
+        listed   its size according to a listing, or None; saves a request for the version of an object that was never
+                 kept
+        passing  the object is used once in a run, and `passed` is called afterwards. It is kept in memory and evicts
+                 nothing, if no other process uses the folder and the folder is small or full of copies in use
         """
-        return self._of_one_version(path, lambda: self._whole(path, listed, passing) is not None)
+        return self._retry_if_changed(path, lambda: self._whole(path, listed, passing) is not None)
 
     def passed(self, path: str) -> None:
         """Release an object that was kept with `passing`."""
-        self._folder.views.passed(place_of(self._address(path)))
+        self._folder.open_copies.release(name_prefix(self._address(path)))
 
     def _whole(
         self, path: str, listed: int | None = None, passing: bool = False
     ) -> memoryview | None:
-        place = place_of(self._address(path))
+        prefix = name_prefix(self._address(path))
         # A copy in memory is of no use to other processes, so they need not wait for it.
-        own = passing and time.monotonic() < self._full and self._folder.is_alone()
-        with self._folder.turn(place, "w", lambda: self.version(path), own):
-            head = self._head(path, place, listed, passing)
+        own = passing and time.monotonic() < self._full_until and self._folder.is_alone()
+        with self._folder.turn(prefix, "w", lambda: self.version(path), own):
+            first = self._first_pieces(path, prefix, listed, passing)
             version, size = self.version(path)
             if not version:
                 return None
-            one = self._entry(path, "whole")
-            view = self._folder.view(one) if not head else None
+            identity = self._entry(path, "whole")
+            view = None if first else self._folder.view(identity)
             if view is not None:
                 return view
-            part, holds = self._place(place, one, passing)
-            if part is None and not holds:
+            part, is_transient = self._reserve(prefix, identity, passing)
+            if part is None and not is_transient:
                 return None
+            if sum(map(len, first)) != min(size, _FETCH_BYTES):  # the size differs from the listing
+                first = []
             numbers = range(-(-size // BLOCK))
-            groups = [
-                list(numbers[i : i + _AT_ONCE // BLOCK])
-                for i in range(0, len(numbers), _AT_ONCE // BLOCK)
-            ]
-            if sum(map(len, head)) != min(size, _AT_ONCE):  # its size differs from the listing
-                head = []
-            came = chain(
-                head,
-                (piece for group in groups[bool(head) :] for piece in self._pieces(path, group)),
+            step = _FETCH_BYTES // BLOCK
+            start = step if first else 0
+            groups = [numbers[i : i + step] for i in range(start, len(numbers), step)]
+            pieces = chain(
+                first, (piece for group in groups for piece in self._pieces(path, group))
             )
             if part is None:
-                return self._held(path, place, one, came)
-            done = write_copy(part, one, came, at_hand=True)
-        if done and size > BLOCK and not head:
+                return self._in_memory(path, prefix, identity, pieces)
+            is_kept = write_copy(part, identity, pieces, open_now=True)
+        if is_kept and size > BLOCK and not first:
             for k in numbers:
                 self._folder.remove(self._block(path, k).name)
-        return self._folder.view(one) if done else None
+        return self._folder.view(identity) if is_kept else None
 
-    def _place(self, place: str, one: Entry, passing: bool) -> tuple[directory.Part | None, bool]:
-        """Reserve space for a whole copy: a part in the folder, or memory if the second result is
-        True.
-        """
-        views = self._folder.views
-        is_passed = passing and self._folder.is_alone()
-        holds = is_passed and views.reserve(place, one.size)
-        fits = (
-            one.size <= BLOCK
-            or one.size * (_PASSES if is_passed and not holds else _SHARE) <= self.cache.limit
-        )
-        part = None if not fits else self._part(one) if holds else self._folder.part(one)
-        if holds and part is not None:
-            views.passed(place)
-        return part, holds and part is None
+    def _reserve(
+        self, prefix: str, identity: Entry, passing: bool
+    ) -> tuple[directory.Part | None, bool]:
+        """Reserve space for a whole copy: a part in the folder, or memory if the second result is True."""
+        copies, limit = self._folder.open_copies, self.cache.limit
+        is_once = passing and self._folder.is_alone()
+        in_memory = is_once and copies.reserve(prefix, identity.size)
+        share = _TRANSIENT_SHARE if is_once and not in_memory else _WHOLE_SHARE
+        part = None
+        if identity.size <= BLOCK or identity.size * share <= limit:
+            part = self._unused_part(identity) if in_memory else self._folder.part(identity)
+        if in_memory and part is not None:
+            copies.release(prefix)
+        return part, in_memory and part is None
 
-    def _held(
-        self, path: str, place: str, one: Entry, came: Iterable[bytes | memoryview]
+    def _in_memory(
+        self, path: str, prefix: str, identity: Entry, pieces: Iterable[Piece]
     ) -> memoryview:
-        views = self._folder.views
+        """Keep an object in memory until it is released."""
+        copies = self._folder.open_copies
         try:
-            view = join_pieces(came, one.size, views.room, self.show(path))
+            view = join_pieces(pieces, identity.size, copies.buffer, self.show(path))
         except BaseException:
-            views.passed(place)
+            copies.release(prefix)
             raise
-        views.hold(one.name, view)
+        copies.put_transient(identity.name, view)
         return view
 
-    def _part(self, one: Entry) -> directory.Part | None:
+    def _unused_part(self, identity: Entry) -> directory.Part | None:
         """Reserve space for a copy; evict only copies last used before this store was opened."""
         now = time.monotonic()
-        part = self._folder.part(one, self._since) if now >= self._full else None
-        if part is None and now >= self._full:
-            self._full = now + _FULL_S
+        if now < self._full_until:
+            return None
+        part = self._folder.part(identity, self._since)
+        if part is None:
+            self._full_until = now + _FULL_S
         return part
 
-    def _head(self, path: str, place: str, listed: int | None, passing: bool) -> list[memoryview]:
-        """Read the first _AT_ONCE bytes of an object that is not in the cache.
+    def _first_pieces(
+        self, path: str, prefix: str, listed: int | None, passing: bool
+    ) -> list[memoryview]:
+        """Read the first _FETCH_BYTES bytes of an object that is not in the cache; the response has its version.
 
-        The response includes the version. Return an empty list for other objects.
+        Return an empty list for other objects.
         """
-        if not listed or path in self._pins or not self._tells:
+        if not listed or path in self._pins or not self._has_versions:
             return []
-        if listed * _SHARE > self.cache.limit and not (passing and self._folder.is_alone()):
+        is_large = listed * _WHOLE_SHARE > self.cache.limit
+        if is_large and not (passing and self._folder.is_alone()):
             return []
-        if self._folder.fd < 0 or self._folder.may_hold(place):
+        if self._folder.fd < 0 or self._folder.may_have(prefix):
             return []
         with contextlib.suppress(FormatError):  # shorter than listed: reported when it is read
-            return [memoryview(data) for data in self.store.views(path, 0, min(listed, _AT_ONCE))]
+            views = self.store.views(path, 0, min(listed, _FETCH_BYTES))
+            return [memoryview(data) for data in views]
         return []
 
-    def _pieces(self, path: str, group: Sequence[int]) -> list[bytes | memoryview]:
+    def _pieces(self, path: str, group: Sequence[int]) -> list[Piece]:
         """Return a group of adjacent blocks, from the cache if all of them are there."""
-        kept = {k: self._folder.view(self._block(path, k)) for k in group}
-        missing = [k for k in group if kept[k] is None]
-        if not missing:
-            return [view for view in kept.values() if view is not None]
+        kept = self._kept_blocks({k: self._block(path, k) for k in group})
+        if len(kept) == len(group):
+            return [*kept.values()]
         known = self.version(path)
         start, stop = group[0] * BLOCK, min(known[1], (group[-1] + 1) * BLOCK)
         pieces = [memoryview(data) for data in self.store.views(path, start, stop)]
-        self._hold(path, known)
+        self._check_version(path, known)
         return [*pieces]
 
-    def _hold(self, path: str, known: tuple[str, int]) -> None:
+    def _check_version(self, path: str, known: tuple[str, int]) -> None:
         """Check that data is of the version that copies are named after.
 
         The store may have dropped its pin of the object and read a newer version.
         """
         if self.store.version(path) != known:
-            raise IntegrityError(
-                "changed while it was read", where=self.show(path), hint="Run the command again."
-            )
+            raise changed(self.show(path))
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
         """Read bytes 0..size in order; an object read to its end is kept whole."""
-        fresh = path not in self._pins
-        version, found = self.version(path)
-        one = self._entry(path, "whole")
-        if not version or found != size or self._folder.fd < 0:
+        is_new = path not in self._pins
+        version, actual_size = self.version(path)
+        if not version or actual_size != size or self._folder.fd < 0:
             yield from self.store.blocks(path, size)
             return
-        view = self._folder.view(one)
-        if view is None and size <= BLOCK:
-            yield self.read(path, 0, size)
-            return
+        identity = self._entry(path, "whole")
+        view = self._folder.view(identity)
         if view is not None:
             yield from (bytes(view[at : at + BLOCK]) for at in range(0, size, BLOCK))
             return
-        part = self._folder.part(one) if size * _SHARE <= self.cache.limit else None
+        if size <= BLOCK:
+            yield self.read(path, 0, size)
+            return
+        part = self._folder.part(identity) if size * _WHOLE_SHARE <= self.cache.limit else None
         if part is None:
             yield from self.store.blocks(path, size)
             return
-        sums, goes_on = Summing(one), True
+        hasher, is_writable = CopyHasher(identity), True
         try:
             for data in self.store.blocks(path, size):
-                sums.update(data)
-                goes_on = goes_on and part.write(data)
+                hasher.update(data)
+                is_writable = is_writable and part.write(data)
                 yield data
-            self._hold(path, (version, found))
-            if goes_on and sums.size == size and part.write(sums.end()):
-                part.publish(one)
+            self._check_version(path, (version, actual_size))
+            if is_writable and hasher.size == size and part.write(hasher.end()):
+                part.publish(identity)
         except IntegrityError:
             self._pins.drop(path)
-            if not fresh or sums.size:
+            if not is_new or hasher.size:
                 raise
             part.drop()
             yield from self.blocks(path, self.version(path)[1])
@@ -467,51 +439,47 @@ class CachedStore(Store):
     def derived(
         self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map data derived from an object, such as its decompressed bytes.
-
-        kind    how it is derived, such as `zstd`
-        size    bytes of the derived data
-        make    returns the derived data; called if it is not in the cache
-        return  None if it cannot be kept; `make` is not called then
-        """
-        if not self.version(path)[0] or size * _SHARE > self.cache.limit:
+        if not self.version(path)[0] or size * _WHOLE_SHARE > self.cache.limit:
             return None
-        one = self._entry(path, kind, size)
-        view = self._folder.view(one)
+        identity = self._entry(path, kind, size)
+        view = self._folder.view(identity)
         if view is not None:
             return view
-        with self._folder.turn(one.key, "d"):
-            view = self._folder.view(one)
-            part = self._folder.part(one) if view is None else None
+        with self._folder.turn(identity.key, "d"):
+            view = self._folder.view(identity)
+            part = self._folder.part(identity) if view is None else None
             if part is None:
                 return view
-            return self._folder.view(one) if write_copy(part, one, make(), at_hand=True) else None
+            is_kept = write_copy(part, identity, make(), open_now=True)
+            return self._folder.view(identity) if is_kept else None
 
     def list(self, path: str) -> Iterator[Listed]:
         return self.store.list(path)
 
 
 def write_copy(
-    part: directory.Part, one: Entry, pieces: Iterable[Piece], at_hand: bool = False
+    part: directory.Part, identity: Entry, pieces: Iterable[Piece], open_now: bool = False
 ) -> bool:
     """Write and publish a copy; on an error or another size, remove it and return False."""
-    sums = Summing(one)
+    hasher = CopyHasher(identity)
     try:
         for piece in pieces:
-            sums.update(piece)
-            if sums.size > one.size or not part.write(piece):
+            hasher.update(piece)
+            if hasher.size > identity.size or not part.write(piece):
                 return False
-        return sums.size == one.size and part.write(sums.end()) and part.publish(one, at_hand)
+        if hasher.size != identity.size or not part.write(hasher.end()):
+            return False
+        return part.publish(identity, open_now)
     finally:
         part.drop()
 
 
 def join_pieces(
-    pieces: Iterable[Piece], size: int, room: Callable[[int], memoryview], where: str
+    pieces: Iterable[Piece], size: int, buffer: Callable[[int], memoryview], where: str
 ) -> memoryview:
     """Join pieces in memory; a single piece is not copied.
 
-    room    returns a buffer of a size
+    buffer  returns memory of a size
     raises  FormatError if they are not `size` bytes
     """
     view, at = memoryview(b""), 0
@@ -519,15 +487,21 @@ def join_pieces(
         if len(piece) >= size:
             view = memoryview(piece)
         elif at + len(piece) <= size:
-            view = view or room(size)
+            view = view or buffer(size)
             view[at : at + len(piece)] = piece
         at += len(piece)
     if at != size:
-        raise FormatError(f"ends at byte {at}, {size} are needed", where=where)
+        raise short_read(where, 0, size, at)
     return view.toreadonly()
 
 
-def cut_blocks(blocks: dict[int, Piece], size: int, start: int, stop: int) -> bytes:
-    """Join a range from numbered blocks of `size` bytes."""
-    touched = range(start // size, -(-stop // size) if start < stop else 0)
-    return b"".join(blocks[k][max(0, start - k * size) : stop - k * size] for k in touched)
+def _block_numbers(start: int, stop: int) -> range:
+    """Return the numbers of the blocks that contain a range."""
+    return range(start // BLOCK, -(-stop // BLOCK) if start < stop else 0)
+
+
+def cut_blocks(blocks: dict[int, Piece], start: int, stop: int) -> bytes:
+    """Join a range from numbered blocks."""
+    return b"".join(
+        blocks[k][max(0, start - k * BLOCK) : stop - k * BLOCK] for k in _block_numbers(start, stop)
+    )

@@ -134,10 +134,10 @@ def _print_kept(printer: Printer, folder: Address | None) -> None:
         raise UsageError(
             "missing argument 'SOURCE...'", hint="Name a dataset, or a cache with --cache."
         )
-    from flarecli.cache import kept
+    from flarecli.cache import list_copies
 
     folder = address_text(folder)
-    found = sorted(kept(folder))
+    found = sorted(list_copies(folder))
     size = sum(one.size for one in found)
     if printer.as_json:
         copies = [

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flarecli.compat import loaded_torch_data
-from flarecli.storage.flock import flock
+from flarecli.storage.local import flock
 
 __all__ = ["EpochCounter"]
 

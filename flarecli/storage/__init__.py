@@ -10,15 +10,15 @@ from flarecli.storage.base import (
     Entry,
     Guard,
     Keeper,
+    Limits,
     Location,
     Part,
     Store,
     Written,
     read_each,
+    short_read,
 )
-from flarecli.storage.glob import globbed
-from flarecli.storage.limits import Limits
-from flarecli.storage.locator import bucket_in, bucket_note, locate, with_reach
+from flarecli.storage.locator import bucket_in, bucket_note, globbed, locate, with_reach
 from flarecli.storage.mmap import (
     expect,
     files_limit,
@@ -46,5 +46,6 @@ __all__ = [
     "needs_read_ahead",
     "read_ahead",
     "read_each",
+    "short_read",
     "with_reach",
 ]

@@ -5,7 +5,7 @@ A local log is one file. Objects in a bucket cannot grow, so each addition there
     OUT/.flare/journal/00000.json …        a log in the scratch folder
     OUT/.flare/failed.jsonl/00000.json …   a log that `publish` turns into OUT/failed.jsonl
 
-One process at a time may hold a log.
+Only one process at a time may use a log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK |
 
 
 class LogLine(NamedTuple):
-    """A complete line: the byte after it, and its JSON object; None if the line is not one."""
+    """A complete line: the position after it, and its JSON object, or None if the line is invalid."""
 
     stop: int
     entry: dict[str, Any] | None
@@ -62,7 +62,7 @@ class AppendLog(ABC):
         """Read all bytes in order."""
 
     def lines(self) -> Iterator[bytes]:
-        """Read the complete lines. A torn last line was never written."""
+        """Yield the complete lines. A torn last line is ignored: its write did not complete."""
         rest = b""
         for block in self.blocks():
             head, newline, tail = block.rpartition(b"\n")
@@ -73,7 +73,7 @@ class AppendLog(ABC):
             rest = tail
 
     def entries(self) -> Iterator[LogLine]:
-        """Parse the complete lines."""
+        """Yield the complete lines, parsed."""
         stop = 0
         for line in self.lines():
             stop += len(line)
@@ -81,7 +81,7 @@ class AppendLog(ABC):
 
     @abstractmethod
     def append(self, data: bytes) -> None:
-        """Add bytes. After the call they survive a kill and, in a durable store, a power loss."""
+        """Add bytes. After this call, they survive a kill and, in a durable store, a power loss."""
 
     @abstractmethod
     def cut(self, size: int) -> None:
@@ -93,11 +93,11 @@ class AppendLog(ABC):
 
     @abstractmethod
     def remove(self) -> None:
-        """Remove the log, unless another file has taken its name."""
+        """Remove the log, unless its name belongs to another file now."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the file; the log stays."""
+        """Close the file; the log is kept."""
 
 
 def open_log(at: Location) -> AppendLog:
@@ -121,7 +121,7 @@ class FileLog(AppendLog):
             yield from self._at.blocks()
 
     def create(self) -> None:
-        """Create the file if there is none. Raises what `append` raises."""
+        """Create the file if it does not exist. Raises the errors of `append`."""
         if self._fd < 0:
             with self._store.opened(self._at.path, _APPEND) as fd:
                 self._fd = os.dup(fd)
@@ -144,11 +144,11 @@ class FileLog(AppendLog):
             self.truncate(size)
 
     def truncate(self, size: int = 0) -> None:
-        """Keep the first `size` bytes, and the file if these are none."""
+        """Keep the first `size` bytes; with size 0, keep an empty file."""
         self.create()
         try:
             os.ftruncate(self._fd, size)
-            self._sync()  # nothing may be added later, and the caller relies on the rest
+            self._sync()  # there may be no later `append` that syncs
         except OSError as error:
             raise self._store.error(error, self._at.path) from None
 
@@ -187,7 +187,7 @@ class ObjectLog(AppendLog):
                 if (named := _PIECE.fullmatch(entry.name))
             }
         for number in range(len(found)):
-            if number not in found:  # one was lost: the additions after it will be made again
+            if number not in found:  # an object is missing: the ones after it are written again
                 break
             self._sizes.append(found.pop(number).size)
         self._delete([entry.name for entry in found.values()])
@@ -196,7 +196,9 @@ class ObjectLog(AppendLog):
         return f"{number:05d}.json"
 
     def _delete(self, names: list[str]) -> None:
-        for name in sorted(names, reverse=True):  # last first: a kill leaves the start of the log
+        for name in sorted(
+            names, reverse=True
+        ):  # last first: after a kill, the start of the log is left
             (self._folder / name).delete()
 
     @property
@@ -214,7 +216,7 @@ class ObjectLog(AppendLog):
         except UsageError:  # the object exists: ours if a response was lost, else another pack's
             if at.read() != data:
                 raise BusyError(
-                    "another pack writes there",
+                    "another pack is writing there",
                     where=at,
                     hint="Stop one of the two, then run this one again with --resume.",
                 ) from None
@@ -227,9 +229,9 @@ class ObjectLog(AppendLog):
             number += 1
         if stop != size:
             raise FormatError(
-                "it does not end where the journal says",
+                "its size differs from the journal",
                 where=self._folder,
-                hint="Give --overwrite to begin anew.",
+                hint="Start again with --overwrite.",
             )
         self._delete([self._name(at) for at in range(number, len(self._sizes))])
         del self._sizes[number:]

@@ -1,11 +1,13 @@
-"""Bytes at an address: what every store offers, and `Location`, a store and a path in it.
+"""The interface of all stores; `Location`, a store and a path in it; and `Guard`, the addresses that data may name.
 
-This module knows no particular store. A store that must open an address of another store calls `Guard.locate`, which
+This module imports no store. A store that must open an address of another store calls `Guard.locate`, which
 `storage.locator` sets.
 """
 
 from __future__ import annotations
 
+import os
+import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,43 +15,78 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from flarecli.braces import compile_pattern
 from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
-from flarecli.names import bare, check_name, scheme_of
+from flarecli.names import bare, check_name, is_url, scheme_of
 from flarecli.prefetch import ordered_map
 from flarecli.redact import address_key, redact
-from flarecli.storage.limits import Limits
-from flarecli.storage.ranges import cut, join_near
 
 __all__ = [
+    "ALLOW_LOCAL_HINT",
     "Entry",
     "Guard",
     "Keeper",
+    "Limits",
     "Locate",
     "Location",
     "Part",
+    "MAX_DEPTH",
+    "REQUEST_BYTES",
+    "SHORT_HINT",
     "Store",
     "Written",
+    "bytewise",
+    "cut",
+    "join_near",
     "read_each",
+    "resolve",
+    "short_message",
     "short_read",
+    "split",
+    "too_deep",
+    "too_many_files",
 ]
 
 Part: TypeAlias = "bytes | bytearray | memoryview"
+SHORT_HINT = "The file was cut short; fetch or pack it again."
+ALLOW_LOCAL_HINT = "Give --allow-local to read it, if you trust this dataset."
 S = TypeVar("S", bound="Store")
-MAX_LISTED = 1 << 20  # files that a pattern is compared with
+MAX_DEPTH = 100  # nested folders of a listing
+MAX_LISTED = 1 << 20  # files that are compared with a pattern
+REQUEST_BYTES = 8 << 20  # maximum size of a request, and size of the parts of an upload
+_GAP_BYTES = 1 << 16  # a smaller gap costs less to read than another request
 MAX_READ_AHEAD = 4096  # files that `read_each` reads ahead of the one that it yields
-_BLOCK_BYTES = (
-    1 << 20
-)  # bytes per read of a whole file: large enough to stream, small enough for the CPU cache
+# Per read of a whole file: large enough to stream, small enough for the CPU cache.
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of transfers; each has its option on the command line.
+
+    jobs         parallel transfers
+    retries      retries of transient errors for each object
+    timeout_s    a transfer fails if it is slower than 1 kB/s for this time
+    deadline_s   time limit for an object, with its redirects, retries and delays
+    max_bytes    maximum size of an object
+    ahead_bytes  bytes in flight, or fetched and not used yet; a single object may exceed this
+    """
+
+    jobs: int = 32
+    retries: int = 8
+    timeout_s: float = 30.0
+    deadline_s: float = 600.0
+    max_bytes: int = 10**9
+    ahead_bytes: int = 64 << 20
 
 
 class Entry(NamedTuple):
-    """One file of a listing: its path below the listed folder, with `/`, and its size in bytes; -1 if it cannot be opened."""
+    """One file of a listing: its path below the listed folder, with `/`, and its size in bytes, or -1 if it cannot be opened."""
 
     name: str
     size: int
 
 
 class Written(NamedTuple):
-    """One file just written: bytes, and hash name -> hex over them."""
+    """A written file: its size in bytes, and hash name -> hexadecimal digest."""
 
     size: int
     hashes: dict[str, str]
@@ -58,27 +95,27 @@ class Written(NamedTuple):
 class Locate(Protocol):
     """Opens an address that data names.
 
-    is_remote  the data came over the network: it must not use the user's credentials for other buckets
+    is_remote  the data came over the network: the user's credentials are not used for other buckets
     """
 
     def __call__(self, address: str, guard: Guard, is_remote: bool = False) -> Location: ...
 
 
 def _refuse(address: str, guard: Guard, is_remote: bool = False) -> Location:
-    raise UnsafeError("addresses of other stores are not opened here", where=redact(address))
+    raise UnsafeError("this store cannot open addresses of other stores", where=redact(address))
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What addresses may reach, and the limits of transfers. Options of the user set the switches.
+    """The addresses that data may name, and the limits of transfers. Options of the user set the fields.
 
-    allow_private  addresses that data names may be private, loopback or link-local
-    allow_local    data may name `file://`, absolute paths, paths above its own folder, and symbolic links
-    named          `scheme://host:port` of addresses that the user typed: those may be private
-    allow_hosts    hosts and networks that data may name though they are private, such as `10.0.0.7:8080`
+    allow_private  private, loopback and link-local addresses are allowed
+    allow_local    `file://`, absolute paths, paths above the folder of the data, and symbolic links are allowed
+    named          `scheme://host:port` of addresses that the user typed; these may be private
+    allow_hosts    private hosts and networks that are allowed, such as `10.0.0.7:8080`
     anonymous      buckets are read without the user's credentials
-    limits         of transfers from stores on the network; a file in one may have any size
-    keeper         puts a cache in front of each remote store that is opened, or None
+    limits         of transfers; files in stores have no maximum size
+    keeper         puts a cache in front of each remote store, or None
     locate         opens addresses that data names; the default opens none
     """
 
@@ -93,23 +130,25 @@ class Guard:
 
 
 class Keeper(Protocol):
-    """A cache: returns a store that keeps copies of what another one reads. Hashable and picklable."""
+    """A cache. Hashable and picklable."""
 
-    def over(self, store: Store) -> Store: ...
+    def over(self, store: Store) -> Store:
+        """Return a store that keeps copies of the data that it reads from `store`."""
+        ...
 
 
 class Store(ABC):
-    """Reads, writes and lists files by path. Every error is a FlareError that names the address.
+    """Reads, writes and lists files by path. Every error is a FlareError with the address.
 
-    A subclass implements the abstract methods; everything else has a default and is overridden where a store can do
-    better. Stores are picklable, and usable after a fork: connections are opened per process.
+    Subclasses implement the abstract methods, and override the others where they can do better. Stores are picklable,
+    and usable after a fork: connections are opened per process.
 
-    is_local      reading costs no network: files can be mapped, and read in any order
+    is_local      files can be mapped, and read in any order, without a network
     keeps_copies  `map` and `derived` may return copies that a cache keeps
-    guard         what addresses named by data may reach from here
-    origin        which service this is, if it is not the usual one of its scheme: two may have the same bucket
-    root          local path of the folder of all files; empty if they are not on a local disk
-    room          bytes of files that may be fetched ahead by `keep` and not used yet; 0 without a cache
+    guard         the addresses that data in this store may name
+    origin        the service, if it is not the default one of the scheme: two services may have buckets of one name
+    root          local path of the folder with all files; empty if they are not on a local disk
+    room          bytes of files that `keep` may fetch before they are used; 0 without a cache
     """
 
     is_local: bool = False
@@ -129,23 +168,23 @@ class Store(ABC):
 
     @abstractmethod
     def size(self, path: str) -> int:
-        """Return the bytes of a file. Raises MissingError if there is none."""
+        """Return the size of a file in bytes. Raises MissingError if it does not exist."""
 
     @abstractmethod
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Read bytes start..stop, all of them; `stop` None is the end. Raises FormatError if the file ends before."""
+        """Read all bytes start..stop; `stop` None is the end. Raises FormatError if the file is shorter."""
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read many ranges of one file, in the order asked; ranges that are near each other are read together."""
+        """Read ranges of one file; return them in their order. Ranges that are close to each other are read together."""
         pieces, piece_of = join_near(ranges)
         return cut(self.read_pieces(path, pieces), pieces, piece_of, ranges)
 
     def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Part]:
-        """Read ranges that are not empty and do not overlap, one request each, all of one version of the file."""
+        """Read ranges that are not empty and do not overlap, by one request each, all of one version of the file."""
         return [self.read(path, start, stop) for start, stop in pieces]
 
     def read_each(self, paths: Sequence[str]) -> Iterator[Part]:
-        """Read many whole files, in the order asked, some ahead of what is used. The first error is raised."""
+        """Read whole files in their order, with read-ahead. Raises the first error."""
         limits = self.guard.limits
         return ordered_map(
             self.read,
@@ -157,7 +196,7 @@ class Store(ABC):
         )
 
     def views(self, path: str, start: int, stop: int) -> Sequence[Part]:
-        """Read a range; return its bytes in parts, in order, without copying them where possible."""
+        """Read a range; return its parts in order, without copying them where possible."""
         return [self.read(path, start, stop)]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
@@ -166,11 +205,11 @@ class Store(ABC):
             yield self.read(path, start, min(start + _BLOCK_BYTES, size))
 
     def version(self, path: str) -> tuple[str, int]:
-        """Return a token that changes with the content of a file, or empty if there is none, and the bytes of the file."""
+        """Return a token that changes with the content of a file, or empty, and the size of the file in bytes."""
         return "", self.size(path)
 
     def map(self, path: str) -> memoryview | None:
-        """Map a file for reading; None if that is not possible. Only for files that nobody truncates."""
+        """Map a file for reading; None if that is not possible. The file must not be truncated meanwhile."""
         return None
 
     def unmapped(self: S) -> S:
@@ -178,16 +217,16 @@ class Store(ABC):
         return self
 
     def forget(self, path: str) -> None:
-        """Drop the map of a file and its handle, as soon as it is unused."""
+        """Close the map of a file, as soon as it is unused."""
         return
 
     # -- copies in a cache
 
     def keep(self, path: str, listed: int | None = None, passing: bool = False) -> bool:
-        """Fetch a file whole into the cache, so that it can be mapped; False if nothing keeps it.
+        """Fetch a whole file into the cache, so that it can be mapped; return False if it cannot be kept.
 
-        listed   its bytes according to a listing
-        passing  the file is used in one place of a run; `passed` is called afterwards
+        listed   its size in bytes according to a listing, or None
+        passing  the file is used once in a run; `passed` is called afterwards
         """
         return False
 
@@ -198,7 +237,7 @@ class Store(ABC):
     def derived(
         self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map what is made of a file, such as its decompressed bytes, if a cache keeps it; see `Location.derived`."""
+        """Map data derived from a file, if a cache keeps it; see `Location.derived`."""
         return None
 
     # -- writing and listing
@@ -207,27 +246,27 @@ class Store(ABC):
     def write(
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
-        """Write a file, whole or not at all, and hash it in the same pass."""
+        """Write a file atomically, and hash it in the same pass."""
 
     @abstractmethod
     def list(self, path: str) -> Iterator[Entry]:
-        """List the files below a folder, in bytewise order of their names. Raises MissingError if there are none."""
+        """Yield the files below a folder, in bytewise order of their names. Raises MissingError if there are none."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Remove a file; no error if there is none."""
+        """Remove a file, if it exists."""
 
     def cut(self, path: str, size: int) -> None:
-        """Truncate a file to `size` bytes. Raises UsageError where files are written whole or not at all."""
+        """Truncate a file to `size` bytes. Raises UsageError if the store cannot change files."""
         raise self._fixed(path)
 
     def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
-        """Append to a file that has `size` bytes now. Raises UsageError where files are written whole or not at all."""
+        """Append to a file that has `size` bytes now. Raises UsageError if the store cannot change files."""
         raise self._fixed(path)
 
     def _fixed(self, path: str) -> UsageError:
         return UsageError(
-            "files there cannot be added to",
+            "files in this store cannot be changed",
             where=self.show(path),
             hint="Write to a local folder.",
         )
@@ -243,13 +282,13 @@ class Store(ABC):
         return f"{path}/{name}" if path else name
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve an address that data in the folder `path` names. Raises UnsafeError for what data may not name."""
+        """Resolve an address that data in the folder `path` names. Raises UnsafeError if data may not name it."""
         return Location(self, self.child(path, check_name(bare(url), where=self.show(path))))
 
     # -- lifetime
 
     def close(self) -> None:
-        """Release maps, handles, buffers and pinned versions of this store, which can be used again.
+        """Release maps, handles, buffers and version pins of this store; it can be used again.
 
         Connections are shared by the stores of a process: `flare.close()` closes them.
         """
@@ -264,7 +303,7 @@ class Store(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """An address: picklable, printable without secrets; clients are opened per process."""
+    """A store and a path in it. Picklable; `str` shows no secrets."""
 
     store: Store
     path: str = ""
@@ -273,161 +312,154 @@ class Location:
         return self.store.show(self.path)
 
     def __repr__(self) -> str:
-        return f"Location({str(self)!r})"  # the path of a web address holds its secrets
+        return f"Location({str(self)!r})"  # the path of a web address may contain secrets
 
     def __truediv__(self, name: str) -> Location:
-        """Return the location of a relative, plain name below. Raises UnsafeError for a name that leaves the folder."""
+        """Return the location of a relative path below. Raises UnsafeError for a path that leaves the folder."""
         return Location(self.store, self.store.child(self.path, check_name(name, where=self)))
 
     @property
     def name(self) -> str:
-        """The last part of the path, without a web address's query."""
+        """The last part of the path, without the query of a web address."""
         return _without_query(self.path).rstrip("/").rpartition("/")[2]
 
     @property
     def key(self) -> str:
-        """A text that is different for each file, for comparisons only: it may hold secrets."""
+        """A text that is different for each file, for comparisons only: it may contain secrets."""
         shown = str(self)
         return address_key(self.path) if scheme_of(shown) in ("http", "https") else shown
 
     @property
     def folder(self) -> Location:
-        """The folder that holds this file, where relative URLs in it start."""
+        """The folder of this file. Relative URLs in the file start here."""
         return replace(self, path=_without_query(self.path).rpartition("/")[0])
 
     def unmapped(self) -> Location:
-        """Return the same address, never mapped: for files that may be truncated while they are read."""
+        """Return the same address in a store that never maps it, for files that may be truncated while they are read."""
         return replace(self, store=self.store.unmapped())
 
     @property
     def is_local(self) -> bool:
-        """Whether reading costs no network."""
+        """Whether the file is read without a network."""
         return self.store.is_local
 
     @property
     def may_map(self) -> bool:
-        """Whether reading may hold maps and their handles: of local files, and of copies in a cache."""
+        """Whether reading may open maps: of local files, or of copies in a cache."""
         return self.store.is_local or self.store.keeps_copies
 
     def join(self, url: str) -> Location:
-        """Resolve a URL that data named (RFC 3986), from this folder. Raises UnsafeError for what data may not name."""
+        """Resolve a URL in data of this folder (RFC 3986). Raises UnsafeError if data may not name it."""
         return self.store.join(self.path, url)
 
     def size(self) -> int:
-        """Return the bytes of the file. Raises MissingError if there is none."""
+        """Return the size of the file in bytes. Raises MissingError if it does not exist."""
         return self.store.size(self.path)
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
-        """Read bytes start..stop, all of them; `stop` None is the end. Raises FormatError if the file ends before."""
+        """Read all bytes start..stop; `stop` None is the end. Raises FormatError if the file is shorter."""
         return self.store.read(self.path, start, stop)
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read many ranges, in the order asked; a remote store reads near ones together and the rest in parallel."""
+        """Read ranges; return them in their order. A remote store reads close ranges together, and others in parallel."""
         return self.store.read_many(self.path, ranges)
 
     def map(self) -> memoryview | None:
-        """Map a file for reading; None if that is not possible. Only for files that nobody truncates."""
+        """Map a file for reading; None if that is not possible. The file must not be truncated meanwhile."""
         return self.store.map(self.path)
 
     def forget(self) -> None:
-        """Drop the map of a file and its handle, as soon as it is unused."""
+        """Close the map of a file, as soon as it is unused."""
         self.store.forget(self.path)
 
     def derived(
         self, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map what is made of this file, such as its decompressed bytes, where a cache keeps it beside the file.
+        """Map data derived from this file, such as its decompressed bytes, if a cache keeps it.
 
-        kind  what is made, and how: `zstd`
-        size  its bytes
-        make  makes it in order; called if it is not kept yet
-        return  None if nothing keeps it: then nothing was made, or it had another size
+        kind    how it is derived, such as `zstd`
+        size    bytes of the derived data
+        make    returns the derived data in order; called if it is not in the cache
+        return  None if it cannot be kept, or has another size
         """
         return self.store.derived(self.path, kind, size, make)
 
     def blocks(self, size: int | None = None) -> Iterator[bytes]:
-        """Read the whole file in order, in parts; `size` saves a request for it."""
+        """Read the whole file in order, in parts; a known `size` saves a request."""
         return self.store.blocks(self.path, self.size() if size is None else size)
 
     def write(
         self, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
-        """Write the file whole or not at all, safe against power loss, and hash it on the way.
+        """Write the file atomically and durably, and hash it in the same pass.
 
-        raises  UsageError if `replace` is False and a file is there; ReachError if it cannot be written
+        raises  UsageError if `replace` is False and the file exists; ReachError if it cannot be written
         """
         return self.store.write(self.path, parts, hashes, replace)
 
     def cut(self, size: int) -> None:
-        """Truncate the file to `size` bytes. Raises UsageError where files are written whole or not at all."""
+        """Truncate the file to `size` bytes. Raises UsageError if the store cannot change files."""
         self.store.cut(self.path, size)
 
     def extend(self, size: int, parts: Iterable[Part]) -> None:
-        """Append to the file, which has `size` bytes now, and sync it; some bytes may be there after a failure.
+        """Append to the file, which has `size` bytes now, and sync it. After an error, the file may be longer.
 
-        raises  BusyError if it has another size; UsageError where files are written whole or not at all
+        raises  BusyError if it has another size; UsageError if the store cannot change files
         """
         self.store.extend(self.path, size, parts)
 
     def list(self) -> Iterator[Entry]:
-        """List the files below, in bytewise order. Raises MissingError if there is no such folder."""
+        """Yield the files below, in bytewise order. Raises MissingError if the folder does not exist."""
         return self.store.list(self.path)
 
     def matching(self, parts: Sequence[str], folders: bool = False) -> Iterator[str]:
-        """Yield the names of the files below that match a pattern, part by part, in bytewise order.
+        """Yield the names of the files below that match a pattern, in bytewise order.
 
-        folders  also yield matching folders, before the files in them; none if the pattern ends in `**`, only folders
-                 if it ends in a slash
-        raises   UsageError for an invalid pattern, or more than MAX_LISTED files; MissingError if there is no such folder
+        parts    components of the pattern
+        folders  also yield matching folders, before their files; none if the pattern ends in `**`, only folders if it
+                 ends in a slash
+        raises   UsageError for an invalid pattern, or more than MAX_LISTED files; MissingError if the folder does not
+                 exist
         """
-        wanted, before = compile_pattern(parts), ""
-        for seen, entry in enumerate(self.list()):
-            if seen >= MAX_LISTED:
-                raise UsageError(
-                    f"more than {MAX_LISTED} files lie there",
-                    where=self,
-                    hint="Name a folder further down.",
-                )
+        pattern, previous = compile_pattern(parts), ""
+        for count, entry in enumerate(self.list()):
+            if count >= MAX_LISTED:
+                raise too_many_files(MAX_LISTED, self)
             if folders and parts[-1] != "**":
                 slash = "" if parts[-1] else "/"
-                yield from (
-                    folder + slash
-                    for folder in _entered(entry.name, before)
-                    if wanted.fullmatch(folder + slash)
-                )
-            before = entry.name
-            if wanted.fullmatch(entry.name):
+                for folder in _entered(entry.name, previous):
+                    if pattern.fullmatch(folder + slash):
+                        yield folder + slash
+            previous = entry.name
+            if pattern.fullmatch(entry.name):
                 yield entry.name
 
     def delete(self) -> None:
-        """Remove the file; no error if there is none."""
+        """Remove the file, if it exists."""
         self.store.delete(self.path)
 
     def exists(self) -> bool:
-        """Return whether a file is there; any error but MissingError is raised."""
+        """Return whether the file or folder exists. Raises any error but MissingError."""
         try:
             self.size()
         except MissingError:
             return False
         except FormatError:  # a folder
-            return True
+            pass
         return True
 
 
-def read_each(places: Sequence[Location]) -> Iterator[Part]:
-    """Read many whole files, in the order asked, some ahead of what is used; bytes that wait are bounded.
-
-    Raises the first error, as soon as it is met.
-    """
-    if not places:
+def read_each(locations: Sequence[Location]) -> Iterator[Part]:
+    """Read whole files in their order, with read-ahead of at most `ahead_bytes`. Raises the first error at once."""
+    if not locations:
         return iter(())
-    store = places[0].store
-    if all(place.store is store or place.store == store for place in places):
-        return store.read_each([place.path for place in places])
+    store = locations[0].store
+    if all(at.store is store or at.store == store for at in locations):
+        return store.read_each([at.path for at in locations])
     limits = store.guard.limits
     return ordered_map(
         Location.read,
-        places,
+        locations,
         workers=limits.jobs,
         max_items=MAX_READ_AHEAD,
         max_bytes=limits.ahead_bytes,
@@ -436,21 +468,125 @@ def read_each(places: Sequence[Location]) -> Iterator[Part]:
 
 
 def short_read(where: object, start: int, stop: int, got: int) -> FormatError:
-    """Return the error of a file that ends before the bytes that its header or its index promises."""
-    return FormatError(
-        f"ends at byte {start + got}, {stop} are needed",
-        where=where,
-        hint="The file was cut short; fetch or pack it again.",
+    """Return the error of a read of bytes start..stop that returned only `got` bytes."""
+    return FormatError(short_message(start + got, stop), where=where, hint=SHORT_HINT)
+
+
+def too_many_files(limit: int, where: object = "") -> UsageError:
+    """Return the error of a pattern that would be compared with more than `limit` files."""
+    return UsageError(
+        f"contains more than {limit} files", where=where, hint="Name a folder further down."
     )
 
 
-def _entered(name: str, before: str) -> list[str]:
-    """Return the folders of a file that do not hold the previous file of the listing."""
+def bytewise(entry: tuple[str, bool, int | None]) -> bytes:
+    """Return the sort key of an entry of a folder (name, is it a folder, size).
+
+    Folders are sorted as their files are, by names that continue with a slash.
+    """
+    name, is_folder, _ = entry
+    return os.fsencode(name) + (b"/" if is_folder else b"")
+
+
+def too_deep(where: object) -> FormatError:
+    """Return the error of folders that are nested deeper than MAX_DEPTH."""
+    return FormatError(
+        f"folders are nested more than {MAX_DEPTH} deep",
+        where=where,
+        hint="Name a folder further down.",
+    )
+
+
+def short_message(size: int, stop: int) -> str:
+    """Return the message for a file of `size` bytes that should have at least `stop` bytes."""
+    return f"ends at byte {size}; expected at least {stop} bytes"
+
+
+def _entered(name: str, previous: str) -> list[str]:
+    """Return the folders of a file that do not contain the previous file of the listing."""
     return [
-        name[:i] for i, sign in enumerate(name) if sign == "/" and name[: i + 1] != before[: i + 1]
+        name[:i]
+        for i, sign in enumerate(name)
+        if sign == "/" and name[: i + 1] != previous[: i + 1]
     ]
 
 
 def _without_query(path: str) -> str:
-    """Keys and names of files may hold a question mark; a web address's path is the address."""
+    """Remove the query of a web address, which is its path; names of files may contain question marks."""
     return path.partition("?")[0] if "://" in path else path
+
+
+def split(start: int, stop: int) -> list[tuple[int, int]]:
+    """Split a range that is larger than two requests into pieces of REQUEST_BYTES."""
+    if stop - start <= 2 * REQUEST_BYTES:
+        return [(start, stop)]
+    return [(at, min(at + REQUEST_BYTES, stop)) for at in range(start, stop, REQUEST_BYTES)]
+
+
+def join_near(ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Join ranges that are close to each other.
+
+    return  the pieces to read, in order, and for each range the index of its piece (0 for an empty range)
+    """
+    starts: list[int] = []
+    stops: list[int] = []
+    piece_of = [0] * len(ranges)
+    last = -_GAP_BYTES - 1
+    for i in sorted(range(len(ranges)), key=ranges.__getitem__):
+        start, stop = ranges[i]
+        if start == stop:
+            continue
+        if start > last + _GAP_BYTES:
+            starts.append(start)
+            stops.append(stop)
+            last = stop
+        elif stop > last:
+            stops[-1] = last = stop
+        piece_of[i] = len(starts) - 1
+    return list(zip(starts, stops, strict=True)), piece_of
+
+
+def cut(
+    data: Sequence[bytes | bytearray | memoryview],
+    pieces: Sequence[tuple[int, int]],
+    piece_of: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+) -> list[bytes]:
+    """Cut the ranges out of the pieces that `join_near` returned and that were read as `data`."""
+    firsts = [start for start, _ in pieces]
+    return [
+        bytes(data[k][start - firsts[k] : stop - firsts[k]]) if start != stop else b""
+        for k, (start, stop) in zip(piece_of, ranges, strict=True)
+    ]
+
+
+def resolve(store: Store, home: str, path: str, url: str, guard: Guard) -> Location:
+    """Resolve an address that data in the folder `path` of a remote store names.
+
+    A key is opaque: `%20`, `?` and `#` are not special. Other buckets are read without credentials, because data from
+    the network must not use them at an address of its choice.
+
+    home    address of all files of the store, such as `s3://bucket/`
+    raises  UnsafeError for `file://`, another store, or a path out of the folder, unless the guard allows it
+    """
+    where = store.show(path)
+    scheme = scheme_of(url)
+    if scheme in ("http", "https"):
+        return guard.locate(url, guard)
+    if is_url(url):
+        own = url.partition("://")[0].lower() + url[len(scheme) :]
+        if own.startswith(home) and own != home:
+            return Location(store, check_name(own[len(home) :], where=where))
+        if scheme in ("s3", "gs", "az"):
+            return guard.locate(url, guard, is_remote=True)
+        if not guard.allow_local:
+            what = (
+                "a file:// address in data from the network"
+                if scheme == "file"
+                else f"{redact(url)} is not in {home.rstrip('/')}"
+            )
+            raise UnsafeError(what, where=where, hint=ALLOW_LOCAL_HINT)
+        return guard.locate(url, guard)
+    if guard.allow_local and (url.startswith("/") or ".." in url.split("/")):
+        return Location(store, posixpath.normpath(posixpath.join("/", path, url)).lstrip("/"))
+    return Location(store, store.child(path, check_name(bare(url), where=where)))

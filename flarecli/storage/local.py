@@ -1,14 +1,15 @@
-"""Local files below one root folder, which no name that comes from data can leave.
+"""Local files below one root folder, which names from data cannot leave.
 
-Each part of a path is opened in the folder before it, and no symbolic link is followed below the root: what a
-dataset names is read, written and deleted inside it or not at all. Files that are no files (a FIFO would block
-for ever) are refused. Writes go to a temporary name, reach the disk, then take their own name.
+Each component of a path is opened in the folder before it (openat), and no symbolic link below the root is followed.
+Pipes, devices and sockets are refused; a pipe would block. A write goes to a temporary file, which is synced and then
+renamed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import mmap
 import os
@@ -32,53 +33,50 @@ from flarecli.hashes import Sums
 from flarecli.names import bare, check_name, is_url, local_path, scheme_of, whole_path
 from flarecli.redact import redact
 from flarecli.storage.base import (
+    ALLOW_LOCAL_HINT,
+    MAX_DEPTH,
     Entry,
     Guard,
     Location,
     Part,
     Store,
     Written,
+    bytewise,
     short_read,
+    too_deep,
 )
 from flarecli.storage.mmap import read_ahead_of_file
 
-__all__ = ["LocalStore", "SCRATCH", "made_folder", "sync_folder"]
+__all__ = ["LocalStore", "SCRATCH", "flock", "made_folder", "sync_folder"]
 
-SCRATCH = ".flare"  # lock, journal and temporary files of a pack live there
-NAMED = (
-    "http",
-    "https",
-    "s3",
-    "gs",
-    "az",
-    "hf",
-)  # schemes that an index may name; others only the user types
-MAPS = 128  # mapped files kept open at once
-_DEEPEST = 100  # folders within folders, in a listing
-_number = itertools.count(time.time_ns())
-_PIECE = 1 << 20  # bytes summed, then written at once: they stay in the cache
-_BLOCK = 1 << 18  # bytes read at once of a whole file
+SCRATCH = ".flare"  # folder of the lock, journal and temporary files of a pack
+SCHEMES_IN_DATA = ("http", "https", "s3", "gs", "az", "hf")  # others only the user may name
+MAX_MAPS = 128  # open maps per store
+_COPY_BYTES = 1 << 20  # bytes hashed, then written, at a time: they stay in the CPU cache
+_BLOCK_BYTES = 1 << 18  # bytes per read of a whole file
+_MAX_LINKS = 40  # symbolic links that Linux follows in one path
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_NO_LINKS = (
+_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+_NO_LOCKS = (errno.ENOLCK, *_UNSUPPORTED)
+_NO_HARD_LINKS = (
     errno.EPERM,
     errno.EACCES,
     errno.EOPNOTSUPP,
     errno.ENOTSUP,
     errno.ENOSYS,
     errno.EMLINK,
-)  # what file systems without hard links answer
-_MAX_LINKS = 40  # symbolic links that Linux follows in one path
-_SCHEME_HINT = "Give --allow-local to follow it, if you trust this dataset."
-_LINK_HINT = "Give --allow-local to follow links, if you trust this dataset."
+)
+_REPLACE_HINT = "Replace it by the file itself."
+_number = itertools.count(time.time_ns())
 
 
 class LocalStore(Store):
     """The files below `root`. `shown` is the root as the user typed it, for messages.
 
-    maps     whether files are mapped for reading; a map of a file that is cut short kills the process
-    durable  whether a file reaches the disk before it takes its name: waiting for that costs more than writing a small one
+    maps     whether files are mapped for reading; reading a truncated map ends the process
+    durable  whether files are synced before they are renamed; for small files, this takes longer than writing them
 
     Picklable: maps are made again in each process.
     """
@@ -98,7 +96,7 @@ class LocalStore(Store):
         self._maps: OrderedDict[str, memoryview] = OrderedDict()
         self._lock = threading.Lock()
         self._root_names: list[str] | None = None  # see `_roots`
-        self._pinned: os.stat_result | None = None  # the one folder that `root` may name
+        self._pinned: os.stat_result | None = None  # see `pin`
 
     def __reduce__(self) -> tuple[object, ...]:
         return LocalStore, (self.root, self.shown, self.guard, self.maps, self.durable)
@@ -115,25 +113,23 @@ class LocalStore(Store):
 
     @classmethod
     def locate(cls, path: str, guard: Guard) -> Location:
-        """Make a Location of a path that the user typed: a file in its folder, or a folder as a root of its own."""
+        """Return the Location of a path that the user typed: a folder, or a file in its folder."""
         if "\0" in path:
-            raise UsageError("the path holds a NUL", where=path.replace("\0", "\\0"))
+            raise UsageError("the path contains a NUL byte", where=path.replace("\0", "\\0"))
         real = os.path.realpath(whole_path(path))
         if os.path.isdir(real) or path.endswith("/"):
             return Location(cls(real, path.rstrip("/") or "/", guard))
         folder, name = os.path.split(real)
-        # a link that the user typed is the user's own word: the root is where it leads, and messages keep the word
-        return Location(
-            cls(folder, os.path.dirname(path) if os.path.basename(path) == name else folder, guard),
-            name,
-        )
+        # The user may type a link; then the root is the folder of its target, and messages show that.
+        is_link = os.path.basename(path) != name
+        return Location(cls(folder, folder if is_link else os.path.dirname(path), guard), name)
 
     def close(self) -> None:
         with self._lock:
             self._maps.clear()
 
     def pin(self) -> None:
-        """Use the folder that `root` names now and no other: later calls raise ReachError if it was moved or deleted."""
+        """Use only the folder that `root` names now: later calls raise ReachError if it was moved or deleted."""
         self._pinned = None
         fd = self._open_root()
         try:
@@ -164,38 +160,29 @@ class LocalStore(Store):
             hint="Move it back and run the same command with --resume, or name another folder.",
         )
 
+    # -- addresses
+
     def show(self, path: str) -> str:
-        """Give the address as the user would type it."""
         return os.path.join(self.shown, path) if path else self.shown or "."
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve a URL from a local file: a path inside its folder, or an address on the network.
+        """Resolve an address in a local file: a path inside its folder, or an address on the network.
 
-        An absolute path, a `file://` URL or a path with `..` is accepted if it names something inside that folder.
+        An absolute path, a `file://` URL or a path with `..` is accepted if it names something inside the folder.
 
         raises  UnsafeError for any other path, unless the guard allows local paths
         """
         scheme = scheme_of(url)
         if is_url(url) and scheme != "file":
-            if scheme not in NAMED and not self.guard.allow_local:
+            if scheme not in SCHEMES_IN_DATA and not self.guard.allow_local:
                 raise UnsafeError(
                     f"{scheme}:// is not an address that data may name",
                     where=redact(url),
-                    hint=_SCHEME_HINT,
+                    hint="Give --allow-local to follow it, if you trust this dataset.",
                 )
             return self.guard.locate(url, self.guard)
         if self.guard.allow_local:
-            address = local_path(url)
-            if scheme == "file" and not address.startswith("/"):
-                raise FormatError("file:// names another machine", where=self.show(path))
-            target = os.path.join(self.root, path, address)
-            if "\0" in target:
-                raise FormatError("the address holds a control character", where=self.show(path))
-            real = os.path.realpath(target)
-            return Location(
-                LocalStore(os.path.dirname(real), None, self.guard, self.maps),
-                os.path.basename(real),
-            )
+            return self._any_path(path, url)
         name: str | None = bare(url)
         if scheme == "file" or url.startswith("/") or ".." in url.split("/"):
             name = self._name_inside(path, url)
@@ -203,17 +190,28 @@ class LocalStore(Store):
             raise UnsafeError(
                 f"the address {url!r} leaves the folder",
                 where=self.show(path),
-                hint="Give --allow-local to read it, if you trust this dataset.",
+                hint=ALLOW_LOCAL_HINT,
             )
         if not name:
             return Location(self, path)
         return Location(self, self.child(path, check_name(name, where=self.show(path))))
 
-    def _name_inside(self, path: str, url: str) -> str | None:
-        """Return the name relative to the folder `path` of what a URL names, or None if it is outside of that folder.
+    def _any_path(self, path: str, url: str) -> Location:
+        """Resolve any local address, relative to the folder `path`."""
+        address = local_path(url)
+        if scheme_of(url) == "file" and not address.startswith("/"):
+            raise FormatError("file:// names another machine", where=self.show(path))
+        target = os.path.join(self.root, path, address)
+        if "\0" in target:
+            raise FormatError("the address contains a control character", where=self.show(path))
+        folder, name = os.path.split(os.path.realpath(target))
+        return Location(LocalStore(folder, None, self.guard, self.maps), name)
 
-        Only text is compared: the file system is not asked about a path that data names. Links below the root are
-        refused when the name is opened, so that `..` behind one cannot leave the folder.
+    def _name_inside(self, path: str, url: str) -> str | None:
+        """Return the name that an address has in the folder `path`, or None if it is outside of that folder.
+
+        Only text is compared; the file system is not asked about a path that data names. Links below the root are
+        refused when the name is opened, so `..` after a link cannot leave the folder.
         """
         address = local_path(url)
         if scheme_of(url) == "file" and not address.startswith("/"):
@@ -229,21 +227,20 @@ class LocalStore(Store):
         return None
 
     def _roots(self) -> list[str]:
-        """Return the absolute paths that name the root: without links, as the user typed it, and as the shell shows it."""
+        """Return the absolute paths of the root: without links, as the user typed it, and as the shell shows it."""
         if self._root_names is None:
             typed = [os.path.join(os.environ.get("PWD", ""), self.shown)]
-            with contextlib.suppress(OSError):  # the working folder is gone
+            with contextlib.suppress(OSError):  # the working folder was deleted
                 typed.append(os.path.abspath(self.shown))
-            known = dict.fromkeys(os.path.normpath(one) for one in typed if os.path.isabs(one))
-            self._root_names = [
-                self.root,
-                *(one for one in known if one != self.root and os.path.realpath(one) == self.root),
-            ]
+            names = [os.path.normpath(path) for path in typed if os.path.isabs(path)]
+            same = [path for path in names if os.path.realpath(path) == self.root]
+            self._root_names = list(dict.fromkeys((self.root, *same)))
         return self._root_names
 
     def unmapped(self) -> LocalStore:
-        """Give the same files, always read by `pread`: a map of a file that is cut short kills the process."""
         return LocalStore(self.root, self.shown, self.guard, maps=False)
+
+    # -- reading
 
     def size(self, path: str) -> int:
         with self.opened(path) as fd:
@@ -262,16 +259,15 @@ class LocalStore(Store):
             ]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
-        """Read bytes 0..size in order, in pieces that whoever sums them finds in the nearest cache."""
+        """Read bytes 0..size in order, in parts that fit into the CPU cache, where the caller hashes them."""
         with self.opened(path) as fd:
-            for start in range(0, size, _BLOCK):
-                yield self.pread(fd, path, start, min(start + _BLOCK, size), size)
+            for start in range(0, size, _BLOCK_BYTES):
+                yield self.pread(fd, path, start, min(start + _BLOCK_BYTES, size), size)
 
     def pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
-        """Read bytes start..stop of an open file of `size` bytes, all of them or an error."""
-        if (
-            stop > size or start > size
-        ):  # checked first: a hostile length must not become an allocation
+        """Read all bytes start..stop of an open file of `size` bytes."""
+        # Checked first: an invalid length must not be allocated.
+        if max(start, stop) > size:
             raise short_read(self.show(path), 0, max(start, stop), size)
         try:
             data = os.pread(fd, stop - start, start)
@@ -294,87 +290,65 @@ class LocalStore(Store):
                 return view
         with self.opened(path) as fd:
             size = self.status(fd, path).st_size
-            try:
-                view = (
-                    memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
-                    if size
-                    else memoryview(b"")
-                )
-            except OSError:  # no room for a map, or a file system without: it is read
-                return None
+            view = memoryview(b"")
+            if size:
+                try:
+                    view = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
+                except OSError:  # no address space, or a file system without maps
+                    return None
         with self._lock:
             self._maps[path] = view
-            if len(self._maps) > MAPS:
-                self._maps.popitem(last=False)  # whoever still holds a view keeps its map alive
+            if len(self._maps) > MAX_MAPS:
+                self._maps.popitem(last=False)  # views that are in use keep their map open
         return view
 
     def forget(self, path: str) -> None:
-        """Keep no map of a file; whoever still holds a view keeps its map alive."""
         with self._lock:
             self._maps.pop(path, None)
 
     def list(self, path: str) -> Iterator[Entry]:
         folder = self._folder(path)
         try:
-            if path.count("/") >= _DEEPEST:
-                raise FormatError(
-                    f"folders lie more than {_DEEPEST} deep in it",
-                    where=self.show(""),
-                    hint="Name a folder further down.",
-                )
+            if path.count("/") >= MAX_DEPTH:
+                raise too_deep(self.show(""))
             with os.scandir(folder) as entries:
-                found = sorted(
-                    map(_scanned, entries),
-                    key=lambda one: os.fsencode(one[0]) + (b"/" if one[1] else b""),
-                )
+                scanned = sorted(map(_scanned, entries), key=bytewise)
         except OSError as error:
             raise self.error(error, path) from None
         finally:
             _close(folder)
-        for name, is_folder, size in found:
+        for name, is_folder, size in scanned:
             below = self.child(path, name)
             try:
                 if is_folder:
-                    yield from (Entry(f"{name}/{one}", its) for one, its in self.list(below))
+                    for entry in self.list(below):
+                        yield Entry(f"{name}/{entry.name}", entry.size)
                 else:
                     yield Entry(name, self.size(below) if size is None else size)
-            except MissingError:
-                continue  # it went while we looked
-            except (UnsafeError, ReachError):
-                yield Entry(
-                    name, -1
-                )  # a link or a FIFO: named, so that whoever reads it says why not
+            except MissingError:  # deleted meanwhile
+                continue
+            except (UnsafeError, ReachError):  # a link or a pipe: opening it raises the error
+                yield Entry(name, -1)
 
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = _READ) -> Iterator[int]:
-        """Give an open regular file below the root, for as long as the block lasts."""
+        """Open a regular file below the root; yield its file descriptor."""
         folder = self._folder(os.path.dirname(path), path)
         name = os.path.basename(path)
         try:
             if not name:
-                raise FormatError("a folder where a file is needed", where=self.show(path))
-            fd = os.open(
-                name,
-                flags & ~(os.O_NOFOLLOW if self.guard.allow_local else 0),
-                0o666,
-                dir_fd=folder,
-            )
+                raise self._is_folder(path)
+            fd = os.open(name, self._flags(flags), 0o666, dir_fd=folder)
         except OSError as error:
-            if isinstance(error, FlareError):
-                raise
             raise self.error(error, path) from None
         finally:
             _close(folder)
         try:
             mode = self.status(fd, path).st_mode
             if stat.S_ISDIR(mode):
-                raise FormatError("a folder where a file is needed", where=self.show(path))
+                raise self._is_folder(path)
             if not stat.S_ISREG(mode):
-                raise UnsafeError(
-                    "not a regular file",
-                    where=self.show(path),
-                    hint="Replace it by the file itself.",
-                )
+                raise self._not_regular(path)
             yield fd
         finally:
             _close(fd)
@@ -386,24 +360,23 @@ class LocalStore(Store):
         except OSError as error:
             raise self.error(error, path) from None
 
+    def _flags(self, flags: int) -> int:
+        return flags & ~os.O_NOFOLLOW if self.guard.allow_local else flags
+
     def _folder(self, path: str, wanted: str = "") -> int:
-        """Open a folder below the root, part by part, so that no link leads out of it; `wanted` is what errors name."""
+        """Open a folder below the root, component by component; errors name `wanted`, a path in it."""
         try:
             fd = self._open_root()
         except OSError as error:
-            if isinstance(error, FlareError):
-                raise
             raise self.error(error, wanted) from None
         for part in path.split("/") if path else ():
             fd = self._enter(fd, part, wanted or path)
         return fd
 
     def _enter(self, fd: int, part: str, path: str) -> int:
-        """Open a folder in an open folder, and close that."""
+        """Open a folder in an open folder, and close the latter."""
         try:
-            return os.open(
-                part, _FOLDER & ~(os.O_NOFOLLOW if self.guard.allow_local else 0), dir_fd=fd
-            )
+            return os.open(part, self._flags(_FOLDER), dir_fd=fd)
         except OSError as error:
             if error.errno == errno.ENOTDIR and is_link(part, fd):
                 error = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -411,85 +384,94 @@ class LocalStore(Store):
         finally:
             _close(fd)
 
+    # -- errors
+
     def error(self, error: OSError, path: str, start: int | None = None) -> FlareError:
-        """Give what an error of the system means, naming the address; `start` is the byte from which it was read."""
+        """Convert an error of the system; `start` is the first byte of a failed read."""
+        if isinstance(error, FlareError):
+            return error
         check_exhausted(error)
-        where = self.show(path)
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        where, code = self.show(path), error.errno
+        if code in (errno.ENOENT, errno.ENOTDIR):
             return MissingError("no such file or folder", where=where)
-        if error.errno == errno.ELOOP and leads_back(self.root, path, self.guard.allow_local):
+        if code == errno.ELOOP and is_link_loop(self.root, path, self.guard.allow_local):
+            return UnsafeError("symbolic link loop", where=where, hint=_REPLACE_HINT)
+        if code == errno.ELOOP:
             return UnsafeError(
-                "a symbolic link that leads back to itself",
+                "a symbolic link, which may lead out of the folder",
                 where=where,
-                hint="Replace it by the file itself.",
+                hint="Give --allow-local to follow links, if you trust this dataset.",
             )
-        if error.errno == errno.ELOOP:
-            return UnsafeError(
-                "a symbolic link, which may lead out of the folder", where=where, hint=_LINK_HINT
-            )
-        if error.errno == errno.ENXIO:
-            return UnsafeError(
-                "not a regular file", where=where, hint="Replace it by the file itself."
-            )
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = "Make room, then run the same command with --resume."
+        if code == errno.ENXIO:
+            return self._not_regular(path)
+        if code in (errno.ENOSPC, errno.EDQUOT):
             return ReachError(
-                f"the disk is full: {os.strerror(error.errno or 0)}", where=where, hint=hint
+                f"the disk is full: {os.strerror(code)}",
+                where=where,
+                hint="Make room, then run the same command with --resume.",
             )
-        what = os.strerror(error.errno or 0).lower() if error.errno else str(error)
+        message = os.strerror(code).lower() if code else str(error)
         return ReachError(
-            what if start is None else f"{what}, reading from byte {start}", where=where
+            message if start is None else f"{message}, reading from byte {start}", where=where
         )
+
+    def _is_folder(self, path: str) -> FormatError:
+        return FormatError("is a folder; expected a file", where=self.show(path))
+
+    def _not_regular(self, path: str) -> UnsafeError:
+        return UnsafeError("not a regular file", where=self.show(path), hint=_REPLACE_HINT)
+
+    # -- writing
 
     def write(
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
-        sums = Sums(hashes)
-        folder, name = self._made_folder(os.path.dirname(path)), os.path.basename(path)
-        try:
+        sums, name = Sums(hashes), os.path.basename(path)
+        with contextlib.ExitStack() as stack:
+            folder = self._made_folder(os.path.dirname(path))
+            stack.callback(_close, folder)
             scratch, part = self._scratch(folder, name)
-        except BaseException:
-            os.close(folder)
-            raise
-        try:
-            if is_special(name, folder):
-                raise UsageError(
-                    "no file is there, and what is there would be replaced",
-                    where=self.show(path),
-                    hint="Name a file.",
-                )
-            fd = os.open(part, _CREATE, 0o666, dir_fd=scratch)
+            stack.callback(_close, scratch)
             try:
-                from flarecli.storage.direct_io import Sink  # nobody who reads needs it
-
-                sink = Sink(fd, self.durable)
-                for data in parts:
-                    view = memoryview(data).cast("B")
-                    for start in range(0, len(view), _PIECE):
-                        piece = view[start : start + _PIECE]
-                        sums.update(piece)
-                        sink.write(piece)
-                sink.done()
-                self._sync(fd)
-            finally:
-                os.close(fd)
-            if replace:
-                os.rename(part, name, src_dir_fd=scratch, dst_dir_fd=folder)
-            else:
-                _name_new(part, name, scratch, folder)
-            self._sync_names(folder)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.unlink(part, dir_fd=scratch)
-            if isinstance(error, FileExistsError):
-                raise UsageError("something is there already", where=self.show(path)) from None
-            if isinstance(error, OSError) and not isinstance(error, FlareError):
-                raise self.error(error, path) from None
-            raise
-        finally:
-            _close(folder)
-            _close(scratch)
+                if is_special(name, folder):
+                    raise UsageError(
+                        "not a regular file; it would be replaced",
+                        where=self.show(path),
+                        hint="Name a file.",
+                    )
+                fd = os.open(part, _CREATE, 0o666, dir_fd=scratch)
+                try:
+                    self._fill(fd, parts, sums)
+                finally:
+                    os.close(fd)
+                if replace:
+                    os.rename(part, name, src_dir_fd=scratch, dst_dir_fd=folder)
+                else:
+                    _rename_new(part, name, scratch, folder)
+                self._sync_names(folder)
+            except BaseException as error:
+                with contextlib.suppress(OSError):
+                    os.unlink(part, dir_fd=scratch)
+                if isinstance(error, FileExistsError):
+                    raise UsageError("already exists", where=self.show(path)) from None
+                if isinstance(error, OSError):
+                    raise self.error(error, path) from None
+                raise
         return Written(sums.size, sums.hex())
+
+    def _fill(self, fd: int, parts: Iterable[Part], sums: Sums) -> None:
+        """Write, hash and sync a new file."""
+        from flarecli.storage.direct_io import FileWriter  # not needed for reading
+
+        writer = FileWriter(fd, self.durable)
+        for data in parts:
+            view = memoryview(data).cast("B")
+            for start in range(0, len(view), _COPY_BYTES):
+                piece = view[start : start + _COPY_BYTES]
+                sums.update(piece)
+                writer.write(piece)
+        writer.finish()
+        self._sync(fd)
 
     def cut(self, path: str, size: int) -> None:
         with self.opened(path, _READ | os.O_WRONLY) as fd:
@@ -503,10 +485,10 @@ class LocalStore(Store):
         from flarecli.storage.direct_io import write_all
 
         with self.opened(path, _READ | os.O_WRONLY) as fd:
-            there = os.lseek(fd, 0, os.SEEK_END)
-            if there != size:
+            actual = os.lseek(fd, 0, os.SEEK_END)
+            if actual != size:
                 raise BusyError(
-                    f"is {there} bytes, it was left at {size}",
+                    f"file is {actual} bytes; expected {size}",
                     where=self.show(path),
                     hint="Another process writes there; stop one of the two.",
                 )
@@ -526,11 +508,12 @@ class LocalStore(Store):
             _sync_folder(folder)
 
     def _scratch(self, folder: int, name: str) -> tuple[int, str]:
-        """Open where the temporary file goes: the pack's own scratch folder, or beside with a name no reader takes."""
-        name = os.fsdecode(
-            os.fsencode(name)[:200]
-        )  # a name may take all of the 255 bytes there are
-        name = f"{name}.{os.getpid()}.{next(_number)}.part"  # nobody else's: `0/x` and `1/x` may be written at a time
+        """Open the folder for a temporary file, and name the file: in the scratch folder of a pack, or beside `name`.
+
+        The name is unique, because files such as `0/x` and `1/x` may be written at the same time.
+        """
+        name = os.fsdecode(os.fsencode(name)[:200])  # the suffix must fit into 255 bytes
+        name = f"{name}.{os.getpid()}.{next(_number)}.part"
         root = self._folder("")
         try:
             return os.open(SCRATCH, _FOLDER, dir_fd=root), name
@@ -540,7 +523,7 @@ class LocalStore(Store):
             os.close(root)
 
     def _made_folder(self, path: str) -> int:
-        """Open a folder below the root, making what is missing; each new name reaches the disk."""
+        """Open a folder below the root; create and sync missing folders."""
         if self._pinned is None:
             made_folder(self.root, self)
         fd = self._folder("")
@@ -556,7 +539,7 @@ class LocalStore(Store):
         return fd
 
     def sync_names(self, path: str) -> None:
-        """Make the names in a folder safe against power loss."""
+        """Sync a folder, so that the names in it survive a power loss."""
         folder = self._folder(path)
         try:
             self._sync_names(folder)
@@ -581,15 +564,15 @@ class LocalStore(Store):
             _close(folder)
 
 
-def _name_new(part: str, name: str, scratch: int, folder: int) -> None:
-    """Give a file of the open folder `scratch` a name in another open folder. Raises FileExistsError if the name is taken.
+def _rename_new(part: str, name: str, scratch: int, folder: int) -> None:
+    """Rename a file of the open folder `scratch` to a new name in another one. Raises FileExistsError if it exists.
 
-    A file system without hard links (FAT, exFAT, SMB) gets an empty file of that name, created exclusively, which the rename replaces.
+    On a file system without hard links (FAT, exFAT, SMB), an empty file is created exclusively, and replaced.
     """
     try:
         os.link(part, name, src_dir_fd=scratch, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in _NO_HARD_LINKS:
             raise
     else:
         os.unlink(part, dir_fd=scratch)
@@ -603,13 +586,13 @@ def _name_new(part: str, name: str, scratch: int, folder: int) -> None:
 
 
 def _close(fd: int) -> None:
-    """Close a folder, or a file whose bytes were read or have reached the disk; an error of `close` then loses nothing."""
+    """Close a folder, or a file that was read or synced: an error loses no data."""
     with contextlib.suppress(OSError):
         os.close(fd)
 
 
 def sync_folder(path: str) -> None:
-    """Make the names in a folder safe against power loss."""
+    """Sync a folder, so that the names in it survive a power loss."""
     fd = os.open(path, _FOLDER & ~os.O_NOFOLLOW)
     try:
         _sync_folder(fd)
@@ -618,20 +601,20 @@ def sync_folder(path: str) -> None:
 
 
 def _sync_folder(fd: int) -> None:
-    """Sync an open folder, where its file system can: some network and FUSE file systems sync files alone."""
+    """Sync an open folder, if the file system can: some network and FUSE file systems sync only files."""
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF):
+        if error.errno not in _UNSUPPORTED:
             raise
 
 
 def made_folder(path: str, store: LocalStore) -> None:
-    """Make a folder and the ones above it; each new name reaches the disk."""
+    """Create and sync a folder and its parents, unless they exist."""
     if os.path.isdir(path):
         return
     if os.path.lexists(path):
-        raise ReachError("a file is there, a folder is wanted", where=path)
+        raise ReachError("is a file; expected a folder", where=path)
     parent = os.path.dirname(path)
     made_folder(parent, store)
     try:
@@ -645,13 +628,11 @@ def made_folder(path: str, store: LocalStore) -> None:
 def is_special(name: str, folder: int) -> bool:
     """Return whether a name in an open folder is a device, a pipe or a socket, or in /dev.
 
-    A file gets its name by a rename, which replaces what has it: for root that could be `/dev/null`.
+    A rename would replace it: for root, that could be `/dev/null`.
     """
     with contextlib.suppress(OSError):
-        place = os.fstat(folder).st_dev
-        if (
-            place == os.stat("/dev").st_dev != os.stat("/").st_dev
-        ):  # /dev/shm is another file system
+        device = os.fstat(folder).st_dev
+        if device == os.stat("/dev").st_dev != os.stat("/").st_dev:  # not /dev/shm
             return True
         mode = os.stat(name, dir_fd=folder).st_mode
         return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
@@ -665,11 +646,11 @@ def is_link(name: str, folder: int) -> bool:
     return False
 
 
-def leads_back(root: str, path: str, follows: bool) -> bool:
-    """Return whether the symbolic link that stopped the opening of a path below the root is a loop.
+def is_link_loop(root: str, path: str, follows: bool) -> bool:
+    """Return whether the symbolic link at which opening a path below the root failed is a loop.
 
-    The user typed the root, so it may be resolved. Below it nothing outside of the root is resolved unless links are
-    followed anyway: there only a loop through names of one folder is recognised.
+    The user typed the root, so it may be resolved. A path below it is resolved only if links are followed anyway; else
+    only a loop through names of one folder is detected, because others could lead out of the root.
     """
     if _is_loop(root) or (follows and _is_loop(os.path.join(root, path))):
         return True
@@ -699,12 +680,29 @@ def _is_loop(path: str) -> bool:
 
 
 def _scanned(entry: os.DirEntry[str]) -> tuple[str, bool, int | None]:
-    """Return the name of an entry, whether it is a folder, and its bytes if it is a regular file, else None."""
+    """Return the name of an entry, whether it is a folder, and its size if it is a regular file, else None."""
     size = None
-    with contextlib.suppress(OSError):  # it went
-        size = (
-            entry.stat(follow_symlinks=False).st_size
-            if entry.is_file(follow_symlinks=False)
-            else None
-        )
+    with contextlib.suppress(OSError):  # deleted meanwhile
+        if entry.is_file(follow_symlinks=False):
+            size = entry.stat(follow_symlinks=False).st_size
     return entry.name, entry.is_dir(follow_symlinks=False), size
+
+
+def flock(fd: int, operation: int, where: str, hint: str) -> None:
+    """Lock an open file or folder (flock).
+
+    operation  as for `fcntl.flock`
+    hint       for file systems without locks
+    raises     BlockingIOError if LOCK_NB is set and another process has the lock; ReachError if locking fails
+    """
+    try:
+        fcntl.flock(fd, operation)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        reason = os.strerror(error.errno or 0).lower()
+        if error.errno in _NO_LOCKS:
+            raise ReachError(
+                f"cannot lock: the file system has no locks ({reason})", where=where, hint=hint
+            ) from None
+        raise ReachError(f"cannot lock: {reason}", where=where) from None

@@ -1,4 +1,4 @@
-"""Files in memory: bytes that were read or decompressed already, and tests."""
+"""Files in memory, for bytes that were read or decompressed already, and for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore(Store):
-    """A dict of path -> bytes. `shown` precedes each path in messages, and stands for the empty path."""
+    """Files in a dict, path -> bytes. `shown` is the address of the empty path, and the start of all others, in messages."""
 
     is_local = True
 
@@ -48,7 +48,7 @@ class MemoryStore(Store):
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         if not replace and path in self.files:
-            raise UsageError("something is there already", where=self.show(path))
+            raise UsageError("already exists", where=self.show(path))
         data = b"".join(parts)
         sums = Sums(hashes)
         sums.update(data)

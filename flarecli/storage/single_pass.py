@@ -1,7 +1,7 @@
-"""A local file that is read once, from front to back, while whoever checks its structure asks for parts of it; each byte is summed on the way.
+"""Read a local file once, front to back, while its structure is checked and its bytes are hashed.
 
-Only a window of it is in memory, in room that this thread's next file takes again: it stays in the processor's cache, where reading and
-summing take half the time that they take through memory for a whole shard.
+A window of the file is in memory, in a buffer that is reused for the next file: it stays in the CPU cache while its
+bytes are hashed and checked.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from flarecli.storage.base import Location, short_read
 from flarecli.storage.local import LocalStore
 from flarecli.storage.mmap import large_memory
 
-__all__ = ["in_passing"]
+__all__ = ["single_pass"]
 
-_ROOM = 4 << 20  # bytes of the window, unless a part is larger
-_KEPT = 256 << 20  # and no more of it is kept for the next file
-_PIECE = (
-    4 << 20
-)  # bytes read, then summed, at once: still in the cache, and large enough that threads seldom wait for the interpreter
-_OWN = threading.local()
+_WINDOW_BYTES = 4 << 20  # minimum size of the window for reading
+_MAX_KEPT_BYTES = 256 << 20  # a larger window is not kept for the next file
+# Bytes read, then hashed, at a time: large, so that threads seldom wait for the interpreter lock.
+_READ_BYTES = 4 << 20
+_window = threading.local()
 
 
 @contextlib.contextmanager
-def in_passing(at: Location, size: int, sums: Sums) -> Iterator[Location]:
-    """Give the first `size` bytes of a local file as an address; at the end of the block what nobody asked for is read and summed too.
+def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
+    """Yield a Location whose first `size` bytes are read once; `sums` gets each byte in the same pass.
 
-    What `read_many` gives for a single range lies in the window: it holds until the next call. Parts in the order of the file are read
-    once, others again.
+    At the end of the block, bytes that were not read yet are read for `sums`. A single range that `read_many` returns
+    is a view of the window, valid until the next call. Ranges that start before the window are read again.
 
-    raises  ReachError naming the byte at which the file could not be read, at the latest at the end of the block; FormatError if it is shorter
+    raises  ReachError with the first byte that could not be read, or FormatError for a file that is shorter, at the
+            latest at the end of the block
     """
     store = at.store
     if not isinstance(store, LocalStore):
-        raise TypeError("only a local file is read in passing")
+        raise TypeError("expected a local file")
     with store.opened(at.path) as fd:
-        one = _Passing(store, at.path, fd, size, sums)
-        yield Location(one, at.path)
-        one.finish()
+        single = _SinglePassStore(store, at.path, fd, size, sums)
+        yield Location(single, at.path)
+        single.finish()
 
 
-class _Passing(LocalStore):
-    """The folder of the one file. `_room` holds bytes `_start` to `_end` of that, and all before `_end` are in the sums."""
+class _SinglePassStore(LocalStore):
+    """The folder of the file. `_memory` has the bytes `_start` to `_end`; all bytes before `_end` are in the checksums."""
 
     def __init__(self, store: LocalStore, path: str, fd: int, size: int, sums: Sums) -> None:
         super().__init__(store.root, store.shown, store.guard, maps=False)
         self._path, self._fd, self._size, self._sums = path, fd, size, sums
-        self._room = _room(min(size, _ROOM))
+        self._memory = _window_memory(min(size, _WINDOW_BYTES))
         self._start = self._end = 0
         self._failed: FlareError | None = None
 
@@ -76,51 +76,52 @@ class _Passing(LocalStore):
             return memoryview(self.pread(self._fd, self._path, start, stop, self._size))
         if stop > self._end:
             self._move(start, stop)
-        return self._room[start - self._start : stop - self._start]
+        return self._memory[start - self._start : stop - self._start]
 
     def _move(self, start: int, stop: int) -> None:
-        """Let the window begin at `start`, and reach up to `stop`."""
-        self._pass(start)
-        held = bytes(self._room[start - self._start : self._end - self._start])
-        if stop - start > len(self._room):
-            self._room = _room(stop - start)
-        self._room[: len(held)] = held
+        """Move the window to `start`, and read until it contains `stop`."""
+        self._skip(start)
+        kept = bytes(self._memory[start - self._start : self._end - self._start])
+        if stop - start > len(self._memory):
+            self._memory = _window_memory(stop - start)
+        self._memory[: len(kept)] = kept
         self._start = start
         while self._end < stop:
-            self._take(min(self._end + _PIECE, stop))
+            self._read_on(stop)
 
-    def _pass(self, stop: int) -> None:
-        """Sum what lies before `stop`."""
+    def _skip(self, stop: int) -> None:
+        """Read the bytes before `stop` for the checksums."""
         while self._end < stop:
             self._start = self._end
-            self._take(min(self._end + _PIECE, stop))
+            self._read_on(stop)
 
-    def _take(self, stop: int) -> None:
-        """Read on, up to `stop` at most."""
-        piece = self._room[self._end - self._start : stop - self._start]
+    def _read_on(self, stop: int) -> None:
+        """Read and hash bytes after the window, up to `stop` at most."""
+        stop = min(self._end + _READ_BYTES, stop)
+        piece = self._memory[self._end - self._start : stop - self._start]
         try:
-            got = os.preadv(self._fd, [piece], self._end)
+            count = os.preadv(self._fd, [piece], self._end)
         except OSError as error:
             self._failed = self.error(error, self._path, self._end)
             raise self._failed from None
-        if not got:
+        if not count:
             self._failed = short_read(self.show(self._path), 0, self._size, self._end)
             raise self._failed
-        self._sums.update(piece[:got])
-        self._end += got
+        self._sums.update(piece[:count])
+        self._end += count
 
     def finish(self) -> None:
-        """Sum the rest. Raises what kept it from being read."""
+        """Hash the rest of the file. Raises the error of an earlier read that failed."""
         if self._failed is not None:
             raise self._failed
-        self._pass(self._size)
+        self._skip(self._size)
 
 
-def _room(size: int) -> memoryview:
-    """Give this thread's room."""
-    room: mmap.mmap | None = getattr(_OWN, "room", None)
-    if room is None or len(room) < size:
-        room = large_memory(max(size, _ROOM))
-        if size <= _KEPT:
-            _OWN.room = room
-    return memoryview(room)
+def _window_memory(size: int) -> memoryview:
+    """Return memory of at least `size` bytes, reused by this thread."""
+    memory: mmap.mmap | None = getattr(_window, "memory", None)
+    if memory is None or len(memory) < size:
+        memory = large_memory(max(size, _WINDOW_BYTES))
+        if size <= _MAX_KEPT_BYTES:
+            _window.memory = memory
+    return memoryview(memory)

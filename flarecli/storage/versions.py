@@ -1,7 +1,7 @@
-"""Pin the version of a remote object, so that no two versions are ever mixed.
+"""Version pins of remote objects, so that versions are never mixed.
 
-The first response about an object pins its version; every later one must be of the same. An object that changes while
-nothing of it was returned yet is read again, once; otherwise that is an IntegrityError.
+The first response for an object pins its version; all later responses must be of the same version. If an object changes
+before any of its data was returned, it is read again, once; otherwise an IntegrityError is raised.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from flarecli.errors import IntegrityError
 __all__ = ["NO_PIN", "SETTLED_S", "ObjectPin", "Pins", "changed"]
 
 T = TypeVar("T")
-MAX_PINS = 1 << 16  # per store
-SETTLED_S = 60  # a modification time this old distinguishes versions: most are in whole seconds
+MAX_PINS = 1 << 16  # of each store
+SETTLED_S = (
+    60  # age at which a modification time identifies a version: most times are whole seconds
+)
 
 
 class ObjectPin(NamedTuple):
-    """One version of an object, as far as a response identifies it.
+    """A version of an object, as far as a response identifies it.
 
     token      changes with the content, such as a strong ETag; empty if the response has none
-    size       bytes of the object; -1 if the response does not say
-    is_strong  whether any later change would be seen: a modification time is not, until it is old enough
-    modified   modification time, compared where a response has no token
+    size       bytes of the object; -1 if unknown
+    is_strong  whether it identifies the version; a modification time does only if it is SETTLED_S old
+    modified   modification time, compared in addition to the token
     """
 
     token: str
@@ -36,11 +38,11 @@ class ObjectPin(NamedTuple):
 
     @property
     def version(self) -> str:
-        """A token to name copies by, or empty if a change could go unnoticed."""
+        """A token for the names of copies, or empty if a change could go unnoticed."""
         return (self.token or self.modified) if self.is_strong else ""
 
     def differs(self, other: ObjectPin) -> bool:
-        """Return whether two responses are of different versions, by everything that both of them say."""
+        """Return whether two responses are of different versions, by the fields that both have."""
         return bool(
             (self.token and other.token and self.token != other.token)
             or (self.modified and other.modified and self.modified != other.modified)
@@ -52,9 +54,9 @@ NO_PIN = ObjectPin("", -1, False)
 
 
 class Pins:
-    """The pinned versions of a store's objects by path; the least recently used are forgotten.
+    """The pinned versions of the objects of a store by path; the least recently used ones are dropped.
 
-    Takes no lock, which a fork could copy while it is held: single operations of a dict are atomic.
+    Uses no lock, which a fork could copy while it is held: single operations of a dict are atomic.
 
     show  returns the address of a path for messages
     """
@@ -70,12 +72,12 @@ class Pins:
         """Return the pinned version of an object, or None."""
         pin = self._pins.get(path)
         if pin is not None:
-            with contextlib.suppress(KeyError):  # forgotten meanwhile
+            with contextlib.suppress(KeyError):  # dropped meanwhile
                 self._pins.move_to_end(path)
         return pin
 
     def pin(self, path: str, seen: ObjectPin) -> ObjectPin:
-        """Pin a version, for all threads; return the pinned one. Raises IntegrityError if another one is pinned."""
+        """Pin a version for all threads and return it. Raises IntegrityError if another version is pinned."""
         pin = self.check(path, self._pins.setdefault(path, seen), seen)
         while len(self._pins) > MAX_PINS:
             with contextlib.suppress(KeyError):
@@ -83,7 +85,7 @@ class Pins:
         return pin
 
     def check(self, path: str, pin: ObjectPin | None, seen: ObjectPin) -> ObjectPin:
-        """Return the pin, or what was seen if there is none. Raises IntegrityError if they differ."""
+        """Return `pin`, or `seen` if it is None. Raises IntegrityError if they differ."""
         if pin is None:
             return seen
         if pin.differs(seen):
@@ -91,29 +93,29 @@ class Pins:
         return pin
 
     def read(self, path: str, read: Callable[[ObjectPin | None], tuple[T, ObjectPin]]) -> T:
-        """Read at the pinned version, and pin what was read.
+        """Read data of the pinned version, and pin its version.
 
-        read  gets the pin, or None, and returns the data and the version that it is of
+        read  called with the pin or None; returns the data and its version
         """
         pin = self.get(path)
         try:
             data, seen = read(pin)
         except IntegrityError:
-            if pin is not None or path in self._pins:  # something was returned before
+            if pin is not None or path in self._pins:  # data was returned before
                 raise
             data, seen = read(None)
         self.pin(path, seen)
         return data
 
     def drop(self, path: str) -> None:
-        """Forget the version of an object, which was written or deleted."""
+        """Drop the pin of an object, because it was written or deleted."""
         self._pins.pop(path, None)
 
     def clear(self) -> None:
-        """Forget all versions."""
+        """Drop all pins."""
         self._pins.clear()
 
 
 def changed(where: object) -> IntegrityError:
-    """Return the error of an object that is not the version that was read before."""
+    """Return the error of an object that is not of the pinned version."""
     return IntegrityError("changed while it was read", where=where, hint="Run the command again.")

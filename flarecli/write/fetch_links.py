@@ -27,7 +27,7 @@ from flarecli.prefetch import get_interruptibly
 from flarecli.progress import Progress
 from flarecli.redact import redact, redact_text
 from flarecli.storage import Guard, Limits, Location, bucket_note
-from flarecli.storage.http.engine import Engine, Fault, Page, Wanted
+from flarecli.storage.http.engine import BatchRequest, Engine, Fault, Page
 from flarecli.storage.http.url import Address
 from flarecli.units import format_count, format_size
 from flarecli.write.failures import Failure
@@ -156,7 +156,7 @@ class _Slice:
     first: int
     texts: Sequence[Sequence[str | None]]
     outcomes: list[Outcome]
-    wanted: Wanted
+    wanted: BatchRequest
     has_objects: bool
 
 
@@ -221,22 +221,20 @@ class _Fetcher:
         if self._saved:
             for i in self._use_saved(flat, outcomes, first):
                 urls[i] = origins[i] = ""
-        wanted = Wanted(
+        wanted = BatchRequest(
             urls,
             origins,
             users,
             outcomes,
             functools.partial(self._arrived.put, None),
+            replace(self._guard, named=self._resolver.named_origins),
             first=self._next_order,
-            named=self._resolver.named_origins,
-            private=self._guard.allow_private,
-            hosts=self._guard.allow_hosts,
         )
         self._next_order += len(flat)
         if requested := outcomes.count(None):
             if self._engine is None:
                 self._engine = Engine(self._limits, self._limits.ahead_bytes)
-            self._engine.want(wanted)
+            self._engine.submit_batch(wanted)
             self._requested += requested
         self.slices.append(_Slice(batch, first, texts, outcomes, wanted, has_objects))
         if self._spool is not None and (self._requested or has_objects):
@@ -269,10 +267,10 @@ class _Fetcher:
         """Yield notes on all transfers."""
         for hint in self._hints:
             yield f"rows failed because of a private address: {hint[:1].lower()}{hint[1:]}"
-        if self._engine is not None and self._engine.spent:
+        if self._engine is not None and self._engine.budget_exhausted:
             yield "the retry budget was used up: later transient errors were not retried"
-        if self._engine is not None and self._engine.unproven:
-            count = format_count(self._engine.unproven, "object")
+        if self._engine is not None and self._engine.without_length:
+            count = format_count(self._engine.without_length, "object")
             yield f"{count} came without a length: flare cannot detect whether they are truncated"
 
     def summary(self) -> str:

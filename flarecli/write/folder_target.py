@@ -25,8 +25,7 @@ from flarecli.names import is_url, local_path, whole_path
 from flarecli.playlists import PLAYLIST
 from flarecli.redact import redact
 from flarecli.storage import Location
-from flarecli.storage.flock import flock
-from flarecli.storage.local import SCRATCH, LocalStore, made_folder, sync_folder
+from flarecli.storage.local import SCRATCH, LocalStore, flock, made_folder, sync_folder
 from flarecli.write.target import Contents, DatasetContents, Target
 
 __all__ = ["FolderTarget", "remove_unfinished_files"]
@@ -64,7 +63,7 @@ class FolderTarget(Target):
         self.final = os.path.realpath(whole_path(self.shown))
         if os.path.lexists(self.final) and not os.path.isdir(self.final):
             raise UsageError(
-                "a file is there, a folder is wanted",
+                "is a file; expected a folder",
                 where=self.shown,
                 hint="Name the folder to write, last.",
             )

@@ -23,7 +23,7 @@ from typing import Any
 from flarecli.errors import BusyError, FlareError
 from flarecli.prefetch import start_thread
 from flarecli.storage import Location
-from flarecli.storage.cloud.conditional_put import Held, held, swap
+from flarecli.storage.cloud.store import Snapshot, snapshot, swap
 
 __all__ = ["DEAD_S", "Lease"]
 
@@ -66,9 +66,9 @@ class Lease:
         self._beats += 1
         return json.dumps({**self._owner, "beat": self._beats}).encode()
 
-    def _taken(self, waits: bool) -> Held:
+    def _taken(self, waits: bool) -> Snapshot:
         for number in range(_TRIES):
-            found = held(self._at)
+            found = snapshot(self._at)
             if found is not None and not self._is_dead(found, waits):
                 continue  # it was released
             with contextlib.suppress(BusyError):
@@ -80,7 +80,7 @@ class Lease:
             hint="Try again in a minute.",
         )
 
-    def _is_dead(self, found: Held, waits: bool) -> bool:
+    def _is_dead(self, found: Snapshot, waits: bool) -> bool:
         """Find out whether the owner is dead; False if the lock went away meanwhile. Raises
         BusyError if the owner is alive, or may be.
         """
@@ -102,7 +102,7 @@ class Lease:
         stop = _now() + DEAD_S
         while _now() < stop:
             time.sleep(min(1.0, DEAD_S / 4))
-            now = held(self._at)
+            now = snapshot(self._at)
             if now is None:
                 return False
             if now.data != found.data:
@@ -127,7 +127,9 @@ class Lease:
             try:
                 self._held = swap(self._at, self._next(), self._held)
             except BusyError:
-                self._lost = _DELETED if held(self._at) is None else "another pack has taken over"
+                self._lost = (
+                    _DELETED if snapshot(self._at) is None else "another pack has taken over"
+                )
                 return
             self._last = _now()
 
@@ -153,7 +155,7 @@ class Lease:
         """Release the lock, if it is still ours."""
         self._ended.set()
         with self._mutex, contextlib.suppress(FlareError):
-            now = None if self._lost else held(self._at)
+            now = None if self._lost else snapshot(self._at)
             if now is not None and _parsed(now.data).get("token") == self._owner["token"]:
                 self._at.delete()
 

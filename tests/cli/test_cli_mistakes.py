@@ -101,7 +101,7 @@ def told(place, monkeypatch, capfd):
         ),
         (
             "pack first.parquet first.parquet",
-            "first.parquet: a file is there, a folder is wanted",
+            "first.parquet: is a file; expected a folder",
             "Name the folder to write, last.",
         ),
         (

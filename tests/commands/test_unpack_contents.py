@@ -148,8 +148,8 @@ def test_a_resume_replaces_nothing_that_it_has_not_begun(source, tmp_path, monke
     half(source, to, monkeypatch, 4)
     (to / "1" / "k9.bin").write_text(mine)
     for options, told in (
-        ({"resume": True}, f"{to}/1/k9.bin: something is there already"),
-        ({"resume": True}, f"{to}/1/k9.bin: something is there already"),
+        ({"resume": True}, f"{to}/1/k9.bin: already exists"),
+        ({"resume": True}, f"{to}/1/k9.bin: already exists"),
         (
             {"overwrite": True},
             f"{to}: it holds '1/k9.bin', which is no file of the unfinished unpack there",
@@ -178,7 +178,7 @@ def test_a_file_that_came_between_the_note_and_the_file_is_not_taken_for_flares(
     with monkeypatch.context() as patch, pytest.raises(UsageError) as caught:
         patch.setattr(outlets.Folder, "put", late)
         commands.unpack(source, str(to))
-    assert str(caught.value) == f"{to}/1/k7.bin: something is there already"
+    assert str(caught.value) == f"{to}/1/k7.bin: already exists"
     with pytest.raises(UsageError) as caught:
         commands.unpack(source, str(to), overwrite=True)
     assert (

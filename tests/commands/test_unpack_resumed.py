@@ -183,7 +183,7 @@ def test_a_file_that_came_to_lie_there_meanwhile_is_not_replaced(tmp_path, monke
     monkeypatch.setattr(outlets.Folder, "note", noting)
     with pytest.raises(UsageError) as caught:
         commands.unpack(index, str(tmp_path / "f"), fetch=["url"], key="id", **LIMITS)
-    assert str(caught.value) == f"{tmp_path}/f/k5.bin: something is there already"
+    assert str(caught.value) == f"{tmp_path}/f/k5.bin: already exists"
     assert (tmp_path / "f" / "k5.bin").read_text() == "mine"
 
 

@@ -390,10 +390,10 @@ def test_a_name_with_nothing_behind_it_is_a_finding_among_others_and_an_error_al
         (
             "shard.00001.mds",
             Path.mkdir,
-            "a folder where a file is needed",
+            "is a folder; expected a file",
         ),  # as the playlist's own shard
         ("index.json", lambda path: path.symlink_to(tmp_path / "gone"), gone),
-        ("playlist.yaml", Path.mkdir, "a folder where a file is needed"),
+        ("playlist.yaml", Path.mkdir, "is a folder; expected a file"),
     ):
         path = out / name
         whole = path.read_bytes()

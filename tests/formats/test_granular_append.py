@@ -234,7 +234,7 @@ def test_two_writers_at_once_are_noticed(tmp_path):
     one.append(some(0, 2))
     with pytest.raises(BusyError) as caught:
         other.append(some(0, 2))
-    assert str(caught.value) == f"{tmp_path}/n.bag: is 16 bytes, it was left at 0"
+    assert str(caught.value) == f"{tmp_path}/n.bag: file is 16 bytes; expected 0"
 
 
 def test_a_null_is_refused_before_anything_is_written(tmp_path):
@@ -284,4 +284,4 @@ def test_only_local_files_are_added_to(web):
     for verb, args in ((at.cut, (0,)), (at.extend, (0, [b"x"]))):
         with pytest.raises(UsageError) as caught:
             verb(*args)
-        assert caught.value.message == "files there cannot be added to"
+        assert caught.value.message == "files in this store cannot be changed"

@@ -418,10 +418,10 @@ def state(data: bytes) -> None:
 
 def answer(data: bytes) -> None:
     head, body = split(data, 2)
-    found = answers.Answer(head.splitlines(keepends=True))
-    found.headers, found.etag, found.modified, found.proven  # noqa: B018
+    found = answers.Response(head.splitlines(keepends=True))
+    found.headers, found.etag, found.modified, found.detects_truncation  # noqa: B018
     found.retry_after(0.0)
-    answers.refused(found, body)
+    answers.status_fault(found, body)
 
 
 def fixtures(folder: str, pattern: str) -> Callable[[], Iterable[bytes]]:

@@ -269,7 +269,7 @@ def test_a_piece_is_read_when_its_rows_are_wanted(tmp_path, monkeypatch):
     (tmp_path / "x.csv").write_text("n\n")
     with pytest.raises(FormatError) as caught:
         list(batches)
-    assert str(caught.value) == f"{tmp_path}/x.csv: ends at byte 2, 20000 are needed"
+    assert str(caught.value) == f"{tmp_path}/x.csv: ends at byte 2; expected at least 20000 bytes"
 
 
 def test_all_blocks_are_read_and_no_batch_is_long(tmp_path, monkeypatch):

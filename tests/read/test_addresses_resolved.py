@@ -39,7 +39,7 @@ def test_too_many_files_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UsageError) as caught:
         list(locate(str(tmp_path)).matching(["*"]))
     assert (str(caught.value), caught.value.hint) == (
-        f"{tmp_path}: more than 2 files lie there",
+        f"{tmp_path}: contains more than 2 files",
         "Name a folder further down.",
     )
 

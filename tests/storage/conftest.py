@@ -28,7 +28,7 @@ from flarecli.storage.http.engine import Engine
 from tests.servers import end, free_port, wait_until_it_answers
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-NO_CLOUD = {  # nothing of this machine's own settings counts, and no metadata service is asked
+NO_CLOUD = {  # ignore the settings of this machine, and contact no metadata service
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -36,12 +36,12 @@ NO_CLOUD = {  # nothing of this machine's own settings counts, and no metadata s
 }
 
 
-AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # the same for everybody
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # the public key of the emulator
 
 
 @pytest.fixture
 def engine():
-    """Make engines that are closed in the end."""
+    """Return a function that makes engines, which are closed at the end."""
     with contextlib.ExitStack() as stack:
 
         def make(ahead_bytes=None, **limits):
@@ -54,7 +54,7 @@ def engine():
 
 @pytest.fixture
 def no_cloud(monkeypatch):
-    """An environment without any settings of a cloud."""
+    """Remove all settings of clouds from the environment."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "GOOGLE_", "AZURE_", "FLARE_")):
             monkeypatch.delenv(name)
@@ -131,7 +131,7 @@ def azure(azurite, no_cloud, monkeypatch):
 
 
 class Google(BaseHTTPRequestHandler):
-    """Objects as Google's XML interface serves them, in memory: no emulator of it that a package manager installs can be written to."""
+    """Serves objects in memory like Google's XML API; no emulator that can be installed from a package supports writes."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -154,7 +154,7 @@ class Google(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def asked(self):
-        """The key and the query."""
+        """Return the key and the query."""
         parts = urlsplit(self.path)
         return unquote(parts.path.removeprefix("/").partition("/")[2]), dict(
             parse_qsl(parts.query, keep_blank_values=True)
@@ -260,7 +260,7 @@ def google(no_cloud, monkeypatch):
 
 @pytest.fixture(scope="session")
 def rclone(tmp_path_factory):
-    """The address of an S3 server that checks signatures, and a folder of which each folder is a bucket: rclone's."""
+    """The address of an S3 server that checks signatures (rclone), and the folder of its bucket."""
     program = shutil.which(
         "rclone", path=f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '')}"
     )

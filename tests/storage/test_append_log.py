@@ -1,4 +1,4 @@
-"""Append logs in local folders and in buckets: what was appended survives, a torn last line does not count."""
+"""Append logs in local folders and in buckets: appended entries survive, a torn last line is ignored."""
 
 import os
 import time
@@ -31,7 +31,7 @@ def entries(log):
 
 
 @pytest.mark.parametrize("name", [".flare/journal", "failed.jsonl"])
-def test_a_log_is_read_again_as_it_was_appended(out, name):
+def test_a_log_returns_the_appended_entries(out, name):
     log = open_log(out / name)
     assert (log.size, entries(log)) == (0, [])
     log.append(format_line(FIRST))
@@ -47,7 +47,7 @@ def test_a_log_is_read_again_as_it_was_appended(out, name):
     assert (open_log(out / name).size, entries(open_log(out / name))) == (0, [])
 
 
-def test_a_published_log_is_one_file_of_all_that_was_appended(out):
+def test_a_published_log_is_one_file(out):
     log = open_log(out / "failed.jsonl")
     log.append(b"a\n")
     log.append(b"b\n")
@@ -55,7 +55,7 @@ def test_a_published_log_is_one_file_of_all_that_was_appended(out):
     assert bytes((out / "failed.jsonl").read()) == b"a\nb\n"
 
 
-def test_reading_creates_nothing(tmp_path):
+def test_reading_a_missing_log_creates_no_file(tmp_path):
     log = open_log(locate(str(tmp_path)) / "log")
     assert (log.size, list(log.blocks()), entries(log)) == (0, [], [])
     assert os.listdir(tmp_path) == []
@@ -64,7 +64,7 @@ def test_reading_creates_nothing(tmp_path):
 @pytest.mark.parametrize(
     "torn", [b"{", b'{"shard": "b"', b'{"shard": "b", "rows": 3}', b"\xff" * 70]
 )
-def test_a_torn_last_line_is_not_an_entry_and_is_cut_off(tmp_path, torn):
+def test_a_torn_last_line_is_ignored_and_cut_off(tmp_path, torn):
     path = tmp_path / "log"
     path.write_bytes(format_line(FIRST) + torn)
     log = open_log(locate(str(tmp_path)) / "log")
@@ -89,7 +89,7 @@ def test_a_line_that_is_not_a_json_object_has_no_entry(tmp_path, line):
     assert entries(log) == [{"a": 0}, None]
 
 
-def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path):
+def test_a_symbolic_link_instead_of_a_log_is_not_followed(tmp_path):
     (tmp_path / "mine").write_text('{"a": 1}\n')
     (tmp_path / "log").symlink_to("mine")
     log = open_log(locate(str(tmp_path)) / "log")
@@ -99,7 +99,7 @@ def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path):
     assert (tmp_path / "mine").read_text() == '{"a": 1}\n'
 
 
-def test_a_file_that_took_the_name_of_a_log_is_not_removed(tmp_path):
+def test_a_file_that_replaced_a_log_is_not_removed(tmp_path):
     log = open_log(locate(str(tmp_path)) / "log")
     log.append(b"a\n")
     (tmp_path / "log").rename(tmp_path / "moved")
@@ -108,7 +108,7 @@ def test_a_file_that_took_the_name_of_a_log_is_not_removed(tmp_path):
     assert (tmp_path / "log").read_text() == "mine"
 
 
-def test_what_follows_a_lost_object_of_a_bucket_is_dropped():
+def test_entries_after_a_missing_object_are_dropped():
     out = locate(f"memory://log{time.monotonic_ns()}")
     log = open_log(out / ".flare/journal")
     for number in range(4):
@@ -122,11 +122,11 @@ def test_an_object_that_another_process_added_is_kept():
     out = locate(f"memory://log{time.monotonic_ns()}")
     mine, theirs = open_log(out / ".flare/journal"), open_log(out / ".flare/journal")
     theirs.append(b'{"n": 1}\n')
-    mine.append(b'{"n": 1}\n')  # the same bytes: a request of ours whose response was lost
+    mine.append(b'{"n": 1}\n')  # the same bytes: our own request, whose response was lost
     theirs.append(b'{"n": 2}\n')
     with pytest.raises(BusyError) as caught:
         mine.append(b'{"n": 3}\n')
-    assert caught.value.message == "another pack writes there"
+    assert caught.value.message == "another pack is writing there"
     assert entries(open_log(out / ".flare/journal")) == [{"n": 1}, {"n": 2}]
     with pytest.raises(FormatError):
         mine.cut(4)
@@ -138,6 +138,8 @@ PACK = """\
 {{"shard": "shard.00000.mds", "rows": 2, "next": 2, "files": [{{"name": "shard.00000.mds", "size": 195, "hashes": {{"xxh3_128": "f13764504628b35cc534126079edd67d"}}, "raw_size": null, "raw_hashes": {{}}}}], "failed": {{"bytes": 0, "kinds": {{}}}}}}
 {{"shard": "shard.00001.mds", "rows": 2, "next": 5, "files": [{{"name": "shard.00001.mds", "size": 195, "hashes": {{"xxh3_128": "466300f48832846fb61bf70d726030fa"}}, "raw_size": null, "raw_hashes": {{}}}}], "failed": {{"bytes": 92, "kinds": {{"null": 1}}}}}}
 """
+
+
 FAILED = (
     '{"file": null, "row": 3, "key": "k3", "column": "n", "kind": "null", "reason": "n is null"}\n'
 )
@@ -190,6 +192,8 @@ UNPACK = """\
 {"values": {"key": "k3", "b": null}, "files": {"b": ["03.bin", 3]}}
 {"next": 4, "failed": {"bytes": 0, "kinds": {}}}
 {"values": {"key": "k4", "b": n"""
+
+
 BEGUN = """\
 {"next": 0, "names": ["00.bin", "01.bin", "02.bin", "03.bin"]}
 {"next": 4, "names": ["04.bin", "05.bin"]}
@@ -207,7 +211,7 @@ class Stopping(Progress):
 
 @pytest.fixture
 def half(tmp_path):
-    """A folder that an unpack of version 0.1 left when it was killed while it wrote row 4."""
+    """A folder of an unpack of version 0.1 that was killed while it wrote row 4."""
     with Writer(
         str(tmp_path / "src"), columns={"key": "str", "b": "bytes"}, settings=Settings(shard_rows=4)
     ) as writer:

@@ -23,7 +23,11 @@ from flarecli.storage import Guard, Location, locate, read_each
 from flarecli.storage.memory import MemoryStore
 
 DATA = random.Random(4).randbytes(3_000_000)
+
+
 READ_ONLY = ("http", "nginx", "cached http")
+
+
 KINDS = (
     "local",
     "memory",
@@ -41,14 +45,14 @@ KINDS = (
 
 
 class Place:
-    """A folder in a store: `at` is its Location, `put` makes a file there behind the store's back where it is read only."""
+    """A folder in a store: `at` is its Location; `put` writes a file, outside of the store if that is read-only."""
 
     def __init__(self, at, put=None):
         self.at = at
         self.put = put or (lambda name, data: (at / name).write([data]))
 
     def fresh(self, name):
-        """The file, as another process would see it."""
+        """Return the file as another process would open it."""
         return pickle.loads(pickle.dumps(self.at)) / name
 
 
@@ -105,13 +109,13 @@ def message(error, call, *args):
 
 
 def in_memory(place):
-    """What one process's memory holds, another's does not."""
+    """Skip stores in memory, which other processes do not have."""
     store = place.at.store
     return isinstance(store, MemoryStore) or str(place.at).startswith("memory:")
 
 
 @pytest.mark.parametrize("size", [0, 1, 300, 70_000, 3_000_000])
-def test_a_file_is_read_whole_in_ranges_and_block_by_block(place, size):
+def test_a_file_is_read_whole_in_ranges_and_in_blocks(place, size):
     data = DATA[:size]
     place.put("a.bin", data)
     at = place.at / "a.bin"
@@ -125,7 +129,7 @@ def test_a_file_is_read_whole_in_ranges_and_block_by_block(place, size):
     assert at.map() is None or bytes(at.map()) == data
 
 
-def test_many_ranges_come_in_the_order_asked(place):
+def test_many_ranges_are_returned_in_their_order(place):
     place.put("a.bin", DATA)
     at, rng = place.at / "a.bin", random.Random(1)
     for count in (0, 1, 3, 300):
@@ -142,7 +146,7 @@ def test_many_ranges_come_in_the_order_asked(place):
     ]
 
 
-def test_capabilities_that_a_store_lacks_have_harmless_defaults(place):
+def test_missing_capabilities_have_harmless_defaults(place):
     place.put("a.bin", DATA[:5000])
     at, store = place.at / "a.bin", place.at.store
     path = at.path
@@ -168,7 +172,7 @@ def test_a_closed_store_can_be_used_again(place):
     assert (place.at / "a.bin").read(7, 9) == DATA[7:9]
 
 
-def test_ranges_near_each_other_are_read_together(place, monkeypatch):
+def test_close_ranges_are_read_together(place, monkeypatch):
     if place.at.is_local or place.at.store.keeps_copies:
         pytest.skip("only remote stores plan requests")
     place.put("a.bin", DATA)
@@ -188,7 +192,7 @@ def test_ranges_near_each_other_are_read_together(place, monkeypatch):
     assert asked == [[(10, 30), (900_000, 900_010)]]
 
 
-def test_many_files_come_in_the_order_asked_or_not_at_all(place):
+def test_many_files_are_returned_in_their_order_or_fail(place):
     sizes = [0, 1, 5000, 300, 70_000, 1] * 4
     for i, size in enumerate(sizes):
         place.put(f"{i}.bin", DATA[i : i + size])
@@ -205,14 +209,16 @@ def test_many_files_come_in_the_order_asked_or_not_at_all(place):
     )
 
 
-def test_of_many_files_one_that_changed_is_not_spliced(place, request):
+def test_a_changed_file_among_many_is_not_mixed(place, request):
     if place.at.is_local or str(request.node.callspec.params["place"]).startswith("cached"):
         pytest.skip("a file is read through one handle, or as it was kept")
     for name in "abc":
         place.put(name, DATA[:9])
     at = place.fresh("a").folder
     (at / "b").read(0, 3)
-    time.sleep(1.1 if "nginx" in request.node.name else 0)  # its versions are seconds
+    time.sleep(
+        1.1 if "nginx" in request.node.name else 0
+    )  # its versions are modification times in seconds
     place.put("b", DATA[9:18])
     assert (
         message(IntegrityError, lambda: list(read_each([at / name for name in "abc"])))
@@ -225,7 +231,7 @@ def test_of_many_files_one_that_changed_is_not_spliced(place, request):
     ]
 
 
-def test_a_read_past_the_end_is_an_error_and_says_where_the_end_is(place):
+def test_a_read_past_the_end_reports_the_size(place):
     place.put("a.bin", DATA[:1000])
     for call in (
         lambda at: at.read(0, 1001),
@@ -235,14 +241,14 @@ def test_a_read_past_the_end_is_an_error_and_says_where_the_end_is(place):
     ):
         assert (
             message(FormatError, call, place.at / "a.bin")
-            == f"{place.at}/a.bin: ends at byte 1000, 1001 are needed"
+            == f"{place.at}/a.bin: ends at byte 1000; expected at least 1001 bytes"
         )
         assert message(
             FormatError, call, place.fresh("a.bin") if not in_memory(place) else place.at / "a.bin"
-        ).endswith("1001 are needed")
+        ).endswith("expected at least 1001 bytes")
 
 
-def test_what_is_not_there_is_missing(place):
+def test_a_missing_file_is_a_missing_error(place):
     place.put("a.bin", b"x")
     at = place.at / "b.bin"
     assert not at.exists()
@@ -256,7 +262,7 @@ def test_what_is_not_there_is_missing(place):
         assert message(MissingError, call).startswith(f"{at}: ")
 
 
-def test_names_with_signs_are_names(place):
+def test_names_with_special_characters_are_literal(place):
     for name in ("a b", "a%20b", "a+b", "ä", "a=b&c", "sub/x.y.z", "a~", "{x}"):
         place.put(name, name.encode()) if not str(place.at).startswith(
             "http://127.0.0.1"
@@ -285,22 +291,22 @@ def test_no_name_leaves_the_folder(place, name):
         "a/../../x",
     ],
 )
-def test_data_names_nothing_elsewhere(place, url):
+def test_data_cannot_name_files_elsewhere(place, url):
     if url.endswith("../x") and str(place.at).startswith("http"):
-        return  # a web address below the same server is as good as any other
+        return  # web addresses on the same server are allowed like all others
     if url.startswith("s3:"):
         return  # a bucket may be named: see test_buckets_named_by_data.py
     message(UnsafeError, place.at.join, url)
 
 
-def test_data_names_what_lies_beside(place):
+def test_data_names_files_beside_it(place):
     place.put("sub/x.bin", b"here")
     assert place.at.join("sub/x.bin").read() == b"here"
     assert place.at.join("sub/x.bin") == place.at / "sub/x.bin"
     assert (place.at / "sub/x.bin").folder == place.at / "sub"
 
 
-def test_a_location_travels_to_other_processes(place):
+def test_a_location_works_in_other_processes(place):
     place.put("a.bin", DATA)
     at = place.at / "a.bin"
     assert at.read(5, 50) == DATA[5:50]
@@ -340,7 +346,7 @@ def test_many_threads_read_at_once(place):
     assert wrong == []
 
 
-def test_what_is_written_is_summed_whole_and_listed(writable):
+def test_a_written_file_is_hashed_complete_and_listed(writable):
     at = writable.at / "sub/b.bin"
     written = at.write(
         [DATA[:10], memoryview(DATA)[10:5000], bytearray(DATA[5000:])], ["xxh3_128", "crc32"]
@@ -357,7 +363,7 @@ def test_what_is_written_is_summed_whole_and_listed(writable):
     assert at.read() == DATA
 
 
-def test_a_large_file_is_written_in_pieces(writable):
+def test_a_large_file_is_written_completely(writable):
     at, whole = writable.at / "large", DATA * 8
     assert at.write(
         (whole[i : i + 999_999] for i in range(0, len(whole), 999_999)), ["xxh3_64"]
@@ -369,7 +375,7 @@ def test_a_large_file_is_written_in_pieces(writable):
     assert digest(at.read()) == digest(whole)
 
 
-def test_a_write_that_breaks_off_leaves_nothing(writable):
+def test_a_failed_write_leaves_no_file(writable):
     def parts():
         for _ in range(7):
             yield DATA
@@ -383,13 +389,10 @@ def test_a_write_that_breaks_off_leaves_nothing(writable):
 
 
 @pytest.mark.parametrize("size", [10, 20_000_000])
-def test_a_file_that_is_there_is_replaced_only_when_it_may_be(writable, size):
+def test_an_existing_file_is_replaced_only_if_allowed(writable, size):
     at = writable.at / "a"
     at.write([b"old"])
-    assert (
-        message(UsageError, at.write, [bytes(size)], (), False)
-        == f"{at}: something is there already"
-    )
+    assert message(UsageError, at.write, [bytes(size)], (), False) == f"{at}: already exists"
     assert at.read() == b"old"
     at.write([b"new!"])
     assert at.read() == b"new!"
@@ -397,7 +400,7 @@ def test_a_file_that_is_there_is_replaced_only_when_it_may_be(writable, size):
     assert (writable.at / "b").read() == b"first"
 
 
-def test_what_is_deleted_is_gone_and_may_be_gone_before(writable):
+def test_deleting_twice_is_no_error(writable):
     at = writable.at / "sub/a"
     at.write([b"x"])
     at.delete()
@@ -405,17 +408,19 @@ def test_what_is_deleted_is_gone_and_may_be_gone_before(writable):
     assert not at.exists()
 
 
-def test_an_empty_place_is_missing(writable):
+def test_listing_an_empty_folder_is_a_missing_error(writable):
     message(MissingError, lambda: list((writable.at / "nothing").list()))
 
 
-def test_an_object_that_changes_is_not_spliced(place, request):
+def test_versions_of_a_changing_object_are_not_mixed(place, request):
     if place.at.is_local:
         pytest.skip("local files are read through one handle")
     place.put("a.bin", DATA)
     at = place.fresh("a.bin")
     at.read(0, 10)
-    time.sleep(1.1 if "nginx" in request.node.name else 0)  # its versions are seconds
+    time.sleep(
+        1.1 if "nginx" in request.node.name else 0
+    )  # its versions are modification times in seconds
     place.put("a.bin", DATA[::-1])
     for call in (
         lambda: at.read(20, 30),

@@ -7,7 +7,7 @@ import pytest
 from flarecli.errors import BusyError, UsageError
 from flarecli.model import Settings
 from flarecli.storage import locate
-from flarecli.storage.fsspec_store import AnyStore
+from flarecli.storage.fsspec_store import FsspecStore
 from flarecli.write import Failure, Writer
 
 
@@ -38,7 +38,7 @@ def pack(address, rows, **options):
 def test_whenever_a_playlist_is_there_what_it_lists_is_whole(monkeypatch):
     bucket = f"memory://swap{time.monotonic_ns()}"
     new = pack(f"{bucket}/new", range(100, 109))
-    real, kills = {name: getattr(AnyStore, name) for name in ("write", "delete")}, 0
+    real, kills = {name: getattr(FsspecStore, name) for name in ("write", "delete")}, 0
     for step in range(200):
         out, left = f"{bucket}/{step}", [step]
         old = pack(out, range(7))
@@ -55,7 +55,7 @@ def test_whenever_a_playlist_is_there_what_it_lists_is_whole(monkeypatch):
 
         with monkeypatch.context() as patch:
             for name in real:
-                patch.setattr(AnyStore, name, dying(name))
+                patch.setattr(FsspecStore, name, dying(name))
             try:
                 pack(out, range(100, 109), overwrite=True)
                 break
@@ -107,7 +107,7 @@ def test_what_is_begun_anew_leaves_nothing_of_a_half_one_though_its_removal_was_
 ):
     """Its journal goes from the end, behind its shards: without the beginning of it nobody would know of the shards."""
     monkeypatch.setattr("flarecli.write.bucket_target._PARALLEL_REQUESTS", 1)
-    bucket, real, kills = f"memory://half{time.monotonic_ns()}", AnyStore.delete, 0
+    bucket, real, kills = f"memory://half{time.monotonic_ns()}", FsspecStore.delete, 0
     for step in range(100):
         out, left = f"{bucket}/{step}", [step]
         pack(out, range(3))
@@ -125,7 +125,7 @@ def test_what_is_begun_anew_leaves_nothing_of_a_half_one_though_its_removal_was_
             return real(self, path)
 
         with monkeypatch.context() as patch:
-            patch.setattr(AnyStore, "delete", dying)
+            patch.setattr(FsspecStore, "delete", dying)
             try:
                 Writer(
                     out, columns={"n": "int"}, settings=Settings(shard_rows=2), overwrite=True
@@ -154,7 +154,7 @@ def test_a_pack_whose_lock_was_taken_over_neither_replaces_nor_removes_anything(
     old = pack(f"{bucket}/a", range(3))
     writer = Writer(f"{bucket}/a", columns={"n": "int"}, overwrite=True)
     writer.write({"n": 7})
-    real, swapping = AnyStore.write, []
+    real, swapping = FsspecStore.write, []
 
     def lost(self, path, *more, **named):
         if path.endswith("a/shard.00000.mds") and not swapping:
@@ -164,7 +164,7 @@ def test_a_pack_whose_lock_was_taken_over_neither_replaces_nor_removes_anything(
 
     with monkeypatch.context() as patch, pytest.raises(BusyError):
         patch.setattr(
-            AnyStore,
+            FsspecStore,
             "write",
             lambda self, path, *more, **named: (
                 lost(self, path, *more, **named)
@@ -227,7 +227,7 @@ def test_a_step_that_another_pack_noted_is_not_taken_for_ones_own():
         for row in range(5):
             writer.write({"n": row})
         writer._write_samples()
-    assert str(caught.value) == f"{out}/.flare/journal/00002.json: another pack writes there"
+    assert str(caught.value) == f"{out}/.flare/journal/00002.json: another pack is writing there"
     writer.abandon()
 
 

@@ -12,7 +12,7 @@ def test_a_store_that_refuses_every_condition_is_not_asked_for_ever(tmp_path, mo
 
     def refused(at, data, old=None):
         asked.append(data)
-        raise BusyError("somebody else has written there", where=at)
+        raise BusyError("another process has written there", where=at)
 
     monkeypatch.setattr("flarecli.write.lease.swap", refused)
     monkeypatch.setattr("flarecli.write.lease.time.sleep", slept.append)

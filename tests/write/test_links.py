@@ -142,7 +142,7 @@ def test_files_beside_a_local_index_are_read_and_others_are_not(at, tmp_path):
         ("unsafe", f"the address '{up}/secret' leaves the folder"),
         ("unsafe", f"the address 'file://{up}/secret' leaves the folder"),
         ("unsafe", "link: a symbolic link, which may lead out of the folder"),
-        ("format", "sub: a folder where a file is needed"),
+        ("format", "sub: is a folder; expected a file"),
         ("missing", "missing.jpg: no such file or folder"),
         ("unsafe", "'pipe' is not a supported address scheme"),
     ]
@@ -546,7 +546,7 @@ def test_every_kind_of_text_column_holds_links(at, tmp_path, kind):
 
 def test_a_mistake_in_the_transfer_thread_is_no_failed_row(web, at, monkeypatch):
     web.file("/a.jpg", JPEG)
-    monkeypatch.setattr("flarecli.storage.http.transfer.Slot.finish", lambda self, code: 1 // 0)
+    monkeypatch.setattr("flarecli.storage.http.transfer.Handle.finish", lambda self, code: 1 // 0)
     with pytest.raises(RuntimeError, match=r"^ZeroDivisionError: "):
         collected([index([web.url("/a.jpg")])], at)
 

@@ -280,7 +280,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
         hint = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
         assert caught.value.hint == (replacing if overwrite else hint)
     assert files(tmp_path) == {"notes.txt": b"mine"}
-    with pytest.raises(UsageError, match="a file is there, a folder is wanted$"):
+    with pytest.raises(UsageError, match="is a file; expected a folder$"):
         Writer(str(tmp_path / "notes.txt"), columns=COLUMNS)
 
 

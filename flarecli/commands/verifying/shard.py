@@ -29,7 +29,7 @@ from flarecli.model import Chunk, Columns, File, Finding, Shard, finding_of
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 from flarecli.storage.memory import MemoryStore
-from flarecli.storage.single_pass import in_passing
+from flarecli.storage.single_pass import single_pass
 
 if TYPE_CHECKING:
     from flarecli.lazy import pa
@@ -245,7 +245,7 @@ def _check_in_one_pass(
     sums = Sums(_hash_names(at, entries, result))
     with _errors_as_findings(structure, at, entries):
         with (
-            in_passing(at, result.size, sums) as file,
+            single_pass(at, result.size, sums) as file,
             _errors_as_findings(structure, at, entries),
         ):
             opened = _of_size(chunk, result.size, file)
@@ -320,11 +320,11 @@ def _with_store_checksums(
     """Add the checksums that the store keeps of an object, if they can be computed here."""
     if at.is_local:
         return entries
-    from flarecli.storage.cloud.checksums import kept_sums  # loads the libraries of buckets
+    from flarecli.storage.cloud.checksums import stored_checksums  # loads the libraries of buckets
 
-    kept = kept_sums(at)
+    kept = stored_checksums(at)
     unknown = sorted(set(kept.hashes) - set(known()))
-    reason = kept.why_not
+    reason = kept.unavailable
     if unknown and not reason:
         reason = f"{', '.join(unknown)} needs awscrt (pip install 'flarecli[s3sums]')"
     if reason:
@@ -412,7 +412,7 @@ def _read(at: Location, size: int, sums: Sums) -> memoryview:
         data = at.read(0, size)
         sums.update(data)
         return memoryview(data)
-    with in_passing(at, size, sums) as file:
+    with single_pass(at, size, sums) as file:
         return memoryview(file.read_many([(0, size)])[0]).toreadonly()
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
-from flarecli.cache import BATCH_SHARE, MANY, NamedFiles, coldest_first
+from flarecli.cache import BATCH_SHARE, MANY_COPIES, NamedFiles, least_recently_used_first
 from flarecli.compat.streaming.base.format.reader import Reader, Shards
 from flarecli.compat.streaming.base.stream import Stream
 from flarecli.errors import UsageError
@@ -147,7 +147,7 @@ class ShardCache(Sequence[Any]):
                 shard = self._owners[folder][name]
                 known = uses.get(shard, (0.0, shard, 0))
                 uses[shard] = max(used, known[0]), shard, size + known[2]
-        return coldest_first(uses.values())
+        return least_recently_used_first(uses.values())
 
     def _make_room(self, new: int) -> None:
         """Evict the coldest shards until one more fits.
@@ -161,7 +161,7 @@ class ShardCache(Sequence[Any]):
         if excess <= 0:
             return
         copies = self._by_use()
-        if len(copies) > MANY:
+        if len(copies) > MANY_COPIES:
             excess += limit // BATCH_SHARE
         for _, shard, _ in copies:
             if excess <= 0:

@@ -1,12 +1,10 @@
 """Checksums that S3 stores for an object, read by one HEAD request.
 
     x-amz-checksum-sha256: base64      also -sha1, -crc32, -crc32c, -crc64nvme; big-endian
-    x-amz-checksum-type: FULL_OBJECT   COMPOSITE: a checksum of the checksums of the parts, not of
-                                       the bytes
+    x-amz-checksum-type: FULL_OBJECT   COMPOSITE: a checksum of the checksums of the parts, not of the bytes
 
-obstore cannot read them, so the request is signed here with AWS Signature Version 4 (source: API
-reference of Amazon S3, "Authenticating Requests"). Credentials from a role are known to obstore
-alone; no request is sent then.
+obstore cannot read them, so the request is signed here with AWS Signature Version 4 (source: API reference of Amazon S3,
+"Authenticating Requests"). Only obstore knows the credentials of a role; then no request is sent.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from urllib.parse import quote, urlsplit
 
 from flarecli.storage.base import Location
 from flarecli.storage.cloud.store import ObjectStore
-from flarecli.storage.http.response import Answer, refused
+from flarecli.storage.http.response import Response, status_fault
 from flarecli.storage.http.transfer import certificates
 
-__all__ = ["Kept", "kept_sums", "signed"]
+__all__ = ["StoredChecksums", "signed", "stored_checksums"]
 
 _PREFIX, _MODE = "x-amz-checksum-", {"x-amz-checksum-mode": "ENABLED"}
 # bytes of each checksum
@@ -37,49 +35,48 @@ _SIZES = {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}
 _CONNECT_S = 10
 _RETRIES, _WAIT_S = 4, 0.25  # delays are random below _WAIT_S * 2**n
 _HEAD_BYTES = 1 << 16  # maximum size of the response headers
-_OWN = threading.local()
+_thread = threading.local()
 _inherited: list[Any] = []
 
 
-class Kept(NamedTuple):
-    """Checksums of an object, name -> lowercase hex, and why there are none, or empty."""
+class StoredChecksums(NamedTuple):
+    """Checksums of an object: name -> lowercase hexadecimal; and the reason why they could not be read, or empty."""
 
     hashes: Mapping[str, str] = {}
-    why_not: str = ""
+    unavailable: str = ""
 
 
-def kept_sums(at: Location) -> Kept:
+def stored_checksums(at: Location) -> StoredChecksums:
     """Return the checksums that S3 stores for an object; none for other stores. Never raises."""
     store = at.store
     if not isinstance(store, ObjectStore) or store.scheme != "s3":
-        return Kept()
+        return StoredChecksums()
     config = store.settings
     if not config.get("skip_signature") and "access_key_id" not in config:
-        return Kept(why_not="only the role of this machine may ask for them")
-    url = f"{config.get('endpoint') or 'https://s3.{}.amazonaws.com'.format(config['region'])}/{store.bucket}/{quote(at.path, safe='/-_.~')}"
-    headers = (
-        dict(_MODE)
-        if config.get("skip_signature")
-        else signed("HEAD", url, _MODE, config, datetime.now(UTC))
-    )
+        return StoredChecksums(unavailable="only the role of this machine can read them")
+    endpoint = config.get("endpoint") or f"https://s3.{config['region']}.amazonaws.com"
+    url = f"{endpoint}/{store.bucket}/{quote(at.path, safe='/-_.~')}"
+    headers = dict(_MODE)
+    if not config.get("skip_signature"):
+        headers = signed("HEAD", url, _MODE, config, datetime.now(UTC))
     limits = store.guard.limits
     for attempt in range(min(limits.retries, _RETRIES) + 1):
         if attempt:
             time.sleep(random.random() * _WAIT_S * 2**attempt)
-        answer = _asked(url, headers, limits.timeout_s)
-        if answer is not None and not refused(answer, b"").passing:
+        response = _head(url, headers, limits.timeout_s)
+        if response is not None and not status_fault(response, b"").is_transient:
             break
-    if answer is None or answer.status != 200:
-        return Kept(
-            why_not="it does not answer" if answer is None else f"it answers {answer.status}"
-        )
-    return _read(answer)
+    if response is None:
+        return StoredChecksums(unavailable="no response")
+    if response.status != 200:
+        return StoredChecksums(unavailable=f"the response has status {response.status}")
+    return _parsed(response)
 
 
-def _read(answer: Answer) -> Kept:
+def _parsed(response: Response) -> StoredChecksums:
     found: dict[str, str] = {}
     for name, size in _SIZES.items():
-        text = answer.get(_PREFIX + name)
+        text = response.get(_PREFIX + name)
         try:
             value = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
@@ -87,10 +84,10 @@ def _read(answer: Answer) -> Kept:
         if len(value) == size:
             found[name] = value.hex()
         elif text:
-            return Kept(why_not="they are sums of the parts of an upload")
-    if found and answer.get(f"{_PREFIX}type").upper() == "COMPOSITE":
-        return Kept(why_not="they are sums of the parts of an upload")
-    return Kept(found)
+            return StoredChecksums(unavailable="they are checksums of the parts of an upload")
+    if found and response.get(f"{_PREFIX}type").upper() == "COMPOSITE":
+        return StoredChecksums(unavailable="they are checksums of the parts of an upload")
+    return StoredChecksums(found)
 
 
 def signed(
@@ -103,17 +100,16 @@ def signed(
     """
     parts, day = urlsplit(url), f"{now:%Y%m%d}"
     payload = "UNSIGNED-PAYLOAD"
-    all_of = {
+    signed_headers = {
         **headers,
         "host": parts.netloc,
         "x-amz-content-sha256": payload,
         "x-amz-date": f"{now:%Y%m%dT%H%M%SZ}",
     }
-    all_of |= (
-        {"x-amz-security-token": config["session_token"]} if config.get("session_token") else {}
-    )
-    names = ";".join(sorted(all_of))
-    canonical = "".join(f"{name}:{all_of[name]}\n" for name in sorted(all_of))
+    if config.get("session_token"):
+        signed_headers["x-amz-security-token"] = config["session_token"]
+    names = ";".join(sorted(signed_headers))
+    canonical = "".join(f"{name}:{signed_headers[name]}\n" for name in sorted(signed_headers))
     scope = f"{day}/{config['region']}/s3/aws4_request"
     request = hashlib.sha256(
         f"{method}\n{parts.path}\n\n{canonical}\n{names}\n{payload}".encode()
@@ -121,26 +117,28 @@ def signed(
     key = f"AWS4{config['secret_access_key']}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
-    proof = hmac.digest(
-        key, f"AWS4-HMAC-SHA256\n{all_of['x-amz-date']}\n{scope}\n{request}".encode(), "sha256"
+    signature = hmac.digest(
+        key,
+        f"AWS4-HMAC-SHA256\n{signed_headers['x-amz-date']}\n{scope}\n{request}".encode(),
+        "sha256",
     ).hex()
     credential = f"{config['access_key_id']}/{scope}"
     return {
-        **all_of,
-        "authorization": f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={names},Signature={proof}",
+        **signed_headers,
+        "authorization": f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={names},Signature={signature}",
     }
 
 
-def _asked(url: str, headers: Mapping[str, str], timeout_s: float) -> Answer | None:
+def _head(url: str, headers: Mapping[str, str], timeout_s: float) -> Response | None:
     """Send a HEAD request on this thread's connection; return None without a response."""
     import pycurl
 
-    held: tuple[int, Any] = getattr(_OWN, "held", (0, None))
-    pid, easy = held
+    connection: tuple[int, Any] = getattr(_thread, "connection", (0, None))
+    pid, easy = connection
     if pid != os.getpid():  # a forked child must neither use nor close the connection of its parent
         _inherited.append(easy)
         easy = pycurl.Curl()
-        _OWN.held = os.getpid(), easy
+        _thread.connection = os.getpid(), easy
     lines: list[bytes] = []
 
     def take(line: bytes) -> int:
@@ -165,4 +163,4 @@ def _asked(url: str, headers: Mapping[str, str], timeout_s: float) -> Answer | N
         easy.perform()
     except pycurl.error:
         return None
-    return Answer(lines)
+    return Response(lines)

@@ -1,39 +1,40 @@
-"""Clients of obstore: opened on first use in each process, with one credential source after
-another.
+"""Clients of obstore: opened on first use in each process, with one credential source after another; and outages.
 
-Stores with the same configuration share a client and its connections, because opening a client
-takes as long as about a hundred small requests.
+Stores with the same configuration share a client and its connections, because opening a client takes as long as about a
+hundred small requests.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import time
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from flarecli import lifetimes
 from flarecli.errors import ReachError
+from flarecli.storage.base import Limits
 from flarecli.storage.cloud import fork_safety
-from flarecli.storage.cloud.credentials import Way, ways
-from flarecli.storage.http.retry import FIRST_CONTACT_S, OUTAGE_S
-from flarecli.storage.limits import Limits
+from flarecli.storage.cloud.credentials import CredentialSource, credential_sources
+from flarecli.storage.http.scheduler import FIRST_CONTACT_S, OUTAGE_S, outage_delay
 
-__all__ = ["Clients"]
+__all__ = ["Clients", "Outage", "outage_of"]
 
 
 class Retry(NamedTuple):
-    """Retries by the library itself: minimum attempts, and the time limit in seconds."""
+    """Retries by the library itself: minimum number of attempts, and time limit in seconds."""
 
     attempts: int
     seconds: float
 
 
-_HASTY, _PATIENT = Retry(0, FIRST_CONTACT_S), Retry(60, OUTAGE_S)
-
+_SHORT_RETRY, _OUTAGE_RETRY = Retry(0, FIRST_CONTACT_S), Retry(60, OUTAGE_S)
 _CONNECT_S = 10
 MAX_CLIENTS = 64  # shared clients per process
+MAX_OUTAGES = 1024  # services whose availability is known
 _shared: dict[tuple[int, bytes], Any] = {}  # (process id, digest of the configuration) -> client
+_outages: dict[tuple[str, Limits], Outage] = {}
 
 
 def close_shared() -> None:
@@ -56,14 +57,11 @@ class Clients:
     def __init__(self, home: str, limits: Limits, anonymous: bool = False) -> None:
         self._home, self._limits, self._anonymous = home, limits, anonymous
         # Process id and the clients opened there; the last one is in use.
-        self._open: tuple[int, list[tuple[Way, Any]]] = (0, [])
-        self._ways: list[Way] = []
+        self._open: tuple[int, list[tuple[CredentialSource, Any]]] = (0, [])
+        self._sources: list[CredentialSource] = []
 
     def current(self) -> tuple[Any, Any]:
-        """Return the library and the client of this process.
-
-        Raises ReachError for invalid settings.
-        """
+        """Return the library and the client of this process. Raises ReachError for invalid settings."""
         library = fork_safety.compiled()
         pid, clients = self._open
         if pid != fork_safety.pid():
@@ -76,18 +74,18 @@ class Clients:
                     self._open = fork_safety.pid(), clients
         return library, clients[-1][1]
 
-    def otherwise(self, refused: Any) -> bool:
-        """Switch to the next credential source after `refused` was denied; False if there is none."""
+    def use_next_source(self, denied: Any) -> bool:
+        """Switch to the next credential source because the client `denied` was denied access; False if there is none."""
         library = fork_safety.compiled()
         with fork_safety.opening:
             _, clients = self._open
-            if clients[-1][1] is not refused:
+            if clients[-1][1] is not denied:
                 return True  # another thread has switched
             # Not shared any longer: its credentials may be renewed later.
-            for key in [key for key, client in _shared.items() if client is refused]:
+            for key in [key for key, client in _shared.items() if client is denied]:
                 del _shared[key]
-            for i in range(len(clients), len(self._ways)):
-                if self.way(i).is_open:
+            for i in range(len(clients), len(self._sources)):
+                if self.source(i).is_open:
                     clients.append(self._opened(library, i))
                     return True
             return False
@@ -98,53 +96,57 @@ class Clients:
             if self._open[0] == fork_safety.pid():
                 self._open = 0, []
 
-    def way(self, i: int) -> Way:
+    def source(self, i: int) -> CredentialSource:
         """Return credential source number `i`. Raises ReachError for incomplete settings."""
-        self._ways = self._ways or ways(self._home.partition(":")[0], anonymous=self._anonymous)
-        return self._ways[i]
+        if not self._sources:
+            scheme = self._home.partition(":")[0]
+            self._sources = credential_sources(scheme, anonymous=self._anonymous)
+        return self._sources[i]
 
     @property
-    def tried(self) -> list[Way]:
+    def tried(self) -> list[CredentialSource]:
         """The credential sources tried so far; the last one is in use."""
-        return [way for way, _ in self._open[1]]
+        return [source for source, _ in self._open[1]]
 
-    def patient(self, library: Any) -> Any:
-        """Return a client that retries during an outage by itself, for calls that cannot be
-        repeated.
-        """
+    def outage_client(self, library: Any) -> Any:
+        """Return a client that retries during an outage by itself, for calls that cannot be repeated."""
         with fork_safety.opening:
-            return self._client_for(library, self.tried[-1], _PATIENT)
+            return self._client_for(library, self.tried[-1], _OUTAGE_RETRY)
 
-    def _opened(self, library: Any, i: int) -> tuple[Way, Any]:
-        way = self.way(i)
-        return way, self._client_for(library, way, _HASTY)
+    def _opened(self, library: Any, i: int) -> tuple[CredentialSource, Any]:
+        source = self.source(i)
+        return source, self._client_for(library, source, _SHORT_RETRY)
 
-    def _client_for(self, library: Any, way: Way, retry: Retry) -> Any:
-        settings = self._home, sorted(way.config.items()), self._limits, retry
-        # the library reads the environment itself
-        known = repr((*settings, sorted(os.environ.items())))
-        key = fork_safety.pid(), hashlib.sha256(known.encode()).digest()
+    def _client_for(self, library: Any, source: CredentialSource, retry: Retry) -> Any:
+        # The library reads the environment, too.
+        settings = (
+            self._home,
+            sorted(source.config.items()),
+            self._limits,
+            retry,
+            sorted(os.environ.items()),
+        )
+        key = fork_safety.pid(), hashlib.sha256(repr(settings).encode()).digest()
         if key not in _shared:
-            made = _client(library, self._home, way, self._limits, retry)
+            client = _client(library, self._home, source, self._limits, retry)
             # Closing a client of the parent could wait for threads that do not exist here.
             own = [one for one in _shared if one[0] == fork_safety.pid()]
             for one in own[: len(own) + 1 - MAX_CLIENTS]:
                 del _shared[one]
-            _shared[key] = made
+            _shared[key] = client
         return _shared[key]
 
 
-def _client(library: Any, home: str, way: Way, limits: Limits, retry: Retry) -> Any:
-    """Open a bucket.
+def _client(library: Any, home: str, source: CredentialSource, limits: Limits, retry: Retry) -> Any:
+    """Open a client for a bucket.
 
     library  obstore's compiled module, as this process has it
     home     `s3://bucket/`
     retry    how the library itself retries
-    raises   ReachError if the library rejects the settings; its message may contain secrets, so
-             it is not shown
+    raises   ReachError if the library rejects the settings; its message may contain secrets, so it is not shown
     """
     scheme, _, bucket = home.rstrip("/").partition("://")
-    endpoint = str(way.config.get("endpoint") or way.config.get("base_url") or "")
+    endpoint = str(source.config.get("endpoint") or source.config.get("base_url") or "")
     options = {
         # The Azure emulator uses http; the address of a real account is https.
         "allow_http": endpoint.startswith("http://") or scheme == "az",
@@ -163,13 +165,61 @@ def _client(library: Any, home: str, way: Way, limits: Limits, retry: Retry) -> 
             "base": 2,
         },
     }
-    config = {name: value for name, value in way.config.items() if value != ""}
+    config = {name: value for name, value in source.config.items() if value != ""}
     try:
         return fork_safety.client_classes(library)[scheme](
             bucket, client_options=options, retry_config=retries, **config
         )
     except Exception:
-        hint = "Check the environment variables and the files that they name."
         raise ReachError(
-            f"what is set cannot be used, tried {way.words}", where=home, hint=hint
+            f"invalid settings, tried {source.name}",
+            where=home,
+            hint="Check the environment variables and the files that they name.",
         ) from None
+
+
+class Outage:
+    """Availability of a service, shared by the threads that call it; races between them are harmless.
+
+    The library retries for some seconds by itself. After that, calls are repeated here, if the service responded before.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.was_reached = False
+        self._since: float | None = None
+
+    def responded(self) -> None:
+        """Record that the service responded."""
+        self.was_reached, self._since = True, None
+
+    def wait(self, began: float, is_overload: bool) -> bool:
+        """Wait before the next attempt and return True, or return False if the error is final.
+
+        began        time of the first attempt, by the monotonic clock
+        is_overload  the service responded, and asked for fewer requests
+        """
+        now = time.monotonic()
+        if not (self.was_reached and self._limits.retries):
+            return False
+        since = began if is_overload else self._since or now
+        if not is_overload:
+            self._since = since
+        delay = outage_delay(now - since)
+        if now + delay > min(since + OUTAGE_S, began + self._limits.deadline_s):
+            return False
+        time.sleep(delay)
+        return True
+
+
+def outage_of(service: str, limits: Limits) -> Outage:
+    """Return the availability of a service, which the stores of this process share.
+
+    service  endpoint and bucket
+    """
+    outage = _outages.get((service, limits))
+    if outage is None:
+        if len(_outages) >= MAX_OUTAGES:
+            _outages.clear()
+        outage = _outages.setdefault((service, limits), Outage(limits))
+    return outage

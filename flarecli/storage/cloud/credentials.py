@@ -1,7 +1,7 @@
-"""Sources of credentials for object stores: environment, files and roles, with names for messages.
+"""Sources of credentials for object stores: environment variables, files and roles, with names for messages.
 
-If nothing is configured, a bucket is read without credentials first, because it may be public, and
-with the role of the machine if that is denied. Values of credentials never appear in messages.
+If nothing is configured, a bucket is read without credentials first, because it may be public, and with the role of the
+machine if that is denied. Values of credentials never appear in messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from flarecli.errors import FlareError, ReachError
 from flarecli.storage.http.url import parse
 
-__all__ = ["Way", "ways"]
+__all__ = ["CredentialSource", "credential_sources"]
 
 _UNSIGNED = {
     "s3": "AWS_SKIP_SIGNATURE",
@@ -26,17 +26,16 @@ _UNSIGNED = {
 }
 _PROBE_S = 1.0  # timeout; the metadata service is on the local network
 _ON = ("1", "true", "yes", "on")
-_EXPORT = "Run `aws configure export-credentials --format env` and set what it prints."
 
 
 @dataclass(frozen=True)
-class Way:
-    """A credential source: its name in messages and the settings of the client.
+class CredentialSource:
+    """A source of credentials: its name in messages, and the settings of the client.
 
     probe  host and port that must accept a connection before the source is used
     """
 
-    words: str
+    name: str
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     probe: tuple[str, int] | None = None
 
@@ -54,10 +53,12 @@ class Way:
 
 # A service account for emulators, for which the library requests no token.
 _EMULATED = '{"private_key": "", "private_key_id": "", "client_email": "", "disable_oauth": true}'
-_NOBODY = Way("without credentials", {"skip_signature": True})
+_ANONYMOUS = CredentialSource("without credentials", {"skip_signature": True})
 
 
-def ways(scheme: str, env: Mapping[str, str] | None = None, anonymous: bool = False) -> list[Way]:
+def credential_sources(
+    scheme: str, env: Mapping[str, str] | None = None, anonymous: bool = False
+) -> list[CredentialSource]:
     """Return the credential sources to try, in order; the next is tried if access is denied.
 
     scheme     s3, gs or az
@@ -75,7 +76,7 @@ def _is_on(env: Mapping[str, str], *names: str) -> bool:
     return any(env.get(name, "").lower() in _ON for name in names)
 
 
-def _aws(env: Mapping[str, str]) -> list[Way]:
+def _aws(env: Mapping[str, str]) -> list[CredentialSource]:
     profile = _profile(env)
     common: dict[str, Any] = {}
     endpoint = (
@@ -85,7 +86,7 @@ def _aws(env: Mapping[str, str]) -> list[Way]:
         or profile.get("endpoint_url")
     )
     if endpoint:
-        common["endpoint"] = _checked(endpoint)
+        common["endpoint"] = _checked_endpoint(endpoint)
     common["region"] = (
         env.get("AWS_REGION")
         or env.get("AWS_DEFAULT_REGION")
@@ -93,52 +94,45 @@ def _aws(env: Mapping[str, str]) -> list[Way]:
         or "us-east-1"
     )
     if _is_on(env, "AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"):
-        return [Way(_NOBODY.words, {**common, **_NOBODY.config})]
+        return [CredentialSource(_ANONYMOUS.name, {**common, **_ANONYMOUS.config})]
     key, secret = env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")
     if key or secret:
         if not (key and secret):
-            there, missing = (
+            present, missing = (
                 ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
                 if key
                 else ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID")
             )
             raise ReachError(
-                f"{there} is set in the environment, {missing} is not",
+                f"{present} is set in the environment, {missing} is not",
                 hint=f"Set {missing}, or neither.",
             )
         return [
-            Way(
+            CredentialSource(
                 "with the key in AWS_ACCESS_KEY_ID",
                 {**common, **_keys(key, secret, env.get("AWS_SESSION_TOKEN"))},
             )
         ]
     if env.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
-        return [Way("with the token in AWS_WEB_IDENTITY_TOKEN_FILE", common)]
+        return [CredentialSource("with the token in AWS_WEB_IDENTITY_TOKEN_FILE", common)]
     if "aws_access_key_id" in profile and "aws_secret_access_key" in profile:
         found = _keys(
             profile["aws_access_key_id"],
             profile["aws_secret_access_key"],
             profile.get("aws_session_token"),
         )
-        return [Way(f"with the profile {profile['']!r}", {**common, **found})]
-    strange = next(
-        (
-            name
-            for name in ("role_arn", "sso_session", "sso_start_url", "credential_process")
-            if name in profile
-        ),
-        None,
-    )
-    if strange:
-        raise ReachError(
-            f"the profile {profile['']!r} uses {strange}, which flare does not support",
-            hint=_EXPORT,
-        )
+        return [CredentialSource(f"with the profile {profile['']!r}", {**common, **found})]
+    for name in ("role_arn", "sso_session", "sso_start_url", "credential_process"):
+        if name in profile:
+            raise ReachError(
+                f"the profile {profile['']!r} uses {name}, which flare does not support",
+                hint="Run `aws configure export-credentials --format env` and set the variables that it prints.",
+            )
     if env.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") or env.get(
         "AWS_CONTAINER_CREDENTIALS_FULL_URI"
     ):
-        return [Way("with the container's role", common)]
-    found_ways = [Way(_NOBODY.words, {**common, **_NOBODY.config})]
+        return [CredentialSource("with the container's role", common)]
+    sources = [CredentialSource(_ANONYMOUS.name, {**common, **_ANONYMOUS.config})]
     if not _is_on(env, "AWS_EC2_METADATA_DISABLED"):
         metadata = (
             env.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
@@ -146,11 +140,13 @@ def _aws(env: Mapping[str, str]) -> list[Way]:
             or "http://169.254.169.254"
         )
         config = {**common, "metadata_endpoint": metadata.rstrip("/")}
-        found_ways.append(Way("with the machine's role", config, _host_and_port(metadata)))
-    return found_ways
+        sources.append(
+            CredentialSource("with the machine's role", config, _host_and_port(metadata))
+        )
+    return sources
 
 
-def _checked(endpoint: str) -> str:
+def _checked_endpoint(endpoint: str) -> str:
     """Return a valid http(s) endpoint; the library may panic on other addresses."""
     try:
         parse(endpoint)
@@ -169,7 +165,7 @@ def _keys(key: str, secret: str, token: str | None) -> dict[str, str]:
 
 
 def _profile(env: Mapping[str, str]) -> dict[str, str]:
-    """Read a profile from the AWS config and credentials files; the empty key holds its name."""
+    """Read a profile from the AWS config and credentials files; its name is the value of the empty key."""
     home = env.get("HOME") or os.path.expanduser("~")
     name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default"
     files = (
@@ -198,13 +194,13 @@ def _profile(env: Mapping[str, str]) -> dict[str, str]:
     return {**found, "": name}
 
 
-def _google(env: Mapping[str, str]) -> list[Way]:
+def _google(env: Mapping[str, str]) -> list[CredentialSource]:
     common: dict[str, Any] = {}
     if env.get("STORAGE_EMULATOR_HOST"):
         base = env["STORAGE_EMULATOR_HOST"].rstrip("/")
         common = {"base_url": base if "://" in base else f"http://{base}"}
     if _is_on(env, "GOOGLE_SKIP_SIGNATURE"):
-        return [Way(_NOBODY.words, {**common, **_NOBODY.config})]
+        return [CredentialSource(_ANONYMOUS.name, {**common, **_ANONYMOUS.config})]
     home = env.get("HOME") or os.path.expanduser("~")
     for name in (
         "GOOGLE_SERVICE_ACCOUNT_KEY",
@@ -219,14 +215,14 @@ def _google(env: Mapping[str, str]) -> list[Way]:
                     where=env[name],
                     hint=f"Set {name} to the path of a credentials file.",
                 )
-            return [Way(f"with the account in {name}", common)]
+            return [CredentialSource(f"with the account in {name}", common)]
     adc = os.path.join(
         env.get("CLOUDSDK_CONFIG") or os.path.join(home, ".config", "gcloud"),
         "application_default_credentials.json",
     )
     if os.path.isfile(adc):
         return [
-            Way(
+            CredentialSource(
                 "with the application default credentials",
                 {**common, "application_credentials": adc},
             )
@@ -234,21 +230,23 @@ def _google(env: Mapping[str, str]) -> list[Way]:
     if common:
         # Without a service account, the library would ask the metadata service for a token.
         return [
-            Way(
-                "without credentials, as emulators are asked",
+            CredentialSource(
+                "without credentials, for an emulator",
                 {**common, "service_account_key": _EMULATED},
             )
         ]
-    found = [_NOBODY]
+    found = [_ANONYMOUS]
     if not _is_on(env, "NO_GCE_CHECK"):
         host, _, port = (env.get("GCE_METADATA_HOST") or "169.254.169.254").partition(":")
         found.append(
-            Way("with the machine's account", common, (host, int(port) if port.isdecimal() else 80))
+            CredentialSource(
+                "with the machine's account", common, (host, int(port) if port.isdecimal() else 80)
+            )
         )
     return found
 
 
-def _azure(env: Mapping[str, str]) -> list[Way]:
+def _azure(env: Mapping[str, str]) -> list[CredentialSource]:
     emulated = _is_on(env, "AZURE_STORAGE_USE_EMULATOR")
     if (
         not emulated
@@ -260,7 +258,7 @@ def _azure(env: Mapping[str, str]) -> list[Way]:
             hint="Set it to the name of the storage account.",
         )
     if _is_on(env, "AZURE_SKIP_SIGNATURE"):
-        return [_NOBODY]
+        return [_ANONYMOUS]
     for name in (
         "AZURE_STORAGE_ACCOUNT_KEY",
         "AZURE_STORAGE_ACCESS_KEY",
@@ -274,12 +272,15 @@ def _azure(env: Mapping[str, str]) -> list[Way]:
         "MSI_ENDPOINT",
     ):
         if env.get(name):
-            return [Way(f"with what {name} says")]
+            return [CredentialSource(f"with {name}")]
     if emulated:
-        return [Way("with the emulator's own key")]
+        return [CredentialSource("with the emulator's own key")]
     if _is_on(env, "AZURE_USE_AZURE_CLI"):
-        return [Way("with the account of the Azure command line")]
-    return [_NOBODY, Way("with the machine's identity", {}, ("169.254.169.254", 80))]
+        return [CredentialSource("with the account of the Azure command line")]
+    return [
+        _ANONYMOUS,
+        CredentialSource("with the machine's identity", {}, ("169.254.169.254", 80)),
+    ]
 
 
 def _host_and_port(url: str) -> tuple[str, int]:

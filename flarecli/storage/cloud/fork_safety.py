@@ -1,9 +1,9 @@
-"""obstore, the library behind S3, GCS and Azure, in a process that may have been forked.
+"""Use obstore, the library for S3, GCS and Azure, in a forked process.
 
-Its tokio runtime does not survive a fork: in a child each of its calls would wait for ever. A child whose parent has
-used the library therefore loads a copy of it, from a temporary file, with a runtime of its own; that takes 15 ms.
-obstore is documented upstream as not safe to fork (developmentseed/obstore, pull request 441; tokio-rs/tokio, issue
-4301). This is the one file that uses private names of obstore: a copy can only be loaded from its compiled module.
+The tokio runtime of obstore does not survive a fork: in a child, each call would wait forever. Therefore a child whose
+parent has used the library loads a copy of it, from a temporary file, with a runtime of its own. Upstream documents that
+obstore is not fork-safe (developmentseed/obstore, pull request 441; tokio-rs/tokio, issue 4301). This is the only file
+that uses private names of obstore: a copy can only be loaded from its compiled module.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from flarecli.errors import MissingLibraryError, ReachError
 __all__ = ["client_classes", "compiled", "inherited", "opening", "pid"]
 
 _lock = threading.Lock()
-opening = threading.Lock()  # of clients, one at a time
-_loaded: list[
-    ModuleType
-] = []  # the copy in use is the last; earlier ones are the ancestors', and nothing of theirs is ever finalized
+opening = threading.Lock()  # held while a client is opened
+# The last copy is in use; the others belong to parent processes and are never finalized.
+_loaded: list[ModuleType] = []
 _pid = 0
 inherited: list[Any] = []  # clients of the parent
 
 
 def pid() -> int:
-    """Give the process that the library was loaded by."""
+    """Return the id of the process that loaded the copy in use."""
     return _pid
 
 
 def compiled() -> Any:
-    """Give the library's compiled module. Raises MissingLibraryError if it is not installed."""
+    """Return the compiled module of the library. Raises MissingLibraryError if it is not installed."""
     global _pid
     if _pid == os.getpid():
         return _loaded[-1]
     with _lock:
         if _pid != os.getpid():
-            _loaded.append(_again(_loaded[0]) if _loaded else _imported())
+            _loaded.append(_copied(_loaded[0]) if _loaded else _imported())
             _pid = os.getpid()
     return _loaded[-1]
 
 
 def client_classes(library: Any) -> dict[str, Any]:
-    """Return the class of a bucket's client by scheme, of one copy of the library."""
+    """Return the client classes of a copy of the library, by scheme."""
     classes = library._store
     return {"s3": classes.S3Store, "gs": classes.GCSStore, "az": classes.AzureStore}
 
@@ -63,27 +62,24 @@ def _imported() -> ModuleType:
         ) from None
 
 
-def _again(module: ModuleType) -> ModuleType:
+def _copied(module: ModuleType) -> ModuleType:
+    """Load a copy of the compiled module. Raises ReachError if that is not possible."""
     try:
-        return _copied(module)
-    except (OSError, ImportError) as error:  # no room, or a folder from which nothing may be run
-        what = (
-            os.strerror(error.errno).lower()
-            if isinstance(error, OSError) and error.errno
-            else "nothing may be run from there"
-        )
-        hint = (
-            "Let TMPDIR name a folder from which programs may be run, or start processes by spawn."
-        )
+        return _loaded_copy(module)
+    except (OSError, ImportError) as error:  # the disk is full, or the folder is mounted noexec
+        if isinstance(error, OSError) and error.errno:
+            reason = os.strerror(error.errno).lower()
+        else:
+            reason = "programs cannot be run from this folder"
         raise ReachError(
-            f"obstore cannot be loaded again after a fork: {what}",
+            f"obstore cannot be loaded again after a fork: {reason}",
             where=tempfile.gettempdir(),
-            hint=hint,
+            hint="Set TMPDIR to a folder from which programs can be run, or start processes by spawn.",
         ) from None
 
 
-def _copied(module: ModuleType) -> ModuleType:
-    """Load the library's file once more under another name: to the linker it is another library."""
+def _loaded_copy(module: ModuleType) -> ModuleType:
+    """Load the file of the library under another name, so that the linker treats it as another library."""
     source = str(module.__file__)
     with tempfile.NamedTemporaryFile(prefix="flare-obstore-", suffix=".so") as file:
         with open(source, "rb") as original:

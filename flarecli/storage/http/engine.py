@@ -1,14 +1,13 @@
 """The fetch engine: many transfers on one background thread, by libcurl's multi interface.
 
-Requests wait by host; the host with the fewest transfers goes first, so that a slow one never takes all of them. The
-engine follows redirects itself, and checks each hop against the guard. `retry` decides what is tried again.
+Requests wait per host (see `scheduler`). The engine follows redirects itself and checks each hop against the guard.
 
-Connections live in one pool per permit, and pools share nothing: otherwise a transfer could reuse a connection to a
-private address that it would not have been allowed to open.
+Connections are pooled per permit, and pools share nothing: otherwise a transfer could reuse a connection to a private
+address that it would not have been allowed to open.
 
-Stores share one engine per process (`shared`). A thread other than the main one makes a first attempt itself
-(`transfer_here`), since waking another thread and being woken costs more than a small object; everything else, such as
-redirects, retries and overloaded hosts, is left to the engine. The main thread never does: an interrupt could not end it.
+Stores share one engine per process (`shared`). A thread other than the main one makes a first attempt by itself
+(`transfer_here`), because waking two threads costs more than fetching a small object; redirects, retries and overloaded
+hosts are left to the engine. The main thread never does so, because an interrupt could not end the transfer.
 """
 
 from __future__ import annotations
@@ -31,166 +30,164 @@ import pycurl
 from flarecli import lifetimes
 from flarecli.errors import FlareError
 from flarecli.prefetch import start_thread
+from flarecli.storage.base import Limits
 from flarecli.storage.http.ip_guard import Permit
-from flarecli.storage.http.request import Page, Request, Wanted
-from flarecli.storage.http.response import REDIRECTS, UNREACHABLE, Fault, broken
-from flarecli.storage.http.retry import Tries
-from flarecli.storage.http.scheduler import Hosts
-from flarecli.storage.http.transfer import Slot
+from flarecli.storage.http.request import BatchRequest, Page, Request
+from flarecli.storage.http.response import REDIRECTS, UNREACHABLE, Fault, curl_fault
+from flarecli.storage.http.scheduler import HostQueues, RetryQueue
+from flarecli.storage.http.transfer import Handle
 from flarecli.storage.http.url import redirected
-from flarecli.storage.limits import Limits
 
-__all__ = ["Engine", "Fault", "Page", "Request", "Wanted", "shared", "transfer_here"]
+__all__ = ["BatchRequest", "Engine", "Fault", "Page", "Request", "shared", "transfer_here"]
 
-_Act: TypeAlias = Callable[[int, int], object]
+SocketAction: TypeAlias = Callable[[int, int], object]
 
+MAX_REDIRECTS = 5
+MIN_SPEED = 1000  # bytes per second: a transfer that is slower for `timeout_s` fails
+_TICK_S = 0.2  # interval between two checks of deadlines and speeds
+_FEW_SHARE, _GATHER_S = 8, 0.0001  # if fewer than 1 / _FEW_SHARE are ready, wait for more
+# Per call of a transfer in the caller's thread: large, for fewer waits for the interpreter lock.
+_BUFFER_BYTES = 512 << 10
+_MAX_IDLE = 64  # idle handles of an engine for each permit, each with its connections
 _EVENTS = {
     pycurl.POLL_IN: select.POLLIN,
     pycurl.POLL_OUT: select.POLLOUT,
     pycurl.POLL_INOUT: select.POLLIN | select.POLLOUT,
 }
-_REMOVE = pycurl.POLL_REMOVE
-_READS, _WRITES = select.POLLIN | select.POLLHUP, select.POLLOUT
-_FEW, _GATHER_S = 8, 0.0001  # fewer than one in so many are few; the time for more of them
-_BAD = select.POLLERR | select.POLLNVAL
+_READABLE, _WRITABLE = select.POLLIN | select.POLLHUP, select.POLLOUT
+_FAILED = select.POLLERR | select.POLLNVAL
 
 
 class Sockets:
-    """What a thread waits for: the sockets of several pools, and one that wakes it.
+    """The sockets that the engine's thread waits for: those of all pools, and `wakeup`, which ends a wait.
 
-    Between two transfers libcurl lets go of a connection's socket and takes it again: with `poll` that costs no call of the
-    system, and what it costs to name all sockets at each wait is less, for as many as there are transfers at a time.
+    libcurl releases a connection's socket between two transfers and takes it again. `poll` makes that free of system
+    calls.
     """
 
-    def __init__(self, bell: int) -> None:
+    def __init__(self, wakeup: int) -> None:
         self._poll = select.poll()
-        self._poll.register(bell, select.POLLIN)
-        self._bell = bell
-        self._watched: dict[
-            int, int
-        ] = {}  # what is waited for, as a number: of a pool, and of what happens
-        self._acts: list[_Act] = []  # of each such number
-        self._left = set[
-            int
-        ]()  # those that libcurl has let go of: in most cases it takes them again before there is a wait
+        self._poll.register(wakeup, select.POLLIN)
+        self._wakeup = wakeup
+        self._watched: dict[int, int] = {}  # socket -> index of its action, plus the events
+        self._actions: list[SocketAction] = []
+        self._released = set[int]()  # most of them are taken again before the next wait
 
-    def watcher(self, act: _Act) -> Callable[[int, int, Any, Any], None]:
-        """Make what a multi handle is to call when it wants to wait for a socket or no longer does; `act` is told what happens there."""
-        watched, left, number = self._watched, self._left, len(self._acts)
-        self._acts += [act] * (pycurl.POLL_REMOVE + 1)
+    def watcher(self, action: SocketAction) -> Callable[[int, int, Any, Any], None]:
+        """Return the socket callback for a multi handle; `action` is called when one of its sockets is ready."""
+        watched, released, number = self._watched, self._released, len(self._actions)
+        self._actions += [action] * (pycurl.POLL_REMOVE + 1)
 
-        def watch(what: int, fd: int, multi: Any, data: Any) -> None:  # called twice a transfer
-            if what == _REMOVE or not what:  # the latter: it waits for nothing there
-                left.add(fd)
+        def watch(what: int, fd: int, multi: Any, data: Any) -> None:  # called twice per transfer
+            if what in (pycurl.POLL_REMOVE, pycurl.POLL_NONE):
+                released.add(fd)
                 return
-            left.discard(fd)
+            released.discard(fd)
             if watched.get(fd) != number + what:
                 watched[fd] = number + what
                 self._poll.register(fd, _EVENTS.get(what, 0))
 
         return watch
 
-    def wait(self, seconds: float | None, busy: int) -> bool:
-        """Wait until something happens and hand it to its pool. Say whether the bell rang.
+    def wait(self, seconds: float | None, active: int) -> bool:
+        """Wait until a socket is ready and call its action; return True if `wakeup` was signalled.
 
-        busy  transfers under way. If only few of many have something, more of them will in a moment: to be woken for each costs more
-              than it does, and on few cores takes that of a server that is near
+        active  transfers in flight. If few of many are ready, more will be in a moment: a wake-up for each of them
+                costs more than the wait
         """
-        rang = False
-        for fd in self._left:
+        is_woken = False
+        for fd in self._released:
             if self._watched.pop(fd, None) is not None:
                 self._poll.unregister(fd)
-        self._left.clear()
-        found = self._poll.poll(None if seconds is None else seconds * 1000)
-        if 0 < len(found) * _FEW < busy:
+        self._released.clear()
+        ready = self._poll.poll(None if seconds is None else seconds * 1000)
+        if 0 < len(ready) * _FEW_SHARE < active:
             time.sleep(_GATHER_S)
-            found = self._poll.poll(0)
-        for fd, events in found:
+            ready = self._poll.poll(0)
+        for fd, events in ready:
             watched = self._watched.get(fd)
-            if watched is not None and fd not in self._left:
-                ready = _READY.get(events)
-                self._acts[watched](fd, _ready(events) if ready is None else ready)
-            elif fd == self._bell:  # else what came before has ended it
-                rang = True
-        return rang
+            if watched is not None and fd not in self._released:
+                self._actions[watched](fd, _SELECTED.get(events) or _selected(events))
+            elif fd == self._wakeup:
+                is_woken = True
+        return is_woken
 
 
-def _ready(events: int) -> int:
-    """Say in libcurl's words what a socket is ready for."""
-    ready = (pycurl.CSELECT_IN if events & _READS else 0) | (
-        pycurl.CSELECT_OUT if events & _WRITES else 0
+def _selected(events: int) -> int:
+    """Convert events of `poll` to libcurl's."""
+    return (
+        (pycurl.CSELECT_IN if events & _READABLE else 0)
+        | (pycurl.CSELECT_OUT if events & _WRITABLE else 0)
+        | (pycurl.CSELECT_ERR if events & _FAILED else 0)
     )
-    return ready | (pycurl.CSELECT_ERR if events & _BAD else 0)
 
 
-_READY = {
-    events: _ready(events)
-    for events in (select.POLLIN, select.POLLOUT, select.POLLIN | select.POLLOUT)
-}  # nearly all that come
+_SELECTED = {events: _selected(events) for events in _EVENTS.values()}  # nearly all that occur
 
 
 class Pool:
-    """A multi handle with its connections and its idle slots, for one permit; `busy` counts its transfers."""
+    """A multi handle with its connections and idle handles, for one permit. `active` is the number of its transfers."""
 
-    def __init__(self, permit: Permit, sockets: Sockets) -> None:
-        self.permit = permit
-        self.free: list[Slot] = []
-        self.slots: dict[pycurl.Curl, Slot] = {}
-        self.busy = 0
+    def __init__(self, sockets: Sockets) -> None:
+        self.free: list[Handle] = []
+        self.handles: dict[pycurl.Curl, Handle] = {}
+        self.active = 0
         multi = self.multi = pycurl.CurlMulti()
-        # methods of libcurl's objects are slow to look up
-        self.add, self.remove, self.ended, self._act, self._timeout = (
+        # Cached: attribute access on libcurl objects is slow.
+        self.add, self.remove, self.results = (
             multi.add_handle,
             multi.remove_handle,
             multi.info_read,
-            multi.socket_action,
-            multi.timeout,
         )
+        self._act, self._timeout = multi.socket_action, multi.timeout
         multi.setopt(pycurl.M_SOCKETFUNCTION, sockets.watcher(self._act))
 
     def due(self) -> float | None:
-        """Give the seconds until libcurl wants to be called; None: it does not. It is asked once a turn: to be told takes two calls a transfer."""
-        milliseconds = self._timeout() if self.busy else -1
+        """Return the seconds until libcurl's next timer, or None.
+
+        It is read once per turn, because a timer callback would cost two calls per transfer.
+        """
+        milliseconds = self._timeout() if self.active else -1
         return None if milliseconds < 0 else milliseconds / 1000
 
-    def tick(self) -> bool:
-        """Let libcurl do what it wanted to do by now, and say whether there was anything."""
-        if not self.busy or self._timeout() != 0:
+    def run_timer(self) -> bool:
+        """Run libcurl's timer if it is due; return whether it was."""
+        if not self.active or self._timeout() != 0:
             return False
         self._act(pycurl.SOCKET_TIMEOUT, 0)
         return True
 
 
 class Window:
-    """The bytes of an engine that are under way, or delivered and not yet released.
+    """Bound on the bytes of an engine that are in flight, or delivered and not yet released.
 
-    most    bytes at a time: more than there can be, if there is no bound. The request whose order is at most `head` is never held up by it
-    held    the bytes now
-    paused  transfers that wait for room
+    limit   bytes at a time, or None for no bound; the request with the lowest order (`head`) may exceed it
+    held    bytes now
+    paused  transfers that wait for free bytes
     """
 
-    def __init__(self, most: int | None) -> None:
-        self.most = sys.maxsize if most is None else most
+    def __init__(self, limit: int | None) -> None:
+        self.limit = sys.maxsize if limit is None else limit
         self.held = self.head = 0
-        self._mean = 0.0  # bytes of an object, lately
-        self.paused: list[Slot] = []
+        self._mean = 0.0  # bytes of a recent object
+        self.paused: list[Handle] = []
 
     def is_full(self, active: int) -> bool:
-        """Say whether there is no room for one more transfer beside so many."""
-        return self.held + self._mean * active >= self.most
+        """Return whether one more transfer, beside `active` ones, would probably exceed the limit."""
+        return self.held + self._mean * active >= self.limit
 
     def delivered(self, size: int) -> None:
-        """Count an object that has come whole."""
+        """Count a complete object."""
         self.held += size
         self._mean += (size - self._mean) / 16
 
-    def take(self, slot: Slot, size: int) -> bool:
-        """Say whether a transfer may take so many bytes, and count them; else it is paused."""
-        request = slot.request
-        if self.held + size > self.most or request.sink is not None:  # nearly always it is neither
+    def take(self, handle: Handle, size: int) -> bool:
+        """Count `size` bytes of a transfer and return True, or record that it pauses and return False."""
+        request = handle.request
+        if self.held + size > self.limit or request.sink is not None:
             if not self._fits(request, size):
-                slot.paused_at = time.monotonic()
-                self.paused.append(slot)
+                handle.paused_at = time.monotonic()
+                self.paused.append(handle)
                 return False
             request.unused += size
         self.held += size
@@ -199,58 +196,50 @@ class Window:
     def _fits(self, request: Request, size: int) -> bool:
         if request.sink is not None:
             return request.unused < request.window
-        return self.held + size <= self.most or request.order <= self.head
+        return self.held + size <= self.limit or request.order <= self.head
 
     def resume(self, now: float) -> None:
-        """Let transfers go on for which there is room again; the pause does not count for their deadlines."""
-        for slot in sorted(self.paused, key=lambda one: one.request.order):
-            if not self._fits(slot.request, 1):
+        """Resume paused transfers that fit now, and move their deadlines by the pause."""
+        for handle in sorted(self.paused, key=lambda one: one.request.order):
+            if not self._fits(handle.request, 1):
                 continue
-            self.paused.remove(slot)
-            slot.paused = False
-            slot.request.deadline += now - slot.paused_at
-            slot.marked, slot.mark = now, slot.got
+            self.paused.remove(handle)
+            handle.paused = False
+            handle.request.deadline += now - handle.paused_at
+            handle.checked_at, handle.checked_bytes = now, handle.got
             with contextlib.suppress(
                 pycurl.error
-            ):  # what it held was too much: the transfer ends, and says so
-                slot.easy.pause(pycurl.PAUSE_CONT)
-
-
-HOPS = 5
-SLOW = 1000  # bytes a second: a transfer that brings less for `timeout_s` has failed
-_TICK_S = 0.2  # how often deadlines and rates are looked at
+            ):  # its buffered bytes exceed a limit: the transfer fails
+                handle.easy.pause(pycurl.PAUSE_CONT)
 
 
 class Engine:
-    """Fetches what is submitted, many at a time; each request's `deliver` is called on the engine's thread, once.
+    """Runs submitted requests, many at a time, and calls `deliver` of each once, on the engine's thread.
 
-    limits       what a transfer may cost
-    ahead_bytes  bytes that may be under way or delivered and not yet released; None: no bound. The request whose
-                 order is at most `head` is never held up by it.
+    limits       limits of the transfers
+    ahead_bytes  limit of the `Window`
 
-    unproven  objects that came without a length: were one cut short, nothing would show it
+    without_length  number of objects whose responses had no length, so that truncation cannot be detected
     """
 
     def __init__(self, limits: Limits, ahead_bytes: int | None = None) -> None:
         self.limits, self._window = limits, Window(ahead_bytes)
-        self.pid, self.unproven = os.getpid(), 0
+        self.pid, self.without_length = os.getpid(), 0
         self._calls: deque[tuple[Any, Any]] = deque()
-        self._woken = self._closing = False
+        self._is_woken = self._is_closing = False
         self._crash: BaseException | None = None
         self._open: set[Request] = set()
-        self._wanted = WeakSet[Wanted]()  # who waits for them has them
-        self.hosts = Hosts()
-        self._tries = Tries(limits.retries, self.hosts)
-        self._active: set[Slot] = set()
-        self._checked = self._now = (
-            0.0  # when slow transfers were looked for; when requests could last be started
-        )
-        # handles of transfers that are made elsewhere, see `direct`
-        self.idle = defaultdict[Permit, list[Slot]](list)
-        self._bell, self._ear = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
-        self._sockets = Sockets(self._ear.fileno())
+        self._batches = WeakSet[BatchRequest]()  # the callers own them
+        self.hosts = HostQueues()
+        self._retries = RetryQueue(limits.retries, self.hosts)
+        self._active: set[Handle] = set()
+        # Times of the last check of deadlines and speeds, and of the last start of requests.
+        self._checked = self._now = 0.0
+        self.idle = defaultdict[Permit, list[Handle]](list)  # handles of `transfer_here`
+        self._waker, self._wakeup = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakeup.setblocking(False)
+        self._sockets = Sockets(self._wakeup.fileno())
         self._pools = dict[Permit, Pool]()
         self._tick_s = min(_TICK_S, limits.timeout_s / 4)
         self._thread = threading.Thread(target=self._run, name="flare-transfers", daemon=True)
@@ -258,178 +247,172 @@ class Engine:
         _engines.add(self)
 
     @property
-    def spent(self) -> bool:
-        """Whether a passing fault was not tried again for want of budget."""
-        return self._tries.spent
+    def budget_exhausted(self) -> bool:
+        """Whether a transient error was not retried because the retry budget was used up."""
+        return self._retries.budget_exhausted
 
-    # -- from other threads
+    # -- called by other threads
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests. They start in their order as far as their hosts allow."""
-        self._call(self._take, list(requests))
+        """Queue requests. They start in their order, as far as their hosts allow."""
+        self._call(self._queue, list(requests))
 
-    def want(self, wanted: Wanted) -> None:
-        """Queue many whole objects, as `submit` does requests; those of the same order may be under way only once."""
-        self._call(self._take_all, wanted)
+    def submit_batch(self, batch: BatchRequest) -> None:
+        """Queue the requests of a batch."""
+        self._call(self._queue_batch, batch)
 
     def release(self, size: int, head: int) -> None:
-        """Say that delivered bytes are used, and which order is needed next."""
-        self._call(self._released, (size, head))
+        """Report that `size` delivered bytes were released, and which order is needed next."""
+        self._call(self._release, (size, head))
 
-    def used(self, request: Request, size: int) -> None:
-        """Say that bytes which a sink got are used."""
-        self._call(self._drained, (request, size))
+    def consumed(self, request: Request, size: int) -> None:
+        """Report that `size` bytes that a sink got were used."""
+        self._call(self._consume, (request, size))
 
-    def go_on(self, request: Request, fault: Fault) -> None:
-        """Take over a request whose first try failed elsewhere: it is redirected, tried again or delivered as failed."""
-        self._call(self._taken_over, (request, fault))
+    def take_over(self, request: Request, fault: Fault) -> None:
+        """Continue a request whose first attempt failed in `transfer_here`: redirect, retry or deliver the fault."""
+        self._call(self._continue, (request, fault))
 
     def cancel(self, requests: Iterable[Request]) -> None:
-        """Drop requests whose outcome nobody waits for; they are not delivered."""
+        """Drop requests; they are not delivered."""
         self._call(self._drop, list(requests))
 
     def close(self) -> None:
-        """End the thread and drop its connections, within a second; nothing more is delivered."""
+        """End the thread and its connections, within a second; nothing more is delivered."""
         if self.pid != os.getpid():
-            return  # a fork's copy: the connections are the parent's
-        self._closing = True
-        self._ring()
-        self._thread.join(1)  # a look-up of a name that hangs may keep it; it is a daemon
+            return  # a copy in a forked child: the connections are the parent's
+        self._is_closing = True
+        self._wake()
+        self._thread.join(1)  # a name lookup may block it for longer; it is a daemon
         _engines.discard(self)
 
-    def _call(self, what: Any, argument: Any) -> None:
-        self._calls.append((what, argument))
-        if (
-            self._crash is not None
-        ):  # looked at after the call is queued: then either we see it, or the thread sees the call
+    def _call(self, method: Any, argument: Any) -> None:
+        self._calls.append((method, argument))
+        # Checked after queueing, so that either this thread sees the crash or `_run` sees the call.
+        if self._crash is not None:
             raise RuntimeError("the transfer thread has died") from self._crash
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
-        if not self._woken:
-            self._woken = True
+    def _wake(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
             with contextlib.suppress(OSError):
-                self._bell.send(b"\0")
+                self._waker.send(b"\0")
 
     # -- the thread
 
     def _run(self) -> None:
         try:
-            while not self._closing:
+            while not self._is_closing:
                 self._turn()
-        except BaseException as error:  # nobody may wait for ever for what will never come
+        except BaseException as error:  # fail all requests: their callers wait for them
             self._crash = error
             while self._calls:
-                what, argument = self._calls.popleft()
-                if what == self._take:
+                method, argument = self._calls.popleft()
+                if method == self._queue:
                     self._open.update(argument)
-                elif what == self._take_all:
-                    self._wanted.add(argument)
-                elif what == self._taken_over:
+                elif method == self._queue_batch:
+                    self._batches.add(argument)
+                elif method == self._continue:
                     self._open.add(argument[0])
             bug = Fault("bug", f"{type(error).__name__}: {error}", error=FlareError)
             for request in list(self._open):
                 self._deliver(request, bug)
-            for wanted in self._wanted:
-                wanted.fail(bug)
+            for batch in self._batches:
+                batch.fail(bug)
         finally:
             self._end()
 
     def _end(self) -> None:
-        for slot in self._active:
+        for handle in self._active:
             with contextlib.suppress(pycurl.error):
-                self._pools[slot.permit].multi.remove_handle(slot.easy)
-            slot.easy.close()
+                self._pools[handle.permit].remove(handle.easy)
+            handle.easy.close()
         for pool in self._pools.values():
-            for slot in pool.free:
-                slot.easy.close()
+            for handle in pool.free:
+                handle.easy.close()
             pool.multi.close()
-        self._bell.close()
-        self._ear.close()
+        self._waker.close()
+        self._wakeup.close()
 
     def _turn(self) -> None:
-        """Wait for something to happen, and do what follows from it."""
+        """Wait for an event; handle calls, finished transfers, deadlines, retries and new requests."""
         if self._sockets.wait(self._timeout(), len(self._active)):
-            self._ear.recv(64)
-            self._woken = False
+            self._wakeup.recv(64)
+            self._is_woken = False
         while self._calls:
-            what, argument = self._calls.popleft()
-            what(argument)
+            method, argument = self._calls.popleft()
+            method(argument)
         now = self._now = time.monotonic()
         for pool in [*self._pools.values()]:
-            if pool.busy:
+            if pool.active:
                 self._collect(pool, now)
         if now - self._checked >= self._tick_s:
             self._checked = now
             self._check(now)
-        self._tries.put_back(now)
+        self._retries.release_due(now)
         self._start(now)
-        for pool in [*self._pools.values()]:  # what was just started is sent before we wait
-            if pool.tick() and self._collect(pool, now):
+        for pool in [*self._pools.values()]:  # send new requests before the next wait
+            if pool.run_timer() and self._collect(pool, now):
                 self._start(now)
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
-        dues = [self._checked + self._tick_s] if self._active else []
-        dues += [
-            due
-            for due in (self._tries.next_due(), self.hosts.next_due(self._now))
-            if due is not None
-        ]  # not `now`: it may be due since
-        pauses = [pause for pool in self._pools.values() if (pause := pool.due()) is not None]
-        if dues:
-            pauses.append(max(0.0, min(dues) - now))
-        return min(pauses) if pauses else None
+        # Hosts are compared with the time of the last start: one may have become due since.
+        times = [self._retries.next_due(), self.hosts.next_due(self._now)]
+        if self._active:
+            times.append(self._checked + self._tick_s)
+        pauses = [max(0.0, due - now) for due in times if due is not None]
+        pauses += [pause for pool in self._pools.values() if (pause := pool.due()) is not None]
+        return min(pauses, default=None)
 
-    def _take(self, requests: list[Request]) -> None:
+    def _queue(self, requests: list[Request]) -> None:
         self._open.update(requests)
-        self._tries.requests += len(requests)
+        self._retries.request_count += len(requests)
         for request in requests:
             self.hosts.put(request)
 
-    def _take_all(self, wanted: Wanted) -> None:
-        self._wanted.add(wanted)
-        self._tries.requests += self.hosts.put_all(wanted)
+    def _queue_batch(self, batch: BatchRequest) -> None:
+        self._batches.add(batch)
+        self._retries.request_count += self.hosts.put_batch(batch)
 
-    def _taken_over(self, failed: tuple[Request, Fault]) -> None:
+    def _continue(self, failed: tuple[Request, Fault]) -> None:
         self._open.add(failed[0])
-        self._tries.requests += 1
-        self._outcome(*failed, time.monotonic())
+        self._retries.request_count += 1
+        self._failed(*failed, time.monotonic())
 
-    def _released(self, freed: tuple[int, int]) -> None:
+    def _release(self, freed: tuple[int, int]) -> None:
         window = self._window
         window.held -= freed[0]
         window.head = max(window.head, freed[1])
         if window.paused:
             window.resume(time.monotonic())
 
-    def _drained(self, drained: tuple[Request, int]) -> None:
-        drained[0].unused -= drained[1]
+    def _consume(self, consumed: tuple[Request, int]) -> None:
+        consumed[0].unused -= consumed[1]
         if self._window.paused:
             self._window.resume(time.monotonic())
 
     def _drop(self, requests: list[Request]) -> None:
-        gone = {request for request in requests if not request.done}
-        for slot in [slot for slot in self._active if slot.request in gone]:
-            self._stop(slot)
-        for request in gone:
+        dropped = {request for request in requests if not request.done}
+        for handle in [handle for handle in self._active if handle.request in dropped]:
+            self._stop(handle)
+        for request in dropped:
             request.cancelled = True
             self._open.discard(request)
 
-    # -- one transfer after another
+    # -- transfers
 
     def _start(self, now: float) -> None:
         active, window = self._active, self._window
-        while (
-            len(active) - len(window.paused) < self.limits.jobs
-        ):  # else paused ones could keep the head from starting
+        # Paused transfers do not count: they could keep the head from starting.
+        while len(active) - len(window.paused) < self.limits.jobs:
             request = self.hosts.pick(now, window.head if window.is_full(len(active)) else None)
             if request is None:
                 return
             if request.cancelled:
                 continue
-            if not request.deadline:
-                request.deadline = now + self.limits.deadline_s
+            request.deadline = request.deadline or now + self.limits.deadline_s
             request.attempts += 1
             self._begin(request, now)
 
@@ -437,184 +420,165 @@ class Engine:
         permit = request.permit
         pool = self._pools.get(permit)
         if pool is None:
-            pool = self._pools[permit] = Pool(permit, self._sockets)
+            pool = self._pools[permit] = Pool(self._sockets)
         if pool.free:
-            slot = pool.free.pop()
+            handle = pool.free.pop()
         else:
-            slot = Slot(self.limits, permit, self._window)
-            pool.slots[slot.easy] = slot
+            handle = Handle(self.limits, permit, self._window)
+            pool.handles[handle.easy] = handle
         try:
-            slot.begin(request, now, fresh)
-        except (pycurl.error, ValueError):  # an address of many megabytes, say
-            del pool.slots[slot.easy]
-            slot.easy.close()
-            self._deliver(request, broken(3))
+            handle.begin(request, now, fresh)
+        except (pycurl.error, ValueError):  # for example an address of many megabytes
+            del pool.handles[handle.easy]
+            handle.easy.close()
+            self._deliver(request, curl_fault(3))
             return
         self.hosts.count(request.origin, 1)
-        self._active.add(slot)
-        pool.busy += 1
-        pool.add(slot.easy)
+        self._active.add(handle)
+        pool.active += 1
+        pool.add(handle.easy)
 
-    def _stop(self, slot: Slot) -> None:
-        """Take a transfer off its loop; its slot is free again."""
-        self._pools[slot.permit].remove(slot.easy)
-        self._free(slot)
+    def _stop(self, handle: Handle) -> None:
+        """End a transfer, and free its handle."""
+        self._pools[handle.permit].remove(handle.easy)
+        self._free(handle)
 
-    def _free(self, slot: Slot) -> None:
-        pool = self._pools[slot.permit]
-        pool.busy -= 1
-        self._active.discard(slot)
-        if slot.paused:
-            self._window.paused.remove(slot)
-        self.hosts.count(slot.request.origin, -1)
-        self._window.held -= slot.got
-        if slot.parts:
-            slot.parts = []
-        pool.free.append(slot)
+    def _free(self, handle: Handle) -> None:
+        pool = self._pools[handle.permit]
+        pool.active -= 1
+        self._active.discard(handle)
+        if handle.paused:
+            self._window.paused.remove(handle)
+        self.hosts.count(handle.request.origin, -1)
+        self._window.held -= handle.got
+        handle.parts = []
+        pool.free.append(handle)
 
     def _collect(self, pool: Pool, now: float) -> bool:
-        """Take what has ended off a pool, and say whether anything had."""
-        waiting, has_ended, slots = 1, False, pool.slots
+        """Handle the transfers of a pool that have ended; return whether there were any."""
+        waiting, any_ended, handles = 1, False, pool.handles
         while waiting:
-            waiting, whole, failed = pool.ended()
-            for easy in whole:
-                self._ended(pool, slots[easy], 0, now)
+            waiting, complete, failed = pool.results()
+            for easy in complete:
+                self._ended(pool, handles[easy], 0, now)
             for easy, code, _ in failed:
-                self._ended(pool, slots[easy], code, now)
-            has_ended = has_ended or bool(whole or failed)
-        return has_ended
+                self._ended(pool, handles[easy], code, now)
+            any_ended = any_ended or bool(complete or failed)
+        return any_ended
 
-    def _ended(self, pool: Pool, slot: Slot, code: int, now: float) -> None:
-        request, unheard = slot.request, code != 0 and slot.unheard(code)
-        fault = slot.finish(code)
+    def _ended(self, pool: Pool, handle: Handle, code: int, now: float) -> None:
+        request, was_stale = handle.request, code != 0 and handle.was_stale(code)
+        fault = handle.finish(code)
         if fault is None:
-            self._whole(pool, slot, request, now)
+            self._succeeded(pool, handle, request, now)
             return
-        self._stop(slot)
-        if unheard:
+        self._stop(handle)
+        if was_stale:
             self._begin(request, now, fresh=True)
         else:
-            self._outcome(request, fault, now)
+            self._failed(request, fault, now)
 
-    def _whole(self, pool: Pool, slot: Slot, request: Request, now: float) -> None:
-        """Deliver an object; where nothing else is to be decided, the next one of its host follows on the same slot."""
+    def _succeeded(self, pool: Pool, handle: Handle, request: Request, now: float) -> None:
+        """Deliver an object. The next request of the same host reuses the handle, if it may start now."""
         window, active = self._window, len(self._active)
-        pool.remove(slot.easy)
-        window.held -= slot.got
-        slot.got = 0
-        answer = request.answer
-        if answer is not None and answer.length is None:
-            self.unproven += not answer.proven
-        self.hosts.answered(request.origin)
+        pool.remove(handle.easy)
+        window.held -= handle.got
+        handle.got = 0
+        response = request.response
+        if response is not None and response.length is None:
+            self.without_length += not response.detects_truncation
+        self.hosts.responded(request.origin)
         self._deliver(request, None)
-        following = None  # a crowded host has none
+        following = None
         if not (
-            slot.paused or window.is_full(active) or active - len(window.paused) > self.limits.jobs
+            handle.paused
+            or window.is_full(active)
+            or active - len(window.paused) > self.limits.jobs
         ):
-            following = self.hosts.follow(request.origin, slot.permit)
+            following = self.hosts.follow(request.origin, handle.permit)
         if following is None:
-            self.hosts.went_well(request.origin)
-            self._free(slot)
+            self.hosts.succeeded(request.origin)
+            self._free(handle)
             return
         following.deadline = following.deadline or now + self.limits.deadline_s
         following.attempts += 1
         try:
-            slot.begin(following, now)
+            handle.begin(following, now)
         except (pycurl.error, ValueError):
-            self._free(slot)
-            self._deliver(following, broken(3))
+            self._free(handle)
+            self._deliver(following, curl_fault(3))
         else:
-            pool.add(slot.easy)
+            pool.add(handle.easy)
 
-    def _outcome(self, request: Request, fault: Fault, now: float) -> None:
-        """Find out what a transfer came to that gave no object: another address, another try, or a failure."""
-        answer = request.answer
-        # A proxy that refuses to connect answers, too.
-        if answer is not None and answer.status and fault.kind not in UNREACHABLE:
-            self.hosts.answered(request.origin)
-        if answer is not None and answer.status in REDIRECTS and answer.get("location"):
-            self._redirect(request, answer.get("location"), now)
+    def _failed(self, request: Request, fault: Fault, now: float) -> None:
+        """Handle a response that is not the object, or no response: redirect, retry or deliver the fault."""
+        response = request.response
+        # A proxy that refuses to connect responds, too.
+        if response is not None and response.status and fault.kind not in UNREACHABLE:
+            self.hosts.responded(request.origin)
+        if response is not None and response.status in REDIRECTS and response.get("location"):
+            self._redirect(request, response.get("location"), now)
         else:
-            self._again(request, fault, now)
+            self._retry(request, fault, now)
 
     def _redirect(self, request: Request, location: str, now: float) -> None:
-        if request.hops >= HOPS:
-            self._deliver(request, Fault("redirect", f"more than {HOPS} redirects"))
+        if request.hops >= MAX_REDIRECTS:
+            self._deliver(request, Fault("redirect", f"more than {MAX_REDIRECTS} redirects"))
             return
         try:
             request.address = redirected(request.address, location)
         except FlareError as error:
-            message = f"redirects to {error.where}: {error.message}"
-            self._deliver(
-                request,
-                Fault(
-                    "unsafe" if error.kind == "unsafe" else "redirect",
-                    message,
-                    hint=error.hint,
-                    error=type(error),
-                ),
+            fault = Fault(
+                "unsafe" if error.kind == "unsafe" else "redirect",
+                f"redirects to {error.where}: {error.message}",
+                hint=error.hint,
+                error=type(error),
             )
+            self._deliver(request, fault)
             return
         request.hops += 1
         self._begin(request, now)
 
-    def _again(self, request: Request, fault: Fault, now: float) -> None:
-        if not self._tries.again(request, fault, now):
+    def _retry(self, request: Request, fault: Fault, now: float) -> None:
+        if not self._retries.schedule(request, fault, now):
             self._deliver(request, fault)
 
     def _deliver(self, request: Request, fault: Fault | None) -> None:
         if request.cancelled:
             return
-        if request.wanted is None:
+        if request.batch is None:
             self._open.discard(request)
         request.fault, request.done = fault, True
         if fault is None:
             self._window.delivered(len(request.data))
         request.deliver(request)
 
-    # -- bounds
-
     def _check(self, now: float) -> None:
-        """Stop transfers that are past their deadline or too slow."""
-        for slot in [slot for slot in self._active if not slot.paused]:
-            if now >= slot.request.deadline:
-                # a retry that is cut off says what went wrong before, so that the pauses, which are random, do not show in reasons
-                self._fail(slot, slot.request.fault or slot.too_late(), now)
-            elif now - slot.marked >= self.limits.timeout_s:
-                if slot.got - slot.mark < SLOW * self.limits.timeout_s:
-                    self._fail(slot, slot.too_slow(), now)
+        """Stop transfers that exceed their deadline or are too slow."""
+        for handle in [handle for handle in self._active if not handle.paused]:
+            if now >= handle.request.deadline:
+                # After a retry, report the earlier fault: the delays are random and must not show in messages.
+                self._abort(handle, handle.request.fault or handle.deadline_fault(), now)
+            elif now - handle.checked_at >= self.limits.timeout_s:
+                if handle.got - handle.checked_bytes < MIN_SPEED * self.limits.timeout_s:
+                    self._abort(handle, handle.slow_fault(), now)
                 else:
-                    slot.marked, slot.mark = now, slot.got
+                    handle.checked_at, handle.checked_bytes = now, handle.got
 
-    def _fail(self, slot: Slot, fault: Fault, now: float) -> None:
-        request = slot.request
-        self._stop(slot)
-        self._again(request, fault, now)
+    def _abort(self, handle: Handle, fault: Fault, now: float) -> None:
+        request = handle.request
+        self._stop(handle)
+        self._retry(request, fault, now)
 
 
 _engines: set[Engine] = set()
 _inherited: list[Engine] = []
-
-
-def _forked() -> None:
-    """In a child the threads are gone and the connections are the parent's: forget them, and never end them, which would say goodbye on them."""
-    _inherited.extend(_engines)
-    _engines.clear()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-_BUFFER = (
-    512 << 10
-)  # bytes handed over at once: each time the interpreter is waited for, and here there are few transfers
-_MAX_IDLE = 64  # idle handles of an engine, each with its connections, for each kind
 _shared_lock = threading.Lock()
 _shared: dict[Limits, Engine] = {}
 
 
 def shared(limits: Limits) -> Engine:
-    """Give the process's engine for stores with these limits; it lives as long as the process."""
+    """Return the engine that the stores of this process share for these limits."""
     engine = _shared.get(limits)
     if engine is None:
         with _shared_lock:
@@ -625,57 +589,58 @@ def shared(limits: Limits) -> Engine:
 
 
 def transfer_here(request: Request, engine: Engine) -> bool:
-    """Fetch what is wanted and deliver it, or leave it to the engine to do so; False if nothing was done."""
-    if threading.current_thread() is threading.main_thread() or engine.hosts.is_crowded(
+    """Run a request in this thread and deliver it, or leave the rest to the engine; False if nothing was done."""
+    if threading.current_thread() is threading.main_thread() or engine.hosts.is_overloaded(
         request.origin
     ):
         return False
     limits, permit = engine.limits, request.permit
     free = engine.idle[permit]
     try:
-        slot = free.pop()
+        handle = free.pop()
     except IndexError:
-        slot = _opened(limits, permit)
+        handle = _blocking_handle(limits, permit)
     now = time.monotonic()
     request.deadline, request.attempts = now + limits.deadline_s, 1
     try:
-        slot.begin(request, now)
-    except (pycurl.error, ValueError):  # an address of many megabytes, say
-        engine.go_on(request, broken(3))
+        handle.begin(request, now)
+    except (pycurl.error, ValueError):  # for example an address of many megabytes
+        engine.take_over(request, curl_fault(3))
         return True
     code = 0
     try:
-        slot.easy.perform()
+        handle.easy.perform()
     except pycurl.error as error:
         code = error.args[0]
-    fault = _late(slot, engine) if code == pycurl.E_OPERATION_TIMEDOUT else None
-    fault = fault or slot.finish(code)
-    slot.rest()
+    fault = _timeout_fault(handle) if code == pycurl.E_OPERATION_TIMEDOUT else None
+    fault = fault or handle.finish(code)
+    handle.rest()
     if len(free) < _MAX_IDLE:
-        free.append(slot)
+        free.append(handle)
     if fault is None:
-        engine.hosts.answered(request.origin)
+        engine.hosts.responded(request.origin)
         request.done = True
         request.deliver(request)
     else:
-        engine.go_on(request, fault)
+        engine.take_over(request, fault)
     return True
 
 
-def _opened(limits: Limits, permit: Permit) -> Slot:
-    slot = Slot(limits, permit, Window(None))
-    slot.easy.setopt(pycurl.BUFFERSIZE, _BUFFER)
-    slot.easy.setopt(pycurl.LOW_SPEED_LIMIT, SLOW)
-    slot.easy.setopt(pycurl.LOW_SPEED_TIME, math.ceil(limits.timeout_s))
-    slot.easy.setopt(pycurl.TIMEOUT_MS, min(int(1000 * limits.deadline_s), (1 << 31) - 1))
-    return slot
+def _blocking_handle(limits: Limits, permit: Permit) -> Handle:
+    handle = Handle(limits, permit, Window(None))
+    handle.easy.setopt(pycurl.BUFFERSIZE, _BUFFER_BYTES)
+    handle.easy.setopt(pycurl.LOW_SPEED_LIMIT, MIN_SPEED)
+    handle.easy.setopt(pycurl.LOW_SPEED_TIME, math.ceil(limits.timeout_s))
+    handle.easy.setopt(pycurl.TIMEOUT_MS, min(int(1000 * limits.deadline_s), (1 << 31) - 1))
+    return handle
 
 
-def _late(slot: Slot, engine: Engine) -> Fault | None:
-    """Say what came too late, if it was not the connection."""
-    if not slot.easy.getinfo(pycurl.PRETRANSFER_TIME):
+def _timeout_fault(handle: Handle) -> Fault | None:
+    """Return the fault of a transfer that libcurl timed out, or None if it was still connecting."""
+    if not handle.easy.getinfo(pycurl.PRETRANSFER_TIME):
         return None
-    return slot.too_late() if time.monotonic() >= slot.request.deadline else slot.too_slow()
+    is_late = time.monotonic() >= handle.request.deadline
+    return handle.deadline_fault() if is_late else handle.slow_fault()
 
 
 def _close_shared() -> None:
@@ -685,19 +650,22 @@ def _close_shared() -> None:
         _shared.clear()
     for engine in engines:
         engine.close()
-        for slots in engine.idle.values():
-            for slot in slots:
-                slot.easy.close()
+        for handles in engine.idle.values():
+            for handle in handles:
+                handle.easy.close()
         engine.idle.clear()
 
 
 lifetimes.register("http connections", _close_shared)
 
 
-def _forget_shared() -> None:
+def _forked() -> None:
+    """Forget the engines in a forked child. They are never closed there: that would end the parent's connections."""
     global _shared_lock
+    _inherited.extend(_engines)
+    _engines.clear()
     _shared_lock = threading.Lock()
     _shared.clear()
 
 
-os.register_at_fork(after_in_child=_forget_shared)
+os.register_at_fork(after_in_child=_forked)

@@ -1,22 +1,21 @@
-"""Which private addresses a request may reach, and the check of each address that is connected to.
+"""The private addresses that requests may reach, and the check of each address that a socket is opened to.
 
-A host name proves nothing: the check sees the numeric address when the socket is opened. Public addresses are always
-allowed. Others need a permit: an origin that the user typed, `--allow-host` or `--allow-private`.
+A host name proves nothing, so the numeric address is checked. Public addresses are always allowed. Others need a permit:
+an origin that the user typed, `--allow-host` or `--allow-private`.
 """
 
 from __future__ import annotations
 
 import functools
 import ipaddress
-import os
 import re
 import socket
-import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from flarecli.errors import FlareError, UsageError
+from flarecli.storage.base import Guard
 from flarecli.storage.http.url import DEFAULT_PORTS, parse
 
 __all__ = [
@@ -35,13 +34,14 @@ __all__ = [
     "unwrapped",
 ]
 
-# Cloud metadata services: they give credentials to whoever asks, so a network or a switch never covers them.
+# Metadata services of clouds give credentials to any client, so an option for a network or for all addresses never
+# includes them.
 METADATA = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fd00:ec2::254/128"))
 _HINT = "Write it like data.example.com:8080, [::1]:8080 or 10.1.0.0/16."
 _ENTRY = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?", re.ASCII)
 _TYPED = re.compile(r"(?i)(?:[^/:?=]+=)?(https?://.+)", re.DOTALL)  # also NAME=SOURCE
 
-# IANA special-purpose address registries; what is not in them is public
+# IANA special-purpose address registries; all other addresses are public
 _V4 = {
     "0.0.0.0/8": "unspecified",
     "10.0.0.0/8": "private",
@@ -72,8 +72,8 @@ _V6 = {
 }
 _V4_NETWORKS = [(ipaddress.IPv4Network(network), word) for network, word in _V4.items()]
 _V6_NETWORKS = [(ipaddress.IPv6Network(network), word) for network, word in _V6.items()]
-_V6_PUBLIC = ipaddress.IPv6Network("2000::/3")  # all that is given out so far
-_TRANSLATED = (  # an IPv4 address inside an IPv6 one, and how many bits stand behind it: mapped, NAT64, 6to4
+_V6_PUBLIC = ipaddress.IPv6Network("2000::/3")  # the only range assigned so far
+_TRANSLATED = (  # IPv6 networks that contain IPv4 addresses, and the number of bits after those: mapped, NAT64, 6to4
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
     (ipaddress.IPv6Network("2002::/16"), 80),
@@ -106,8 +106,8 @@ class Permit(NamedTuple):
 
     any_private  every private address, whatever the name: `--allow-private`
     by_name      the user named the host: it may be private, unless its first address was public
-    metadata     the user named this very address, so it may be that of a metadata service
-    networks     networks that the user named, those for this port
+    metadata     the user named this exact address, so it may be a metadata service
+    networks     networks that the user named, for this port
     """
 
     any_private: bool = False
@@ -117,7 +117,6 @@ class Permit(NamedTuple):
 
 
 PUBLIC = Permit()
-ANY_PRIVATE = Permit(any_private=True)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -147,10 +146,10 @@ def parse_host(text: str) -> AllowedHost:
 
 def check_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
     """Return values of `--allow-host` without repeats. Raises UsageError for an invalid one."""
-    given = (hosts,) if isinstance(hosts, str) else tuple(hosts)
-    for one in given:
-        parse_host(one)
-    return tuple(dict.fromkeys(given))
+    values = dict.fromkeys((hosts,) if isinstance(hosts, str) else hosts)
+    for value in values:
+        parse_host(value)
+    return tuple(values)
 
 
 def typed_origins(sources: Iterable[str]) -> frozenset[str]:
@@ -172,16 +171,11 @@ def _host_of(origin: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def permit_for(origin: str, named: frozenset[str], private: bool, hosts: tuple[str, ...]) -> Permit:
-    """Return what connections to an origin may reach.
-
-    named    origins that the user typed
-    private  whether `--allow-private` was given
-    hosts    values of `--allow-host`
-    """
-    if not private and not hosts and origin not in named:
+def permit_for(origin: str, guard: Guard) -> Permit:
+    """Return the private addresses that connections to an origin may reach."""
+    if not guard.allow_private and not guard.allow_hosts and origin not in guard.named:
         return PUBLIC
-    return _permit(origin, origin in named, private, hosts)
+    return _permit(origin, origin in guard.named, guard.allow_private, guard.allow_hosts)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -195,16 +189,16 @@ def _permit(origin: str, is_typed: bool, private: bool, hosts: tuple[str, ...]) 
     return Permit(private, by_name, False, networks)
 
 
-def redirect_permit(origin: str, private: bool) -> Permit:
+def redirect_permit(origin: str, guard: Guard) -> Permit:
     """Return what a redirect to another origin than the requested one may reach.
 
     Neither the index nor the user chose the target, so nothing but `--allow-private` applies to it.
     """
-    return _permit(origin, False, True, ()) if private else PUBLIC
+    return _permit(origin, False, True, ()) if guard.allow_private else PUBLIC
 
 
 def _literal(host: str) -> str:
-    """Return the numeric address that a host is written as, in any form that libcurl reads; else an empty text."""
+    """Return the numeric address if the host is one, in any form that libcurl accepts; else an empty text."""
     if host.startswith("["):
         return host[1:-1]
     try:
@@ -224,40 +218,22 @@ def _is_metadata(ip: str) -> bool:
     )
 
 
-class _FirstAddresses:
-    """Hosts that the user named whose first address was public: then no later one may be private.
-
-    Otherwise the owner of the name could point it at this machine or its network (DNS rebinding).
-    """
-
-    def __init__(self) -> None:
-        self._is_public: dict[str, bool] = {}
-        self._lock = threading.Lock()
-
-    def was_public(self, host: str, is_public: bool) -> bool:
-        """Note the kind of a host's address if it is the first one; return whether the first was public."""
-        with self._lock:
-            return self._is_public.setdefault(host, is_public)
-
-    def renew_lock(self) -> None:
-        """Replace the lock, which a fork may have copied while it was held."""
-        self._lock = threading.Lock()
-
-
-_first_addresses = _FirstAddresses()
-os.register_at_fork(after_in_child=_first_addresses.renew_lock)
+# Host that the user named -> whether its first address was public; then no later address may be private. Otherwise the
+# owner of the name could point it at this machine or its network (DNS rebinding). `setdefault` is atomic, so no lock is
+# needed, which a fork could copy while it is held.
+_first_is_public: dict[str, bool] = {}
 
 
 def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
-    """Check the address that a connection to an origin is about to be opened to.
+    """Check an address before a connection for an origin is opened to it.
 
-    return  why it is refused and a hint; both empty if it is allowed
+    return  reason why it is refused, and hint; both empty if it is allowed
     """
     word = reserved(ip)
     host, port = _host_of(origin)
     if not word:
         if permit.by_name:
-            _first_addresses.was_public(host, True)
+            _first_is_public.setdefault(host, True)
         return "", ""
     message = f"leads to {ip}, {'an' if word[0] in 'aeiou' else 'a'} {word} address"
     if _is_metadata(ip):
@@ -267,7 +243,7 @@ def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
     if permit.any_private:
         return "", ""
     if permit.by_name:
-        if not _first_addresses.was_public(host, False):
+        if not _first_is_public.setdefault(host, False):
             return "", ""
         return f"{message}; its first address was public", (
             "The name has public and private addresses; use the numeric address if you trust it."
@@ -277,7 +253,7 @@ def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
         address.version == network.version and address in network for network in permit.networks
     ):
         return "", ""
-    return message, f"Give {host_option(host, port)} if you trust what names it."
+    return message, f"Give {host_option(host, port)} if you trust the data that names it."
 
 
 def host_option(host: str, port: int) -> str:
@@ -307,9 +283,9 @@ def permits_host(url: str, private: bool, hosts: Iterable[str]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def reserved(ip: str) -> str:
-    """Say in a word why a numeric address is not a public one, such as `loopback`; empty if it is public.
+    """Return the kind of a numeric address that is not public, such as `loopback`; empty if it is public.
 
-    An IPv6 address that carries an IPv4 one is judged by that.
+    An IPv6 address that contains an IPv4 address has the kind of the latter.
     """
     address = unwrapped(ip)
     if address is None:
@@ -321,7 +297,7 @@ def reserved(ip: str) -> str:
 
 
 def unwrapped(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse a numeric address; return the IPv4 address that an IPv6 one carries, or None for invalid text."""
+    """Parse a numeric address; return the IPv4 address if an IPv6 address contains one, or None for invalid text."""
     try:
         address = ipaddress.ip_address(ip.partition("%")[0])
     except ValueError:

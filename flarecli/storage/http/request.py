@@ -1,59 +1,57 @@
-"""Requests: one object or range, or many whole objects in columns; and what became of each."""
+"""HTTP requests: for one object or a range of it, or for many whole objects in columns, with their outcomes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from flarecli.storage.base import Guard
 from flarecli.storage.http.ip_guard import Permit, permit_for, redirect_permit
-from flarecli.storage.http.response import Answer, Fault
+from flarecli.storage.http.response import Fault, Response
 from flarecli.storage.http.url import Address
 from flarecli.storage.versions import ObjectPin
 
-__all__ = ["Page", "Request", "Wanted"]
+__all__ = ["BatchRequest", "Page", "Request"]
 
 
 class Request:
-    """An object or a range of one, wanted; and after `done`, what became of it.
+    """A request for an object or a range of it, and after `done`, its outcome.
 
-    address     what to ask for; a redirect changes it, `asked` stays
-    named       origins that the user typed: they may be private
-    private     whether every address may be private
-    hosts       hosts and networks that the user allowed, as in `Guard.allow_hosts`
-    start,stop  the range wanted; stop None: to the end; both 0: only the size of the object
-    if_match    the ETag it must have, or empty
-    order       the smallest is served first, and is never paused
-    sink        gets the bytes piece by piece instead of `data`, never more than `window` of them that are not used yet;
-                `start` moves along, so that another try goes on where the last one broke off
-    of          the version that the sink got its first bytes of: another attempt must bring the same one
+    url, origin, user  as in an Address; a redirect changes them, `original` stays
+    guard       which private addresses it may reach
+    start,stop  the requested range; stop None: to the end; both 0: only the size of the object
+    if_match    ETag that the object must have, or empty
+    order       the request with the lowest order starts first, and is never paused
+    sink        called with the bytes, piece by piece, instead of storing them in `data`; `start` moves along, so that a
+                retry continues at the first missing byte
+    window      maximum number of bytes that the sink got and nobody has used yet (`unused`)
+    version     version of the bytes that the sink got; a retry must get the same one
 
-    data        the bytes wanted, when there is no fault
-    answer      the last answer's head
-    whole       the whole object, when the server ignored the range and it is small
+    data        the requested bytes if there is no fault
+    response    head of the last response
+    whole       the whole object, if the server ignored the range and the object is small
     total       bytes of the whole object, if known
 
-    wanted,place  the many that it was made for, if it was, and which of them it is
+    batch,index  the BatchRequest that this is a part of, if any, and its position there
     """
 
     __slots__ = (
-        "_asked",
-        "answer",
+        "_original",
         "attempts",
+        "batch",
         "cancelled",
         "data",
         "deadline",
         "deliver",
         "done",
         "fault",
+        "guard",
         "hops",
-        "hosts",
         "if_match",
-        "named",
-        "of",
+        "index",
         "order",
         "origin",
-        "place",
-        "private",
+        "response",
         "sink",
         "start",
         "stop",
@@ -61,7 +59,7 @@ class Request:
         "unused",
         "url",
         "user",
-        "wanted",
+        "version",
         "whole",
         "window",
     )
@@ -70,10 +68,8 @@ class Request:
         self,
         address: Address,
         deliver: Callable[[Request], object],
+        guard: Guard,
         *,
-        named: frozenset[str] = frozenset(),
-        private: bool = False,
-        hosts: tuple[str, ...] = (),
         start: int = 0,
         stop: int | None = None,
         if_match: str = "",
@@ -82,68 +78,65 @@ class Request:
         window: int = 0,
     ) -> None:
         self.url, self.origin, self.user = address
-        self.deliver, self.named, self.private, self.hosts = deliver, named, private, hosts
+        self.deliver, self.guard = deliver, guard
         self.start, self.stop, self.if_match, self.order = start, stop, if_match, order
         self.sink, self.window = sink, window
-        self.attempts = self.hops = self.unused = 0
+        self.attempts = self.hops = self.unused = self.index = 0
         self.deadline = 0.0
         self.cancelled = self.done = False
         self.data: bytes = b""
-        self._asked: Address | None = None
-        self.answer: Answer | None = None
-        self.of: ObjectPin | None = None
+        self._original: Address | None = None
+        self.response: Response | None = None
+        self.version: ObjectPin | None = None
         self.fault: Fault | None = None
         self.whole: bytes | None = None
         self.total: int | None = None
-        self.wanted: Wanted | None = None
-        self.place = 0
+        self.batch: BatchRequest | None = None
 
     @property
     def address(self) -> Address:
-        """The address as it is now: redirects change it. Its parts are the request's own, since one thing is cheaper than two."""
+        """The current address. Its parts are attributes of their own: one object less for each request."""
         return Address(self.url, self.origin, self.user)
 
     @address.setter
     def address(self, address: Address) -> None:
-        if self._asked is None:
-            self._asked = self.address
+        if self._original is None:
+            self._original = self.address
         self.url, self.origin, self.user = address
 
     @property
-    def asked(self) -> Address:
-        """The address that was asked for."""
-        return self._asked or self.address
+    def original(self) -> Address:
+        """The address before any redirect."""
+        return self._original or self.address
 
     @property
     def permit(self) -> Permit:
-        """The private addresses that a connection for the address as it is now may reach."""
-        if self._asked is not None and self.origin != self._asked.origin:
-            return redirect_permit(self.origin, self.private)
-        return permit_for(self.origin, self.named, self.private, self.hosts)
+        """The private addresses that a connection to the current address may reach."""
+        if self._original is not None and self.origin != self._original.origin:
+            return redirect_permit(self.origin, self.guard)
+        return permit_for(self.origin, self.guard)
 
     @property
-    def ranged(self) -> bool:
-        """Whether less than the whole object is wanted."""
+    def is_range(self) -> bool:
+        """Whether less than the whole object is requested."""
         return self.start > 0 or self.stop is not None
 
 
 class Page(NamedTuple):
-    """The bytes of an object that its server calls a web page."""
+    """The bytes of an object whose content type is a web page."""
 
     data: bytes
 
 
-class Wanted:
-    """Whole objects: where each lies, and in the same places what became of it.
+class BatchRequest:
+    """A request for many whole objects, in columns.
 
-    urls, origins, users  as in an Address; an empty URL where nothing is asked for, and user info only where there is any
-    first    the order of the first place; each next one's is one more
-    named    origins that the user typed: they may be private
-    private  whether every address may be private
-    hosts    hosts and networks that the user allowed, as in `Guard.allow_hosts`
-    found    bytes, a Page or a Fault; None: not yet. Where nothing is asked for the caller may keep what he wants
-
-    awaited  a place; `arrived` is called, on the engine's thread, when something is found for it
+    urls, origins, users  parts of the addresses; the URL is empty where nothing is requested, `users` has only
+                          the positions with user info
+    outcomes  bytes, a Page or a Fault; None: not yet. The caller may use the positions where nothing is requested
+    arrived   called on the engine's thread when position `awaited` gets its outcome
+    guard     which private addresses the requests may reach
+    first     order of position 0; the orders of the others follow
     """
 
     cancelled = False
@@ -153,68 +146,50 @@ class Wanted:
         urls: Sequence[str],
         origins: Sequence[str],
         users: Mapping[int, str],
-        found: list[Any],
+        outcomes: list[Any],
         arrived: Callable[[], object],
-        *,
+        guard: Guard,
         first: int = 0,
-        named: frozenset[str] = frozenset(),
-        private: bool = False,
-        hosts: tuple[str, ...] = (),
     ) -> None:
-        self.urls, self.origins, self.users, self.found, self.arrived = (
-            urls,
-            origins,
-            users,
-            found,
-            arrived,
-        )
-        self.first, self.named, self.private, self.hosts = first, named, private, hosts
+        self.urls, self.origins, self.users = urls, origins, users
+        self.outcomes, self.arrived = outcomes, arrived
+        self.guard, self.first = guard, first
         self.awaited = -1
 
     def by_origin(self) -> Mapping[str, Sequence[int]]:
-        """Give the places of each server's objects, in order."""
+        """Return the positions of the objects of each origin, in order."""
         if self.origins and self.origins[0] and len(set(self.origins)) == 1:
             return {self.origins[0]: range(len(self.origins))}
-        places: dict[str, list[int]] = {}
-        for place, origin in enumerate(self.origins):
-            if origin in places:
-                places[origin].append(place)
-            elif origin:
-                places[origin] = [place]
-        return places
+        positions: dict[str, list[int]] = {}
+        for i, origin in enumerate(self.origins):
+            if origin:
+                positions.setdefault(origin, []).append(i)
+        return positions
 
-    def request(self, place: int) -> Request:
-        """Make the request for an object."""
-        origin = self.origins[place]
-        address = Address(self.urls[place], origin, self.users.get(place, ""))
-        made = Request(
-            address,
-            _keep,
-            named=self.named,
-            private=self.private,
-            hosts=self.hosts,
-            order=self.first + place,
-        )
-        made.wanted, made.place = self, place
-        return made
+    def request(self, index: int) -> Request:
+        """Return the request for the object at a position."""
+        origin = self.origins[index]
+        address = Address(self.urls[index], origin, self.users.get(index, ""))
+        request = Request(address, _store_outcome, self.guard, order=self.first + index)
+        request.batch, request.index = self, index
+        return request
 
     def fail(self, fault: Fault) -> None:
-        """Nothing more will come: say so in every place that waits."""
-        self.found[:] = [fault if one is None else one for one in self.found]
+        """Set the outcome of all objects that have none."""
+        self.outcomes[:] = [fault if one is None else one for one in self.outcomes]
         self.arrived()
 
 
-def _keep(request: Request) -> None:
-    """Put what became of an object into its place."""
-    wanted, place, answer = request.wanted, request.place, request.answer
-    if wanted is None:
+def _store_outcome(request: Request) -> None:
+    """Store the outcome of a finished request in its batch."""
+    batch, index, response = request.batch, request.index, request.response
+    if batch is None:
         return
     if request.fault is not None:
-        wanted.found[place] = request.fault
+        batch.outcomes[index] = request.fault
     else:
-        wanted.found[place] = (
-            Page(request.data) if answer is not None and answer.page else request.data
-        )
-        request.data = b""  # an idle handle holds its last request
-    if place == wanted.awaited:
-        wanted.arrived()
+        is_page = response is not None and response.is_page
+        batch.outcomes[index] = Page(request.data) if is_page else request.data
+        request.data = b""  # an idle handle keeps its last request
+    if index == batch.awaited:
+        batch.arrived()

@@ -1,7 +1,4 @@
-"""What an HTTP answer means: whether its body is what was asked for, and if not, whether asking again could help.
-
-Pure: it sees header lines, numbers and bytes, and opens nothing.
-"""
+"""HTTP responses: parse the head, decode the body, and classify faults as transient or final. Performs no I/O."""
 
 from __future__ import annotations
 
@@ -26,34 +23,27 @@ from flarecli.storage.versions import SETTLED_S, ObjectPin
 __all__ = [
     "REDIRECTS",
     "UNREACHABLE",
-    "Answer",
+    "Response",
     "Fault",
-    "broken",
-    "changed",
-    "decoded",
-    "private",
-    "refused",
-    "settled",
+    "curl_fault",
+    "changed_fault",
+    "decode_body",
+    "private_fault",
+    "status_fault",
+    "is_settled",
 ]
 
-UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # kinds of faults: no connection
-INFLATION = 100  # a body may inflate to so many times what was sent, and
-INFLATION_FLOOR = 16 << 20  # to this size in any case
-_STEP, _INFLATED = 1 << 14, 1 << 20  # bytes inflated at a time, and what comes of them
+UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # kinds of faults without a connection
+MAX_INFLATION = 100  # ratio of decoded to encoded bytes of a body
+MIN_INFLATION_LIMIT = 16 << 20  # a body up to this size may have any ratio
+_STEP_BYTES, _INFLATED_BYTES = 1 << 14, 1 << 20  # encoded bytes per step; decoded bytes per call
 _MAX_CACHED_LINE = 200  # bytes of a header line; bounds the memory that a hostile server can fill
 REDIRECTS = (301, 302, 303, 307, 308)
-_PASSING = (408, 425, 429, 500, 502, 503, 504)
-_CROWDED = (429, 503)
-# what S3 and its like say in an error's body when asking again helps; some of it comes as 400 or 403
-_PASSING_CODES = {
-    "SlowDown",
-    "RequestTimeout",
-    "InternalError",
-    "ServiceUnavailable",
-    "Throttling",
-    "ThrottlingException",
-    "RequestLimitExceeded",
-}
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+_OVERLOAD = (429, 503)
+# Codes of transient errors in the bodies of S3 and compatible stores; some have status 400 or 403.
+_OVERLOAD_CODES = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+_TRANSIENT_CODES = _OVERLOAD_CODES | {"RequestTimeout", "InternalError", "ServiceUnavailable"}
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,40})</Code>")
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
 _ETAG = re.compile(r'"[!#-~]{1,200}"', re.ASCII)
@@ -64,26 +54,26 @@ _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 class Fault:
     """Why a transfer failed.
 
-    kind     a word that scripts match on, such as `missing`, `cut`, `unsafe`
-    passing  asking again may help
-    crowded  the server asks for fewer requests
+    kind          a word that scripts compare, such as `missing`, `cut`, `unsafe`
+    is_transient  a retry may succeed
+    is_overload   the server asks for fewer requests
     """
 
     kind: str
     message: str
-    passing: bool = False
-    crowded: bool = False
+    is_transient: bool = False
+    is_overload: bool = False
     hint: str = ""
     error: type[FlareError] = ReachError
 
     def raised(self, where: object) -> FlareError:
-        """Make the error to raise."""
+        """Return the error to raise."""
         return self.error(self.message, where=where, hint=self.hint)
 
 
 @lru_cache(maxsize=1024)
 def _field(line: bytes) -> tuple[str, str]:
-    """Read a header line: name in lower case and value; of a status line `HTTP` and what follows. Most are the same in every answer."""
+    """Parse a header line: name in lower case, and value; `HTTP` and the rest of a status line. Most lines repeat in every response."""
     text = line.decode("latin-1")
     if text.startswith("HTTP/"):
         return "HTTP", text[5:].strip()
@@ -91,19 +81,19 @@ def _field(line: bytes) -> tuple[str, str]:
     return (name.lower(), value.strip()) if colon else ("", "")
 
 
-class Answer:
-    """The head of an answer: the status, and header name in lower case -> value; the last one counts.
+class Response:
+    """The head of a response: status, and header name in lower case -> value; the last of equal names counts.
 
-    lines   the lines of the head as they came, with their ends
+    lines   the lines of the head as received, with their line ends
 
-    length  bytes of the body as sent, when the answer says
-    coding  how the body is compressed; empty when it is not
-    range   start, stop and total of the bytes sent, or None when the body is the whole object
-    total   bytes of the whole object, when the answer says
-    page    whether the body is called a web page
+    length   bytes of the body as sent, or None if unknown
+    coding   content encoding; empty if there is none
+    range    start, stop and total of the bytes sent, or None if the body is the whole object
+    total    bytes of the whole object, or None if unknown
+    is_page  whether the content type is a web page
     """
 
-    __slots__ = ("coding", "headers", "length", "page", "range", "status", "total", "version")
+    __slots__ = ("coding", "headers", "is_page", "length", "range", "status", "total", "version")
 
     def __init__(self, lines: Sequence[bytes]) -> None:
         headers: dict[str, str] = {}
@@ -112,14 +102,14 @@ class Answer:
             name, value = (
                 _field(line) if len(line) <= _MAX_CACHED_LINE else _field.__wrapped__(line)
             )
-            if name == "HTTP":  # 100 Continue and the like have heads of their own
+            if name == "HTTP":  # also after an interim head, such as 100 Continue
                 headers.clear()
                 self.version, _, code = value.partition(" ")
                 code = code[:3]
                 self.status = int(code) if code.isascii() and code.isdigit() else 0
             elif name:
                 headers[name] = value
-        self.page = (
+        self.is_page = (
             headers.get("content-type", "").lower().startswith(("text/html", "application/xhtml"))
         )
         coding = headers.get("content-encoding", "").lower()
@@ -143,12 +133,12 @@ class Answer:
             )
 
     def get(self, name: str) -> str:
-        """Give a header's value, or an empty text."""
+        """Return the value of a header, or an empty text."""
         return self.headers.get(name, "")
 
     @property
-    def proven(self) -> bool:
-        """Whether a body that was cut short would have been noticed."""
+    def detects_truncation(self) -> bool:
+        """Whether libcurl or flare would have noticed a truncated body."""
         return (
             self.length is not None
             or "content-length" in self.headers
@@ -159,23 +149,23 @@ class Answer:
 
     @property
     def etag(self) -> str:
-        """The strong ETag; a weak one says nothing about bytes, and a malformed one is never sent back."""
+        """The strong ETag, or empty. A weak one does not identify bytes, and an invalid one must not be sent back."""
         etag = self.get("etag")
         return etag if _ETAG.fullmatch(etag) else ""
 
     @property
     def modified(self) -> str:
-        """When the file last changed, as the server says it."""
+        """The value of Last-Modified, or empty."""
         return self.get("last-modified")[:100]
 
     def pin(self, total: int | None) -> ObjectPin:
         """Return the version of the object that this response is about; `total` is its size, if known."""
         etag, modified = self.etag, self.modified
-        is_strong = bool(etag) or settled(modified, self.get("date")[:100])
+        is_strong = bool(etag) or is_settled(modified, self.get("date")[:100])
         return ObjectPin(etag, -1 if total is None else total, is_strong, modified)
 
     def retry_after(self, now: float) -> float | None:
-        """Seconds that the server asks to wait; `now` is the wall clock, for those that name a date."""
+        """Return the seconds of Retry-After, or None; `now` is the wall clock, for servers that send a date."""
         text = self.get("retry-after")
         if _NUMBER.fullmatch(text):
             return float(text)
@@ -185,8 +175,11 @@ class Answer:
             return None
 
 
-def settled(modified: str, date: str) -> bool:
-    """Say whether a file last changed so long before an answer that a change since would show: both are whole seconds (RFC 9110, 8.8.2.2)."""
+def is_settled(modified: str, date: str) -> bool:
+    """Return whether a Last-Modified time is old enough to identify a version.
+
+    Both times are whole seconds, so a file could change twice within one (RFC 9110, section 8.8.2.2).
+    """
     try:
         return (
             parsedate_to_datetime(date) - parsedate_to_datetime(modified)
@@ -195,116 +188,116 @@ def settled(modified: str, date: str) -> bool:
         return False
 
 
-def refused(answer: Answer, body: bytes) -> Fault:
-    """Say what an answer means that is not the object; `body` is its beginning, where S3 and its like say why."""
-    status = answer.status
-    code = _CODE.search(body) if b"<" in body[:64] else None
-    named = code[1].decode() if code else ""
+def status_fault(response: Response, body: bytes) -> Fault:
+    """Return the fault of a response that is not the object; `body` is its first bytes, where S3 states the reason."""
+    status = response.status
+    match = _CODE.search(body) if b"<" in body[:64] else None
+    code = match[1].decode() if match else ""
     try:
         message = f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
         message = f"status {status}"
-    message += f" ({named})" if named else ""
-    if status in _PASSING or named in _PASSING_CODES:
-        crowded = status in _CROWDED or named in (
-            "SlowDown",
-            "Throttling",
-            "ThrottlingException",
-            "RequestLimitExceeded",
-        )
-        return Fault("busy" if crowded else "server", message, passing=True, crowded=crowded)
+    message += f" ({code})" if code else ""
+    if status in _TRANSIENT or code in _TRANSIENT_CODES:
+        is_overload = status in _OVERLOAD or code in _OVERLOAD_CODES
+        kind = "busy" if is_overload else "server"
+        return Fault(kind, message, is_transient=True, is_overload=is_overload)
     if status in (404, 410):
         return Fault("missing", message, error=MissingError)
     if status in (401, 403, 407):
         return Fault("denied", message)
     if status == 412:
-        return changed()
+        return changed_fault()
     if status in REDIRECTS:
-        return Fault("redirect", f"{message}, and no address to go on to")
+        return Fault("redirect", f"{message} without a target")
     return Fault("status", message)
 
 
-def changed() -> Fault:
-    """Say that the object is not the one that was read from before."""
+def changed_fault() -> Fault:
+    """Return the fault of an object whose version differs from the pinned one."""
     return Fault(
         "changed", "changed while it was read", hint="Run the command again.", error=IntegrityError
     )
 
 
-def private(reason: str, hint: str) -> Fault:
-    """Return the fault of a name or a redirect that leads to an address that is not allowed."""
+def private_fault(reason: str, hint: str) -> Fault:
+    """Return the fault of a host name or a redirect that leads to a private address."""
     return Fault("unsafe", reason, hint=hint, error=UnsafeError)
 
 
-# which of these it is depends on when the end of a connection is noticed, so they share their words
-_CUT = ("cut", "the connection ended before the answer was whole", True)
-# libcurl's error codes: kind, what is said, and whether it may pass
+# Which code it is depends on when libcurl notices the end of a connection, so they share a message.
+_CUT = ("cut", "the connection ended before the response was complete", True)
+# libcurl error code -> kind, message, and whether it is transient
 _CODES = {
-    1: ("protocol", "the answer is not HTTP", False),
-    3: ("address", "not an address that can be asked", False),
-    5: ("dns", "the proxy's host name is not known", True),
-    6: ("dns", "the host name is not known", True),
-    7: ("connect", "no connection", True),
-    8: ("protocol", "the answer is not HTTP", False),
+    1: ("protocol", "the response is not HTTP", False),
+    3: ("address", "libcurl cannot parse the address", False),
+    5: ("dns", "cannot resolve the host name of the proxy", True),
+    6: ("dns", "cannot resolve the host name", True),
+    7: ("connect", "cannot connect", True),
+    8: ("protocol", "the response is not HTTP", False),
     16: _CUT,
     18: _CUT,
-    28: ("timeout", "no connection in time", True),
+    28: ("timeout", "timed out while connecting", True),
     35: ("tls", "the TLS handshake failed", True),
     52: _CUT,
     55: _CUT,
     56: _CUT,
     60: ("tls", "the TLS certificate is not trusted", False),
-    77: ("tls", "there are no certificates to check TLS with", False),
+    77: ("tls", "no CA certificates to verify TLS with", False),
     92: _CUT,
     95: _CUT,
-    100: ("protocol", "the head of the answer is too long", False),
-    97: ("connect", "the proxy refused", True),
+    100: ("protocol", "the head of the response is too long", False),
+    97: ("connect", "the proxy refused the connection", True),
 }
 
 
-def broken(code: int) -> Fault:
-    """Say what an error of libcurl means."""
-    kind, message, passing = _CODES.get(code, ("network", f"libcurl error {code}", False))
-    hint = "Name a file of certificates in SSL_CERT_FILE." if code in (60, 77) else ""
-    return Fault(kind, message, passing=passing, hint=hint)
+def curl_fault(code: int) -> Fault:
+    """Return the fault of a libcurl error code."""
+    kind, message, is_transient = _CODES.get(code, ("network", f"libcurl error {code}", False))
+    hint = (
+        "Set SSL_CERT_FILE to the path of a file with CA certificates." if code in (60, 77) else ""
+    )
+    return Fault(kind, message, is_transient=is_transient, hint=hint)
 
 
-def decoded(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
-    """Undo gzip or deflate, which some servers send although they were asked not to.
+def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
+    """Decode gzip or deflate, which some servers send although the request does not accept it.
 
-    What inflates too far is noticed on the way, not at its end: this runs where every other transfer waits for it.
+    The limits are checked during decoding, because all other transfers wait for this one.
 
-    limit   bytes at most; beyond INFLATION_FLOOR so are INFLATION times the bytes inflated so far
-    raises  FormatError for another coding, a body that ends early or goes on, one that inflates too far
+    limit   maximum number of decoded bytes
+    raises  FormatError for another encoding, a truncated body, bytes after its end, or a body that exceeds the limit
+            or MAX_INFLATION
     """
     if coding not in ("gzip", "x-gzip", "deflate"):
-        raise FormatError(f"sent with content encoding {coding[:20]!r}, which was not asked for")
+        raise FormatError(f"sent with content encoding {coding[:20]!r}, which was not requested")
     data, out = memoryview(b"".join(parts)), bytearray()
-    wbits = (
-        31 if coding != "deflate" else 15 if data[:1] and (data[0] & 0x0F) == 8 else -15
-    )  # some send deflate without its wrapper
+    if coding != "deflate":
+        wbits = 31
+    else:  # some servers send deflate without the zlib header
+        wbits = 15 if data[:1] and (data[0] & 0x0F) == 8 else -15
     member = zlib.decompressobj(wbits)
     try:
         for start in range(
-            0, len(data), _STEP
-        ):  # always the same pieces, however they came: so is the place where it ends
-            piece: bytes | memoryview = data[start : start + _STEP]
+            0, len(data), _STEP_BYTES
+        ):  # steps do not depend on the received parts, so errors are reproducible
+            piece: bytes | memoryview = data[start : start + _STEP_BYTES]
             while True:
-                if member.eof and piece:  # gzip members may follow one another
+                if member.eof and piece:  # a gzip file may have several members
                     if wbits != 31:
-                        raise FormatError(f"bytes follow its {coding} encoding")
+                        raise FormatError(f"bytes follow the end of the {coding} encoding")
                     member = zlib.decompressobj(wbits)
-                got = member.decompress(piece, _INFLATED)
+                got = member.decompress(piece, _INFLATED_BYTES)
                 out += got
                 if len(out) > limit:
-                    raise FormatError(f"inflates to more than {limit} bytes")
-                if len(out) > max(INFLATION_FLOOR, INFLATION * (start + _STEP)):
-                    raise FormatError(f"inflates to more than {INFLATION} times its size")
+                    raise FormatError(f"decodes to more than {limit} bytes")
+                if len(out) > max(MIN_INFLATION_LIMIT, MAX_INFLATION * (start + _STEP_BYTES)):
+                    raise FormatError(f"decodes to more than {MAX_INFLATION} times its size")
                 piece = member.unused_data if member.eof else member.unconsumed_tail
-                if not piece and len(got) < _INFLATED:
+                if not piece and len(got) < _INFLATED_BYTES:
                     break
     except zlib.error:
-        raise FormatError(f"its {coding} encoding is damaged") from None
+        raise FormatError(f"the {coding} encoding is damaged") from None
     if data and not member.eof:
-        raise FormatError(f"its {coding} encoding is cut short")
+        raise FormatError(f"the {coding} encoding is truncated")
     return bytes(out)

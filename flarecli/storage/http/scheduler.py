@@ -1,23 +1,41 @@
-"""Request scheduler: queues per host, so that a slow or overloaded host does not delay the others."""
+"""Request scheduler: queues per host, retries with exponential backoff and full jitter, and outages of hosts.
+
+A slow or overloaded host does not delay the others. Faults of one object count towards its retries and the retry budget
+of the run. Faults of a whole host do not use up the budget: an overloaded host is paused, and an unreachable one is
+retried until its outage has lasted too long.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import random
+import time
 from collections import deque
 from itertools import repeat
 from typing import TypeAlias
 
 from flarecli.storage.http.ip_guard import Permit, permit_for
-from flarecli.storage.http.request import Request, Wanted
+from flarecli.storage.http.request import BatchRequest, Request
+from flarecli.storage.http.response import UNREACHABLE, Fault
 
-__all__ = ["Hosts"]
+__all__ = ["FIRST_CONTACT_S", "OUTAGE_S", "HostQueues", "RetryQueue", "outage_delay"]
 
 MIN_PACE_S, MAX_PACE_S = 0.02, 5.0  # delay between two requests to an overloaded host
 PACE_FACTOR = 0.9  # applied to the delay after each success
 MAX_HOSTS = 1 << 16  # hosts whose state (reached, unreachable) is kept
 OVERLOAD_WINDOW_S = 1.0  # refusals within this time count as one
 
-# order, request or list of objects, position in the list
-_Turn: TypeAlias = tuple[int, Request | Wanted, int]
+MIN_RETRY_BUDGET, RETRY_BUDGET_SHARE = 100, 0.5  # retries per run: the larger of the two
+BASE_DELAY_S, MAX_DELAY_S = 0.5, 20.0  # delay before retry n: random in [0, BASE_DELAY_S * 2**n]
+OVERLOAD_SHARE = 0.1  # of BASE_DELAY_S after an overload, which also slows down the host
+MAX_RETRY_AFTER_S = 60.0  # upper bound on a server's Retry-After
+OUTAGE_S = 90.0  # an unreachable host that responded before is retried for this time
+FIRST_CONTACT_S = 8.0  # the same for a host that never responded
+_OUTAGE_DELAYS_S = (0.25, 5.0)  # shortest and longest delay during an outage
+
+# order, request or batch, position in the batch
+_Turn: TypeAlias = tuple[int, Request | BatchRequest, int]
 
 
 class _Host:
@@ -31,7 +49,7 @@ class _Host:
         self.refused = self.served = 0  # responses since the last pause began
 
 
-class Hosts:
+class HostQueues:
     """The queues of all hosts. One host may use all transfers while no other host has requests."""
 
     def __init__(self) -> None:
@@ -40,29 +58,29 @@ class Hosts:
         self._down: dict[str, float] = {}  # unreachable origins -> since when
         self._ready: dict[str, _Host] = {}  # hosts with queued requests
 
-    def put(self, request: Request, again: bool = False) -> None:
-        """Queue a request after the others of its host; a retry (`again`) goes before them.
+    def put(self, request: Request, is_retry: bool = False) -> None:
+        """Queue a request after the others of its host; a retry goes before them.
 
         The request with the lowest order stays first, because `pick` compares only the first ones.
         """
         host, turn = self._host(request.origin), (request.order, request, 0)
-        if again:
-            place = next(
+        if is_retry:
+            index = next(
                 (i for i, other in enumerate(host.waiting) if other[0] >= request.order),
                 len(host.waiting),
             )
-            host.waiting.insert(place, turn)
+            host.waiting.insert(index, turn)
         else:
             host.waiting.append(turn)
         self._ready[request.origin] = host
 
-    def put_all(self, wanted: Wanted) -> int:
-        """Queue many objects after the others of their hosts; return how many."""
+    def put_batch(self, batch: BatchRequest) -> int:
+        """Queue the requests of a batch after the others of their hosts; return their number."""
         count = 0
-        for origin, places in wanted.by_origin().items():
+        for origin, indices in batch.by_origin().items():
             host = self._ready[origin] = self._host(origin)
-            host.waiting.extend(zip(map(wanted.first.__add__, places), repeat(wanted), places))
-            count += len(places)
+            host.waiting.extend(zip(map(batch.first.__add__, indices), repeat(batch), indices))
+            count += len(indices)
         return count
 
     def pick(self, now: float, head: int | None = None) -> Request | None:
@@ -97,8 +115,8 @@ class Hosts:
         if host is None or host.pace or host.next_at or len(self._ready) > 1:
             return None
         waiting = host.waiting
-        what = waiting[0][1]
-        if what.cancelled or permit != permit_for(origin, what.named, what.private, what.hosts):
+        following = waiting[0][1]
+        if following.cancelled or permit != permit_for(origin, following.guard):
             return None
         turn = waiting.popleft()
         if not waiting:
@@ -120,7 +138,7 @@ class Hosts:
         if not (host.active or host.waiting or host.pace or origin in self._down):
             del self._hosts[origin]  # a run may use a million hosts
 
-    def hold_back(self, origin: str, now: float, wait: float) -> float:
+    def slow_down(self, origin: str, now: float, wait: float) -> float:
         """Pause an overloaded host for `wait` seconds; return when the pause is over.
 
         Refusals of requests that were in flight together count once. If the host refused most
@@ -141,7 +159,7 @@ class Hosts:
         host = self._host(origin)
         host.next_at = max(host.next_at, until)
 
-    def answered(self, origin: str) -> None:
+    def responded(self, origin: str) -> None:
         """Record that a host responded. Thread-safe."""
         if origin not in self._reached:
             if len(self._reached) >= MAX_HOSTS:
@@ -162,7 +180,7 @@ class Hosts:
             self._down.clear()
         return self._down.setdefault(origin, now)
 
-    def went_well(self, origin: str) -> None:
+    def succeeded(self, origin: str) -> None:
         """Record a success: shorten the delay between requests to an overloaded host."""
         host = self._hosts.get(origin)
         if host is not None and host.pace:
@@ -171,7 +189,7 @@ class Hosts:
             if not host.pace:
                 host.next_at = 0.0
 
-    def is_crowded(self, origin: str) -> bool:
+    def is_overloaded(self, origin: str) -> bool:
         """Return whether requests to a host are slowed down, or it is unreachable. Thread-safe."""
         host = self._hosts.get(origin)
         return (host is not None and host.pace > 0) or origin in self._down
@@ -184,5 +202,92 @@ class Hosts:
 
 
 def _request(turn: _Turn) -> Request:
-    _, what, place = turn
-    return what if isinstance(what, Request) else what.request(place)
+    _, request, index = turn
+    return request if isinstance(request, Request) else request.request(index)
+
+
+def outage_delay(lasted: float) -> float:
+    """Return the delay before the next attempt at a host that has been unreachable for `lasted` seconds."""
+    shortest, longest = _OUTAGE_DELAYS_S
+    return random.uniform(0.5, 1.0) * min(longest, max(shortest, lasted / 2))
+
+
+class RetryQueue:
+    """Failed requests that wait for their next attempt, each at most `retries` times.
+
+    request_count     requests started, retries not counted
+    budget_exhausted  True if a transient error was not retried because the budget was used up
+    """
+
+    def __init__(self, retries: int, hosts: HostQueues) -> None:
+        self._max_retries, self._hosts = retries, hosts
+        self._scheduled: list[tuple[float, int, Request]] = []
+        self._number = itertools.count()
+        self.request_count = self._retry_count = 0
+        self.budget_exhausted = False
+
+    def schedule(self, request: Request, fault: Fault, now: float) -> bool:
+        """Schedule a retry and return True, or return False if the fault is final.
+
+        A fault is final if it is not transient, if the request has no attempts or time left, or if the retry budget is
+        used up.
+        """
+        if not fault.is_transient:
+            return False
+        is_outage = fault.kind in UNREACHABLE and self._hosts.was_reached(request.origin)
+        if fault.kind in UNREACHABLE:
+            delay = self._delay_if_unreachable(request, now, is_outage)
+        else:
+            delay = self._delay_after_response(request, fault, now)
+        if delay is None or now + delay >= request.deadline:
+            return False
+        if not fault.is_overload and not is_outage:
+            if self._retry_count >= max(MIN_RETRY_BUDGET, RETRY_BUDGET_SHARE * self.request_count):
+                self.budget_exhausted = True
+                return False
+            self._retry_count += 1
+        request.address, request.hops = request.original, 0
+        request.fault = fault
+        heapq.heappush(self._scheduled, (now + delay, next(self._number), request))
+        return True
+
+    def _delay_after_response(self, request: Request, fault: Fault, now: float) -> float | None:
+        """Return the delay after a response that is not the object, or None if the request has no attempts left."""
+        base = BASE_DELAY_S * OVERLOAD_SHARE if fault.is_overload else BASE_DELAY_S
+        delay = random.random() * min(MAX_DELAY_S, base * 2**request.attempts)
+        response = request.response
+        retry_after = None if response is None else response.retry_after(time.time())
+        if retry_after is not None:
+            delay = min(retry_after, MAX_RETRY_AFTER_S) + delay * (0.5 if retry_after else 0.1)
+        if fault.is_overload:
+            pause = min(delay, max(0.0, request.deadline - now))
+            until = self._hosts.slow_down(request.origin, now, pause)
+            if retry_after is not None and now < until < now + delay:
+                # An earlier response has paused the host already: its Retry-After counts once.
+                delay = until - now + random.random() * BASE_DELAY_S
+        return None if request.attempts > self._max_retries else delay
+
+    def _delay_if_unreachable(self, request: Request, now: float, is_outage: bool) -> float | None:
+        """Return the delay after a connection that failed, or None if the host was tried for too long."""
+        since = self._hosts.unreachable(request.origin, now)
+        if not self._max_retries:
+            return None
+        if not is_outage:
+            delay = random.random() * min(MAX_DELAY_S, BASE_DELAY_S * 2**request.attempts)
+            is_over = request.attempts > self._max_retries or now + delay > since + FIRST_CONTACT_S
+            return None if is_over else delay
+        delay = outage_delay(now - since)
+        if now + delay > since + OUTAGE_S:
+            return None
+        request.attempts -= 1
+        self._hosts.pause(request.origin, now + delay)
+        return delay
+
+    def release_due(self, now: float) -> None:
+        """Move requests whose delay has passed back to their hosts."""
+        while self._scheduled and self._scheduled[0][0] <= now:
+            self._hosts.put(heapq.heappop(self._scheduled)[2], is_retry=True)
+
+    def next_due(self) -> float | None:
+        """Return the time at which the next delay ends, or None."""
+        return self._scheduled[0][0] if self._scheduled else None

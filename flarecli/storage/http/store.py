@@ -1,8 +1,8 @@
-"""Files on the web, read only: whole ones and ranges of them, by libcurl.
+"""Files on web servers, read-only, through libcurl.
 
-A range is what was asked for or an error: the status, Content-Range and length of every answer are held against the
-request. The first strong ETag of a file goes along with all later requests, so that no two versions are mixed. A server
-that ignores ranges sends small files whole, and those are kept for a while.
+Status, Content-Range and length of each response are compared with the request. The first strong ETag of a file is sent
+with all later requests, so that versions are never mixed. A server that ignores ranges sends small files whole; these
+are kept for later ranges.
 """
 
 from __future__ import annotations
@@ -16,44 +16,40 @@ from queue import SimpleQueue
 from urllib.parse import quote, urlsplit
 
 from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
-from flarecli.names import scheme_of
+from flarecli.names import is_url, scheme_of
 from flarecli.prefetch import get_interruptibly
 from flarecli.redact import redact
 from flarecli.storage.base import (
+    ALLOW_LOCAL_HINT,
     Entry,
     Guard,
     Location,
     Part,
     Store,
     Written,
+    split,
 )
 from flarecli.storage.http.engine import Request, shared, transfer_here
-from flarecli.storage.http.transfer import short
+from flarecli.storage.http.transfer import short_fault
 from flarecli.storage.http.url import Address, folder_of, join, parse
-from flarecli.storage.ranges import split
 from flarecli.storage.versions import NO_PIN, ObjectPin, Pins
 
 __all__ = ["HttpStore"]
 
-_BLOCK = 1 << 20  # a file up to this size is read at once
-_WINDOW = 8 << 20  # bytes of a larger one that may be read before they are used
-_KEPT = (
-    64 << 20
-)  # bytes of files from servers that ignore ranges; one larger than that is kept alone
-_LISTING = (
-    ".yaml",
-    ".yml",
-    ".json",
-)  # files whose relative URLs start where they were found in the end
-_ALLOW_LOCAL = "Give --allow-local to read it, if you trust this dataset."
+_ONE_REQUEST_BYTES = 1 << 20  # `blocks` reads a file up to this size by one call
+_WINDOW_BYTES = 8 << 20  # read-ahead of `blocks`
+# Total size of the kept files of servers that ignore ranges; the newest may exceed it.
+_WHOLE_BYTES = 64 << 20
+# Relative URLs in these files are resolved against the target of their redirects.
+_LIST_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class HttpStore(Store):
     """Files at http(s) addresses; the path of a Location is the address, with its user info and query.
 
-    moved  folder -> folder where the listing in it was found after redirects
+    moved  folder -> folder of the redirect target of a list in it
 
-    Picklable, and right in forked processes: connections are opened anew.
+    Picklable, and usable after a fork: connections are opened per process.
     """
 
     def __init__(self, guard: Guard, moved: dict[str, str] | None = None) -> None:
@@ -73,55 +69,54 @@ class HttpStore(Store):
 
     @classmethod
     def locate(cls, address: str, guard: Guard) -> Location:
-        """Make a Location of an address that the user typed, which may be a private one.
-
-        raises  UsageError if it is no address
-        """
+        """Return the Location of an address that the user typed; it may be private. Raises UsageError if it is invalid."""
         try:
-            found = parse(address)
+            parsed = parse(address)
         except FormatError as error:
             raise UsageError(error.message, where=error.place) from None
-        return Location(cls(replace(guard, named=guard.named | {found.origin})), _written(found))
+        return Location(cls(replace(guard, named=guard.named | {parsed.origin})), _path(parsed))
 
     @classmethod
     def named_by_data(cls, url: str, guard: Guard) -> Location:
-        """Make a Location of an http(s) address that data names: a private one only if the guard allows it.
+        """Return the Location of an address that data names; it may be private only if the guard allows it.
 
         raises  FormatError or UnsafeError for an invalid address
         """
-        return Location(cls(guard), _written(parse(url)))
+        return Location(cls(guard), _path(parse(url)))
 
     def close(self) -> None:
         self._pins.clear()
         self._wholes = {}
 
     def show(self, path: str) -> str:
-        """Give the address without its secrets."""
         return redact(path)
 
     def child(self, path: str, name: str) -> str:
-        """Give the address of a checked name below a folder; the folder's query is not the file's."""
+        """Return the address of a checked name below a folder, without the folder's query."""
         return f"{path.partition('?')[0].rstrip('/')}/{quote(name, safe='/!$&()*+,;=:@~', errors='surrogateescape')}"
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve a URL out of a file in this folder (RFC 3986), from where that file was found after redirects.
+        """Resolve a URL in a file of this folder (RFC 3986), relative to the target of the file's redirects.
 
-        A bucket is read without credentials.
-
-        raises  UnsafeError for another scheme, and for `file://` unless the guard allows it
+        A bucket is read without credentials. Raises UnsafeError for `file://` and other schemes, unless the guard allows
+        them.
         """
         if url[:5].lower() == "file:":
             return self._local(path, url)
-        if scheme_of(url) in ("s3", "gs", "az"):
+        scheme = scheme_of(url)
+        is_other = is_url(url) and scheme not in ("http", "https")
+        if scheme in ("s3", "gs", "az") or (is_other and self.guard.allow_local):
             return self.guard.locate(url, self.guard, is_remote=True)
         base = self._moved.get(path, path)
-        return Location(self, _written(parse(join(f"{base.partition('?')[0].rstrip('/')}/", url))))
+        return Location(self, _path(parse(join(f"{base.partition('?')[0].rstrip('/')}/", url))))
 
     def _local(self, path: str, url: str) -> Location:
         parts = urlsplit(url)
         if not self.guard.allow_local:
             raise UnsafeError(
-                "file:// in what came over the network", where=self.show(path), hint=_ALLOW_LOCAL
+                "a file:// address in data from the network",
+                where=self.show(path),
+                hint=ALLOW_LOCAL_HINT,
             )
         if parts.netloc not in ("", "localhost"):
             raise UsageError("file:// names another machine", where=self.show(path))
@@ -130,158 +125,147 @@ class HttpStore(Store):
     # -- reading
 
     def size(self, path: str) -> int:
-        return self._look(path)[1]
+        return self._sized_pin(path)[1]
 
-    def _look(self, path: str) -> tuple[ObjectPin, int]:
-        """Give what is pin of a file, and its bytes: ask, if need be."""
+    def version(self, path: str) -> tuple[str, int]:
+        pin, size = self._sized_pin(path)
+        return pin.version, size
+
+    def _sized_pin(self, path: str) -> tuple[ObjectPin, int]:
+        """Return the pin of a file and its size in bytes; request them if they are unknown."""
         pin = self._pins.get(path)
         if pin is not None and pin.size >= 0:
             return pin, pin.size
-        (request,), seen = self._ask(path, [(0, 0)], pin)
+        (request,), seen = self._fetch(path, [(0, 0)], pin)
         if request.total is None:
-            raise FormatError("the server does not say how large it is", where=self.show(path))
-        return self._settle(path, seen, [request]), request.total
-
-    def version(self, path: str) -> tuple[str, int]:
-        """Give what tells this version of a file from others, or empty, and its bytes."""
-        pin, size = self._look(path)
-        return pin.version, size
+            raise FormatError(
+                "the server does not send the size of the file", where=self.show(path)
+            )
+        return self._pin(path, seen, [request]), request.total
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        if (
-            start and stop is None
-        ):  # nothing behind the last byte is nothing, and a server would call it an error
+        if start and stop is None:  # a server would reject the empty range at the end
             stop = self.size(path)
             if start > stop:
-                raise short(stop, start).raised(self.show(path))
+                raise short_fault(stop, start).raised(self.show(path))
         return b"" if start == stop else self.read_pieces(path, [(start, stop)])[0]
 
     def views(self, path: str, start: int, stop: int) -> list[memoryview]:
-        """Read a range as `read` does, a large one as several side by side; give them in order and not copied."""
+        """Read a range, in parallel if it is large; return its parts in order, without copying them."""
         return [memoryview(data) for data in self.read_pieces(path, split(start, stop))]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
-        """Read bytes 0..size in order, in pieces of any size, by one request that goes on where it breaks off."""
-        whole = self._wholes.get(path)
-        if whole is not None or size <= _BLOCK:
+        """Read bytes 0..size in order, in parts of any size, by one request; a retry continues where it ended."""
+        if path in self._wholes or size <= _ONE_REQUEST_BYTES:
             yield self.read(path, 0, size)
             return
         engine, arrived, unused = shared(self._limits), SimpleQueue[bytes | Request](), 0
         pin = self._pins.get(path)
-        request = self._request(
-            path, 0, size, pin.token if pin else "", arrived.put, sink=arrived.put
-        )
+        request = self._request(path, 0, size, pin, arrived.put, sink=arrived.put)
         engine.submit([request])
         try:
             while not isinstance(data := get_interruptibly(arrived), Request):
                 unused += len(data)
-                if unused >= _WINDOW // 8:  # telling it each time would cost more than it holds
-                    engine.used(request, unused)
+                if unused >= _WINDOW_BYTES // 8:  # each report wakes the engine
+                    engine.consumed(request, unused)
                     unused = 0
                 yield data
         finally:
             engine.cancel([request])
-        self._settle(path, self._learn(path, [request], pin), [request])
+        self._pin(path, self._check(path, [request], pin), [request])
 
     def read_each(self, paths: Sequence[str]) -> Iterator[bytes]:
-        """Read many whole files, in order, as many ahead as their mean size allows: the engine is woken, and wakes its caller, once for many."""
-        jobs, most, engine = (
+        """Read many whole files, in order; read ahead as many as their mean size allows.
+
+        Requests are submitted, and the caller is woken, once for many files.
+        """
+        jobs, ahead_bytes, engine = (
             self._limits.jobs,
             self._limits.ahead_bytes,
             shared(self._limits),
         )
-        arrived, asked = (
-            SimpleQueue[Request | None](),
-            deque[tuple[str, Request, ObjectPin | None]](),
-        )
-        begun = ended = got = refill = 0
+        arrived = SimpleQueue[Request | None]()
+        pending = deque[tuple[str, Request, ObjectPin | None]]()
+        begun = ended = received = refill = 0
 
-        def deliver(request: Request) -> None:  # on the engine's thread alone
-            nonlocal ended, got
+        def deliver(request: Request) -> None:  # called on the engine's thread alone
+            nonlocal ended, received
             ended += 1
-            got += len(request.data)
+            received += len(request.data)
             if _is_final(request):
                 arrived.put(request)
             elif ended == begun or not ended % max(1, jobs // 2):
                 arrived.put(None)
 
         try:
-            for wanted in range(len(paths)):
-                if wanted >= refill and begun < len(paths):
-                    room = max(jobs, most * ended // max(1, got)) if ended else 2 * jobs
-                    for path in paths[begun : wanted + room]:
+            for i in range(len(paths)):
+                if i >= refill and begun < len(paths):
+                    ahead = (
+                        max(jobs, ahead_bytes * ended // max(1, received)) if ended else 2 * jobs
+                    )
+                    for path in paths[begun : i + ahead]:
                         pin = self._pins.get(path)
-                        asked.append(
-                            (
-                                path,
-                                self._request(path, 0, None, pin.token if pin else "", deliver),
-                                pin,
-                            )
-                        )
-                    fresh = islice(asked, begun - wanted, None)
-                    begun = wanted + len(asked)
-                    refill = begun - room // 2
-                    engine.submit(request for _, request, _ in fresh)
-                while not asked[0][1].done:
+                        pending.append((path, self._request(path, 0, None, pin, deliver), pin))
+                    new = islice(pending, begun - i, None)
+                    begun = i + len(pending)
+                    refill = begun - ahead // 2
+                    engine.submit(request for _, request, _ in new)
+                while not pending[0][1].done:
                     failed = get_interruptibly(arrived)
                     if failed is not None and failed.fault is not None:
-                        raise failed.fault.raised(
-                            next(self.show(path) for path, one, _ in asked if one is failed)
-                        )
-                yield self._taken(*asked.popleft())
+                        path = next(path for path, request, _ in pending if request is failed)
+                        raise failed.fault.raised(self.show(path))
+                yield self._result(*pending.popleft())
         finally:
-            engine.cancel([request for _, request, _ in asked])
+            engine.cancel([request for _, request, _ in pending])
 
-    def _taken(self, path: str, request: Request, pin: ObjectPin | None) -> bytes:
-        """Give one of many; what has changed since it was first looked at is an error, what was never looked at is read again."""
+    def _result(self, path: str, request: Request, pin: ObjectPin | None) -> bytes:
+        """Return the data of one of many files; a file that changed is read again if it was never pinned."""
         try:
-            seen = self._learn(path, [request], pin)
+            seen = self._check(path, [request], pin)
         except IntegrityError:
             if pin is not None or path in self._pins:
                 raise
             return self.read(path)
-        self._settle(path, seen, [request])
+        self._pin(path, seen, [request])
         return request.data
 
     def read_pieces(self, path: str, pieces: Sequence[tuple[int, int | None]]) -> list[bytes]:
         if not pieces:
             return []
-        return self._pins.read(path, lambda pin: self._pieces(path, pieces, pin))
+        return self._pins.read(path, lambda pin: self._ranges(path, pieces, pin))
 
-    def _pieces(
+    def _ranges(
         self, path: str, ranges: Sequence[tuple[int, int | None]], pin: ObjectPin | None
     ) -> tuple[list[bytes], ObjectPin]:
-        asked: list[Request] = []
+        requests: list[Request] = []
         whole = self._wholes.get(path) if pin is not None else None
-        if (
-            len(ranges) > 1 and pin is None
-        ):  # the first answer says whether the others are worth asking for, and of which version they must be
-            asked, pin = self._ask(path, ranges[:1], None)
-            whole = asked[0].whole
-        done = [request.data for request in asked]
+        if len(ranges) > 1 and pin is None:
+            # The first response shows whether the server supports ranges, and pins the version of the others.
+            requests, pin = self._fetch(path, ranges[:1], None)
+            whole = requests[0].whole
+        done = [request.data for request in requests]
         rest = ranges[len(done) :]
         if whole is None:
-            more, pin = self._ask(path, rest, pin)
-            asked, done = asked + more, done + [request.data for request in more]
+            more, pin = self._fetch(path, rest, pin)
+            requests += more
+            done += [request.data for request in more]
         else:
             for start, stop in rest:
                 if max(start, stop or 0) > len(whole):
-                    raise short(len(whole), max(start, stop or 0)).raised(self.show(path))
+                    raise short_fault(len(whole), max(start, stop or 0)).raised(self.show(path))
             done += [whole[start:stop] for start, stop in rest]
         pin = pin or NO_PIN
-        if asked:
-            self._settle(path, pin, asked)
+        if requests:
+            self._pin(path, pin, requests)
         return done, pin
 
-    def _ask(
+    def _fetch(
         self, path: str, ranges: Sequence[tuple[int, int | None]], pin: ObjectPin | None
     ) -> tuple[list[Request], ObjectPin]:
-        """Fetch ranges side by side, all of them and of the pinned version, or an error. Return the pin by now, too."""
+        """Fetch ranges of the pinned version in parallel; return the finished requests and the pin. Raises the first fault."""
         arrived = SimpleQueue[Request]()
-        requests = [
-            self._request(path, start, stop, pin.token if pin else "", arrived.put)
-            for start, stop in ranges
-        ]
+        requests = [self._request(path, start, stop, pin, arrived.put) for start, stop in ranges]
         engine = shared(self._limits)
         if len(requests) != 1 or not transfer_here(requests[0], engine):
             engine.submit(requests)
@@ -291,66 +275,64 @@ class HttpStore(Store):
         except BaseException:  # an interrupt
             engine.cancel(requests)
             raise
-        return requests, self._learn(path, requests, pin)
+        return requests, self._check(path, requests, pin)
 
     def _request(
         self,
         path: str,
         start: int,
         stop: int | None,
-        etag: str,
+        pin: ObjectPin | None,
         deliver: Callable[[Request], object],
         sink: Callable[[bytes], object] | None = None,
     ) -> Request:
-        guard = self.guard
         return Request(
             parse(path),
             deliver,
-            named=guard.named,
-            private=guard.allow_private,
-            hosts=guard.allow_hosts,
+            self.guard,
             start=start,
             stop=stop,
-            if_match=etag,
+            if_match=pin.token if pin else "",
             sink=sink,
-            window=_WINDOW,
+            window=_WINDOW_BYTES,
         )
 
-    def _learn(self, path: str, requests: Sequence[Request], pin: ObjectPin | None) -> ObjectPin:
-        """Hold the answers against what is pin of the file, and give that. Raises the first fault."""
+    def _check(self, path: str, requests: Sequence[Request], pin: ObjectPin | None) -> ObjectPin:
+        """Compare the responses with the pin and return it, or the version of the first response. Raises the first fault."""
         for request in requests:
             if request.fault is not None:
                 raise request.fault.raised(self.show(path))
-            answer = request.answer
-            if answer is None:
+            response = request.response
+            if response is None:
                 continue
-            pin = self._pins.check(path, pin, answer.pin(request.total))
-            if request.address != request.asked and path.partition("?")[0].endswith(_LISTING):
-                self._moved[folder_of(path)] = folder_of(_written(request.address))
-        return NO_PIN if pin is None else pin  # where nothing was asked
+            pin = self._pins.check(path, pin, response.pin(request.total))
+            is_list = path.partition("?")[0].endswith(_LIST_SUFFIXES)
+            if is_list and request.address != request.original:
+                self._moved[folder_of(path)] = folder_of(_path(request.address))
+        return NO_PIN if pin is None else pin
 
-    def _settle(self, path: str, seen: ObjectPin, requests: Sequence[Request]) -> ObjectPin:
-        """Say which version is given out, from now on to everybody. Raises IntegrityError if another thread was given another one meanwhile."""
+    def _pin(self, path: str, seen: ObjectPin, requests: Sequence[Request]) -> ObjectPin:
+        """Pin the version of data that is about to be returned. Raises IntegrityError if another thread pinned another one."""
         pin = self._pins.pin(path, seen)
         for request in requests:
             if request.whole is not None:
-                self._keep(path, request.whole)
+                self._keep_whole(path, request.whole)
         return pin
 
-    def _keep(self, path: str, whole: bytes) -> None:
-        """Keep a file that had to be taken whole, in place of the oldest ones; no lock, which a fork could leave locked."""
+    def _keep_whole(self, path: str, whole: bytes) -> None:
+        """Keep a file, in place of the oldest ones. Uses no lock, which a fork could copy while it is held."""
         kept = {**self._wholes, path: whole}
-        while len(kept) > 1 and sum(map(len, kept.values())) > _KEPT:
+        while len(kept) > 1 and sum(map(len, kept.values())) > _WHOLE_BYTES:
             kept.pop(next(iter(kept)))
         self._wholes = kept
 
-    # -- what the web does not take
+    # -- not supported
 
     def write(
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         raise UsageError(
-            "an http address is read only", where=self.show(path), hint="Name a folder to write to."
+            "an http address is read-only", where=self.show(path), hint="Write to a folder."
         )
 
     def list(self, path: str) -> Iterator[Entry]:
@@ -361,16 +343,16 @@ class HttpStore(Store):
         )
 
     def delete(self, path: str) -> None:
-        raise UsageError("an http address is read only", where=self.show(path))
+        raise UsageError("an http address is read-only", where=self.show(path))
 
 
 def _is_final(request: Request) -> bool:
-    """Say whether a request has failed, and not for a file that changed."""
+    """Return whether a request failed, and not because the file changed."""
     return request.fault is not None and request.fault.error is not IntegrityError
 
 
-def _written(address: Address) -> str:
-    """Give an address as the path of a Location: with its user info."""
+def _path(address: Address) -> str:
+    """Return the path of a Location for an address, with its user info."""
     if not address.user:
         return address.url
     scheme, rest = address.url.split("://", 1)

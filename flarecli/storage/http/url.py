@@ -1,6 +1,6 @@
-"""Parse http(s) addresses that data names, strictly.
+"""Parse http(s) addresses strictly.
 
-libcurl gets the address put together again from its parsed parts, so that no two parsers can disagree about a host.
+libcurl gets an address that is built from the parsed parts, so that two parsers cannot disagree about the host.
 """
 
 from __future__ import annotations
@@ -28,24 +28,21 @@ _PARTS = re.compile(
     r"(https?)://(?:([^@/?#]*)@)?([^/?#@]*?)(?::(\d{0,5}))?(?:([/?][^#]*))?(?:#.*)?",
     re.IGNORECASE | re.ASCII | re.DOTALL,
 )
-_USUAL = re.compile(
-    r"(https?://[a-z0-9.-]+(?::\d{1,5})?)(/[!$-;=?-\[\]_a-z~]*)", re.ASCII
-)  # what most are: nothing to put otherwise
 _HOST = re.compile(r"[a-z0-9_](?:[a-z0-9._-]{0,252}[a-z0-9_.])?", re.ASCII)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NOT_ASCII = re.compile("[^\x00-\x7f]")
-_UNQUOTED = re.compile(r"[^!#-;=?-\[\]_a-z~]")  # what may not stand in a path or query as it is
+_UNQUOTED = re.compile(r"[^!#-;=?-\[\]_a-z~]")  # characters of a path or query that must be quoted
 _SAFE = "/%:=&?~#+!$,;'@()*[]"
 _SAFE_USER = "%:=&~+!$,;'()*"
 
 
 class Address(NamedTuple):
-    """An http(s) address, understood.
+    """A parsed http(s) address.
 
-    url     `scheme://host[:port]/path?query` as it is asked for: no user info, no fragment, percent-encoded
-    origin  `scheme://host:port`, the port always there: what permissions and credentials belong to
-    user    `name:password`, still percent-encoded, or empty
+    url     `scheme://host[:port]/path?query` for the request: percent-encoded, without user info and fragment
+    origin  `scheme://host:port`, always with a port; permits and credentials belong to it
+    user    `name:password`, percent-encoded, or empty
     """
 
     url: str
@@ -54,22 +51,11 @@ class Address(NamedTuple):
 
 
 def parse(url: str) -> Address:
-    """Take an http(s) address apart.
-
-    raises  UnsafeError for any other scheme; FormatError for what is no address
-    """
-    match = _USUAL.fullmatch(url)
-    if match is not None:
-        server, path = match.groups()
-        try:
-            start, origin = _usual_server(server)
-        except FormatError as error:
-            raise FormatError(error.message, where=_shown(url)) from None
-        return Address(start + path, origin, "")
+    """Parse an http(s) address. Raises UnsafeError for another scheme; FormatError for an invalid address."""
     url = url.strip(" ")
     match = _PARTS.fullmatch(url)
     if match is None or _CONTROL.search(url) or (match[2] and _CONTROL.search(unquote(match[2]))):
-        raise _refused(url)
+        raise _invalid(url)
     scheme, user, host, port, path = match.groups()
     try:
         start, origin = _server(scheme.lower(), host, port)
@@ -88,30 +74,23 @@ def parse(url: str) -> Address:
 
 @functools.lru_cache(maxsize=4096)
 def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
-    """Give a server as it is asked, without a port that goes without saying, and its origin."""
-    host = _host(host)
+    """Return `scheme://host[:port]` without a default port, and the origin."""
+    start = f"{scheme}://{_host(host)}"
     number = int(port) if port else DEFAULT_PORTS[scheme]
     if not 0 < number < 65536:
-        raise FormatError("the address has a port that cannot be")
-    return f"{scheme}://{host}" + (
-        f":{number}" if number != DEFAULT_PORTS[scheme] else ""
-    ), f"{scheme}://{host}:{number}"
+        raise FormatError("the address has an invalid port")
+    origin = f"{start}:{number}"
+    return start if number == DEFAULT_PORTS[scheme] else origin, origin
 
 
-@functools.lru_cache(maxsize=4096)
-def _usual_server(text: str) -> tuple[str, str]:
-    scheme, _, server = text.partition("://")
-    host, _, port = server.partition(":")
-    return _server(scheme, host, port)
-
-
-def _refused(url: str) -> UnsafeError | FormatError:
+def _invalid(url: str) -> UnsafeError | FormatError:
+    """Return the error of an address that is not an http(s) address."""
     scheme = _SCHEME.match(url)
     if _CONTROL.search(unquote(url)):
-        return FormatError("the address holds a control character", where=_shown(url))
+        return FormatError("the address contains a control character", where=_shown(url))
     if scheme and scheme[0][:-1].lower() not in DEFAULT_PORTS:
         return UnsafeError(
-            f"{scheme[0][:-1].lower()[:20]}: addresses are not followed",
+            f"{scheme[0][:-1].lower()[:20]}: addresses are not supported here",
             where=_shown(url),
             hint="Only http and https addresses are fetched.",
         )
@@ -124,7 +103,7 @@ def _host(host: str) -> str:
             host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
         except ValueError:
             host = ""
-        if host and "%" not in host:  # a zone names a network card of this machine
+        if host and "%" not in host:  # a zone is a network interface of this machine
             return host
     elif not host.isascii():
         try:
@@ -145,26 +124,24 @@ def _shown(url: str) -> str:
 def join(base: str, url: str) -> str:
     """Resolve a reference against the address of the file that holds it (RFC 3986, section 5).
 
-    The user info of `base` goes on only with a reference that stays at its host.
-
-    raises  FormatError for a reference that is no address
+    The user info of `base` is kept only if the reference stays at its host. Raises FormatError for an invalid reference.
     """
-    if _CONTROL.search(url):  # urljoin would drop them without a word
-        raise FormatError("the address holds a control character", where=_shown(url))
+    if _CONTROL.search(url):  # urljoin would drop them silently
+        raise FormatError("the address contains a control character", where=_shown(url))
     url = url.strip(" ")
     if _SCHEME.match(url):
-        return url  # urljoin would take `http:g` and `http:///g` for relative ones
+        return url  # urljoin would resolve `http:g` and `http:///g` as relative references
     try:
         return urljoin(base, url)
-    except ValueError:  # half of a bracket, or letters that are slashes in another form
+    except ValueError:  # an unpaired bracket, or characters that NFKC changes to slashes
         raise FormatError("the address has no host", where=_shown(url)) from None
 
 
 def redirected(before: Address, location: str) -> Address:
-    """Give the address that a redirect leads to. User info goes along only within one origin.
+    """Return the target of a redirect. User info is kept only within one origin.
 
-    location  the header as it came, a byte a character
-    raises    UnsafeError for anything but http(s); FormatError for what is no address
+    location  value of the header, one character for each byte
+    raises    UnsafeError for another scheme than http(s); FormatError for an invalid address
     """
     target = parse(
         join(before.url, _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", location))
@@ -175,5 +152,5 @@ def redirected(before: Address, location: str) -> Address:
 
 
 def folder_of(url: str) -> str:
-    """Give the folder of an address: no last part, no query, no slash at the end."""
+    """Return the folder of an address, without a query and without a slash at the end."""
     return url.partition("?")[0].partition("#")[0].rpartition("/")[0]

@@ -18,7 +18,7 @@ from flarecli.formats import INDEX
 from flarecli.hashes import Sums, digest
 from flarecli.redact import redact
 from flarecli.storage import Guard, Limits, Location, locate
-from flarecli.storage.flock import flock
+from flarecli.storage.local import flock
 
 __all__ = ["Stream", "streams_registry"]
 
