@@ -197,7 +197,7 @@ def test_duplicate_columns(here, capfd):
 
 def test_ragged_csv(here, capfd):
     (here / "ragged.csv").write_text("a,b\n1,2\n3\n")
-    hint = "Quote fields that hold a separator or a newline."
+    hint = "Quote fields that contain a separator or a newline."
     wrong(capfd, "pack ragged.csv out", 4, "ragged.csv: line 3 has 1 field, the header has 2", hint)
     (here / "open.csv").write_text('a,b\n1,"2\n3,4\n')
     quotes = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'

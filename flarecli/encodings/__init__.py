@@ -24,9 +24,16 @@ if TYPE_CHECKING:
     from flarecli.encodings.convert import natural as natural_of
     from flarecli.encodings.images import split as split_images
     from flarecli.encodings.infer import infer_encoding
-    from flarecli.encodings.names import BINARY, TEXT, Encoding, column, lookup
+    from flarecli.encodings.names import (
+        BINARY,
+        CUSTOM,
+        TEXT,
+        CustomEncoding,
+        Encoding,
+        column,
+        lookup,
+    )
     from flarecli.encodings.names import register as encoding
-    from flarecli.encodings.registry import CUSTOM, CustomEncoding
     from flarecli.encodings.values import decode, decoder, encode
 
 __all__ = [
@@ -57,10 +64,10 @@ __all__ = [
 
 _MODULES = {
     "BINARY": "names",
-    "CUSTOM": "registry",
+    "CUSTOM": "names",
     "TEXT": "names",
     "Encoding": "names",
-    "CustomEncoding": "registry",
+    "CustomEncoding": "names",
     "coerce": "convert",
     "column": "names",
     "decode": "values",

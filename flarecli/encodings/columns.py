@@ -28,7 +28,12 @@ __all__ = [
     "each_item",
     "encoding_of",
     "field",
+    "is_binary",
+    "is_list",
+    "is_number",
+    "is_text",
     "is_utf8",
+    "large_list",
     "raw_values",
     "stored",
     "typed",
@@ -206,3 +211,51 @@ def is_utf8(data: bytes | memoryview) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+# -- Arrow types
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether values of the type are text."""
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Return whether values of the type are bytes."""
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether values of the type are lists of one type."""
+    views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or views
+    )
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether values of the type are integers, floats or booleans."""
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
+
+
+def large_list(array: pa.Array) -> pa.Array:
+    """Return a list column of any kind as large_list."""
+    kind = array.type
+    target = pa.large_list(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return array.cast(target)
+    # items of views may have any order, and null rows of a fixed size have items
+    return pa.array(array.to_pylist(), target)

@@ -1,25 +1,39 @@
 """Convert columns to an encoding: from another encoding, or from any Arrow type.
 
 Stored bytes that are valid in both encodings are kept. Numbers are cast and must fit; text is
-rewritten. Documents, arrays and images are decoded and encoded value by value.
+rewritten; both with Arrow's kernels. Documents, arrays and images are decoded and encoded value by
+value.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from typing import Any
+from decimal import Decimal, InvalidOperation
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flarecli.encodings import cast, images, msgpack, number_text
-from flarecli.encodings.columns import each_item, encoding_of, is_utf8, raw_values, typed
+from flarecli.bisect import failing_rows
+from flarecli.encodings import images, msgpack, number_text
+from flarecli.encodings.columns import (
+    check_text,
+    each_item,
+    encoding_of,
+    is_binary,
+    is_list,
+    is_number,
+    is_text,
+    is_utf8,
+    large_list,
+    raw_values,
+    typed,
+)
 from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.encodings.values import as_json, decode, encode
 from flarecli.errors import FlareError, UnsafeError, ValueFitError
@@ -27,7 +41,9 @@ from flarecli.units import format_size
 
 __all__ = ["coerce", "natural", "plain", "source_of"]
 
-Failures = list[tuple[int, str]]
+Failures: TypeAlias = list[tuple[int, str]]  # row and reason of each value that does not fit
+# a column with null for each value that does not fit, and the rows of these
+Converted: TypeAlias = tuple[pa.Array, list[int]]
 _RANGES = {
     f"{sign}int{bits}": f"{-(1 << bits - 1) if not sign else 0} to {(1 << bits - (not sign)) - 1}"
     for bits in (8, 16, 32, 64)
@@ -41,7 +57,7 @@ _SAME = (  # encodings of one line store the same bytes
     {"jpeg_array", "jpegarray"},
     {"ndarray", "ndarray:"},
 )
-_SUBSETS = {  # encoding -> encodings in which its stored bytes are valid too
+_SUPERSETS = {  # encoding -> encodings in which its stored bytes are valid too
     **dict.fromkeys(("json", "str_float", "str_decimal"), ("str",)),
     "str_int": ("str", "str_decimal"),
     "tree": ("msgpack",),
@@ -59,10 +75,19 @@ _NATURAL = {
     "json_json": "json",
 }
 
-_ERRORS = (FlareError, ValueError, TypeError, OverflowError, RecursionError)
+_VALUE_ERRORS = (FlareError, ValueError, TypeError, OverflowError, RecursionError)
+_KERNEL_ERRORS = (
+    pa.ArrowInvalid,
+    pa.ArrowNotImplementedError,
+    UnicodeEncodeError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+)
 MAX_VALUES = 1 << 22  # values of one row that are converted to Python objects
 _ARRAYS = ("ndarray", "array", "tree")
 _DOCUMENTS = ("msgpack", "array", "tree")
+_FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$"
 _AS_TEXT = (date, datetime, time, timedelta, Decimal, UUID)
 
 
@@ -72,16 +97,15 @@ def source_of(field: pa.Field) -> Encoding | None:
     It is ignored if the type of the field does not match: metadata is often kept by tools that
     change the values.
     """
-    name, kind = encoding_of(field), field.type
+    name = encoding_of(field)
     if not name:
         return None
     encoding = lookup(name)
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if encoding.item is not None:
-        fits = cast.is_list(kind)
+        fits = is_list(kind)
     elif encoding.arrow in (TEXT, BINARY):
-        fits = cast.is_text(kind) or cast.is_binary(kind)
+        fits = is_text(kind) or is_binary(kind)
     else:
         fits = kind.equals(encoding.arrow)
     return encoding if fits else None
@@ -105,10 +129,31 @@ def coerce(
         and array.null_count == 0
     ):
         return array, []  # already converted
+    array = _without_storage_variants(array, encoding)
+    is_null = array.is_null() if array.null_count else None
+    failures: Failures = []
+    if source is not None and source.item is None and not array.type.equals(source.arrow):
+        array, failures = _with_reasons(array, source, _keep_bytes(array, source))
+    if source is not None and source.name == "bytes":
+        source = None
+    out, more = _recode(array, encoding, source)
+    failures = [*failures, *more]
+    if is_null is not None and encoding.name in _NULLS:
+        out = pc.if_else(is_null, pa.scalar(_NULLS[encoding.name], encoding.arrow), out)
+    elif is_null is not None:
+        failures += [(row, "is null") for row in pc.indices_nonzero(is_null).to_pylist()]
+    return out, sorted(failures)
+
+
+def _without_storage_variants(array: pa.Array, encoding: Encoding) -> pa.Array:
+    """Return a column without extensions, run ends, dictionaries and views.
+
+    Tensors are kept if the encoding stores arrays.
+    """
     is_tensor = (
         isinstance(array, pa.FixedShapeTensorArray)
         and encoding.item is None
-        and not cast.is_whole(array.type, encoding)
+        and not _has_kernel(array.type, encoding)
     )
     if isinstance(array, pa.ExtensionArray) and not is_tensor:
         array = array.storage
@@ -117,112 +162,96 @@ def coerce(
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_string_view(array.type):  # Arrow's `if_else` does not support views
-        array = array.cast(TEXT)
-    elif pa.types.is_binary_view(array.type):
-        array = array.cast(BINARY)
-    nulls, invalid = array, list[tuple[int, str]]()
-    if source is not None and source.item is None and not array.type.equals(source.arrow):
-        array, invalid = _with_reasons(array, source, *cast.keep_bytes(array, source))
-    out, failures = _recode(
-        array, encoding, None if source is None or source.name == "bytes" else source
-    )
-    if nulls.null_count:
-        if encoding.name in _NULLS:
-            out = pc.if_else(nulls.is_null(), pa.scalar(_NULLS[encoding.name], encoding.arrow), out)
-        else:
-            rows = pc.indices_nonzero(nulls.is_null())
-            failures = sorted([*failures, *((int(row), "is null") for row in rows)])
-    return out, sorted([*invalid, *failures]) if invalid else failures
+        return array.cast(TEXT)
+    return array.cast(BINARY) if pa.types.is_binary_view(array.type) else array
 
 
 def _recode(
     array: pa.Array, encoding: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
+    """Like `coerce`, without failures for nulls; failures may be in any order."""
     if array.null_count == len(array):
         return pa.nulls(len(array), encoding.arrow), []
-    if source is not None and _is_same(source, encoding):
-        return _with_reasons(array, encoding, *cast.keep_bytes(array, encoding))
-    if encoding.item is not None and cast.is_list(array.type):
+    if source is not None and _keeps_bytes(source, encoding):
+        return _with_reasons(array, encoding, _keep_bytes(array, encoding))
+    if encoding.item is not None and is_list(array.type):
         return _items(array, encoding, encoding.item, None if source is None else source.item)
     if source is None:
-        if cast.is_whole(array.type, encoding):
-            return _with_reasons(array, encoding, *cast.convert(array, encoding, ""))
+        if _has_kernel(array.type, encoding):
+            return _with_reasons(array, encoding, _convert_column(array, encoding, ""))
         return _convert_each(array, encoding, None)
-    text = cast.recode_number_text(array, source.name, encoding.name)
-    if text is not None:
-        return _with_reasons(array, encoding, *text)
+    converted = _recode_number_text(array, source.name, encoding.name)
+    if converted is not None:
+        return _with_reasons(array, encoding, converted)
     if source.name == "msgpack" and encoding.arrow in _FLOATS:
         numbers = msgpack.parse_double_column(array)
         if numbers is not None:
-            return _with_reasons(array, encoding, *cast.convert(numbers, encoding, ""))
+            return _with_reasons(array, encoding, _convert_column(numbers, encoding, ""))
     if source.arrow.equals(BINARY) or source.item is not None:
         return _convert_each(array, encoding, source)
-    out, kind, missing = natural(array, source)
-    is_document = kind.name == "json" and encoding.name not in (
-        "json",
-        "json_json",
-        "str",
-        "json_str",
-    )
-    if is_document or not cast.is_whole(out.type, encoding):
-        out, failures = _convert_each(out, encoding, kind)
-        return out, sorted([*failures, *((row, f"is not {source.name}") for row in missing)])
-    out, failed = cast.convert(out, encoding, "json" if kind.name == "json" else "text")
-    return _with_reasons(array, encoding, out, [*failed, *missing])
-
-
-def _is_same(source: Encoding, encoding: Encoding) -> bool:
-    one, other = source.name, encoding.name
-    if (
-        one == other
-        or other in _SUBSETS.get(one, ())
-        or any(one in names and other in names for names in _SAME)
+    values, kind, invalid = natural(array, source)
+    texts = ("json", "json_json", "str", "json_str")
+    if (kind.name == "json" and encoding.name not in texts) or not _has_kernel(
+        values.type, encoding
     ):
+        out, failures = _convert_each(values, encoding, kind)
+        return out, [*failures, *((row, f"is not {source.name}") for row in invalid)]
+    out, failed = _convert_column(values, encoding, "json" if kind.name == "json" else "text")
+    return _with_reasons(array, encoding, (out, [*failed, *invalid]))
+
+
+def _keeps_bytes(source: Encoding, encoding: Encoding) -> bool:
+    """Return whether the stored bytes of one encoding are valid in another."""
+    one, other = source.name, encoding.name
+    if one == other or other in _SUPERSETS.get(one, ()):
+        return True
+    if any(one in names and other in names for names in _SAME):
         return True
     return other == "bytes" and source.arrow in (TEXT, BINARY) and not one.startswith("json_")
 
 
 def _with_reasons(
-    array: pa.Array, encoding: Encoding, out: pa.Array, failed: Sequence[int]
+    array: pa.Array, encoding: Encoding, converted: Converted
 ) -> tuple[pa.Array, Failures]:
-    return out, [(row, _reason(array, row, encoding)) for row in sorted(failed)]
+    """Return a converted column with the reason for each row that failed."""
+    out, failed = converted
+    return out, [(row, _reason(array, row, encoding)) for row in failed]
 
 
 def _reason(array: pa.Array, row: int, encoding: Encoding) -> str:
-    if cast.is_text(array.type) or cast.is_binary(array.type):
+    if is_text(array.type) or is_binary(array.type):
         data = next(raw_values(array.slice(row, 1))) or b""
         if encoding.is_text and not is_utf8(data):
             return "is not UTF-8"
         shown = repr(bytes(data[:200]).decode("utf-8", "backslashreplace"))
     else:
         shown = str(array[row].as_py())
-    shown = shown if len(shown) <= 60 else shown[:57] + "…"
-    values = _RANGES.get(encoding.name, "")
-    return f"{shown} does not fit {encoding.name}" + (f" ({values})" if values else "")
+    values = f" ({_RANGES[encoding.name]})" if encoding.name in _RANGES else ""
+    return f"{_shorten(shown)} does not fit {encoding.name}{values}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _items(
     array: pa.Array, encoding: Encoding, item: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
     """Convert all items of a list column at once; a row with an item that does not fit is null."""
-    array = cast.large_list(array)
+    array = large_list(array)
     offsets = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     offsets = offsets - offsets[0]
-    items, found = coerce(values, item, source)
+    items, item_failures = coerce(values, item, source)
     failures: dict[int, str] = {}
-    absent = array.is_null().to_numpy(zero_copy_only=False)
-    for row, (_, reason) in zip(
-        (np.searchsorted(offsets, [at for at, _ in found], "right") - 1).tolist(),
-        found,
-        strict=True,
-    ):
-        if not absent[row]:  # a null row may have items
+    is_null = array.is_null().to_numpy(zero_copy_only=False)
+    rows = np.searchsorted(offsets, [number for number, _ in item_failures], "right") - 1
+    for row, (_, reason) in zip(rows.tolist(), item_failures, strict=True):
+        if not is_null[row]:  # a null row may have items
             failures.setdefault(row, "contains a null" if reason == "is null" else reason)
-    absent[list(failures)] = True
-    out = pa.LargeListArray.from_arrays(
-        pa.array(offsets), items, mask=pa.array(absent) if absent.any() else None
-    )
+    is_null[list(failures)] = True
+    mask = pa.array(is_null) if is_null.any() else None
+    out = pa.LargeListArray.from_arrays(pa.array(offsets), items, mask=mask)
     return out.cast(encoding.arrow), sorted(failures.items())
 
 
@@ -236,12 +265,10 @@ def plain(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding]:
     array   in the Arrow type of the encoding
     raises  ValueFitError with the row of the first invalid number or number of more than 64 bits
     """
-    out, target, failed = natural(array, encoding)
-    if failed:
-        raise ValueFitError(
-            f"a value of {encoding.name} is not a valid {target.name}, or is too large",
-            row=failed[0],
-        )
+    out, target, invalid = natural(array, encoding)
+    if invalid:
+        message = f"a value of {encoding.name} is not a valid {target.name}, or is too large"
+        raise ValueFitError(message, row=invalid[0])
     return out, target
 
 
@@ -250,43 +277,303 @@ def natural(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding, li
 
     For a list encoding, the first invalid value is raised as by `plain`.
     """
-    if encoding.item is not None:
-        item = encoding.item
-        target = _NATURAL.get(item.name)
-        if target is None:
-            return array, encoding, []
-        return each_item(array, lambda values: plain(values, item)[0]), lookup(f"{target}[]"), []
-    name = _NATURAL.get(encoding.name)
+    stored = encoding if encoding.item is None else encoding.item
+    name = _NATURAL.get(stored.name)
     if name is None:
         return array, encoding, []
+    if encoding.item is not None:
+        return each_item(array, lambda values: plain(values, stored)[0]), lookup(f"{name}[]"), []
     if not encoding.is_text:
         return array, lookup(name), []
     if not array.type.equals(encoding.arrow):  # Arrow's kernels do not support views
         array = array.cast(encoding.arrow)
     if name == "int":
-        out, failed = number_text.ints(array, _json_int if encoding.name == "json_int" else int)
+        parse_int = _parse_json_int if encoding.name == "json_int" else int
+        out, invalid = number_text.ints(array, parse_int)
     elif name == "float64":
-        out, failed = number_text.floats(
-            array, _json_float if encoding.name == "json_float" else float
-        )
+        parse_float = _parse_json_float if encoding.name == "json_float" else float
+        out, invalid = number_text.floats(array, parse_float)
     else:
-        out, failed = number_text.parse_json_text(array)
-    return out, lookup(name), failed
+        out, invalid = number_text.parse_json_text(array)
+    return out, lookup(name), invalid
 
 
-def _json_parser(
-    kind: type | tuple[type, ...], convert: Callable[[Any], Any]
-) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        value = json.loads(text)
-        if not isinstance(value, kind):
-            raise ValueError
-        return convert(value)
-
-    return parse
+def _parse_json_int(text: str) -> int:
+    value = json.loads(text)
+    if not isinstance(value, int):
+        raise ValueError
+    return int(value)
 
 
-_json_int, _json_float = _json_parser(int, int), _json_parser((float, int), float)
+def _parse_json_float(text: str) -> float:
+    value = json.loads(text)
+    if not isinstance(value, (float, int)):
+        raise ValueError
+    return float(value)
+
+
+# -- whole columns
+
+
+def _has_kernel(kind: pa.DataType, encoding: Encoding) -> bool:
+    """Return whether `_convert_column` supports an Arrow type and an encoding."""
+    name = encoding.name.partition(":")[0]
+    if encoding.item is not None:
+        return False
+    if name in (*_DOCUMENTS, "ndarray"):
+        return is_binary(kind) or (name == "msgpack" and bool(pa.types.is_floating(kind)))
+    if name in ("json", "json_json"):
+        return is_text(kind) or is_binary(kind) or is_number(kind)
+    return True
+
+
+def _keep_bytes(array: pa.Array, encoding: Encoding) -> Converted:
+    """Return stored bytes unchanged, cast from another type or checked for their size."""
+    if array.type.equals(TEXT) and encoding.arrow.equals(BINARY):
+        return array.view(BINARY), []
+    return _convert_or_bisect(
+        array, encoding.arrow, lambda some: _check_size(some.cast(encoding.arrow), encoding)
+    )
+
+
+def _convert_column(array: pa.Array, encoding: Encoding, content: str) -> Converted:
+    """Convert a column for which `_has_kernel` is true.
+
+    content  of a text column: "text" or "json"; "" if unknown, then as the encoding needs
+    """
+    if encoding.is_text:
+        return _TEXT_WRITERS[encoding.name](array, content)
+    if encoding.arrow.equals(BINARY):
+        if encoding.name == "msgpack" and pa.types.is_floating(array.type):
+            return msgpack.float_bytes(array.cast(pa.float64())), []
+        return _convert_or_bisect(
+            array, BINARY, lambda some: _check_size(_to_binary(some), encoding)
+        )
+    return _numbers(array, encoding.arrow)
+
+
+def _convert_or_bisect(
+    array: pa.Array, target: pa.DataType, convert_part: Callable[[pa.Array], pa.Array]
+) -> Converted:
+    """Convert a column; if that fails, find the invalid values by bisection."""
+    try:
+        return convert_part(array), []
+    except _KERNEL_ERRORS:
+        failed = _failing(array, convert_part)
+    if len(failed) + array.null_count == len(array):
+        return pa.nulls(len(array), target), failed  # the type may have no conversion at all
+    mask = np.zeros(len(array), bool)
+    mask[failed] = True
+    kept = pc.if_else(pa.array(mask), pa.scalar(None, array.type), array)
+    return convert_part(kept), failed
+
+
+def _failing(array: pa.Array, convert_part: Callable[[pa.Array], pa.Array]) -> list[int]:
+    """Return the rows that cannot be converted, without nulls."""
+
+    def error_of(start: int, stop: int) -> Exception | None:
+        try:
+            convert_part(array[start:stop])
+        except _KERNEL_ERRORS as error:
+            return error
+        return None
+
+    rows = (row for row, _ in failing_rows(0, len(array), error_of))
+    return [row for row in rows if array[row].is_valid]
+
+
+# -- bytes
+
+
+def _to_binary(array: pa.Array) -> pa.Array:
+    if is_text(array.type):
+        return array.cast(TEXT).view(BINARY)
+    if not is_binary(array.type):
+        raise pa.ArrowInvalid(f"{array.type} is not bytes")
+    return array.cast(BINARY)
+
+
+def _check_size(array: pa.Array, encoding: Encoding) -> pa.Array:
+    if encoding.size is not None and array.type.equals(BINARY):
+        lengths = pc.binary_length(array)
+        if not pc.all(pc.equal(lengths, encoding.size), min_count=0).as_py():
+            raise pa.ArrowInvalid(f"not {encoding.size} bytes")
+    return array
+
+
+# -- numbers
+
+
+def _numbers(array: pa.Array, target: pa.DataType) -> Converted:
+    kind = array.type
+    if is_text(kind):
+        text = array.cast(TEXT)
+        if pa.types.is_floating(target):
+            values, failed = number_text.floats(text)
+            out, more = _numbers(values, target)
+            return out, sorted([*failed, *more])
+        return number_text.ints(text, kind=target)
+    return _convert_or_bisect(array, target, lambda some: _cast(some, target))
+
+
+def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
+    kind = array.type
+    if is_binary(kind) or pa.types.is_nested(kind):
+        raise pa.ArrowInvalid(f"{kind} is not a number")
+    if pa.types.is_temporal(kind):
+        array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
+    if pa.types.is_floating(target) and (
+        pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)
+    ):
+        array = array.cast(pa.float64(), safe=False)  # may lose digits, as float() does
+    out = array.cast(target)
+    if (
+        pa.types.is_floating(target)
+        and pa.types.is_floating(array.type)
+        and target.bit_width < array.type.bit_width
+    ):
+        large = pc.and_(pc.is_inf(out.cast(pa.float32())), pc.invert(pc.is_inf(array)))
+        if pc.any(large, min_count=0).as_py():
+            raise pa.ArrowInvalid("a number became infinite")
+    return out
+
+
+# -- text
+
+
+def _str(array: pa.Array, kind: str = "") -> Converted:
+    return _convert_or_bisect(array, TEXT, _to_text)
+
+
+def _to_text(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if pa.types.is_floating(kind):
+        return number_text.float_text(array.cast(pa.float64()))
+    if pa.types.is_nested(kind):
+        raise pa.ArrowInvalid(f"{kind} is not text")
+    text = array.cast(TEXT)  # casting bytes checks UTF-8
+    if is_text(kind):
+        check_text(text)
+    return text
+
+
+def _then(first: Converted, step: Callable[[pa.Array], Converted]) -> Converted:
+    out, failed = first
+    out, more = step(out)
+    return out, sorted([*failed, *more])
+
+
+def _checked(array: pa.Array, pattern: str, parse: Callable[[str], Any]) -> Converted:
+    """Keep text that matches a pattern or that `parse` accepts."""
+
+    def same(value: str) -> str:
+        parse(value)
+        return value
+
+    return number_text.patched(
+        array, pc.match_substring_regex(array, pattern), lambda some: some, same
+    )
+
+
+def _decimal(value: str) -> Decimal:
+    try:
+        return Decimal(value)
+    except InvalidOperation:
+        raise ValueError(value) from None
+
+
+def _str_int(array: pa.Array, content: str) -> Converted:
+    if pa.types.is_floating(array.type) or pa.types.is_boolean(array.type):
+        return _then(_numbers(array, pa.int64()), _str)
+    return _then(_str(array), lambda text: _checked(text, number_text.JSON_INT, int))
+
+
+def _str_float(array: pa.Array, content: str) -> Converted:
+    if is_number(array.type):
+        numbers = array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array
+        return _then(_numbers(numbers, pa.float64()), _str)
+    return _then(_str(array), lambda text: _checked(text, number_text.JSON_FLOAT, float))
+
+
+def _str_decimal(array: pa.Array, content: str) -> Converted:
+    return _then(_str(array), lambda text: _checked(text, number_text.JSON_FLOAT, _decimal))
+
+
+def _json(array: pa.Array, content: str) -> Converted:
+    if pa.types.is_floating(array.type):
+        return _then(_str(array), _json_floats)
+    if is_number(array.type):
+        return _str(array)
+    if content == "json":
+        return array, []
+    if content == "text":
+        return number_text.escape_json(array)
+    return _then(_str(array), lambda text: _checked(text, number_text.JSON_FLOAT, json.loads))
+
+
+def _json_floats(text: pa.Array) -> Converted:
+    """Return the text of floats with JSON's NaN and Infinity."""
+    return pc.replace_substring(pc.replace_substring(text, "nan", "NaN"), "inf", "Infinity"), []
+
+
+def _json_str(array: pa.Array, content: str) -> Converted:
+    return _then(_str(array), number_text.escape_json)
+
+
+def _json_json(array: pa.Array, content: str) -> Converted:
+    return _then(_json(array, content), number_text.escape_json)
+
+
+def _json_int(array: pa.Array, content: str) -> Converted:
+    return _then(
+        _str_int(array, content),
+        lambda text: _recode_number_text(text, "str_int", "json_int") or (text, []),
+    )
+
+
+def _json_float(array: pa.Array, content: str) -> Converted:
+    return _then(
+        _str_float(array, content),
+        lambda text: _recode_number_text(text, "str_float", "json_float") or (text, []),
+    )
+
+
+_TEXT_WRITERS: dict[str, Callable[[pa.Array, str], Converted]] = {
+    "str": _str,
+    "json": _json,
+    "str_int": _str_int,
+    "str_float": _str_float,
+    "str_decimal": _str_decimal,
+    "json_str": _json_str,
+    "json_json": _json_json,
+    "json_int": _json_int,
+    "json_float": _json_float,
+}
+# (source, target) -> pattern of the text that both write alike, and a function for other text
+_NUMBER_TEXTS: dict[tuple[str, str], tuple[str, Callable[[str], str]]] = {
+    ("str_int", "json_int"): (number_text.JSON_INT, lambda text: str(int(text))),
+    ("json_int", "str_int"): (number_text.JSON_INT, lambda text: str(_parse_json_int(text))),
+    ("str_float", "json_float"): (_FLOAT, lambda text: json.dumps(float(text))),
+    ("json_float", "str_float"): (_FLOAT, lambda text: repr(_parse_json_float(text))),
+}
+
+
+def _recode_number_text(array: pa.Array, source: str, target: str) -> Converted | None:
+    """Convert text of numbers to another text encoding, or to uint64; None for other pairs of
+    encodings.
+    """
+    if source in ("str_int", "json_int") and target == "uint64":  # may exceed int64
+        parse = _parse_json_int if source == "json_int" else int
+        return number_text.ints(array, parse, pa.uint64())
+    if (source, target) not in _NUMBER_TEXTS:
+        return None
+    pattern, rewrite = _NUMBER_TEXTS[source, target]
+    return number_text.patched(
+        array, pc.match_substring_regex(array, pattern), lambda some: some, rewrite
+    )
+
+
+# -- value by value
 
 
 def _convert_each(
@@ -312,7 +599,7 @@ def _convert_each(
         except UnsafeError:
             failures.append((row, "is a pickle; pickles are not decoded"))
             continue
-        except _ERRORS:
+        except _VALUE_ERRORS:
             failures.append((row, f"is not {'' if source is None else source.name}"))
             continue
         try:
@@ -322,7 +609,7 @@ def _convert_each(
             ):
                 # bytes are stored unchecked, and may not be valid text or numbers
                 typed(pa.array(out[-1:], encoding.raw), encoding)
-        except _ERRORS:
+        except _VALUE_ERRORS:
             out[-1] = None
             failures.append((row, f"{_shown(sample)}does not fit {encoding.name}"))
     return typed(pa.array(out, encoding.raw), encoding), failures
@@ -331,8 +618,7 @@ def _convert_each(
 def _shown(value: Any) -> str:
     if not isinstance(value, (str, int, float, list, dict, type(None))):
         return ""
-    shown = str(value)
-    return f"{shown if len(shown) <= 60 else shown[:57] + '…'} "
+    return f"{_shorten(str(value))} "
 
 
 def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
@@ -345,12 +631,12 @@ def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
         return (next(tensors) if valid else None for valid in array.is_valid().to_pylist())
     if (
         encoding.name.partition(":")[0] in _ARRAYS
-        and cast.is_list(array.type)
-        and cast.is_number(array.type.value_type)
+        and is_list(array.type)
+        and is_number(array.type.value_type)
         and not pa.types.is_boolean(array.type.value_type)
         and encoding.dtype in ("", np.dtype(array.type.value_type.to_pandas_dtype()).name)
     ):
-        return _number_arrays(cast.large_list(array))
+        return _number_arrays(large_list(array))
     return _objects(array)
 
 

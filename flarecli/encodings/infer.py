@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from flarecli.encodings.cast import is_list, is_text
+from flarecli.encodings.columns import is_list, is_text
 from flarecli.errors import UsageError
 from flarecli.media import kind_of, sniff
 

@@ -13,10 +13,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from flarecli.arguments import checked
-from flarecli.encodings.registry import CUSTOM, CustomEncoding, add_custom
 from flarecli.errors import UsageError
 from flarecli.lazy import pa
 from flarecli.model import Column
@@ -24,11 +23,14 @@ from flarecli.suggest import choose
 
 __all__ = [
     "BINARY",
+    "CUSTOM",
+    "CustomEncoding",
     "Encoding",
     "NAMES",
     "NDARRAY_CODES",
     "NDARRAY_CODES_SIZE",
     "TEXT",
+    "add_custom",
     "column",
     "lookup",
     "register",
@@ -107,6 +109,7 @@ NDARRAY_CODES = {
 NDARRAY_CODES_SIZE = {dtype: int(re.sub(r"\D", "", dtype)) // 8 for dtype in NDARRAY_CODES}
 _NDARRAY = r"(?a)ndarray:([a-z]+\d+)(?::( *\d+ *(?:, *\d+ *)*))?"
 MAX_NDARRAY_BYTES = 1 << 32  # offsets of samples in MDS shards are uint32
+_CUSTOM_NAME = r"(?a)[A-Za-z_][\w.-]{0,63}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +163,8 @@ def _arrow(kind: str) -> pa.DataType:
 def __getattr__(name: str) -> Any:
     if name not in ("TEXT", "BINARY"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = _arrow(_TEXT if name == "TEXT" else _BINARY)
-    return found
+    kind = globals()[name] = _arrow(_TEXT if name == "TEXT" else _BINARY)
+    return kind
 
 
 @lru_cache(maxsize=1024)
@@ -195,6 +198,16 @@ def lookup(name: str) -> Encoding:
     raise UsageError(f"unknown encoding {shown!r}", hint=hint)
 
 
+class CustomEncoding(NamedTuple):
+    """The functions of a custom encoding: value to bytes, and bytes to value."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+CUSTOM: dict[str, CustomEncoding] = {}  # of this process only
+
+
 @checked
 def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
     """Register a custom encoding in this process; its name and `NAME[]` can be used for columns.
@@ -206,6 +219,18 @@ def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes]
     if name in NAMES or name.startswith("ndarray"):
         raise UsageError(f"{name!r} is a built-in encoding", hint="Choose another name.")
     add_custom(name, CustomEncoding(encode, decode))
+
+
+def add_custom(name: str, custom: CustomEncoding) -> None:
+    """Register an encoding; an earlier one of the same name is replaced. Raises UsageError for an
+    invalid name.
+    """
+    if not re.fullmatch(_CUSTOM_NAME, name):
+        raise UsageError(
+            f"{name!r:.80} is not a valid name of an encoding",
+            hint="Use letters, digits, _, - and dots, at most 64, and start with a letter.",
+        )
+    CUSTOM[name] = custom
 
 
 def column(name: str, encoding: str) -> Column:

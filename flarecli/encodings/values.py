@@ -15,8 +15,7 @@ from typing import Any
 
 from flarecli.encodings import arrays, images, msgpack, number_text
 from flarecli.encodings.columns import is_utf8
-from flarecli.encodings.names import Encoding
-from flarecli.encodings.registry import CUSTOM
+from flarecli.encodings.names import CUSTOM, Encoding
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.units import format_size
 

@@ -8,13 +8,13 @@ from flarecli.ingest.folder import data_among
 from flarecli.ingest.index import Index, open_folder, open_index
 from flarecli.ingest.read_files import Flaw, contents, filled
 from flarecli.ingest.registry import is_index
-from flarecli.ingest.source_checksum import Running
+from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import standard_input
 
 __all__ = [
     "Flaw",
     "Index",
-    "Running",
+    "SourceChecksum",
     "contents",
     "data_among",
     "filled",

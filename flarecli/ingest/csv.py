@@ -17,28 +17,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
+from flarecli import expansion
 from flarecli.errors import FormatError
-from flarecli.expansion import MAX_COLUMNS
-from flarecli.expansion import check_columns as check_columns_count
+from flarecli.ingest.base import Part, check_columns
 from flarecli.ingest.decompress import Blocks
-from flarecli.ingest.source import check_columns
 from flarecli.ingest.text_records import BOM, Piece, pieces, records
 from flarecli.names import shell_quoted
+from flarecli.units import format_count
 
 __all__ = ["Delimited"]
 
 _ROWS = 8192
 _QUOTED = re.compile(rb'"[^"]*"')
-_KINDS = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
-_READABLE = {*_KINDS, pa.string()}
+_EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
+_TYPES = {*_EXPECTED, pa.string()}
 # values that Arrow would parse with a loss: leading zeros, digits beyond a double, 1 for true
 _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
 
-class Delimited:
+class Delimited(Part):
     """One CSV or TSV file. The number of rows is unknown until it is read, unless it is 0."""
 
-    as_text = True  # every column can be read as text, as written
+    at: Blocks
+    readable_as_text = True
 
     def __init__(self, source: Blocks, delimiter: str, text: Collection[str]) -> None:
         self.at, self._delimiter = source, delimiter
@@ -48,26 +49,23 @@ class Delimited:
         check_columns(self._names, source)
         first = next(self._tables(self._names), None)
         self.rows = 0 if first is None else None
-        kinds = [
+        types = [
             pa.string() if first is None or name in text else _infer_type(first[1].column(i))
             for i, name in enumerate(self._names)
         ]
-        self.schema = pa.schema(
-            [pa.field(name, kind) for name, kind in zip(self._names, kinds, strict=True)]
-        )
+        self.schema = pa.schema(list(zip(self._names, types, strict=True)))
 
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes of the file."""
-        return self.at.blocks()
-
-    def declared(self, kinds: Mapping[str, pa.DataType]) -> Delimited:
-        """Return the file with some columns read as other types, to match other files of the index."""
-        fields = [
-            pa.field(field.name, kinds[field.name]) if kinds.get(field.name) in _READABLE else field
-            for field in self.schema
-        ]
+    def with_types(self, types: Mapping[str, pa.DataType]) -> Delimited:
+        """Return the file with columns read as numbers, bool or text if the index needs it."""
         other = copy.copy(self)
-        other.schema = pa.schema(fields)
+        other.schema = pa.schema(
+            [
+                pa.field(
+                    field.name, types[field.name] if types[field.name] in _TYPES else field.type
+                )
+                for field in self.schema
+            ]
+        )
         return other
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
@@ -76,21 +74,15 @@ class Delimited:
         raises  FormatError with the line of a record with a wrong number of fields, or of an
                 invalid value
         """
-        schema = (
-            self.schema
-            if columns is None
-            else pa.schema([self.schema.field(name) for name in columns])
-        )
+        schema = self.selected(columns)
         for piece, table in self._tables(schema.names):
             for start in range(0, table.num_rows, _ROWS):
                 part = table.slice(start, _ROWS)
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        self._convert(part.column(i), field, piece, start)
-                        for i, field in enumerate(schema)
-                    ],
-                    schema=schema,
-                )
+                arrays = [
+                    self._convert(part.column(i), field, piece, start)
+                    for i, field in enumerate(schema)
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _header(self) -> list[str]:
         piece = next(self._pieces(), None)
@@ -98,12 +90,16 @@ class Delimited:
             raise FormatError("no header with the names of the columns", where=self.at)
         self._head = piece.data[: _first_record(piece)]
         header = self._head.strip(b"\r\n") + b"\n"
-        if header.count(self._delimiter.encode()) >= MAX_COLUMNS:  # the parser uses 9 kB for each
-            unquoted = _QUOTED.sub(b"", header)
-            check_columns_count(unquoted.count(self._delimiter.encode()) + 1, self.at)
+        if (
+            header.count(self._delimiter.encode()) >= expansion.MAX_COLUMNS
+        ):  # the parser uses 9 kB for each
+            separators = _QUOTED.sub(b"", header).count(self._delimiter.encode())
+            expansion.check_columns(separators + 1, self.at)
         try:
             read = csv.ReadOptions(use_threads=False, block_size=len(header) + 1)
-            return list(csv.open_csv(pa.BufferReader(header), read, self._parse()).schema.names)
+            return list(
+                csv.open_csv(pa.BufferReader(header), read, self._parse_options([])).schema.names
+            )
         except pa.ArrowInvalid as error:
             raise self._parse_error(piece, [], error) from None
 
@@ -124,10 +120,13 @@ class Delimited:
             if not rest.is_blank:
                 yield rest
 
-    def _parse(self, ragged: list[Any] | None = None) -> csv.ParseOptions:
+    def _parse_options(self, ragged: list[Any]) -> csv.ParseOptions:
+        """Return the options for Arrow's parser, which adds a row with a wrong number of fields to
+        `ragged`.
+        """
+
         def refuse(row: Any) -> str:
-            if ragged is not None:
-                ragged.append(row)
+            ragged.append(row)
             return "error"
 
         return csv.ParseOptions(
@@ -135,7 +134,7 @@ class Delimited:
         )
 
     def _tables(self, columns: Sequence[str]) -> Iterator[tuple[Piece, pa.Table]]:
-        """Parse piece by piece, with all values as text; only the columns asked for are built."""
+        """Yield each piece with its rows; all values are text."""
         convert = csv.ConvertOptions(
             column_types={name: pa.string() for name in columns},
             include_columns=list(columns),
@@ -150,7 +149,9 @@ class Delimited:
             # Arrow removes a BOM at the start, but here it belongs to a value
             data = BOM + piece.data if piece.data.startswith(BOM) else piece.data
             try:
-                table = csv.read_csv(pa.BufferReader(data), read, self._parse(ragged), convert)
+                table = csv.read_csv(
+                    pa.BufferReader(data), read, self._parse_options(ragged), convert
+                )
             except pa.ArrowInvalid as error:
                 raise self._parse_error(piece, ragged, error) from None
             yield piece, table.combine_chunks()
@@ -159,10 +160,11 @@ class Delimited:
         if not ragged:
             return FormatError(f"cannot parse: {str(error).splitlines()[0][:200]}", where=self.at)
         row = ragged[0]
-        fields = f"{row.actual_columns} field{'s' if row.actual_columns != 1 else ''}"
-        message = f"line {_line(piece, row.number - 1)} has {fields}, the header has {row.expected_columns}"
+        line, fields = _line(piece, row.number - 1), format_count(row.actual_columns, "field")
         return FormatError(
-            message, where=self.at, hint="Quote fields that hold a separator or a newline."
+            f"line {line} has {fields}, the header has {row.expected_columns}",
+            where=self.at,
+            hint="Quote fields that contain a separator or a newline.",
         )
 
     def _convert(
@@ -173,12 +175,11 @@ class Delimited:
         if typed is not None:
             return typed
         at = next(i for i in range(len(array)) if _as_type(array.slice(i, 1), field.type) is None)
-        message = (
-            f"line {_line(piece, row + at)}: column {field.name!r} contains "
-            f"{_short(array[at].as_py())}; expected {_KINDS[field.type]}"
-        )
+        value = array[at].as_py()
+        value = repr(value if len(value) <= 40 else f"{value[:39]}…")
         raise FormatError(
-            message,
+            f"line {_line(piece, row + at)}: column {field.name!r} contains {value}; "
+            f"expected {_EXPECTED[field.type]}",
             where=self.at,
             column=field.name,
             hint=f"Use --encode {shell_quoted(f'{field.name}=str')} to read it as text.",
@@ -202,7 +203,7 @@ def _infer_type(values: pa.ChunkedArray) -> pa.DataType:
     array = values.combine_chunks()
     if pc.all(pc.equal(array, "")).as_py():
         return pa.string()
-    return next((kind for kind in _KINDS if _as_type(array, kind) is not None), pa.string())
+    return next((kind for kind in _EXPECTED if _as_type(array, kind) is not None), pa.string())
 
 
 def _as_type(values: pa.Array, kind: pa.DataType) -> pa.Array | None:
@@ -221,7 +222,3 @@ def _as_type(values: pa.Array, kind: pa.DataType) -> pa.Array | None:
     if kind == pa.int64() and pc.any(pc.not_equal(typed.cast(pa.string()), values)).as_py():
         return None
     return typed
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:39]}…")

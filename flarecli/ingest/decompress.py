@@ -18,15 +18,20 @@ from flarecli.expansion import check_decoded
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 
-__all__ = ["Blocks", "Text", "split_compression"]
+__all__ = ["Blocks", "TextFile", "split_compression"]
 
-BLOCK = 4 << 20  # bytes per block
+BLOCK_BYTES = 4 << 20
 _SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 class Blocks(Protocol):
-    """Bytes that can be read in order any number of times; `str()` is their address."""
+    """Bytes that can be read in order any number of times; `str()` is their address.
 
+    location  None if they are not in a file
+    """
+
+    @property
+    def location(self) -> Location | None: ...
     def blocks(self) -> Iterator[bytes]: ...
 
 
@@ -39,14 +44,14 @@ def split_compression(name: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextFile:
     """A text file, which may be compressed."""
 
-    at: Location
+    location: Location
     compression: str = ""
 
     def __str__(self) -> str:
-        return str(self.at)
+        return str(self.location)
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes in order, up to 4 MB at a time. A local file is held open while it is
@@ -58,25 +63,26 @@ class Text:
         if self.compression:
             yield from self._decompressed()
             return
-        store, path = self.at.store, self.at.path
+        store, path = self.location.store, self.location.path
         if isinstance(store, LocalStore):  # held open, because the file may be replaced
             with store.opened(path) as fd:
                 size = store.status(fd, path).st_size
-                for start in range(0, size, BLOCK):
+                for start in range(0, size, BLOCK_BYTES):
                     now = store.status(fd, path).st_size
-                    yield store.pread(fd, path, start, min(start + BLOCK, size), now)
+                    yield store.pread(fd, path, start, min(start + BLOCK_BYTES, size), now)
             return
-        size = self.at.size()
-        for start in range(0, size, BLOCK):
-            yield self.at.read(start, min(start + BLOCK, size))
+        size = self.location.size()
+        for start in range(0, size, BLOCK_BYTES):
+            yield self.location.read(start, min(start + BLOCK_BYTES, size))
 
     def _decompressed(self) -> Iterator[bytes]:
-        source = _BlockFile(self.at.blocks())
-        name, size = self.compression, 0
-        with pa.CompressedInputStream(pa.PythonFile(source, mode="r"), name) as stream:
+        source = _BlockFile(self.location.blocks())
+        size = 0
+        file = pa.PythonFile(source, mode="r")
+        with pa.CompressedInputStream(file, self.compression) as stream:
             while True:
                 try:
-                    data = stream.read(BLOCK)
+                    data = stream.read(BLOCK_BYTES)
                 except (pa.ArrowException, OSError) as error:
                     if source.error is not None:
                         raise source.error from None
@@ -84,24 +90,26 @@ class Text:
                 if not data:
                     return
                 size += len(data)
-                check_decoded(size, source.size, self.at)
+                check_decoded(size, source.size, self.location)
                 yield data
 
     def _format_error(self, reason: str) -> FormatError:
         if "runcated" in reason:
             return FormatError(
                 f"the {self.compression} file is truncated",
-                where=self.at,
+                where=self.location,
                 hint="The file was cut short; fetch it again.",
             )
-        return FormatError(
-            f"not valid {self.compression}: {reason.splitlines()[0].rpartition(': ')[2][:100].lower()}",
-            where=self.at,
-        )
+        reason = reason.splitlines()[0].rpartition(": ")[2][:100].lower()
+        return FormatError(f"not valid {self.compression}: {reason}", where=self.location)
 
 
 class _BlockFile(io.RawIOBase):
-    """Blocks of bytes as a file for the decompressor; `error` is the first FlareError of a read."""
+    """Blocks of bytes as a file for the decompressor.
+
+    size   bytes read so far
+    error  the first FlareError of a read; Arrow passes on only its text
+    """
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest, self.size = blocks, memoryview(b""), 0

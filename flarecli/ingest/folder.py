@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from flarecli.errors import FormatError, UsageError
 from flarecli.hashes import DEFAULT, Sums
+from flarecli.ingest.base import Part
 from flarecli.media import is_media, kind_of
 from flarecli.names import escape
 from flarecli.storage import Entry, Location
@@ -308,7 +309,7 @@ class _Survey:
             yield entry
 
 
-class Folder:
+class Folder(Part):
     """The files of a folder, grouped by key.
 
     columns     extensions to read; None: those that half of the keys with the main one have
@@ -320,6 +321,8 @@ class Folder:
     raises      MissingError if the folder does not exist; FormatError if it has no data files;
                 UsageError for a column that no file has
     """
+
+    at: Location
 
     def __init__(self, at: Location, columns: Sequence[str] | None = None) -> None:
         self.at = at
@@ -356,7 +359,7 @@ class Folder:
             )
         self.extensions = sorted(set(chosen))
         self.schema = pa.schema([(name, pa.string()) for name in (self.key, *self.extensions)])
-        self.rows: int | None = sum(
+        self.rows = sum(
             count * len(self._rows(Group("", dict.fromkeys(mixture, ""))))
             for mixture, count in mixtures.items()
         )
@@ -382,11 +385,7 @@ class Folder:
 
         Raises FormatError if the folder has changed.
         """
-        schema = (
-            self.schema
-            if columns is None
-            else pa.schema([self.schema.field(name) for name in columns])
-        )
+        schema = self.selected(columns)
         entries, held = _SummedEntries(self.at.list()), list[Group]()
         for group in groups(entries, self._rules, where=self.at):
             held += self._rows(group)

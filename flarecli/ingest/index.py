@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,28 +19,34 @@ from flarecli import sql
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.expansion import FREE_BYTES, FREE_ROWS, check_decoded, check_rows
 from flarecli.hashes import DEFAULT, Sums
+from flarecli.ingest.base import Part
 from flarecli.ingest.csv import Delimited
 from flarecli.ingest.folder import Folder
 from flarecli.ingest.json import Json
-from flarecli.ingest.lists import ListedFile, expand_lists
 from flarecli.ingest.parquet import Parquet
-from flarecli.ingest.read_ahead import NumberedBatch, read_ahead
 from flarecli.ingest.read_files import Flaw, contents
-from flarecli.ingest.registry import STDIN, Part, open_part
+from flarecli.ingest.registry import STDIN, ListedFile, expand_lists, open_part
 from flarecli.ingest.schema_merge import align, merge
-from flarecli.ingest.source import OnRead
-from flarecli.ingest.source_checksum import Running
-from flarecli.ingest.statistics import select_row_groups
+from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, standard_input
-from flarecli.prefetch import ordered_map
+from flarecli.prefetch import ordered_map, result_interruptibly, submit
 from flarecli.redact import redact
 from flarecli.storage import Guard, Limits, Location, locate
 from flarecli.suggest import choose
 
-__all__ = ["Index", "open_folder", "open_index"]
+__all__ = ["Index", "NumberedBatch", "open_folder", "open_index", "read_ahead"]
 
 JOINED_ROWS, JOINED_BYTES = 1 << 17, 32 << 20
 MAX_OPENERS = 16  # remote files that are opened at a time
+READ_AHEAD_FILES = 4  # remote files whose rows are read at a time
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # of rows that one call reads ahead
+
+
+class NumberedBatch(NamedTuple):
+    """A batch, and the number of its first row in its file."""
+
+    row: int
+    batch: pa.RecordBatch
 
 
 @dataclass(frozen=True)
@@ -80,17 +89,17 @@ class Index:
         row: str | None = None,
         start: int = 0,
         stop: int | None = None,
-        running: Running | None = None,
+        checksum: SourceChecksum | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, with the given columns, at most 8,192 in a batch.
 
-        where    condition that allows to skip row groups of parquet; other rows are not filtered
-        row      name of an additional int64 column with the number of each row in the index
-        start    first row; files and row groups before it are skipped if their rows are known
-        stop     row to stop before; None: all
-        running  checksum to update with the bytes that are read, if `running()` returned one
-        raises   UsageError for an unknown column; FormatError with file and row for invalid data,
-                 or if known are no rows
+        where     condition that allows to skip row groups of parquet; other rows are not filtered
+        row       name of an additional int64 column with the number of each row in the index
+        start     first row; files and row groups before it are skipped if their rows are known
+        stop      row to stop before; None: all
+        checksum  from `source_checksum`, updated with the bytes that are read
+        raises    UsageError for an unknown column; FormatError with file and row for invalid data,
+                  or if there are no rows
         """
         known = set(self.schema.names)
         for name in columns or ():
@@ -104,41 +113,33 @@ class Index:
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
         bounds = () if where is None else sql.bounds(where, self.schema.names)
-        first = rows = 0
         last = sys.maxsize if stop is None else stop
-        reads_ahead = start <= 0 and stop is None and any(_is_far(part) for part in self.parts)
-        streams = (
-            read_ahead(
-                partial(_numbered_batches, part, _common_names(part, names), bounds, 0, sys.maxsize)
-                for part in self.parts
+        first = rows = 0
+        streams = None
+        if start <= 0 and stop is None and any(_is_remote(part) for part in self.parts):
+            streams = read_ahead(
+                _numbered_batches(part, names, bounds, 0, last) for part in self.parts
             )
-            if reads_ahead
-            else None
-        )
         for number, part in enumerate(self.parts):
             if first >= last:
                 return
             self._firsts[number], count = first, 0
-            on_read = None if running is None else partial(running.heard, number)
-            for at, batch in (
-                next(streams)
-                if streams is not None
-                else _numbered_batches(
-                    part, _common_names(part, names), bounds, start - first, last - first, on_read
+            if streams is not None:
+                batches = next(streams)
+            else:
+                on_read = None if checksum is None else partial(checksum.advance, number)
+                batches = _numbered_batches(
+                    part, names, bounds, start - first, last - first, on_read
                 )
-            ):
+            for at, batch in batches:
                 count, rows = at + batch.num_rows, rows + batch.num_rows
                 low, high = max(start - first - at, 0), min(last - first - at, batch.num_rows)
                 if low < high:
-                    fit = align(batch.slice(low, high - low), schema, part, at + low)
-                    places = (
-                        None
-                        if row is None
-                        else pa.array(np.arange(first + at + low, first + at + high))
-                    )
-                    yield (
-                        fit if row is None else fit.append_column(pa.field(row, pa.int64()), places)
-                    )
+                    aligned = align(batch.slice(low, high - low), schema, part, at + low)
+                    if row is not None:
+                        numbers = pa.array(np.arange(first + at + low, first + at + high))
+                        aligned = aligned.append_column(pa.field(row, pa.int64()), numbers)
+                    yield aligned
                 if first + count >= last:
                     return
             first += count if part.rows is None else part.rows
@@ -174,28 +175,29 @@ class Index:
         limits: Limits | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
         """Replace file names in some columns by the contents of the files; failed files are null."""
-        resolve = self.at.join if self.address == STDIN else self.at.__truediv__
-        is_local = self.at.is_local and self.address != STDIN
-        return contents(batches, columns, resolve, limits, *(() if is_local else (1,)))
+        if self.address == STDIN:
+            return contents(batches, columns, self.at.join, limits, group_rows=1)
+        if not self.at.is_local:
+            return contents(batches, columns, self.at.__truediv__, limits, group_rows=1)
+        return contents(batches, columns, self.at.__truediv__, limits)
 
     def count(self, where: str | None = None) -> int:
         """Return the number of rows that a condition selects; reads only the columns needed, or
         nothing.
         """
-        if where is None and self.rows is not None:
-            return self.rows
-        names = (self.schema.names if where is None else sql.columns_of(where, self.schema.names))[
-            : None if where else 1
-        ]
-        batches = self.batches(names or self.schema.names[:1], where)
-        if where is not None:
-            schema = pa.schema([self.schema.field(name) for name in names or self.schema.names[:1]])
-            _, batches = sql.select(schema, _join_small(batches), where)
-        return sum(batch.num_rows for batch in batches)
+        if where is None:
+            if self.rows is not None:
+                return self.rows
+            return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
+        names = sql.columns_of(where, self.schema.names) or self.schema.names[:1]
+        schema = pa.schema([self.schema.field(name) for name in names])
+        _, selected = sql.select(schema, _join_small(self.batches(names, where)), where)
+        return sum(batch.num_rows for batch in selected)
 
-    def running(self) -> Running | None:
-        """Return a checksum of the files to update while they are read; None if they must be read
-        for it.
+    def source_checksum(self) -> SourceChecksum | None:
+        """Return a checksum of the files to update while they are read.
+
+        None unless all files are local parquet; then `sum` must read them.
         """
         parts = [part for part in self.parts if isinstance(part, Parquet) and part.is_local]
         if len(parts) < len(self.parts):
@@ -203,8 +205,8 @@ class Index:
         sums = Sums([DEFAULT])
         for part in parts:
             sums.update(f"{part.at.size()}\n".encode())
-            sums.update(part.tail())
-        return Running([part.at for part in parts], sums.hex()[DEFAULT])
+            sums.update(part.footer())
+        return SourceChecksum([part.at for part in parts], sums.hex()[DEFAULT])
 
     def sum(self) -> str:
         """Return the xxh3_128 of the bytes of all files, in order; reads every file."""
@@ -218,73 +220,130 @@ class Index:
 def _join_small(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join small batches, because a condition takes about a millisecond per batch."""
     held: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         held.append(batch)
-        rows += batch.num_rows
-        if (
-            rows >= JOINED_ROWS
-            or sum(item.nbytes for item in held[-2:]) * len(held) >= JOINED_BYTES
-        ):
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= JOINED_ROWS or size >= JOINED_BYTES:
             yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held, rows = [], 0
+            held, rows, size = [], 0, 0
     if held:
         yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
-def _common_names(part: Part, names: Sequence[str]) -> list[str]:
-    known = set(part.schema.names)
-    return [name for name in names if name in known]
-
-
-def _is_far(part: Part) -> bool:
-    at = getattr(part.at, "at", part.at)
-    return isinstance(at, Location) and not at.is_local
+def _is_remote(part: Part) -> bool:
+    return part.location is not None and not part.location.is_local
 
 
 def _numbered_batches(
+    part: Part,
+    columns: Sequence[str],
+    bounds: Sequence[sql.Bound],
+    start: int,
+    stop: int,
+    on_read: Callable[[int], object] | None = None,
+) -> Iterator[NumberedBatch]:
+    """Yield the batches of a part that may have rows within bounds and from start to stop.
+
+    columns  of the whole index; the part may lack some
+    on_read  as for `Parquet.batches`
+    """
+    if part.rows is not None and part.rows <= start:
+        return
+    known = set(part.schema.names)
+    if part.rows is not None and any(bound.column not in known for bound in bounds):
+        return  # null in every row; comparisons with null are never true
+    # a column is needed to count rows
+    names = [name for name in columns if name in known] or part.schema.names[:1]
+    stored: int | None = None
+    size = rows = 0
+    for first, batches in _runs(part, names, bounds, start, stop, on_read):
+        row = first
+        for batch in batches:
+            size, rows = size + batch.nbytes, rows + batch.num_rows
+            if size > FREE_BYTES or rows * len(names) > FREE_ROWS:
+                if stored is None:
+                    stored = sys.maxsize if part.location is None else part.location.size()
+                check_decoded(size, stored, part.at)
+                check_rows(rows, len(names), stored, part.at)
+            yield NumberedBatch(row, batch)
+            row += batch.num_rows
+
+
+def _runs(
     part: Part,
     names: list[str],
     bounds: Sequence[sql.Bound],
     start: int,
     stop: int,
-    on_read: OnRead | None = None,
-) -> Iterator[NumberedBatch]:
-    """Yield batches of a part that may have rows within bounds and from start to stop, with their
-    row.
+    on_read: Callable[[int], object] | None,
+) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+    """Yield the first row and the batches of each run of row groups that must be read."""
+    if not isinstance(part, Parquet):
+        yield 0, part.batches(names)
+    elif bounds or start > 0 or stop < part.rows:
+        for first, groups in part.select_row_groups(bounds, start, stop):
+            yield first, part.batches(names, groups, on_read)
+    else:
+        yield 0, part.batches(names, on_read=on_read)
+
+
+class _Chunk(NamedTuple):
+    """Batches that one call read; `error` is raised after them."""
+
+    batches: list[NumberedBatch]
+    is_last: bool
+    error: BaseException | None = None
+
+
+def read_ahead(files: Iterable[Iterator[NumberedBatch]]) -> Iterator[Iterator[NumberedBatch]]:
+    """Yield the batches of each file in order, while threads read more of it and the next files.
+
+    Only the first file is read until its second batch is taken, because previews need no more than
+    one batch.
     """
-    if part.rows is not None and part.rows <= start:
-        return
-    if part.rows is not None and any(bound.column not in part.schema.names for bound in bounds):
-        return  # null in every row; comparisons with null are never true
-    names = names or part.schema.names[:1]  # a column is needed to count rows
-    runs = (
-        select_row_groups(part, bounds, start, stop)
-        if isinstance(part, Parquet) and (bounds or start > 0 or stop < part.rows)
-        else None
-    )
-    stored: int | None = None
-    size = rows = 0
-    for first, groups in [(0, None)] if runs is None else runs:
-        found = (
-            part.batches(names, groups, on_read)
-            if isinstance(part, Parquet)
-            else part.batches(names)
-        )
-        for batch in found:
-            size, rows = size + batch.nbytes, rows + batch.num_rows
-            if size > FREE_BYTES or rows * len(names) > FREE_ROWS:
-                stored = _stored(part) if stored is None else stored
-                check_decoded(size, stored, part.at)
-                check_rows(rows, len(names), stored, part.at)
-            yield first, batch
-            first += batch.num_rows
+    waiting = iter(files)
+    ahead = deque[tuple[Iterator[NumberedBatch], Future[_Chunk]]]()
+    is_over = threading.Event()
 
+    def read_chunk(file: Iterator[NumberedBatch], max_bytes: int) -> _Chunk:
+        found, size = list[NumberedBatch](), 0
+        try:
+            for batch in file:
+                found.append(batch)
+                size += batch.batch.nbytes
+                if size >= max_bytes or is_over.is_set():
+                    return _Chunk(found, is_last=False)
+        except BaseException as error:
+            return _Chunk(found, True, error)
+        return _Chunk(found, is_last=True)
 
-def _stored(part: Part) -> int:
-    """Return the size of a part's file; unlimited for standard input."""
-    at = getattr(part.at, "at", part.at)
-    return at.size() if isinstance(at, Location) else sys.maxsize
+    def open_files(count: int, max_bytes: int) -> None:
+        while len(ahead) < count and (file := next(waiting, None)) is not None:
+            ahead.append((file, submit(partial(read_chunk, file, max_bytes))))
+
+    def batches(file: Iterator[NumberedBatch], future: Future[_Chunk]) -> Iterator[NumberedBatch]:
+        max_bytes, is_last = MIN_CHUNK_BYTES, False
+        while not is_last:
+            found, is_last, error = result_interruptibly(future)
+            for position, batch in enumerate(found):
+                yield batch
+                if position == 0:
+                    if not is_last:
+                        future = submit(partial(read_chunk, file, max_bytes))
+                    max_bytes = min(2 * max_bytes, MAX_CHUNK_BYTES // 2)
+                    open_files(READ_AHEAD_FILES, MAX_CHUNK_BYTES)
+            if error is not None:
+                raise error
+
+    try:
+        open_files(1, 0)
+        while ahead:
+            yield batches(*ahead[0])
+            ahead.popleft()
+            open_files(1, 0)
+    finally:
+        is_over.set()
 
 
 def open_index(
@@ -314,15 +373,13 @@ def open_index(
     if STDIN in addresses:
         if len(addresses) > 1:
             raise UsageError("- (standard input) cannot be combined with other indexes")
-        return _open_stdin(
-            stdin if stdin is not None else standard_input(), guard or Guard(), null_separated
-        )
-    found = [
+        stream = standard_input() if stdin is None else stdin
+        return _open_stdin(stream, guard or Guard(), null_separated)
+    files = [
         file for address in addresses for file in expand_lists(ListedFile(locate(address, guard)))
     ]
-    return _open_tables(
-        " ".join(redact(address) for address in addresses), found, text, allow_missing
-    )
+    shown = " ".join(redact(address) for address in addresses)
+    return _open_tables(shown, files, text, allow_missing)
 
 
 def open_folder(
@@ -350,7 +407,7 @@ def open_folder(
 
 
 def _open_tables(
-    shown: str, found: Sequence[ListedFile], text: Collection[str], allow_missing: bool
+    shown: str, files: Sequence[ListedFile], text: Collection[str], allow_missing: bool
 ) -> Index:
     def open_file(file: ListedFile) -> Part:
         try:
@@ -358,22 +415,20 @@ def _open_tables(
         except FlareError as error:
             raise file.with_source(error) from None
 
-    if len(found) == 1 or all(file.at.is_local for file in found):
-        parts = [open_file(file) for file in found]
-    else:
-        parts = list(ordered_map(open_file, found, workers=MAX_OPENERS))
+    workers = 0 if all(file.at.is_local for file in files) else MAX_OPENERS
+    parts = list(ordered_map(open_file, files, workers=workers))
     schema, all_parts = merge(parts, allow_missing)
-    rows = [part.rows for part in parts]
-    total = None if None in rows else sum(count or 0 for count in rows)
+    known = [part.rows for part in parts if part.rows is not None]
+    total = sum(known) if len(known) == len(parts) else None
     if total == 0:
         raise FormatError("the index has no rows", where=parts[0].at)
     return Index(
         shown,
-        found[0].at.folder,
+        files[0].at.folder,
         schema,
         total,
         all_parts,
-        notes=(*_timestamp_notes(all_parts), *_separator_notes(all_parts)),
+        notes=tuple(_notes(all_parts)),
         details=tuple(_checksum_notes(all_parts)),
     )
 
@@ -385,15 +440,11 @@ def _checksum_notes(parts: Sequence[Part]) -> Iterator[str]:
         yield f"{names[0]}{more}: pages have no checksums, so damage may not be detected"
 
 
-def _timestamp_notes(parts: Sequence[Part]) -> Iterator[str]:
-    for name in sorted(
-        {name for part in parts if isinstance(part, Parquet) for name in part.coarse}
-    ):
+def _notes(parts: Sequence[Part]) -> Iterator[str]:
+    """Yield notes about int96 timestamps, and about headers that contain another separator."""
+    int96 = {name for part in parts if isinstance(part, Parquet) for name in part.int96_columns}
+    for name in sorted(int96):
         yield f"column {name!r}: int96 timestamps are read with microsecond precision"
-
-
-def _separator_notes(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield a note for a CSV or TSV with one column whose header contains another separator."""
     for part in parts:
         name = part.schema.names[0] if isinstance(part, Delimited) and len(part.schema) == 1 else ""
         other = next((sign for sign in ";\t|," if sign in name), None)

@@ -1,12 +1,27 @@
 """Arrow IPC: files (`.arrow`, `.feather`) and streams of record batches of any size.
 
-Every batch is fully validated before use, because offsets in a file may be invalid.
+Every batch is fully validated before use, because offsets in a file may be invalid. Arrow allocates
+what the first eight bytes of a compressed buffer declare, and a column of nulls takes no bytes at
+all, so the messages are checked before they are decoded. A file is `ARROW1`, two bytes of padding,
+messages, and a footer that lists their positions: 24 bytes for each, of which the first 8 are the
+offset. A stream is messages, and an end mark of four zeros:
+
+    0xFFFFFFFF (missing before 0.15), int32 size of the metadata, metadata, padding to 8, body
+
+The metadata is a FlatBuffer (source: arrow/format/Message.fbs); a table starts with the distance
+back to its vtable:
+
+    Footer           2 dictionaries, 3 record batches
+    Message          1 type of the header, 2 header, 3 int64 size of the body
+    DictionaryBatch  1 record batch
+    RecordBatch      0 int64 rows, 2 buffers (int64 offset, int64 length), 3 compression
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,24 +30,34 @@ import pyarrow.types as kinds
 
 from flarecli.errors import FormatError
 from flarecli.expansion import check_decoded, check_rows
-from flarecli.ingest.ipc_messages import messages
-from flarecli.ingest.source import LocationFile, arrow_errors, check_columns, native
-from flarecli.ingest.types import convert, plain
+from flarecli.ingest.arrow_files import LocationFile, arrow_errors, open_native
+from flarecli.ingest.base import Part, check_columns
+from flarecli.ingest.schema_merge import convert, plain
 from flarecli.storage import Location
 
-__all__ = ["Ipc"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
-_FILE, _OLD = b"ARROW1", b"FEA1"
+__all__ = ["Ipc", "Message", "messages"]
+
+_MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
+_CONTINUATION = b"\xff\xff\xff\xff"
+_DICTIONARY, _BATCH = 2, 3  # types of messages
+_MAX_METADATA_BYTES = 1 << 26
 _ROWS, _BATCH_BYTES = 8192, 16 << 20
+_VIEWS = (pa.string_view(), pa.binary_view())
+_BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
 
-class Ipc:
+class Ipc(Part):
     """One Arrow file or stream. The number of rows is unknown until it is read."""
+
+    at: Location
 
     def __init__(self, at: Location) -> None:
         self.at = at
         head = at.read(0, min(8, at.size()))
-        if head.startswith(_OLD):
+        if head.startswith(_FEATHER_1):
             raise FormatError(
                 "Feather version 1 is not supported",
                 where=at,
@@ -40,27 +65,21 @@ class Ipc:
             )
         if not head:
             raise FormatError("file is empty", where=at)
-        self._is_file = head.startswith(_FILE)
+        self._is_file = head.startswith(_MAGIC)
         file = LocationFile(at)
         with arrow_errors(at, file, "Arrow IPC"):
             schema = self._open(file, None).schema
             names = schema.names  # raises if a name is not UTF-8
         check_columns(names, at)
         self.schema = pa.schema([pa.field(field.name, plain(field.type)) for field in schema])
-        self.rows: int | None = None
-
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes of the file."""
-        return self.at.blocks()
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, with the given columns. Raises FormatError for invalid data."""
-        names = self.schema.names if columns is None else list(columns)
-        schema = pa.schema([self.schema.field(name) for name in names])
+        schema = self.selected(columns)
         self._check_messages()
         file = LocationFile(self.at)
         with arrow_errors(self.at, file, "Arrow IPC"):
-            batches = self._raw_batches(self._open(file, names))
+            batches = self._raw_batches(self._open(file, schema.names))
         row = 0
         while True:
             with arrow_errors(self.at, file, "Arrow IPC"):
@@ -70,17 +89,12 @@ class Ipc:
                 try:
                     batch.validate(full=True)
                 except pa.ArrowInvalid as error:
-                    raise FormatError(
-                        f"invalid batch: {str(error).splitlines()[0][:200]}",
-                        where=self.at,
-                        row=row,
-                    ) from None
+                    reason = str(error).splitlines()[0][:200]
+                    raise FormatError(f"invalid batch: {reason}", where=self.at, row=row) from None
             for start, stop in _split_rows(batch):
                 part = batch.slice(start, stop - start)
-                yield pa.RecordBatch.from_arrays(
-                    [convert(part.column(field.name), field.type) for field in schema],
-                    schema=schema,
-                )
+                arrays = [convert(part.column(field.name), field.type) for field in schema]
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
             row += batch.num_rows
 
     def _check_messages(self) -> None:
@@ -93,16 +107,13 @@ class Ipc:
             check_rows(rows, len(self.schema), stored, self.at)
 
     def _open(self, file: LocationFile, names: Sequence[str] | None) -> Any:
-        source = native(file)  # local files are held open, because they may be replaced
+        source = open_native(file)  # local files are held open, because they may be replaced
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if names is not None:
             all_names = self.schema.names
             options.included_fields = sorted(all_names.index(name) for name in names)
-        return (
-            pa.ipc.open_file(source, options=options)
-            if self._is_file
-            else pa.ipc.open_stream(source, options=options)
-        )
+        open_source = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
+        return open_source(source, options=options)
 
     def _raw_batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
         if not self._is_file:
@@ -122,7 +133,7 @@ def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _sizes(array: pa.Array) -> Any:
+def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
     """Return the approximate decoded size of each value in bytes: float64 [rows].
 
     Values of dictionaries, views and run ends may share bytes. If these are nested in other types,
@@ -132,35 +143,159 @@ def _sizes(array: pa.Array) -> Any:
     kind = array.type
     if kinds.is_dictionary(kind):
         sizes = _sizes(array.dictionary)
-        at = array.indices.fill_null(0).to_numpy()
-        return sizes[at] if len(sizes) else np.zeros(len(array))
+        indices = array.indices.fill_null(0).to_numpy()
+        return sizes[indices] if len(sizes) else np.zeros(len(array))
     if kinds.is_run_end_encoded(kind):
         values, ends = array.values, array.run_ends.to_numpy()
-        at = np.searchsorted(ends, array.offset + np.arange(len(array)), "right")
-        return _sizes(values)[np.minimum(at, len(values) - 1)]
-    if kind in (pa.string_view(), pa.binary_view()):
+        indices = np.searchsorted(ends, array.offset + np.arange(len(array)), "right")
+        sizes = _sizes(values)
+        return sizes[np.minimum(indices, len(values) - 1)]
+    if kind in _VIEWS:
         views = np.frombuffer(array.buffers()[1], "<i4").reshape(-1, 4)
         lengths = views[array.offset : array.offset + len(array), 0].astype(np.float64)
         return np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
     if kinds.is_nested(kind):
         whole = float(array.get_total_buffer_size())
         return np.full(len(array), whole if _is_shared(kind) else whole / max(1, len(array)))
-    if kinds.is_binary(kind) or kinds.is_string(kind) or _is_large(kind):
-        return pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.float64)
+    if kind in _BYTES:
+        lengths = pc.fill_null(pc.binary_length(array), 0).to_numpy()
+        return np.asarray(lengths, np.float64)
     return np.full(len(array), array.nbytes / max(1, len(array)))
-
-
-def _is_large(kind: pa.DataType) -> bool:
-    return bool(kinds.is_large_binary(kind) or kinds.is_large_string(kind))
 
 
 def _is_shared(kind: pa.DataType) -> bool:
     """Return whether values of a type may share bytes."""
-    if kinds.is_list_view(kind) or kinds.is_large_list_view(kind):
+    if kinds.is_list_view(kind) or kinds.is_large_list_view(kind) or kind in _VIEWS:
         return True
     if kinds.is_nested(kind):
         return any(_is_shared(kind.field(i).type) for i in range(kind.num_fields))
-    return bool(kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind)) or kind in (
-        pa.string_view(),
-        pa.binary_view(),
-    )
+    return bool(kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind))
+
+
+# -- messages
+
+
+class Message(NamedTuple):
+    """A record batch, or a dictionary: its rows, and the decompressed size of its buffers."""
+
+    rows: int
+    size: int
+    is_dictionary: bool
+
+
+def messages(read: Callable[[int, int], bytes], size: int) -> Iterator[Message]:
+    """Yield the messages of a file or stream of `size` bytes, without reading their bodies.
+
+    Stops at invalid data: Arrow, which validates everything, reports it.
+
+    read  function that returns the bytes from start to stop
+    """
+    try:
+        if read(0, min(size, 8)) == _MAGIC + bytes(2):
+            for start in _message_starts(read, size):
+                message, _ = _read_message(read, start, size)
+                if message is not None:
+                    yield message
+            return
+        start = 0
+        while start + 8 <= size:
+            message, length = _read_message(read, start, size)
+            if not length:
+                return
+            if message is not None:
+                yield message
+            start += length
+    except (struct.error, IndexError, OverflowError):
+        return
+
+
+def _message_starts(read: Callable[[int, int], bytes], size: int) -> list[int]:
+    """Return the offsets of dictionaries and batches in the footer of a file."""
+    length = int.from_bytes(read(size - 10, size - 6), "little")
+    if not 0 < length <= min(_MAX_METADATA_BYTES, size - 10):
+        raise IndexError
+    data = read(size - 10 - length, size - 10)
+    root, starts = _u32(data, 0), []
+    for number in (2, 3):
+        if _field(data, root, number):
+            blocks = _target(data, root, number)
+            starts += [_i64(data, blocks + 4 + 24 * i) for i in range(_u32(data, blocks))]
+    return starts
+
+
+def _read_message(
+    read: Callable[[int, int], bytes], start: int, size: int
+) -> tuple[Message | None, int]:
+    """Read the message at an offset; return it and its length.
+
+    The message is None if it has another type; the length is 0 for the end mark.
+    """
+    if not 0 <= start <= size - 8:
+        raise IndexError
+    head = read(start, start + 8)
+    is_long = head[:4] == _CONTINUATION
+    length = int.from_bytes(head[4:] if is_long else head[:4], "little", signed=True)
+    begin = start + (8 if is_long else 4)
+    if length == 0:
+        return None, 0
+    if not 0 < length <= min(_MAX_METADATA_BYTES, size - begin):
+        raise IndexError
+    message, body = _parse_message(read(begin, begin + length), read, begin + length, size)
+    return message, begin + length + body - start
+
+
+def _parse_message(
+    data: bytes, read: Callable[[int, int], bytes], start: int, size: int
+) -> tuple[Message | None, int]:
+    """Parse the metadata of a message whose body starts at `start`; return it and the body's size."""
+    root = _u32(data, 0)
+    kind = data[_field(data, root, 1)] if _field(data, root, 1) else 0
+    body = _i64(data, _field(data, root, 3)) if _field(data, root, 3) else 0
+    if body < 0:
+        raise IndexError
+    if kind not in (_DICTIONARY, _BATCH):
+        return None, body
+    table = _target(data, root, 2)
+    if kind == _DICTIONARY:
+        table = _target(data, table, 1)
+    rows = _i64(data, _field(data, table, 0)) if _field(data, table, 0) else 0
+    if rows < 0:
+        raise IndexError
+    is_compressed = bool(_field(data, table, 3))
+    total = 0
+    if _field(data, table, 2):
+        buffers = _target(data, table, 2)
+        for i in range(_u32(data, buffers)):
+            offset, length = struct.unpack_from("<qq", data, buffers + 4 + 16 * i)
+            decompressed = 0
+            if is_compressed and length >= 8 and 0 <= offset <= size - start - 8:
+                decompressed = _i64(read(start + offset, start + offset + 8), 0)
+            total += max(length, decompressed, 0)
+    return Message(rows, total, kind == _DICTIONARY), body
+
+
+def _u32(data: bytes, at: int) -> int:
+    return int(struct.unpack_from("<I", data, at)[0])
+
+
+def _i64(data: bytes, at: int) -> int:
+    return int(struct.unpack_from("<q", data, at)[0])
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Return the position of a field of a table; 0 if it is missing."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    if vtable < 0:
+        raise IndexError
+    if 4 + 2 * number >= struct.unpack_from("<H", data, vtable)[0]:
+        return 0
+    offset = int(struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0])
+    return table + offset if offset else 0
+
+
+def _target(data: bytes, table: int, number: int) -> int:
+    """Return the position of the table or vector that a field refers to."""
+    at = _field(data, table, number)
+    if not at:
+        raise IndexError
+    return at + _u32(data, at)

@@ -22,22 +22,29 @@ import pyarrow.types as kinds
 
 from flarecli.errors import FormatError
 from flarecli.expansion import MAX_COLUMNS
+from flarecli.ingest.base import Part, check_columns
 from flarecli.ingest.decompress import Blocks
-from flarecli.ingest.json_arrays import first_deep_line, member_names, split_array
-from flarecli.ingest.source import check_columns
-from flarecli.ingest.text_records import Piece, pieces
+from flarecli.ingest.text_records import (
+    BOM,
+    Piece,
+    first_deep_line,
+    json_array_pieces,
+    member_names,
+    pieces,
+)
 
 __all__ = ["Json"]
 
 _ROWS = 8192
 MAX_CELLS = 1 << 25  # rows times columns that are built at once
 MAX_DEPTH = 64  # of nested brackets; Arrow uses stack for each
-_DIGITS = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")  # an integer that may not fit a double
-_OTHER = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)  # a line without an object
-_CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)")
-_TWICE = re.compile(r"Column\(/(.*)\) was specified twice")
+_LONG_INTEGER = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")  # an integer that may not fit a double
+_NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)  # a line
+_TYPE_CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)")
+_DUPLICATE = re.compile(r"Column\(/(.*)\) was specified twice")
 _ROW = re.compile(r"\.? in row \d+$")
-_WORDS = {
+_MEMBERS_HINT = "Store them as a list of names and values, or as JSON in one text."
+_TYPE_NAMES = {
     "number": "a number",
     "string": "text",
     "boolean": "true or false",
@@ -45,66 +52,69 @@ _WORDS = {
     "array": "a list",
     "null": "null",
 }
+_PYTHON_TYPE_NAMES = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+}
 
 
-class Json:
-    """One JSON file. The number of rows is unknown until it is read, unless it is 0."""
+class Json(Part):
+    """One JSON file. The number of rows is unknown until it is read."""
+
+    at: Blocks
 
     def __init__(self, source: Blocks) -> None:
         self.at = source
-        head = next((block.removeprefix(b"\xef\xbb\xbf") for block in source.blocks()), None)
+        head = next(iter(source.blocks()), None)
         if head is None:
             raise FormatError("file is empty", where=source)
-        self._is_array = head.lstrip()[:1] == b"["
+        self._is_array = head.removeprefix(BOM).lstrip()[:1] == b"["
         first = next(self._pieces(), None)
-        self.rows = 0 if first is None else None
         if first is None:
-            self.schema = pa.schema([])
             raise FormatError("the index has no rows", where=source)
         self.schema = self._infer_schema(first)
         check_columns(self.schema.names, source)
 
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes of the file."""
-        return self.at.blocks()
-
-    def declared(self, types: Mapping[str, pa.DataType]) -> Json:
-        """Return the file with some columns read as other types, to match other files of the index."""
-        fields = [
-            pa.field(field.name, types[field.name])
-            if _can_become(field.type, types.get(field.name))
-            else field
-            for field in self.schema
-        ]
+    def with_types(self, types: Mapping[str, pa.DataType]) -> Json:
+        """Return the file with nulls read as any type, and integers as floats, if the index needs
+        it.
+        """
         other = copy.copy(self)
-        other.schema = pa.schema(fields)
+        other.schema = pa.schema(
+            [
+                pa.field(field.name, types[field.name])
+                if _can_become(field.type, types[field.name])
+                else field
+                for field in self.schema
+            ]
+        )
         return other
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order. Raises FormatError with the row for an invalid object or value."""
         names = self.schema.names if columns is None else list(columns)
-        rows = max(1, MAX_CELLS // max(1, sum(map(_leaves, self.schema.types))))
+        max_rows = max(1, MAX_CELLS // max(1, sum(map(_count_arrays, self.schema.types))))
         for piece in self._pieces():
-            for run in _runs(piece, rows):
-                table = self._parse(run, self.schema)
+            for part in _split(piece, max_rows):
+                table = self._parse(part, self.schema)
                 yield from table.select(names).combine_chunks().to_batches(_ROWS)
 
     def _pieces(self) -> Iterator[Piece]:
         """Yield pieces of one object per line; for an array, `line` counts its rows."""
-        found = split_array(self.at) if self._is_array else pieces(self.at, "")
+        found = json_array_pieces(self.at) if self._is_array else pieces(self.at, "")
         return (piece for piece in found if piece.data.strip())
 
     # -- types
 
     def _infer_schema(self, piece: Piece) -> pa.Schema:
         """Infer columns and types from the first rows."""
-        schema = pa.schema(
-            [
-                pa.field(field.name, _without_dates(field.type))
-                for field in self._table(piece, None).schema
-            ]
-        )
-        if _DIGITS.search(piece.data):
+        inferred = self._table(piece, None).schema
+        schema = pa.schema([(field.name, _without_dates(field.type)) for field in inferred])
+        if _LONG_INTEGER.search(piece.data):
             for at, field in enumerate(schema):
                 if field.type == pa.float64():
                     wider = schema.set(at, pa.field(field.name, pa.uint64()))
@@ -132,40 +142,33 @@ class Json:
             except ValueError:  # reported by the parser
                 return
             if len(paths) > MAX_COLUMNS:
-                raise self._row_error(
-                    number,
-                    f"more than {MAX_COLUMNS} different members up to this row",
-                    "Store them as a list of names and values, or as JSON in one text.",
-                )
+                message = f"more than {MAX_COLUMNS} different members up to this row"
+                raise self._row_error(number, message, _MEMBERS_HINT)
             if len(paths) * seen > MAX_CELLS:
-                raise self._row_error(
-                    number,
-                    f"{len(paths)} different members in {seen + 1} rows, with few per row",
-                    "Store them as a list of names and values, or as JSON in one text.",
-                )
+                message = f"{len(paths)} different members in {seen + 1} rows, with few per row"
+                raise self._row_error(number, message, _MEMBERS_HINT)
 
     def _parse(self, piece: Piece, schema: pa.Schema) -> pa.Table:
         """Parse a piece as columns of the given types. Raises FormatError for an inexact float."""
         table = self._table(piece, schema)
-        if _DIGITS.search(piece.data) and any(_has_doubles(kind) for kind in schema.types):
+        if _LONG_INTEGER.search(piece.data) and any(_has_floats(kind) for kind in schema.types):
             for number, line in _records(piece):
-                if not _DIGITS.search(line):
+                if not _LONG_INTEGER.search(line):
                     continue
-                if reason := _no_object(line):  # Arrow accepts several rows on a line
+                if reason := _syntax_error(line):  # Arrow accepts several rows on a line
                     raise self._row_error(number, reason)
                 self._check_exact(json.loads(line, parse_int=Decimal), schema, number)
         return table
 
     def _check_exact(self, row: dict[str, Any], schema: pa.Schema, number: int) -> None:
+        """Raise FormatError for an integer in a column of floats that a float cannot represent."""
         for field in schema:
-            value = next(_inexact(row.get(field.name), field.type), None)
-            if value is not None:
-                raise self._row_error(
-                    number,
-                    f"column {field.name!r} contains {_cut(str(value))}, which float64 cannot represent",
-                    "Write it as text, in quotes.",
-                    field.name,
+            for value in _inexact_integers(row.get(field.name), field.type):
+                message = (
+                    f"column {field.name!r} contains {_shorten(str(value))}, "
+                    "which float64 cannot represent"
                 )
+                raise self._row_error(number, message, "Write it as text, in quotes.", field.name)
 
     def _table(self, piece: Piece, schema: pa.Schema | None) -> pa.Table:
         deep = first_deep_line(piece.data, MAX_DEPTH)
@@ -174,19 +177,19 @@ class Json:
         if schema is None:
             self._check_members(piece)
         table, _ = _read(piece.data, schema)
-        if table is not None and not _OTHER.search(piece.data):
+        if table is not None and not _NOT_AN_OBJECT.search(piece.data):
             lines = piece.data.count(b"\n") + (not piece.data.endswith(b"\n"))
             if table.num_rows in (lines, sum(1 for _ in _records(piece))):
                 return table
         raise self._find_error(piece, schema)
 
-    # -- what is wrong, and where
+    # -- errors
 
     def _find_error(self, piece: Piece, schema: pa.Schema | None) -> FormatError:
         """Find the first invalid row by bisection, and return its error."""
         rows = list(_records(piece))
         for number, line in rows:
-            if reason := _no_object(line):
+            if reason := _syntax_error(line):
                 return self._row_error(number, reason)
 
         def read_until(row: int) -> tuple[pa.Table | None, str]:
@@ -197,7 +200,8 @@ class Json:
         first = bisect_left(range(len(rows) - 1), True, key=lambda row: read_until(row)[0] is None)
         number, line = rows[first]
         _, error = read_until(first)
-        return self._row_error(number, *_reason(error, json.loads(line, parse_int=_whole), schema))
+        row = json.loads(line, parse_int=_parse_int)
+        return self._row_error(number, *_explain(error, row, schema))
 
     def _row_error(
         self, number: int, message: str, hint: str = "", column: str | None = None
@@ -223,21 +227,19 @@ def _paths(value: Any) -> Iterator[tuple[str, ...]]:
             todo += [(path, item) for item in node if isinstance(item, (dict, list))]
 
 
-def _leaves(kind: pa.DataType) -> int:
-    """Return the number of columns that Arrow builds for a type."""
-    if not kinds.is_nested(kind):
-        return 1
-    return 1 + sum(_leaves(kind.field(i).type) for i in range(kind.num_fields))
+def _count_arrays(kind: pa.DataType) -> int:
+    """Return the number of arrays that Arrow builds for a type."""
+    return 1 + sum(_count_arrays(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _runs(piece: Piece, rows: int) -> Iterator[Piece]:
-    """Split a piece into pieces of at most `rows` lines."""
-    if piece.data.count(b"\n") <= rows:
+def _split(piece: Piece, max_rows: int) -> Iterator[Piece]:
+    """Split a piece into pieces of at most `max_rows` lines."""
+    if piece.data.count(b"\n") <= max_rows:
         yield piece
         return
     lines = piece.data.split(b"\n")
-    for start in range(0, len(lines), rows):
-        data = b"\n".join(lines[start : start + rows])
+    for start in range(0, len(lines), max_rows):
+        data = b"\n".join(lines[start : start + max_rows])
         if data.strip():
             yield Piece(piece.line + start, data)
 
@@ -265,78 +267,56 @@ def _records(piece: Piece) -> Iterator[tuple[int, bytes]]:
     )
 
 
-def _no_object(line: bytes) -> str:
+def _syntax_error(line: bytes) -> str:
+    """Return why a line is not a JSON object; empty if it is one."""
     try:
         value = json.loads(line, object_pairs_hook=dict, parse_constant=float, parse_int=float)
     except ValueError as error:
-        what = str(error).partition(": line")[0].partition(": char")[0].removesuffix(" at").lower()
-        at = getattr(error, "colno", 1)
-        return f"not JSON: {what} at character {at}"
-    return "" if isinstance(value, dict) else f"expected an object, got {_word(value)}"
+        reason = str(error).partition(": line")[0].partition(": char")[0].removesuffix(" at")
+        return f"not JSON: {reason.lower()} at character {getattr(error, 'colno', 1)}"
+    if isinstance(value, dict):
+        return ""
+    return f"expected an object, got {_PYTHON_TYPE_NAMES[type(value)]}"
 
 
-def _reason(
+def _explain(
     error: str, row: dict[str, Any], schema: pa.Schema | None
 ) -> tuple[str, str, str | None]:
-    """Return why a row does not match the rows before it, a hint, and the column."""
-    if twice := _TWICE.search(error):
-        return f"duplicate member {_path(twice[1])!r}", "", None
-    if changed := _CHANGED.search(error):
-        before, now = (_WORDS.get(word, word) for word in changed.groups()[1:])
-        return (
-            f"column {_path(changed[1])!r} contains {now}; earlier rows contain "
-            f"{'only null' if before == 'null' else before}",
-            "",
-            _path(changed[1]),
-        )
+    """Return why a row does not match the rows before it, a hint, and the column.
+
+    error  message of Arrow's parser
+    """
+    if match := _DUPLICATE.search(error):
+        return f"duplicate member {_format_path(match[1])!r}", "", None
+    if match := _TYPE_CHANGED.search(error):
+        path, before, now = match.groups()
+        column = _format_path(path)
+        before = "only null" if before == "null" else _TYPE_NAMES.get(before, before)
+        now = _TYPE_NAMES.get(now, now)
+        return f"column {column!r} contains {now}; earlier rows contain {before}", "", column
     if schema is not None:
         for name, value in row.items():
             if name not in schema.names:
                 hint = "Move a row with all columns to the beginning."
                 return f"column {name!r} is not in earlier rows", hint, name
-            if (
-                _read(json.dumps({name: value}).encode(), pa.schema([schema.field(name)]))[0]
-                is None
-            ):
-                return (
-                    f"column {name!r} contains {_short(value)}; expected {schema.field(name).type}",
-                    "",
-                    name,
-                )
-    return (
-        f"cannot parse: {_ROW.sub('', error.splitlines()[0]).removeprefix('JSON parse error: ').lower()}"[
-            :200
-        ],
-        "",
-        None,
-    )
+            field = schema.field(name)
+            if _read(json.dumps({name: value}).encode(), pa.schema([field]))[0] is None:
+                shown = _shorten(json.dumps(value, ensure_ascii=False))
+                return f"column {name!r} contains {shown}; expected {field.type}", "", name
+    reason = _ROW.sub("", error.splitlines()[0]).removeprefix("JSON parse error: ").lower()
+    return f"cannot parse: {reason}"[:200], "", None
 
 
-def _path(text: str) -> str:
-    return text.replace("/[]", "[]").replace("/", ".")
+def _format_path(path: str) -> str:
+    """Return the path of a member in Arrow's messages, such as `a/[]/b`, as `a[].b`."""
+    return path.replace("/[]", "[]").replace("/", ".")
 
 
-def _word(value: object) -> str:
-    kind = {
-        type(None): "null",
-        bool: "boolean",
-        int: "number",
-        float: "number",
-        str: "string",
-        list: "array",
-    }[type(value)]
-    return _WORDS[kind]
-
-
-def _short(value: object) -> str:
-    return _cut(json.dumps(value, ensure_ascii=False))
-
-
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def _whole(text: str) -> float:
+def _parse_int(text: str) -> float:
     """Parse an integer; return infinity if Python refuses it for its length."""
     return int(text) if len(text) <= 640 else float(text)
 
@@ -349,45 +329,31 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
     if kinds.is_temporal(kind):
         return pa.string()
     if kinds.is_struct(kind):
-        return pa.struct(
-            [
-                (kind.field(i).name, _without_dates(kind.field(i).type))
-                for i in range(kind.num_fields)
-            ]
-        )
+        return pa.struct([(child.name, _without_dates(child.type)) for child in kind])
     return pa.list_(_without_dates(kind.value_type)) if kinds.is_list(kind) else kind
 
 
-def _can_become(kind: pa.DataType, wanted: pa.DataType | None) -> bool:
-    """Return whether a column can be parsed as another file's type: nulls as any, integers as
-    floats.
-    """
-    if (
-        wanted is None
-        or kinds.is_temporal(wanted)
-        or kinds.is_binary(wanted)
-        or kinds.is_large_binary(wanted)
-    ):
+def _can_become(kind: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether values of an inferred type can be parsed as the type of another file."""
+    if kinds.is_temporal(target) or kinds.is_binary(target) or kinds.is_large_binary(target):
         return False
-    return bool(kinds.is_null(kind) or (kinds.is_integer(kind) and kinds.is_floating(wanted)))
+    return bool(kinds.is_null(kind) or (kinds.is_integer(kind) and kinds.is_floating(target)))
 
 
-def _has_doubles(kind: pa.DataType) -> bool:
+def _has_floats(kind: pa.DataType) -> bool:
     """Return whether a type is or contains a float."""
-    if kinds.is_nested(kind):
-        return any(_has_doubles(kind.field(i).type) for i in range(kind.num_fields))
-    return bool(kinds.is_floating(kind))
+    return bool(kinds.is_floating(kind)) or any(
+        _has_floats(kind.field(i).type) for i in range(kind.num_fields)
+    )
 
 
-def _inexact(value: Any, kind: pa.DataType) -> Iterator[Decimal]:
-    """Yield the integers below a value, as Decimals, that are in a float column but not exact as
-    floats.
-    """
+def _inexact_integers(value: Any, kind: pa.DataType) -> Iterator[Decimal]:
+    """Yield the integers in a value, as Decimals, that are floats by their type but not exact."""
     if kinds.is_struct(kind) and isinstance(value, dict):
-        for i in range(kind.num_fields):
-            yield from _inexact(value.get(kind.field(i).name), kind.field(i).type)
+        for child in kind:
+            yield from _inexact_integers(value.get(child.name), child.type)
     elif kinds.is_list(kind) and isinstance(value, list):
         for item in value:
-            yield from _inexact(item, kind.value_type)
+            yield from _inexact_integers(item, kind.value_type)
     elif kinds.is_floating(kind) and isinstance(value, Decimal) and Decimal(float(value)) != value:
         yield value

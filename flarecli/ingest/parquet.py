@@ -8,10 +8,14 @@ any size.
 from __future__ import annotations
 
 import base64
+import itertools
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from itertools import accumulate
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,17 +23,11 @@ import pyarrow.parquet as pq
 
 from flarecli.errors import FlareError, FormatError
 from flarecli.expansion import check_decoded, check_rows, check_values
-from flarecli.ingest.footers import ColumnChunk, column_chunks
-from flarecli.ingest.pages import pages
-from flarecli.ingest.source import (
-    LocationFile,
-    ObservedFile,
-    OnRead,
-    arrow_errors,
-    check_columns,
-    native,
-)
-from flarecli.ingest.types import convert, plain
+from flarecli.ingest.arrow_files import LocationFile, arrow_errors, open_native
+from flarecli.ingest.base import Part, check_columns
+from flarecli.ingest.parquet_metadata import ColumnChunk, column_chunks, pages, valid_leaves
+from flarecli.ingest.schema_merge import convert, plain
+from flarecli.sql import Bound
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
 
@@ -41,20 +39,23 @@ HEAD_BYTES = 64  # includes the start of the first page
 _WITHOUT_CRC = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")
 # Arrow's buffers grow by doubling, so batches are slightly smaller than a power of two.
 _ROWS, _BATCH_BYTES = 8192, 15 << 17
-REMOTE_BUFFER, LOCAL_BUFFER = 1 << 20, 1 << 16  # bytes per read; a remote read is a request
+REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16  # a remote read is a request
 MAX_EXPANDED_BYTES = 64 << 20  # of a batch if every row has the longest value of a dictionary
 MAX_REMOTE_PAGES = 8 << 20  # size of remote files whose page headers are read
 PROBE_ROWS = 64  # decoded to estimate the size of rows, which dictionaries hide
 
 
-class Parquet:
+class Parquet(Part):
     """One parquet file.
 
-    rows      from the footer
-    coarse    columns of int96 timestamps. They are read with microsecond precision, because Arrow
-              overflows nanoseconds after the year 2262
-    has_sums  whether its first page has a CRC-32; without CRC-32, damage may not be detected
+    rows           from the footer
+    int96_columns  columns of int96 timestamps. They are read with microsecond precision, because
+                   Arrow overflows nanoseconds after the year 2262
+    has_sums       whether its first page has a CRC-32; without CRC-32, damage may not be detected
     """
+
+    at: Location
+    rows: int
 
     def __init__(self, at: Location) -> None:
         self.at = at
@@ -62,114 +63,110 @@ class Parquet:
         head = _checked_head(at, file.size)
         with _parquet_errors(at, file):
             reader = _open(file)
-            self.rows: int = reader.metadata.num_rows
+            self.rows = reader.metadata.num_rows
             self.has_sums = not self.rows or _WITHOUT_CRC.match(head) is None
-            schema = self._footer = reader.schema_arrow
-            kinds = (reader.schema.column(i) for i in range(len(reader.schema)))
-            self.coarse = tuple(
-                dict.fromkeys(
-                    column.path.partition(".")[0]
-                    for column in kinds
-                    if column.physical_type == "INT96"
-                )
+            self._footer_schema = reader.schema_arrow
+            columns = [reader.schema.column(i) for i in range(len(reader.schema))]
+            int96 = [column for column in columns if column.physical_type == "INT96"]
+            self.int96_columns = tuple(
+                dict.fromkeys(column.path.partition(".")[0] for column in int96)
             )
-            arrow_schema = _arrow_schema(reader)
-            differing = (
-                []
-                if arrow_schema is None
-                else [
-                    pair
-                    for pair in zip(_described(schema), _described(arrow_schema), strict=False)
-                    if pair[0] != pair[1]
-                ]
-            )
-        check_columns(schema.names, at)
-        if differing:
-            stored, expected = differing[0]
-            hint = "The footer is damaged, or a tool changed one of its two schemas; write the file again."
+            difference = _schema_difference(reader)
+        check_columns(self._footer_schema.names, at)
+        if difference:
             raise FormatError(
-                f"the schemas in the footer differ: {stored}, {expected}", where=at, hint=hint
+                f"the schemas in the footer differ: {difference}",
+                where=at,
+                hint="The footer is damaged, or a tool changed one of its two schemas; "
+                "write the file again.",
             )
         # without metadata, which does not name encodings
-        self.schema = pa.schema([pa.field(field.name, plain(field.type)) for field in schema])
-
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes of the file."""
-        return self.at.blocks()
+        self.schema = pa.schema([(field.name, plain(field.type)) for field in self._footer_schema])
 
     @property
     def is_local(self) -> bool:
         """Whether the file is on a local disk."""
         return isinstance(self.at.store, LocalStore)
 
-    def tail(self) -> bytes:
+    def footer(self) -> bytes:
         """Return the bytes of the footer."""
         size = self.at.size()
         length = int.from_bytes(self.at.read(max(0, size - 8), max(0, size - 4)), "little")
         return self.at.read(max(0, size - 8 - length), size)
 
-    def footer(self) -> pq.FileMetaData:
+    def metadata(self) -> pq.FileMetaData:
         """Return the parsed footer: row groups and column statistics."""
         file = LocationFile(self.at)
         with _parquet_errors(self.at, file):
             return _open(file).metadata
 
+    def select_row_groups(
+        self, bounds: Sequence[Bound], start: int, stop: int
+    ) -> list[tuple[int, range]]:
+        """Return runs of row groups that may have rows within all bounds.
+
+        Row groups are skipped only if certain, by their minimum and maximum.
+
+        start, stop  rows of the file; row groups outside are skipped
+        return       number of the first row of each run, and its row groups
+        """
+        metadata = self.metadata()
+        paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        checks = []
+        valid = valid_leaves(self.at, metadata) if bounds else frozenset()
+        for bound in bounds:
+            kind = self.schema.field(bound.column).type
+            if paths.count(bound.column) == 1 and not pa.types.is_nested(kind):
+                leaf = paths.index(bound.column)
+                if leaf in valid:
+                    checks.append((bound, leaf, kind))
+        runs: list[tuple[int, range]] = []
+        row = 0
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            first, row = row, row + group.num_rows
+            if not group.num_rows or first >= stop or row <= start:
+                continue
+            if any(_is_outside(group, leaf, bound, kind) for bound, leaf, kind in checks):
+                continue
+            if runs and runs[-1][1].stop == number:
+                run_start, run = runs[-1]
+                runs[-1] = run_start, range(run.start, number + 1)
+            else:
+                runs.append((first, range(number, number + 1)))
+        return runs
+
     def batches(
         self,
         columns: Sequence[str] | None,
         groups: range | None = None,
-        on_read: OnRead | None = None,
+        on_read: Callable[[int], object] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, or those of some row groups; page checksums are verified.
 
         Text is not validated: parquet does not guarantee UTF-8, so users of a value must check it.
 
-        on_read  called with all bytes of rows that are read from a local file
+        on_read  called before each batch with the end of its last row group in the file
         raises   FormatError for data that does not match the footer
         """
-        store = self.at.store
-        with (
-            store.opened(self.at.path)
-            if on_read is not None and isinstance(store, LocalStore)
-            else nullcontext(-1) as fd
-        ):
-            yield from self._batches(
-                LocationFile(self.at) if fd < 0 else ObservedFile(self.at, fd),
-                columns,
-                groups,
-                on_read,
-            )
-
-    def _batches(
-        self,
-        file: LocationFile,
-        columns: Sequence[str] | None,
-        groups: range | None,
-        on_read: OnRead | None,
-    ) -> Iterator[pa.RecordBatch]:
-        names = self.schema.names if columns is None else list(columns)
-        schema = pa.schema([self.schema.field(name) for name in names])
+        schema = self.selected(columns)
+        file = LocationFile(self.at)
         with _parquet_errors(self.at, file):
             reader = _open(file)
-        if not reader.schema_arrow.equals(self._footer) or (
-            groups is not None and reader.metadata.num_row_groups < groups.stop
-        ):
+        all_groups = range(reader.metadata.num_row_groups)
+        groups = all_groups if groups is None else groups
+        if not reader.schema_arrow.equals(self._footer_schema) or groups.stop > all_groups.stop:
             raise FormatError(
                 "the footer changed while the file was read",
                 where=self.at,
                 hint="Run the command again when no other process writes the file.",
             )
         with _parquet_errors(self.at, file):
-            groups = range(reader.metadata.num_row_groups) if groups is None else groups
-            if isinstance(file, ObservedFile):
-                file.on_read = on_read  # not before, because the footer is not part of the rows
-            expected_rows = (
-                self.rows
-                if len(groups) == reader.metadata.num_row_groups
-                else sum(reader.metadata.row_group(i).num_rows for i in groups)
-            )
-            check_rows(expected_rows, len(names), file.size, self.at)
-            batches = self._read(reader, names, groups)
+            ends = list(accumulate(reader.metadata.row_group(i).num_rows for i in groups))
+            # a damaged footer may have a different number of rows in its row groups
+            expected_rows = self.rows if groups == all_groups else ends[-1]
+            check_rows(expected_rows, len(schema), file.size, self.at)
+            batches = self._read(reader, schema.names, groups)
         row = 0
         while True:
             with _parquet_errors(self.at, file):
@@ -177,11 +174,12 @@ class Parquet:
                 if batch is None:
                     break
                 if not batch.schema.equals(schema, check_metadata=True):
-                    batch = pa.RecordBatch.from_arrays(
-                        [convert(batch.column(field.name), field.type) for field in schema],
-                        schema=schema,
-                    )
+                    arrays = [convert(batch.column(field.name), field.type) for field in schema]
+                    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
             row += batch.num_rows
+            if on_read is not None:
+                last = min(bisect_left(ends, row), len(groups) - 1)
+                on_read(self._end_of_row_group(groups[last]))
             yield batch
         if row != expected_rows:
             raise FormatError(
@@ -194,19 +192,14 @@ class Parquet:
         """Yield batches of as many rows as fit; consecutive row groups with equal batch sizes are
         joined.
         """
-        runs: list[tuple[int, list[int]]] = []
-        fit = [(number, self._rows_that_fit(reader, names, number)) for number in groups]
-        most = _rows_at_once(reader, names, groups, min((rows for _, rows in fit), default=_ROWS))
-        for number, rows in fit:
-            rows = min(most, rows)
-            if runs and runs[-1][0] == rows:
-                runs[-1][1].append(number)
-            else:
-                runs.append((rows, [number]))
-        for rows, run in runs:
-            yield from reader.iter_batches(rows, row_groups=run, columns=names, use_threads=False)
+        safe = {number: self._safe_rows(reader, names, number) for number in groups}
+        batch_rows = _batch_rows(reader, names, groups, min(safe.values(), default=_ROWS))
+        for rows, run in itertools.groupby(groups, lambda number: min(batch_rows, safe[number])):
+            yield from reader.iter_batches(
+                rows, row_groups=list(run), columns=names, use_threads=False
+            )
 
-    def _rows_that_fit(self, reader: pq.ParquetFile, names: Sequence[str], number: int) -> int:
+    def _safe_rows(self, reader: pq.ParquetFile, names: Sequence[str], number: int) -> int:
         """Return how many rows of a row group are sure to decode to a bounded size.
 
         Page headers declare decoded sizes, but a value of a dictionary may be in every row, and
@@ -240,13 +233,18 @@ class Parquet:
                 rows = max(1, min(rows, MAX_EXPANDED_BYTES // max(1, longest)))
         return rows
 
+    def _end_of_row_group(self, number: int) -> int:
+        """Return the end of the pages of a row group in the file; of the file if it is unknown."""
+        chunks = self._chunks[number] if number < len(self._chunks) else []
+        return max((chunk.start + chunk.stored for chunk in chunks), default=self.at.size())
+
     @cached_property
     def _chunks(self) -> list[list[ColumnChunk]]:
         return column_chunks(self.at)
 
     def _longest_entry(self, number: int, name: str) -> int:
         """Return the size of the longest value in the dictionary of a column."""
-        if pa.types.is_nested(self._footer.field(name).type):
+        if pa.types.is_nested(self._footer_schema.field(name).type):
             return MAX_EXPANDED_BYTES  # unknown, so one row at a time
         reader = _open(LocationFile(self.at), [name])
         first = next(
@@ -294,54 +292,64 @@ def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
 
 
 def _open(file: LocationFile, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
-    source = native(file)
-    buffer = (
-        LOCAL_BUFFER
-        if isinstance(source, pa.OSFile) or isinstance(file, ObservedFile)
-        else REMOTE_BUFFER
-    )
+    """Open a file with Arrow; `dictionaries` are columns to read as dictionary arrays."""
+    source = open_native(file)
     return pq.ParquetFile(
         source,
         pre_buffer=False,
         read_dictionary=list(dictionaries),
-        buffer_size=buffer,
+        buffer_size=LOCAL_BUFFER_BYTES if isinstance(source, pa.OSFile) else REMOTE_BUFFER_BYTES,
         page_checksum_verification=True,
         coerce_int96_timestamp_unit="us",
     )
 
 
-def _rows_at_once(reader: pq.ParquetFile, names: Sequence[str], numbers: range, fit: int) -> int:
+def _batch_rows(
+    reader: pq.ParquetFile, names: Sequence[str], numbers: range, safe_rows: int
+) -> int:
     """Return how many rows make a batch: 8,192, or fewer that take 1.9 MB."""
     groups = [reader.metadata.row_group(i) for i in numbers]
-    widest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-    first = next(
-        reader.iter_batches(
-            min(PROBE_ROWS, fit), row_groups=list(numbers), columns=list(names), use_threads=False
-        ),
-        None,
+    sizes = [group.total_byte_size // max(1, group.num_rows) for group in groups]
+    probes = reader.iter_batches(
+        min(PROBE_ROWS, safe_rows), row_groups=list(numbers), columns=list(names), use_threads=False
     )
+    first = next(probes, None)
     if first is not None and first.num_rows:
-        widest = max(
-            widest,
-            sum(convert(column, plain(column.type)).nbytes for column in first.columns)
-            // first.num_rows,
-        )
-    return int(max(1, min(_ROWS, _BATCH_BYTES // max(1, widest))))
+        decoded = sum(convert(column, plain(column.type)).nbytes for column in first.columns)
+        sizes.append(decoded // first.num_rows)
+    return int(max(1, min(_ROWS, _BATCH_BYTES // max(1, *sizes))))
 
 
-def _arrow_schema(reader: pq.ParquetFile) -> pa.Schema | None:
-    """Return Arrow's own schema in the footer, if present, to compare: footers have no checksum."""
+def _schema_difference(reader: pq.ParquetFile) -> str:
+    """Compare parquet's schema with Arrow's in the footer, if present: footers have no checksum.
+
+    Names must be equal, and the same columns must be text. Returns the first difference, or "".
+    """
     text = (reader.metadata.metadata or {}).get(b"ARROW:schema")
-    return None if text is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
-
-
-def _described(schema: pa.Schema) -> list[str]:
-    """Return what both schemas must have in common: names, and which columns are text."""
-    return [f"{'text' if _is_text(field.type) else 'column'} {field.name!r}" for field in schema]
+    if text is None:
+        return ""
+    arrow_schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    for fields in zip(reader.schema_arrow, arrow_schema, strict=False):
+        one, other = (
+            f"{'text' if _is_text(field.type) else 'column'} {field.name!r}" for field in fields
+        )
+        if one != other:
+            return f"{one}, {other}"
+    return ""
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    return plain(kind) in (pa.string(), pa.large_string())
+
+
+def _is_outside(group: Any, leaf: int, bound: Bound, kind: pa.DataType) -> bool:
+    """Return whether no row of a row group is within a bound; `leaf` is the column in the schema."""
+    try:
+        statistics = group.column(leaf).statistics
+        if statistics is None:
+            return False
+        if statistics.has_null_count and statistics.null_count == group.num_rows:
+            return True  # comparisons with null are never true
+        return bool(statistics.has_min_max) and bound.excludes(statistics.min, statistics.max, kind)
+    except (pa.ArrowException, ValueError, OverflowError, OSError, NotImplementedError):
+        return False  # invalid statistics

@@ -1,26 +1,38 @@
-"""The kinds of index files, by file extension, and how each kind is opened."""
+"""The files of an index: the kinds of tables, by file extension, and lists of tables.
+
+A list, such as `split_file_paths.txt`, has one address per line, in order. Blank lines and lines
+that start with `#` are ignored. Relative addresses start at the folder of the list, and are checked
+like all addresses from data. A list may contain lists, up to a depth of 4, but not itself. Braces
+and wildcards are expanded in bytewise order, unless a file has that exact name.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from typing import NamedTuple
 
-import pyarrow as pa
-
-from flarecli.errors import UsageError
+from flarecli.braces import WILDCARDS, expand_braces, split_pattern
+from flarecli.errors import FlareError, FormatError, MissingError, UsageError
+from flarecli.ingest.base import Part
 from flarecli.ingest.csv import Delimited
-from flarecli.ingest.decompress import Blocks, Text, split_compression
+from flarecli.ingest.decompress import Blocks, TextFile, split_compression
 from flarecli.ingest.ipc import Ipc
 from flarecli.ingest.json import Json
-from flarecli.ingest.lists import LIST
 from flarecli.ingest.parquet import Parquet
+from flarecli.ingest.text_records import pieces
+from flarecli.names import is_url, scheme_of
+from flarecli.redact import redact
 from flarecli.storage import Location
 
-__all__ = ["Part", "STDIN", "is_index", "open_part"]
+__all__ = ["STDIN", "ListedFile", "expand_lists", "is_index", "open_part"]
 
 STDIN = "-"
+MAX_DEPTH = 4  # of nested lists
+MAX_FILES = 1 << 20  # in all nested lists
+_LIST = ".txt"
 _TABLES: dict[str, Callable[[Location], Part]] = {
     ".parquet": Parquet,
     ".arrow": Ipc,
@@ -38,19 +50,6 @@ _TEXTS: dict[str, Callable[[Blocks, Collection[str]], Part]] = {
 _DATASET = re.compile(r"(?:index|spec)\.json|shard\.\d{5,}\.(?:json|csv|tsv)(?:\.\w+)?")
 
 
-class Part(Protocol):
-    """One index file: its columns, the number of rows if known, and its batches."""
-
-    @property
-    def at(self) -> object: ...  # the address, for messages
-    @property
-    def schema(self) -> pa.Schema: ...
-    @property
-    def rows(self) -> int | None: ...
-    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]: ...
-    def blocks(self) -> Iterator[bytes]: ...  # the bytes that its checksum covers
-
-
 def is_index(address: str) -> bool:
     """Return whether the name of an address is that of an index: a table, a list of tables, or `-`."""
     if address == STDIN:
@@ -61,7 +60,7 @@ def is_index(address: str) -> bool:
     plain, compression = split_compression(name)
     if _DATASET.fullmatch(name):
         return False
-    return plain.endswith(tuple(_TEXTS)) or (not compression and name.endswith((*_TABLES, LIST)))
+    return plain.endswith(tuple(_TEXTS)) or (not compression and name.endswith((*_TABLES, _LIST)))
 
 
 def open_part(at: Location, text: Collection[str]) -> Part:
@@ -77,9 +76,111 @@ def open_part(at: Location, text: Collection[str]) -> Part:
     plain, compression = split_compression(name)
     for suffix, open_text in _TEXTS.items():
         if plain.endswith(suffix):
-            return open_text(Text(at, compression), text)
+            return open_text(TextFile(at, compression), text)
     raise UsageError(
         "unknown kind of index",
         where=at,
-        hint=f"Use one of {', '.join((*_TABLES, *_TEXTS, LIST))}.",
+        hint=f"Use one of {', '.join((*_TABLES, *_TEXTS, _LIST))}.",
     )
+
+
+# -- lists
+
+
+class ListedFile(NamedTuple):
+    """An index file, with the list and the line that name it; the list is None if the user did."""
+
+    at: Location
+    named_by: Location | None = None
+    line: int = 0
+
+    def with_source(self, error: FlareError) -> FlareError:
+        """Return an error of this file with a hint that names the list."""
+        if self.named_by is None:
+            return error
+        hint = f"It is listed in line {self.line} of {self.named_by}. {error.hint}"
+        return error.changed(hint=hint.rstrip())
+
+
+def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterator[ListedFile]:
+    """Yield the index files of an address: itself, or those of a list and the lists in it.
+
+    raises  FormatError with list and line for a list that contains itself, is nested too deeply, or
+            is empty; UnsafeError for an address that data must not name
+    """
+    at = file.at
+    if not at.name.lower().endswith(_LIST):
+        yield file
+        return
+    if at in parents:
+        raise FormatError(
+            f"line {file.line}: the list {at} contains itself",
+            where=file.named_by or at,
+            hint="Remove that line.",
+        )
+    if len(parents) >= MAX_DEPTH:
+        raise FormatError(
+            f"line {file.line}: lists are nested more than {MAX_DEPTH} deep",
+            where=file.named_by or at,
+        )
+    count = 0
+    try:
+        for listed in _listed_files(at):
+            for expanded in expand_lists(listed, (*parents, at)):
+                count += 1
+                if count > MAX_FILES:
+                    raise FormatError(f"more than {MAX_FILES} files in lists", where=at)
+                yield expanded
+    except FlareError as error:
+        raise file.with_source(error) from None
+    if not count:
+        raise FormatError("the list contains no addresses", where=at)
+
+
+def _listed_files(at: Location) -> Iterator[ListedFile]:
+    for piece in pieces(TextFile(at), ""):
+        for number, line in enumerate(piece.data.decode().split("\n"), piece.line):
+            address = line.strip()
+            if not address or address.startswith("#"):
+                continue
+            while address.startswith("./"):
+                address = address[2:].lstrip("/")
+            try:
+                for location in _expand_address(at.folder, address):
+                    yield ListedFile(location, at, number)
+            except FlareError as error:
+                message = f"line {number}: {error.message}"
+                raise error.changed(message=message, address=str(at), row=None) from None
+
+
+def _expand_address(folder: Location, address: str) -> Iterator[Location]:
+    """Yield the locations that a line names: one, or all files that match."""
+    has_pattern = any(sign in address for sign in "{" + WILDCARDS)
+    if not has_pattern or (
+        not is_url(address) and folder.is_local and folder.join(address).exists()
+    ):
+        yield folder.join(address)
+        return
+    for expanded in expand_braces(address):
+        is_web = scheme_of(str(folder.join(expanded))) in ("http", "https")
+        if not any(sign in expanded for sign in ("*" if is_web else WILDCARDS)):
+            yield folder.join(expanded)
+        elif is_web:
+            raise UsageError(
+                "an http address cannot be listed",
+                hint="Name the files, or use braces such as {00000..00127}.",
+            )
+        else:
+            yield from _matching_files(folder, expanded)
+
+
+def _matching_files(folder: Location, address: str) -> Iterator[Location]:
+    head, parts = split_pattern(address)
+    base = folder.join(head) if head else folder
+    has_match = False
+    with suppress(MissingError):  # the folder does not exist
+        for name in base.matching(parts):
+            has_match = True
+            yield base / name
+    if not has_match:
+        raise MissingError(f"nothing matches {redact(address)!r}")

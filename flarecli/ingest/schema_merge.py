@@ -1,71 +1,85 @@
-"""Several files as one table: columns in the order of the first file, with their common types."""
+"""Schemas of an index: Arrow types without storage variants, and several files as one table.
+
+The table has the columns in the order of the first file. The common type of a column in two files:
+
+null, T                  T
+integers                 the smallest type for both; none for uint64 and a signed type
+floats                   the larger
+integer, float           float64; a value beyond 2^53 is an error when it is read
+text or bytes, large     the large type
+decimals                 a type with the digits of both, at most 38
+date32, date64           date64
+timestamps, one zone     the finer unit; a value that does not fit is an error when it is read
+lists, structs, maps     by these rules for their items
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
 
 from flarecli.errors import FormatError
-from flarecli.ingest.registry import Part
-from flarecli.ingest.types import common_type, convert
 
-__all__ = ["align", "merge"]
+if TYPE_CHECKING:
+    from flarecli.ingest.base import Part
 
-_TEXT = "Pack the files one by one, or read the column as text: --encode {}=str."
-_MISSING = "Use --allow-missing to fill missing columns with nulls."
+__all__ = ["align", "common_type", "convert", "merge", "plain"]
+
+_TEXT_HINT = "Pack the files one by one, or read the column as text: --encode {}=str."
+_MISSING_HINT = "Use --allow-missing to fill missing columns with nulls."
+_UNITS = ("s", "ms", "us", "ns")
+_SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+_UNSIGNED = {8: pa.uint8(), 16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}
+_PROMOTIONS = (
+    (pa.string(), pa.large_string()),
+    (pa.binary(), pa.large_binary()),
+    (pa.date32(), pa.date64()),
+)
+
+
+# -- several files
 
 
 def merge(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple[Part, ...]]:
     """Return the columns of all parts, and the parts, which are read with these types if possible.
 
-    allow_missing  columns that some files lack are null present
+    allow_missing  allow columns that some files lack; they are null there
     raises         FormatError with two files whose types have no common type
     """
-    fields: dict[str, pa.DataType] = {}
-    first: dict[str, Part] = {}  # the file that gave a column its type
+    types: dict[str, pa.DataType] = {}
+    origins: dict[str, Part] = {}  # the file that determined the type of a column
     for part in parts:
         for field in part.schema:
-            if field.name not in fields:
+            if field.name not in types:
                 if not allow_missing and part is not parts[0]:
-                    raise _differs(part, parts[0], f"{field.name!r} is additional", _MISSING)
-                fields[field.name], first[field.name] = field.type, part
+                    reason = f"{field.name!r} is additional"
+                    raise _columns_differ(part, parts[0], reason, _MISSING_HINT)
+                types[field.name], origins[field.name] = field.type, part
                 continue
-            kind = _common_type(fields[field.name], field.type, first[field.name], part)
+            origin, known = origins[field.name], types[field.name]
+            kind = common_type(known, field.type)
+            if kind is None and origin.readable_as_text and part.readable_as_text:
+                kind = pa.string()
             if kind is None:
-                what = f"{field.name!r} is {field.type} instead of {fields[field.name]}"
-                raise _differs(part, first[field.name], what, _TEXT.format(field.name))
-            if kind != fields[field.name]:
-                fields[field.name], first[field.name] = kind, part
+                reason = f"{field.name!r} is {field.type} instead of {known}"
+                raise _columns_differ(part, origin, reason, _TEXT_HINT.format(field.name))
+            if kind != known:
+                types[field.name], origins[field.name] = kind, part
         present = set(part.schema.names)
-        missing = next((name for name in fields if name not in present), None)
-        if missing is not None and not allow_missing:
-            raise _differs(part, parts[0], f"{missing!r} is missing", _MISSING)
-    schema = pa.schema(list(fields.items()))
-    return schema, tuple(_with_types(part, fields) for part in parts)
+        missing = [name for name in types if name not in present]
+        if missing and not allow_missing:
+            raise _columns_differ(part, parts[0], f"{missing[0]!r} is missing", _MISSING_HINT)
+    return pa.schema(list(types.items())), tuple(part.with_types(types) for part in parts)
 
 
-def _differs(part: Part, other: Part, what: str, hint: str) -> FormatError:
-    return FormatError(f"columns differ from those of {other.at}: {what}", where=part.at, hint=hint)
-
-
-def _common_type(
-    one: pa.DataType, two: pa.DataType, first: Part, second: Part
-) -> pa.DataType | None:
-    """Return the common type of a column in two files; string if both files are text."""
-    kind = common_type(one, two)
-    if kind is None and all(hasattr(part, "as_text") for part in (first, second)):
-        return pa.string()
-    return kind
-
-
-def _with_types(part: Part, types: dict[str, pa.DataType]) -> Part:
-    declared = getattr(part, "declared", None)
-    wanted = {
-        field.name: types[field.name] for field in part.schema if field.type != types[field.name]
-    }
-    found: Part = declared(wanted) if declared is not None and wanted else part
-    return found
+def _columns_differ(part: Part, other: Part, reason: str, hint: str) -> FormatError:
+    message = f"columns differ from those of {other.at}: {reason}"
+    return FormatError(message, where=part.at, hint=hint)
 
 
 def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.RecordBatch:
@@ -86,16 +100,13 @@ def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.
             arrays.append(convert(column, field.type))
         except pa.ArrowInvalid:
             at = next(i for i in range(len(column)) if not _fits(column.slice(i, 1), field.type))
-            message = (
-                f"column {field.name!r} contains {str(column[at].as_py())[:60]}, "
-                f"which does not fit {field.type}"
-            )
+            value = str(column[at].as_py())[:60]
             raise FormatError(
-                message,
+                f"column {field.name!r} contains {value}, which does not fit {field.type}",
                 where=part.at,
                 row=row + at,
                 column=field.name,
-                hint=_TEXT.format(field.name),
+                hint=_TEXT_HINT.format(field.name),
             ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -106,3 +117,130 @@ def _fits(array: pa.Array, kind: pa.DataType) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
+
+
+# -- types
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type without storage variants: dictionaries, run ends, views, extensions."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(kind.storage_type)
+    if kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind):
+        return plain(kind.value_type)
+    if kinds.is_map(kind):
+        return pa.map_(plain(kind.key_type), plain(kind.item_type))
+    if kinds.is_struct(kind):
+        return pa.struct([pa.field(child.name, plain(child.type)) for child in kind])
+    if kinds.is_fixed_size_list(kind):
+        return pa.list_(plain(kind.value_type), kind.list_size)
+    if kinds.is_large_list(kind) or kinds.is_large_list_view(kind):
+        return pa.large_list(plain(kind.value_type))
+    if kinds.is_list(kind) or kinds.is_list_view(kind):
+        return pa.list_(plain(kind.value_type))
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+
+
+def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return an array in a type that `plain` or `common_type` returned for it.
+
+    raises  pa.ArrowInvalid for a value that does not fit
+    """
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    if kinds.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    elif kinds.is_run_end_encoded(array.type):
+        array = pc.run_end_decode(array)
+    if array.type == kind:
+        return array
+    if _has_list_views(array.type):
+        return _without_list_views(array, kind)
+    try:
+        return array.cast(kind)
+    except pa.ArrowNotImplementedError:  # nested dictionaries
+        return pa.array(array.to_pylist(), kind)
+
+
+def _has_list_views(kind: pa.DataType) -> bool:
+    if kinds.is_list_view(kind) or kinds.is_large_list_view(kind):
+        return True
+    return kinds.is_nested(kind) and any(
+        _has_list_views(kind.field(i).type) for i in range(kind.num_fields)
+    )
+
+
+def _without_list_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return list views as lists.
+
+    Arrow's cast (26.0.1) mixes up slices, and views that overlap or are out of order.
+    """
+    is_view = kinds.is_list_view(array.type) or kinds.is_large_list_view(array.type)
+    if not is_view or kinds.is_nested(array.type.value_type):
+        return pa.array(array.to_pylist(), kind)
+    sizes = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    mask = array.is_null() if array.null_count else None
+    values = array.flatten()
+    return pa.LargeListArray.from_arrays(pa.array(ends), values, mask=mask).cast(kind)
+
+
+def common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
+    """Return the type that represents the values of both types exactly, or None."""
+    if one == two or kinds.is_null(two):
+        return one
+    if kinds.is_null(one):
+        return two
+    if kinds.is_integer(one) and kinds.is_integer(two):
+        return _integer(one, two)
+    if kinds.is_floating(one) and kinds.is_floating(two):
+        return max(one, two, key=lambda kind: kind.bit_width)
+    if (kinds.is_integer(one) and kinds.is_floating(two)) or (
+        kinds.is_floating(one) and kinds.is_integer(two)
+    ):
+        return pa.float64()
+    for small, large in _PROMOTIONS:
+        if {one, two} == {small, large}:
+            return large
+    if kinds.is_fixed_size_binary(one) and kinds.is_fixed_size_binary(two):
+        return pa.binary()
+    if kinds.is_decimal(one) and kinds.is_decimal(two):
+        scale = max(one.scale, two.scale)
+        digits = max(one.precision - one.scale, two.precision - two.scale) + scale
+        return pa.decimal128(digits, scale) if digits <= 38 else None
+    if kinds.is_timestamp(one) and kinds.is_timestamp(two):
+        unit = max(one.unit, two.unit, key=_UNITS.index)
+        return pa.timestamp(unit, one.tz) if one.tz == two.tz else None
+    return _nested(one, two)
+
+
+def _integer(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
+    signs = kinds.is_signed_integer(one), kinds.is_signed_integer(two)
+    bits = max(one.bit_width, two.bit_width)
+    if signs[0] == signs[1]:
+        return (_SIGNED if signs[0] else _UNSIGNED)[bits]
+    signed, unsigned = (one, two) if signs[0] else (two, one)
+    return _SIGNED.get(max(signed.bit_width, 2 * unsigned.bit_width))
+
+
+def _nested(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
+    if kinds.is_map(one) and kinds.is_map(two):
+        key = common_type(one.key_type, two.key_type)
+        item = common_type(one.item_type, two.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if kinds.is_struct(one) and kinds.is_struct(two):
+        names = [child.name for child in one]
+        if names != [child.name for child in two]:
+            return None
+        types = [common_type(a.type, b.type) for a, b in zip(one, two, strict=True)]
+        return None if None in types else pa.struct(list(zip(names, types, strict=True)))
+    if _is_list(one) and _is_list(two):
+        value = common_type(one.value_type, two.value_type)
+        if value is None:
+            return None
+        is_large = kinds.is_large_list(one) or kinds.is_large_list(two)
+        return pa.large_list(value) if is_large else pa.list_(value)
+    return None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))

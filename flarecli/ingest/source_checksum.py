@@ -1,8 +1,7 @@
-"""Checksum of source files, computed while their rows are read; compared when a pack is resumed.
+"""Checksum of source files up to the rows read so far; compared when a pack is resumed.
 
-The journal of a pack stores, for each state, how many bytes of the files were read, and their
-checksum: always a prefix of all files, concatenated. Bytes that are read in order are processed at
-once; a few megabytes of later bytes are kept; missing bytes are read when they are needed.
+The journal of a pack stores such a state for each shard: a number of bytes, and the checksum of that
+prefix of all files, concatenated. The bytes are read for it again, usually from the page cache.
 """
 
 from __future__ import annotations
@@ -15,104 +14,51 @@ from typing import Any
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.storage import Location
 
-__all__ = ["Running"]
+__all__ = ["SourceChecksum"]
 
-MAX_WAITING_BYTES = 4 << 20  # kept until the bytes before them are read
-BLOCK_BYTES = 1 << 18  # per read; small enough to stay in the CPU's cache
-MAX_GAP_BYTES = 1 << 14  # missing bytes that are read at once, such as a footer between two files
+BLOCK_BYTES = 1 << 20  # per read
 
 
-class Running:
-    """The xxh3_128 of the bytes of some files, up to the byte read so far.
+class SourceChecksum:
+    """The xxh3_128 of the bytes of some files, up to the last byte that rows were read from.
 
     files   in order
-    told    checksum of their sizes and footers, to compare before any row is read
+    header  checksum of their sizes and footers, to compare before any row is read
     """
 
-    def __init__(self, files: Sequence[Location], told: str) -> None:
-        self.told = told
+    def __init__(self, files: Sequence[Location], header: str) -> None:
+        self.header = header
         self._files = files
-        self._firsts = [0, *accumulate(file.size() for file in files)]
+        self._starts = [0, *accumulate(file.size() for file in files)]
         self._sums = Sums([DEFAULT])
-        self._read = 0  # end of the bytes that were read, processed or not
-        self._waiting: dict[int, bytes] = {}  # position -> bytes
-        self._held = 0
+        self._end = 0  # of the bytes that rows were read from
 
-    def heard(self, number: int, start: int, data: bytes | memoryview) -> None:
-        """Process bytes that were read from a file, by its number, at `start`."""
-        first = self._firsts[number] + start
-        if (
-            first == self._sums.size
-            and not self._waiting
-            and first + len(data) <= self._firsts[number + 1]
-        ):  # the usual case
-            self._read = max(self._read, first + len(data))
-            self._sums.update(data)
-            return
-        # bytes that were appended since are not part of the next file
-        end = min(first + len(data), self._firsts[number + 1])
-        data = data[: max(0, end - first)]
-        if not data:
-            return
-        self._read = max(self._read, end)
-        if end <= self._sums.size:
-            return
-        if first - self._sums.size <= MAX_GAP_BYTES and not self._waiting:
-            self._fill(first)
-        if first <= self._sums.size:
-            self._add(first, data)
-        else:
-            known = self._waiting.get(first, b"")
-            if len(known) < len(data):
-                self._waiting[first] = bytes(data)
-                self._held += len(data) - len(known)
-        self._catch_up()
-        while self._held > MAX_WAITING_BYTES:
-            self._fill(min(self._waiting))
-            self._catch_up()
+    def advance(self, number: int, end: int) -> None:
+        """Note that rows were read from a file, by its number, up to byte `end`."""
+        self._end = max(self._end, min(self._starts[number] + end, self._starts[number + 1]))
 
-    def _add(self, first: int, data: bytes | memoryview) -> None:
-        self._sums.update(memoryview(data)[self._sums.size - first :])
-
-    def _catch_up(self) -> None:
-        """Process waiting bytes that continue the checksum."""
-        while self._waiting and (first := min(self._waiting)) <= self._sums.size:
-            data = self._waiting.pop(first)
-            self._held -= len(data)
-            if first + len(data) > self._sums.size:
-                self._add(first, data)
-
-    def _fill(self, stop: int) -> None:
-        """Read missing bytes before `stop`."""
-        while self._sums.size < stop:
-            number = bisect_right(self._firsts, self._sums.size) - 1
-            start = self._sums.size - self._firsts[number]
-            end = min(stop, self._firsts[number + 1]) - self._firsts[number]
-            self._sums.update(self._files[number].read(start, min(start + BLOCK_BYTES, end)))
-
-    def noted(self) -> list[Any]:
-        """Return the number of bytes read so far and their checksum."""
-        while self._sums.size < self._read:
-            self._fill(min(self._waiting, default=self._read))
-            self._catch_up()
+    def state(self) -> list[Any]:
+        """Return the number of bytes up to the rows read so far, and their checksum."""
+        while (position := self._sums.size) < self._end:
+            number = bisect_right(self._starts, position) - 1
+            start = position - self._starts[number]
+            stop = min(self._end, self._starts[number + 1]) - self._starts[number]
+            self._sums.update(self._files[number].read(start, min(start + BLOCK_BYTES, stop)))
         return [self._sums.size, self._sums.hex()[DEFAULT]]
 
-    def agrees(self, noted: Any) -> bool:
-        """Return whether the files start with a noted state.
+    def matches(self, state: Any) -> bool:
+        """Return whether the files start with a stored state, which may be invalid.
 
         Reads them up to there; must be called first.
         """
-        if not (
-            isinstance(noted, list)
-            and len(noted) == 2
-            and isinstance(noted[0], int)
-            and 0 <= noted[0] <= self._firsts[-1]
-        ):
+        if not isinstance(state, list) or len(state) != 2 or not isinstance(state[0], int):
             return False
-        self._read = max(self._read, noted[0])
-        return self.noted() == noted
+        if not 0 <= state[0] <= self._starts[-1]:
+            return False
+        self._end = max(self._end, state[0])
+        return self.state() == state
 
-    def whole(self) -> str:
-        """Return the checksum of all bytes; reads the missing ones."""
-        self._read = self._firsts[-1]
-        return str(self.noted()[1])
+    def total(self) -> str:
+        """Return the checksum of all bytes."""
+        self._end = self._starts[-1]
+        return str(self.state()[1])

@@ -7,6 +7,7 @@ contents it refers to.
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import sys
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from flarecli.errors import FormatError, ReachError
 from flarecli.ingest import decompress
+from flarecli.ingest.base import Part
 from flarecli.ingest.decompress import Blocks
 from flarecli.names import escape
 from flarecli.redact import redact
@@ -27,7 +29,6 @@ __all__ = ["Addresses", "DATA", "NAME", "Spool", "standard_input"]
 NAME, DATA = "name", "data"
 _ROWS = 8192
 MAX_ADDRESS_BYTES = 1 << 16
-_SCHEMA = pa.schema([(NAME, pa.string()), (DATA, pa.string())])
 
 
 def standard_input() -> IO[bytes]:
@@ -40,13 +41,15 @@ def standard_input() -> IO[bytes]:
 class Spool:
     """A stream that is copied to an unnamed temporary file, so that it can be read several times."""
 
-    def __init__(self, stream: IO[bytes], shown: str = "-") -> None:
-        self._stream, self._shown = stream, shown
+    location = None
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
         self._file = tempfile.TemporaryFile(prefix="flare-")  # noqa: SIM115 - closed with this object
-        self._size, self._is_whole = 0, False
+        self._size, self._is_complete = 0, False
 
     def __str__(self) -> str:
-        return self._shown
+        return "-"
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes from the beginning; reads more of the stream when needed.
@@ -54,82 +57,77 @@ class Spool:
         raises  ReachError if reading fails, or the disk is full
         """
         start = 0
-        while start < self._size or self._read_on():
-            data = os.pread(self._file.fileno(), min(decompress.BLOCK, self._size - start), start)
+        while start < self._size or self._copy_block():
+            size = min(decompress.BLOCK_BYTES, self._size - start)
+            data = os.pread(self._file.fileno(), size, start)
             start += len(data)
             yield data
 
-    def _read_on(self) -> bool:
-        if self._is_whole:
+    def _copy_block(self) -> bool:
+        """Copy the next block of the stream; return False at its end."""
+        if self._is_complete:
             return False
         try:
-            while (data := self._stream.read(decompress.BLOCK)) is None:  # a non-blocking pipe
+            while (
+                data := self._stream.read(decompress.BLOCK_BYTES)
+            ) is None:  # a non-blocking pipe
                 select.select([self._stream], [], [])
         except OSError as error:
-            raise ReachError(
-                f"cannot read: {(error.strerror or str(error)).lower()}", where=self._shown
-            ) from None
+            reason = (error.strerror or str(error)).lower()
+            raise ReachError(f"cannot read: {reason}", where=self) from None
         try:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            message, hint = (
-                f"cannot write to a temporary file: {(error.strerror or str(error)).lower()}",
-                "Set TMPDIR to a folder with more space.",
-            )
-            raise ReachError(message, where=self._shown, hint=hint) from None
+            reason = (error.strerror or str(error)).lower()
+            raise ReachError(
+                f"cannot write to a temporary file: {reason}",
+                where=self,
+                hint="Set TMPDIR to a folder with more space.",
+            ) from None
         self._size += len(data)
-        self._is_whole = not data
+        self._is_complete = not data
         return bool(data)
 
 
-class Addresses:
+class Addresses(Part):
     """Addresses, one per line or each followed by a NUL; each is a row with its name and itself."""
 
-    rows: int | None = None
-    schema = _SCHEMA
+    schema = pa.schema([(NAME, pa.string()), (DATA, pa.string())])
 
     def __init__(self, at: Blocks, null_separated: bool) -> None:
         self.at, self._separator = at, b"\0" if null_separated else b"\n"
-
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes of standard input."""
-        return self.at.blocks()
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield the addresses in order.
 
         Raises FormatError with the line for invalid or too long text.
         """
-        schema = (
-            self.schema
-            if columns is None
-            else pa.schema([self.schema.field(name) for name in columns])
-        )
-        held: list[str] = []
-        for address in self._addresses():
-            held.append(address)
-            if len(held) == _ROWS:
-                yield _batch(held, schema)
-                held = []
-        if held:
-            yield _batch(held, schema)
+        schema, addresses = self.selected(columns), self._addresses()
+        while rows := list(itertools.islice(addresses, _ROWS)):
+            values = {NAME: [redact(address) for address in rows], DATA: rows}
+            arrays = [pa.array(values[name], pa.string()) for name in schema.names]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _addresses(self) -> Iterator[str]:
         rest, number = b"", 0
         for block in self.at.blocks():
-            *whole, rest = (rest + block).split(self._separator)
+            *lines, rest = (rest + block).split(self._separator)
             if len(rest) > MAX_ADDRESS_BYTES:
+                line = number + len(lines) + 1
                 raise FormatError(
-                    f"line {number + len(whole) + 1}: address is longer than {MAX_ADDRESS_BYTES} bytes",
+                    f"line {line}: address is longer than {MAX_ADDRESS_BYTES} bytes",
                     where=self.at,
                 )
-            for data in whole:
+            for data in lines:
                 number += 1
-                yield from self._address(data, number)
-        yield from self._address(rest, number + 1)
+                if address := self._decode(data, number):
+                    yield address
+        if address := self._decode(rest, number + 1):
+            yield address
 
-    def _address(self, data: bytes, number: int) -> Iterator[str]:
+    def _decode(self, data: bytes, number: int) -> str:
+        """Return the address in a line; empty for a blank line."""
         data = data if self._separator == b"\0" else data.strip(b" \t\r")
         try:
             text = data.decode()
@@ -142,12 +140,4 @@ class Addresses:
             raise FormatError(
                 f"line {number}: {escape(text)[:60]!r} contains a NUL", where=self.at, hint=hint
             )
-        if text:
-            yield text
-
-
-def _batch(addresses: list[str], schema: pa.Schema) -> pa.RecordBatch:
-    columns = {NAME: [redact(address) for address in addresses], DATA: addresses}
-    return pa.RecordBatch.from_arrays(
-        [pa.array(columns[name], pa.string()) for name in schema.names], schema=schema
-    )
+        return text

@@ -1,32 +1,59 @@
-"""Splits a text index into pieces of whole records; checks UTF-8, NUL, and quotes of CSV by RFC
-4180.
+"""Splits text into pieces of whole records: lines, CSV, and JSON arrays; checks UTF-8 and NUL.
 
-A quote opens a field at its start and closes it at its end; inside it is doubled. So a byte is
-inside a quoted field if the number of quotes before it is odd. This finds the ends of records, and
-misplaced quotes, for which a parser would silently shift columns and drop rows.
+CSV (RFC 4180): a quote opens a field at its start and closes it at its end; inside it is doubled.
+So a byte is inside a quoted field if the number of quotes before it is odd. This finds the ends of
+records, and misplaced quotes, for which a parser would silently shift columns and drop rows.
+
+JSON arrays: unescaped quotes open and close strings; brackets outside strings count the depth; a
+comma at the array's own depth ends a row. Bytes between the rows are checked here, and the rows by
+the parser.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from flarecli.errors import FormatError
 from flarecli.ingest import decompress
 from flarecli.ingest.decompress import Blocks
+from flarecli.model import BoolArray, ByteArray, IntArray
 from flarecli.units import format_size
 
-__all__ = ["BOM", "Piece", "pieces", "records"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = [
+    "BOM",
+    "Piece",
+    "first_deep_line",
+    "json_array_pieces",
+    "member_names",
+    "pieces",
+    "records",
+]
 
 MAX_RECORD_BYTES = 64 << 20
-_QUOTE, _LF, _CR, BOM = ord('"'), ord("\n"), ord("\r"), b"\xef\xbb\xbf"
-_STRAY_HINT = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
+DEPTH_BLOCK_BYTES = 1 << 20  # of a JSON text, with up to 24 bytes of memory for each
+BOM = b"\xef\xbb\xbf"
+_QUOTE, _BACKSLASH, _LF, _CR = ord('"'), ord("\\"), ord("\n"), ord("\r")
+_QUOTE_HINT = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
+_UTF8_HINT = "Save it as UTF-8 text."
+_BRACKETS = np.zeros(256, np.int8)  # change of depth by each bracket; 2 marks a comma
+_BRACKETS[list(b"{[")], _BRACKETS[list(b"}]")], _BRACKETS[ord(",")] = 1, -1, 2
+_BLANKS = b" \t\r\n"
+_BLANK_LINE = re.compile(rb"(^|\n)[ \t]*(?:\n|$)")
+_LINE_ENDS_TO_BLANKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 class Piece(NamedTuple):
-    """Whole records, and the line number of the first; lines count from 1."""
+    """Whole records, and the line number of the first; lines count from 1.
+
+    In a piece of a JSON array, each row is a line, and `line` is the number of the first row.
+    """
 
     line: int
     data: bytes
@@ -38,7 +65,10 @@ class Piece(NamedTuple):
 
     def after(self, end: int) -> Piece:
         """Return the piece without its first `end` bytes, which end with a line."""
-        return Piece(self.line + _breaks(self.data[:end]), self.data[end:])
+        return Piece(self.line + _count_newlines(self.data[:end]), self.data[end:])
+
+
+# -- lines and CSV
 
 
 def pieces(source: Blocks, delimiter: str) -> Iterator[Piece]:
@@ -48,55 +78,51 @@ def pieces(source: Blocks, delimiter: str) -> Iterator[Piece]:
     raises     FormatError with the line for invalid UTF-8, a NUL, a misplaced or unclosed quote, or
                a record of more than 64 MB
     """
-    is_boundary = np.zeros(
-        256, bool
-    )  # bytes that may be next to a quote at the start or end of a field
+    # bytes that may be next to a quote at the start or end of a field
+    is_boundary = np.zeros(256, bool)
     is_boundary[list(f'{delimiter}\r\n"'.encode())] = True
     line, first, data = 1, 0, b""
     for block, is_last in _with_last(source.blocks()):
         data += block
         if first == 0 and data.startswith(BOM):
             data, first = data[len(BOM) :], len(BOM)
-        quotes = (
-            np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE)
-            if delimiter
-            else np.zeros(0, np.int64)
-        )
-        end = (
-            len(data)
-            if is_last
-            else _end_of_records(data, quotes)
-            if delimiter
-            else data.rfind(b"\n") + 1
-        )
+        quotes = np.zeros(0, np.int64)
+        if delimiter:
+            quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE)
+        if is_last:
+            end = len(data)
+        elif delimiter:
+            end = _end_of_records(data, quotes)
+        else:
+            end = data.rfind(b"\n") + 1
         if not end:
             if len(data) > MAX_RECORD_BYTES:
                 hint = "Look for an unclosed quote." if delimiter else "Write one row per line."
+                size = format_size(MAX_RECORD_BYTES)
                 raise FormatError(
-                    f"line {line}: a record is longer than {format_size(MAX_RECORD_BYTES)}",
-                    where=source,
-                    hint=hint,
+                    f"line {line}: a record is longer than {size}", where=source, hint=hint
                 )
             continue
         piece, data = Piece(line, data[:end]), data[end:]
         _check_text(piece, first, source)
         _check_quotes(piece, quotes[: np.searchsorted(quotes, end)], is_boundary, source)
         yield piece
-        line, first = line + _breaks(piece.data), first + end
+        line, first = line + _count_newlines(piece.data), first + end
 
 
 def _with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
     """Yield the blocks, and whether each is the last; does not read ahead of a full block."""
     block = next(blocks, None)
     while block is not None:
-        is_full = len(block) >= decompress.BLOCK
+        is_full = len(block) >= decompress.BLOCK_BYTES
         after = None if is_full else next(blocks, None)
         yield block, not is_full and after is None
-        block = after if after is not None else next(blocks, b"") if is_full else None
+        # after a full block, an empty one marks the end
+        block = next(blocks, b"") if is_full else after
 
 
 def records(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield for each record the number of lines before it, and its end.
+    """Yield the number of lines before each CSV record, and its end.
 
     Blank lines are not records.
     """
@@ -112,7 +138,7 @@ def records(data: bytes) -> Iterator[tuple[int, int]]:
             yield first, end
 
 
-def _end_of_records(data: bytes, quotes: Any) -> int:
+def _end_of_records(data: bytes, quotes: IntArray) -> int:
     """Return the end of the last whole record: a newline after an even number of quotes."""
     # a CR at the very end may be half of a CR LF
     last = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1))
@@ -125,25 +151,19 @@ def _end_of_records(data: bytes, quotes: Any) -> int:
 
 
 def _check_text(piece: Piece, first: int, source: Blocks) -> None:
+    """Raise FormatError for a piece, at byte `first` of its file, that is not UTF-8 or has a NUL."""
     try:
         if not piece.data.isascii():
             piece.data.decode()
     except UnicodeDecodeError as error:
-        raise _text_error(
-            piece,
-            error.start,
-            f"byte {first + error.start} is not UTF-8",
-            "Save it as UTF-8 text.",
-            source,
-        ) from None
+        message = f"byte {first + error.start} is not UTF-8"
+        raise _text_error(piece, error.start, message, _UTF8_HINT, source) from None
     nul = piece.data.find(b"\0")
     if nul >= 0:
-        raise _text_error(
-            piece, nul, f"byte {first + nul} is NUL", "Save it as UTF-8 text.", source
-        )
+        raise _text_error(piece, nul, f"byte {first + nul} is NUL", _UTF8_HINT, source)
 
 
-def _check_quotes(piece: Piece, quotes: Any, is_boundary: Any, source: Blocks) -> None:
+def _check_quotes(piece: Piece, quotes: IntArray, is_boundary: BoolArray, source: Blocks) -> None:
     if not len(quotes):
         return
     raw = np.frombuffer(piece.data, np.uint8)
@@ -154,19 +174,182 @@ def _check_quotes(piece: Piece, quotes: Any, is_boundary: Any, source: Blocks) -
         [before[~is_boundary[raw[before - 1]]], after[~is_boundary[raw[after + 1]]]]
     )
     if len(stray):
-        raise _text_error(piece, int(stray.min()), "quote inside a field", _STRAY_HINT, source)
+        raise _text_error(piece, int(stray.min()), "quote inside a field", _QUOTE_HINT, source)
     if len(quotes) % 2:
-        doubled = (opens > 0) & (raw[opens - 1] == _QUOTE)  # one quote of the value
-        raise _text_error(piece, int(opens[~doubled][-1]), "unclosed quote", _STRAY_HINT, source)
+        is_doubled = (opens > 0) & (raw[opens - 1] == _QUOTE)  # one quote of the value
+        position = int(opens[~is_doubled][-1])
+        raise _text_error(piece, position, "unclosed quote", _QUOTE_HINT, source)
 
 
-def _text_error(piece: Piece, place: int, what: str, hint: str, source: Blocks) -> FormatError:
-    return FormatError(
-        f"line {piece.line + _breaks(piece.data[:place])}: {what}", where=source, hint=hint
+def _text_error(
+    piece: Piece, position: int, message: str, hint: str, source: Blocks
+) -> FormatError:
+    line = piece.line + _count_newlines(piece.data[:position])
+    return FormatError(f"line {line}: {message}", where=source, hint=hint)
+
+
+def _count_newlines(data: bytes) -> int:
+    """Return the number of newlines: LF, CR LF, or CR."""
+    count = data.count(b"\n")
+    return count if b"\r" not in data else count + data.count(b"\r") - data.count(b"\r\n")
+
+
+# -- JSON
+
+
+def json_array_pieces(source: Blocks) -> Iterator[Piece]:
+    """Read a JSON array as pieces of some megabytes, with one row per line.
+
+    raises  FormatError for an array without end, bytes after it, or a row of more than 64 MB
+    """
+    row, has_begun, brackets = 0, False, _Brackets()
+    held, size = list[bytes](), 0  # of an incomplete row
+    blocks, slash = source.blocks(), b""
+    for read in blocks:
+        block = slash + read if has_begun else read.removeprefix(BOM).lstrip(_BLANKS)
+        if not has_begun:
+            has_begun, block = bool(block), block[1:]
+        # a backslash that escapes the first byte of the next block
+        slash = b"\\" * ((len(block) - len(block.rstrip(b"\\"))) % 2)
+        block = block[: len(block) - len(slash)]
+        commas, end = brackets.rows(block)
+        if end < 0 and not len(commas):
+            held, size = [*held, block], size + len(block)
+            if size > MAX_RECORD_BYTES:
+                message = f"a row is longer than {format_size(MAX_RECORD_BYTES)}"
+                raise FormatError(message, where=source, row=row)
+            continue
+        cut = end if end >= 0 else int(commas[-1])
+        data = b"".join([*held, block[:cut]])
+        piece = _row_lines(source, row, data, commas[commas < cut] + size, end >= 0)
+        if piece is not None:
+            yield piece
+        if end >= 0:
+            rest = block[end + 1 :] + slash
+            if rest.strip(_BLANKS) or any(more.strip(_BLANKS) for more in blocks):
+                raise FormatError("bytes follow the end of the array", where=source)
+            return
+        row, held = row + len(commas), [block[cut + 1 :]]
+        size = len(held[0])
+    raise FormatError(
+        "the array does not end", where=source, hint="The file was cut short; fetch it again."
     )
 
 
-def _breaks(data: bytes) -> int:
-    """Return the number of newlines: LF, CR LF, or CR."""
-    breaks = data.count(b"\n")
-    return breaks if b"\r" not in data else breaks + data.count(b"\r") - data.count(b"\r\n")
+def _row_lines(
+    source: Blocks, row: int, data: bytes, commas: IntArray, is_last: bool
+) -> Piece | None:
+    """Return rows as lines, with newlines instead of the commas between them.
+
+    None for an empty array.
+    """
+    lines = np.frombuffer(data.translate(_LINE_ENDS_TO_BLANKS), np.uint8).copy()
+    lines[commas] = _LF
+    text = lines.tobytes()
+    if not text.strip(b" \t") and is_last and row == 0:
+        return None
+
+    def error_at(position: int, message: str, hint: str = "") -> FormatError:
+        number = row + text.count(b"\n", 0, position)
+        return FormatError(message, where=source, row=number, hint=hint)
+
+    if missing := _BLANK_LINE.search(text):
+        raise error_at(missing.end(1), "an item of the array is empty")
+    nul = text.find(b"\0")
+    if nul >= 0:
+        raise error_at(nul, "contains a NUL", _UTF8_HINT)
+    try:
+        if not text.isascii():
+            text.decode()
+    except UnicodeDecodeError as error:
+        message = f"byte 0x{text[error.start]:02x} is not UTF-8"
+        raise error_at(error.start, message, _UTF8_HINT) from None
+    return Piece(row, text)
+
+
+class _Brackets:
+    """Tracks strings and brackets in text that is passed in blocks; no block ends inside an escape."""
+
+    def __init__(self) -> None:
+        self._is_string, self._depth = False, 0
+
+    def read(self, raw: ByteArray) -> tuple[IntArray, npt.NDArray[np.int8], IntArray]:
+        """Return the brackets and commas outside strings.
+
+        return  their positions, the change of depth by each (2: a comma), and the depth after each
+        """
+        quotes = _find_quotes(raw)
+        marks = np.flatnonzero(_BRACKETS[raw])
+        marks = marks[(np.searchsorted(quotes, marks) + self._is_string) % 2 == 0]
+        changes = _BRACKETS[raw[marks]]
+        depth = self._depth + np.cumsum(np.where(changes == 2, 0, changes))
+        self._is_string = bool((len(quotes) + self._is_string) % 2)
+        self._depth = int(depth[-1]) if len(depth) else self._depth
+        return marks, changes, depth
+
+    def rows(self, block: bytes) -> tuple[IntArray, int]:
+        """Return the positions of the commas between rows, and of the end of the array, or -1."""
+        marks, changes, depth = self.read(np.frombuffer(block, np.uint8))
+        ends = marks[depth < 0]
+        commas = marks[(changes == 2) & (depth == 0)]
+        if not len(ends):
+            return commas, -1
+        end = int(ends[0])
+        return commas[commas < end], end
+
+
+def member_names(data: bytes) -> set[bytes]:
+    """Return the strings that precede a colon or a blank: the names of all members, and a few
+    values.
+    """
+    raw = np.frombuffer(data, np.uint8)
+    quotes = _find_quotes(raw)
+    ends = quotes[1::2]
+    begins = quotes[::2][: len(ends)]
+    after = raw[np.minimum(ends + 1, len(raw) - 1)]
+    is_name = np.isin(after, np.frombuffer(b": \t\r", np.uint8))
+    pairs = zip(begins[is_name].tolist(), ends[is_name].tolist(), strict=True)
+    return {data[begin + 1 : end] for begin, end in pairs}
+
+
+def first_deep_line(data: bytes, max_depth: int) -> int:
+    """Return the first line whose brackets nest deeper than `max_depth`, or -1.
+
+    Parsers use stack for each level.
+    """
+    raw = np.frombuffer(data, np.uint8)
+    opens = (raw | 0x20) == ord("{")  # `[` and `{` differ in that bit
+    if np.count_nonzero(opens) <= max_depth:
+        return -1
+    ends = np.append(np.flatnonzero(raw == _LF), len(raw))
+    begins = np.append(0, ends[:-1] + 1)
+    counts = np.add.reduceat(np.append(opens, False).view(np.uint8), begins, dtype=np.int64)
+    for line in np.flatnonzero(counts > max_depth):
+        if _max_depth(data[begins[line] : ends[line]]) > max_depth:
+            return int(line)
+    return -1
+
+
+def _max_depth(line: bytes) -> int:
+    brackets, deepest, start = _Brackets(), 0, 0
+    while start < len(line):
+        block = line[start : start + DEPTH_BLOCK_BYTES]
+        while block.endswith(b"\\") and start + len(block) < len(line):
+            block = line[start : start + 2 * len(block)]
+        _, _, depth = brackets.read(np.frombuffer(block, np.uint8))
+        deepest, start = max(deepest, int(depth.max(initial=0))), start + len(block)
+    return deepest
+
+
+def _find_quotes(raw: ByteArray) -> IntArray:
+    """Return the positions of unescaped quotes: those after an even number of backslashes."""
+    quotes = np.flatnonzero(raw == _QUOTE)
+    slashes = np.flatnonzero(raw == _BACKSLASH)
+    if not len(slashes) or not len(quotes):
+        return quotes
+    numbers = np.arange(len(slashes))
+    begins = np.concatenate([[True], np.diff(slashes) != 1])
+    run = numbers - np.maximum.accumulate(np.where(begins, numbers, 0)) + 1  # up to each backslash
+    last = np.searchsorted(slashes, quotes) - 1  # backslash before each quote, or -1
+    follows = (last >= 0) & (slashes[np.maximum(last, 0)] == quotes - 1)
+    return quotes[~(follows & (run[np.maximum(last, 0)] % 2 == 1))]

@@ -11,8 +11,7 @@ it. Playlists are untrusted when read, and are written so that any Flare reader 
 
 from __future__ import annotations
 
-from flarecli.playlists.read import parse, read, stored
-from flarecli.playlists.validate import faults, places
+from flarecli.playlists.read import faults, parse, places, read, stored
 from flarecli.playlists.write import text, write
 
 __all__ = ["PLAYLIST", "faults", "parse", "places", "read", "stored", "text", "write"]

@@ -1,4 +1,6 @@
-"""What a listing leaves out: rows, sizes and columns from the headers of shards, sums from their bytes, in parallel."""
+"""Filling of gaps in a playlist: rows, sizes and columns from the headers of shards, checksums from
+their bytes, in parallel.
+"""
 
 from __future__ import annotations
 
@@ -18,117 +20,117 @@ from flarecli.storage import Location
 
 __all__ = ["filled", "summed"]
 
-_REMOTE_JOBS = 16  # waiting for a network takes no core
+_REMOTE_JOBS = 16  # they wait for the network, not for the CPU
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
-def _each(work: Callable[[A], B], items: Iterable[A], local: bool) -> Iterator[B]:
-    """Do the work on all items in parallel and yield the results in order, up to the first error."""
-    return ordered_map(work, items, workers=cpu_count() if local else _REMOTE_JOBS)
+def _map(call: Callable[[A], B], items: Iterable[A], at: Location) -> Iterator[B]:
+    """Call with all items in parallel and yield the results in order, up to the first error."""
+    return ordered_map(call, items, workers=cpu_count() if at.is_local else _REMOTE_JOBS)
 
 
 def filled(stream: Stream) -> Stream:
-    """Give a stream with its rows, sizes and columns known; only shards that are not fully listed are opened.
+    """Return a stream whose rows, sizes and columns are known; opens only the shards that lack some.
 
-    raises  UsageError if shards have other columns than the first; whatever opening a shard raises
+    raises  UsageError if shards have other columns than the first; errors of opening a shard
     """
     rows = np.full(len(stream), -1, np.int64) if stream.rows is None else stream.rows.copy()
-    size = np.full(len(stream), -1, np.int64) if stream.sizes is None else stream.sizes.copy()
-    unknown = {
-        *np.flatnonzero((rows < 0) | (size < 0)).tolist(),
-        *([0] if stream.columns is None and len(stream) else []),
+    sizes = np.full(len(stream), -1, np.int64) if stream.sizes is None else stream.sizes.copy()
+    incomplete = {
+        *np.flatnonzero((rows < 0) | (sizes < 0)).tolist(),
+        *(i for i, files in enumerate(stream.parts) if any(file.size is None for file in files)),
     }
+    if stream.columns is None and len(stream):
+        incomplete.add(0)
 
-    unknown |= {i for i, one in enumerate(stream.parts) if any(file.size is None for file in one)}
-
-    def opened(i: int) -> tuple[int, int, Columns, tuple[File, ...]]:
+    def read_header(i: int) -> tuple[int, int, Columns, tuple[File, ...]]:
         chunk = stream.chunk(i)
-        main, *beside = (
-            _sized(file, at)
+        main, *companions = (
+            _with_size(file, at)
             for file, at in zip(chunk.files, (chunk.at, *chunk.beside), strict=True)
         )
         if chunk.rows is not None and stream.columns is not None:
-            return main.size or 0, chunk.rows, stream.columns, tuple(beside)
+            return main.size or 0, chunk.rows, stream.columns, tuple(companions)
         shard = formats.find(chunk.format or "").open_shard(
-            replace(chunk, files=(main, *beside)), stream.columns
+            replace(chunk, files=(main, *companions)), stream.columns
         )
-        if not beside:  # of a shard that was named alone, only the format knows the companions
+        if not companions:  # only the format knows the companions of a shard that is named alone
             folder = stream.urls[i].rpartition("/")[0]
-            named = zip(shard.chunk.files[1:], shard.chunk.beside, strict=True)
-            beside = [
-                _sized(replace(file, name=f"{folder}/{at.name}" if folder else at.name), at)
-                for file, at in named
-            ]
-        return main.size or 0, shard.rows, shard.columns, tuple(beside)
+            for file, at in zip(shard.chunk.files[1:], shard.chunk.beside, strict=True):
+                name = f"{folder}/{at.name}" if folder else at.name
+                companions.append(_with_size(replace(file, name=name), at))
+        return main.size or 0, shard.rows, shard.columns, tuple(companions)
 
     columns = stream.columns
     parts = list(stream.parts) or [()] * len(stream)
-    order = sorted(unknown)
-    for i, (bytes_, count, own, beside) in zip(
-        order, _each(opened, order, stream.at.is_local), strict=True
-    ):
-        size[i], rows[i], parts[i] = bytes_, count, beside
-        columns = own if columns is None else columns
-        if own != columns:
+    order = sorted(incomplete)
+    headers = _map(read_header, order, stream.at)
+    for i, (size, count, shard_columns, companions) in zip(order, headers, strict=True):
+        sizes[i], rows[i], parts[i] = size, count, companions
+        columns = shard_columns if columns is None else columns
+        if shard_columns != columns:
             raise UsageError(
                 "has other columns than the shards before",
                 where=stream.chunk(i).at,
                 hint="List them as streams of their own.",
             )
     return replace(
-        stream, rows=rows, sizes=size, columns=columns, parts=parts if any(parts) else ()
+        stream, rows=rows, sizes=sizes, columns=columns, parts=parts if any(parts) else ()
     )
 
 
-def _sized(file: File, at: Location) -> File:
+def _with_size(file: File, at: Location) -> File:
     return replace(file, size=at.size()) if file.size is None else file
 
 
 def summed(stream: Stream, names: Sequence[str]) -> Stream:
-    """Give a stream with these sums of every chunk, its companions, and every file that belongs to none; only what lacks one is read.
+    """Return a stream with checksums of every chunk, its companions, and all other files.
 
-    raises  UsageError for an unknown hash; IntegrityError if what is read is not what is listed
+    Reads only files that lack a checksum.
+
+    names   of the hashes
+    raises  UsageError for an unknown hash; IntegrityError if a file differs from the playlist
     """
-    sums = {name: list(stream.hashes.get(name) or [""] * len(stream)) for name in names}
-    order = [i for i in range(len(stream)) if not all(values[i] for values in sums.values())]
+    hashes = {name: list(stream.hashes.get(name) or [""] * len(stream)) for name in names}
+    order = [i for i in range(len(stream)) if not all(values[i] for values in hashes.values())]
 
-    def of_chunk(i: int) -> dict[str, str]:
+    def sum_chunk(i: int) -> dict[str, str]:
         chunk = stream.chunk(i)
-        return _sums(chunk.at, chunk.files[0], names).hex()
+        return _compute_sums(chunk.at, chunk.files[0], names).hex()
 
-    for i, found in zip(order, _each(of_chunk, order, stream.at.is_local), strict=True):
+    for i, found in zip(order, _map(sum_chunk, order, stream.at), strict=True):
         for name in names:
-            sums[name][i] = found[name]
+            hashes[name][i] = found[name]
 
-    def of_file(file: File) -> File:
-        if all(one in file.hashes for one in names):
+    def sum_file(file: File) -> File:
+        if all(name in file.hashes for name in names):
             return file
-        whole = _sums(stream.at.join(file.name), file, names)
-        return replace(
-            file,
-            size=whole.size,
-            hashes={**file.hashes, **{one: whole.hex()[one] for one in names}},
-        )
+        sums = _compute_sums(stream.at.join(file.name), file, names)
+        found = sums.hex()
+        new = {name: found[name] for name in names}
+        return replace(file, size=sums.size, hashes={**file.hashes, **new})
 
-    parts = list(_each(lambda one: tuple(map(of_file, one)), stream.parts, stream.at.is_local))
+    def sum_files(files: tuple[File, ...]) -> tuple[File, ...]:
+        return tuple(sum_file(file) for file in files)
+
     return replace(
         stream,
-        hashes={**stream.hashes, **sums},
-        files={name: of_file(file) for name, file in stream.files.items()},
-        parts=parts,
+        hashes={**stream.hashes, **hashes},
+        files={name: sum_file(file) for name, file in stream.files.items()},
+        parts=list(_map(sum_files, stream.parts, stream.at)),
     )
 
 
-def _sums(at: Location, listed: File, names: Sequence[str]) -> Sums:
-    """Sum a file, and hold it against what is listed of it on the way."""
-    sums = Sums({*names, *(name for name in listed.hashes if name in known())})
+def _compute_sums(at: Location, file: File, names: Sequence[str]) -> Sums:
+    """Return the checksums of a file; raise IntegrityError if they differ from the listed ones."""
+    sums = Sums({*names, *(name for name in file.hashes if name in known())})
     for block in at.blocks():
         sums.update(block)
-    if wrong := sums.differences(listed.hashes):
+    if different := sums.differences(file.hashes):
         raise IntegrityError(
-            f"{sums.size} bytes fail {', '.join(wrong)}",
+            f"{sums.size} bytes fail {', '.join(different)}",
             where=at,
             hint="Run `flare verify`; a playlist would hide the damage.",
         )

@@ -1,14 +1,14 @@
-"""Reading of untrusted playlists, from YAML events.
+"""Reading and validation of untrusted playlists, from YAML events.
 
 Tags, aliases and further documents are errors; depth and size are limited; `no`, `012` and `1:30`
-are text.
+are text. Reading stops at the first fault; validation finds all of them.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from flarecli.encodings import column
@@ -20,7 +20,9 @@ from flarecli.names import bare
 from flarecli.playlists.fast_lists import lift
 from flarecli.playlists.schema import (
     COUNTS,
+    Fault,
     Map,
+    Steps,
     address_faults,
     header_faults,
     place_of,
@@ -29,7 +31,7 @@ from flarecli.playlists.schema import (
 )
 from flarecli.storage import Location
 
-__all__ = ["FLOAT", "fault", "parse", "read", "read_document", "read_yaml", "stored"]
+__all__ = ["FLOAT", "faults", "parse", "places", "read", "read_document", "read_yaml", "stored"]
 
 MAX_BYTES = 1 << 30  # ten times a playlist of a million chunks
 MAX_DEPTH = 16
@@ -40,16 +42,27 @@ FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _HASHES = frozenset(known())
 
+# -- places
 
-def _mark(event: Any) -> int:
-    """Return line and column of the start of an event in one number; both count from 1."""
-    return int(event.start_mark.line + 1) << 32 | int(event.start_mark.column + 1)
+
+def _mark(node: Any) -> int:
+    """Return line and column of the start of a YAML event or node, from 1, in one number."""
+    return int(node.start_mark.line + 1) << 32 | int(node.start_mark.column + 1)
 
 
 def _mark_in(text: str | bytes, position: int) -> int:
-    """Return line and column of a position in a text in one number."""
-    new: Any = "\n" if isinstance(text, str) else b"\n"
-    return (text.count(new, 0, position) + 1) << 32 | position - text.rfind(new, 0, position)
+    """Return line and column of a position in a text, from 1, in one number."""
+    newline: Any = "\n" if isinstance(text, str) else b"\n"
+    line_start = text.rfind(newline, 0, position) + 1
+    return (text.count(newline, 0, position) + 1) << 32 | position - line_start + 1
+
+
+def _fault(at: Location, mark: int, message: str) -> FormatError:
+    """Return a FormatError for a mark in a playlist."""
+    return FormatError(message, where=Place(at, line=mark >> 32, character=mark & 0xFFFFFFFF))
+
+
+# -- reading
 
 
 def read(at: Location) -> Playlist:
@@ -76,29 +89,19 @@ def parse(data: bytes, at: Location) -> Playlist:
     try:
         decoded = data.decode()
     except UnicodeDecodeError as error:
-        raise fault(at, _mark_in(data, error.start), f"not UTF-8 at byte {error.start}") from None
+        raise _fault(at, _mark_in(data, error.start), f"not UTF-8 at byte {error.start}") from None
     match = _CHECKSUM_LINE.search(data, max(0, len(data) - 100))
     protected = match is not None and digest(memoryview(data)[: match.start()]) == match[1].decode()
     del data, match  # may be large
     root = read_document(decoded, at)
     del decoded
     if not isinstance(root, Map):
-        raise fault(at, 1 << 32 | 1, "expected a mapping of streams")
+        raise _fault(at, 1 << 32 | 1, "expected a mapping of streams")
     return Playlist(
         tuple(_stream(name, value, at, root.marks[name]) for name, value in root.items()),
         at,
         protected,
     )
-
-
-def place_at(at: Location, mark: int) -> Place:
-    """Return the place of a mark in a playlist."""
-    return Place(at, line=mark >> 32, character=mark & 0xFFFFFFFF)
-
-
-def fault(at: Location, mark: int, message: str) -> FormatError:
-    """Return a FormatError for a mark in a playlist."""
-    return FormatError(message, where=place_at(at, mark))
 
 
 def read_document(decoded: str, at: Location) -> Any:
@@ -135,21 +138,20 @@ def read_yaml(
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise fault(at, _mark(event), "expected one YAML document, found a second")
+                    raise _fault(at, _mark(event), "expected one YAML document, found a second")
                 value = _value(next(events), events, _Context(at, lifted, found))
         return value
     except yaml.MarkedYAMLError as error:
-        mark: Any = error.problem_mark
+        mark = error.problem_mark
         line, character = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
-        raise FormatError(
-            f"not valid YAML: {error.problem}", where=Place(at, line=line, character=character)
-        ) from None
+        message = f"not valid YAML: {error.problem}"
+        raise _fault(at, line << 32 | character, message) from None
     except yaml.YAMLError as error:
         position = getattr(error, "position", 0)
         if loader is not yaml.SafeLoader:  # libyaml counts bytes
             position = len(decoded.encode()[:position].decode(errors="ignore"))
-        mark = _mark_in(decoded, position)
-        raise fault(at, mark, f"not valid YAML: {str(error).splitlines()[0][:200]}") from None
+        message = f"not valid YAML: {str(error).splitlines()[0][:200]}"
+        raise _fault(at, _mark_in(decoded, position), message) from None
 
 
 class _Context(NamedTuple):
@@ -161,7 +163,7 @@ class _Context(NamedTuple):
 
     def add_fault(self, event: Any, message: str) -> None:
         """Collect a fault, or raise it if faults are not collected."""
-        error = fault(self.at, _mark(event), message)
+        error = _fault(self.at, _mark(event), message)
         if self.found is None:
             raise error
         self.found.append(error)
@@ -177,28 +179,21 @@ def _value(event: Any, events: Iterator[Any], context: _Context, depth: int = 0)
     if event.tag:
         context.add_fault(event, f"playlists cannot contain a tag ({event.tag:.60})")
     if isinstance(event, yaml.ScalarEvent):
-        return _scalar(event.value, event.implicit[0])
+        return _plain(event.value) if event.implicit[0] else event.value
     if depth >= MAX_DEPTH:
-        raise fault(context.at, _mark(event), f"nested more than {MAX_DEPTH} levels deep")
+        raise _fault(context.at, _mark(event), f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(event, yaml.SequenceStartEvent):
         items = []
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
-            run = (
-                context.lifted.pop(event.value, None)
-                if context.lifted and isinstance(event, yaml.ScalarEvent)
-                else None
-            )
-            if run is None:
-                items.append(_value(event, events, context, depth + 1))
+            if isinstance(event, yaml.ScalarEvent) and event.value in context.lifted:
+                items += context.lifted.pop(event.value)
             else:
-                items += run
+                items.append(_value(event, events, context, depth + 1))
         return items
     out = Map()
     while not isinstance(event := next(events), yaml.MappingEndEvent):
-        key, value = (
-            _value(event, events, context, depth + 1),
-            _value(next(events), events, context, depth + 1),
-        )
+        key = _value(event, events, context, depth + 1)
+        value = _value(next(events), events, context, depth + 1)
         if not isinstance(key, str):
             context.add_fault(event, f"the name {key!r:.60} is not text; put it in quotes")
         elif key in out:
@@ -210,67 +205,59 @@ def _value(event: Any, events: Iterator[Any], context: _Context, depth: int = 0)
     return out
 
 
-def _scalar(text: str, plain: bool) -> Any:
-    return _plain(text) if plain else text
-
-
 def _plain(text: str) -> Any:
+    """Return the value of a scalar without quotes."""
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):
         return int(text)
-    return (
-        float(text)
-        if FLOAT.fullmatch(text) and len(text) < 40 and math.isfinite(float(text))
-        else text
-    )
+    if FLOAT.fullmatch(text) and len(text) < 40 and math.isfinite(float(text)):
+        return float(text)
+    return text
 
 
 def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
-    for steps, message in stream_faults(name, value):
-        raise fault(at, place_of(value, steps) or mark, message)
+    for steps, message in _stream_faults(name, value):
+        raise _fault(at, place_of(value, steps) or mark, message)
     headers, urls = split_stream(value)
-    for steps, message in address_faults(name, urls):
-        raise fault(at, place_of(value, steps), message)
-    for steps, message in header_faults(headers, len(urls)):
-        raise fault(at, place_of(headers, steps), message)
     hashes = {key: headers[key] for key in sorted(_HASHES) if key in headers}
     parsed = {"format", "columns", "files", "parts", *COUNTS, *hashes}
-    counts = {key: _counts(headers.get(key)) for key in COUNTS}
+    files, parts = headers.get("files") or {}, headers.get("parts") or ()
     return Stream(
         name,
         at.folder,
         headers.get("format"),
         [bare(url) for url in urls] if any(url.startswith("./") for url in urls) else urls,
         _columns(headers.get("columns")),
-        counts["rows"],
-        counts["bytes"],
-        hashes,
-        counts["raw_bytes"],
-        {},
-        {key: value for key, value in headers.items() if key not in parsed},
-        {bare(key): _file(key, file) for key, file in (headers.get("files") or {}).items()},
-        [
-            tuple(_file(key, file) for key, file in part.items())
-            for part in headers.get("parts") or ()
-        ],
+        rows=_counts(headers.get("rows")),
+        sizes=_counts(headers.get("bytes")),
+        hashes=hashes,
+        raw_sizes=_counts(headers.get("raw_bytes")),
+        headers={key: value for key, value in headers.items() if key not in parsed},
+        files={bare(key): _file(key, file) for key, file in files.items()},
+        parts=[tuple(_file(key, file) for key, file in part.items()) for part in parts],
     )
 
 
-def _counts(values: Any) -> IntArray | None:
-    return (
-        None
-        if values is None
-        else np.array([-1 if value is None else value for value in values], np.int64)
-    )
+def _stream_faults(name: str, value: Any) -> Iterator[Fault]:
+    """Yield all faults of a stream, with their paths below it."""
+    yield from stream_faults(name, value)
+    headers, urls = split_stream(value)
+    yield from address_faults(name, urls)
+    for steps, message in header_faults(headers, len(urls)):
+        yield ("headers", *steps), message
 
 
 def _columns(columns: Map | None) -> Columns | None:
-    return (
-        None
-        if columns is None
-        else tuple(column(name, encoding) for name, encoding in columns.items())
-    )
+    if columns is None:
+        return None
+    return tuple(column(name, encoding) for name, encoding in columns.items())
+
+
+def _counts(values: Any) -> IntArray | None:
+    if values is None:
+        return None
+    return np.array([-1 if value is None else value for value in values], np.int64)
 
 
 def _file(name: str, value: Map) -> File:
@@ -280,3 +267,59 @@ def _file(name: str, value: Map) -> File:
         {key: digest for key, digest in value.items() if key in _HASHES},
         value.get("raw_bytes"),
     )
+
+
+# -- validation
+
+
+def faults(data: bytes, at: Location) -> list[FormatError]:
+    """Return all faults of a playlist, ordered by line.
+
+    Invalid YAML is checked up to its first error.
+    """
+    try:
+        parse(data, at)
+        return []
+    except FormatError as error:
+        first = error
+    found = list[FormatError]()
+    try:
+        root = read_yaml(data.decode(), at, {}, found)
+    except UnicodeDecodeError:
+        return [first]
+    except FormatError as error:
+        return [*found, error]
+    paths, messages = list[Steps](), list[str]()
+    for name, value in root.items() if isinstance(root, dict) else ():
+        for steps, message in _stream_faults(name, value):
+            paths.append((name, *steps))
+            messages.append(message)
+    if found:  # aliases and duplicate names have no nodes, so items have no places
+        marks = [place_of(root, path) for path in paths]
+    else:
+        marks = places(data, paths)
+    found += [_fault(at, mark, message) for mark, message in zip(marks, messages, strict=True)]
+    return sorted(found, key=lambda error: (error.line or 0, error.character or 0)) or [first]
+
+
+def places(data: bytes, paths: Sequence[Steps]) -> list[int]:
+    """Return line and column, in one number, of the nodes at paths of names and positions in a
+    playlist.
+    """
+    import yaml
+
+    if not paths:
+        return []
+    root: Any = yaml.compose(data.decode(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    marks, members = list[int](), dict[int, dict[str, Any]]()
+    for path in paths:
+        node, marked = root, root
+        for step in path:
+            if isinstance(step, int):
+                node = marked = node.value[step]
+            else:
+                if id(node) not in members:
+                    members[id(node)] = {key.value: (key, value) for key, value in node.value}
+                marked, node = members[id(node)][step]
+        marks.append(_mark(marked))
+    return marks

@@ -62,12 +62,12 @@ def stream_faults(name: str, value: Any) -> Iterator[Fault]:
 
 def split_stream(value: Any) -> tuple[Map, list[Any]]:
     """Return headers and content of a stream; missing or invalid ones are empty."""
-    headers, content = (
-        (value.get("headers"), value.get("content")) if isinstance(value, Map) else (None, None)
+    value = value if isinstance(value, Map) else Map()
+    headers, content = value.get("headers"), value.get("content")
+    return (
+        headers if isinstance(headers, Map) else Map(),
+        content if isinstance(content, list) else [],
     )
-    return headers if isinstance(headers, Map) else Map(), content if isinstance(
-        content, list
-    ) else []
 
 
 def all_of(kind: type, values: list[Any]) -> bool:
@@ -107,7 +107,12 @@ def header_faults(headers: Map, count: int) -> Iterator[Fault]:
         yield from _list_faults(headers, key, count, "not a count", _are_counts, _is_count)
     for key in sorted(_HASHES):
         yield from _list_faults(
-            headers, key, count, "not text; put it in quotes", _are_texts, _is_text
+            headers,
+            key,
+            count,
+            "not text; put it in quotes",
+            lambda values: all_of(str, values),
+            lambda value: isinstance(value, str),
         )
     form = headers.get("format")
     if form is not None and not isinstance(form, str):
@@ -120,31 +125,26 @@ def _list_faults(
     headers: Map,
     key: str,
     count: int,
-    expected: str,
-    are_right: Callable[[list[Any]], bool],
-    is_right: Callable[[Any], bool],
+    fault: str,
+    are_valid: Callable[[list[Any]], bool],
+    is_valid: Callable[[Any], bool],
 ) -> Iterator[Fault]:
-    """Check a list that is parallel to the content: first as a whole, which is fast, then each
-    item.
-    """
+    """Check a list that is parallel to the content: as a whole, which is fast, then each item."""
     values = headers.get(key)
     if values is None and (key in COUNTS or key not in headers):
         return
-    if not isinstance(values, list) or len(values) != count:
-        got = f"has {len(values)} values" if isinstance(values, list) else "is not a list"
-        yield (key,), f"{key} {got}, content has {count}"
-    if isinstance(values, list) and not are_right(values):
+    yield from _length_faults(key, values, count)
+    if isinstance(values, list) and not are_valid(values):
         for i, value in enumerate(values):
-            if not is_right(value):
-                yield (key, i), f"{key}[{i}] is {value!r:.60}, {expected}"
+            if not is_valid(value):
+                yield (key, i), f"{key}[{i}] is {value!r:.60}, {fault}"
 
 
-def _are_texts(values: list[Any]) -> bool:
-    return all_of(str, values)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _length_faults(key: str, values: Any, count: int) -> Iterator[Fault]:
+    if not isinstance(values, list):
+        yield (key,), f"{key} is not a list, content has {count}"
+    elif len(values) != count:
+        yield (key,), f"{key} has {len(values)} values, content has {count}"
 
 
 def _are_counts(values: list[Any]) -> bool:
@@ -152,9 +152,7 @@ def _are_counts(values: list[Any]) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
-    )
+    return value is None or (type(value) is int and 0 <= value < 1 << 62)
 
 
 def _column_faults(headers: Map) -> Iterator[Fault]:
@@ -177,25 +175,27 @@ def _column_faults(headers: Map) -> Iterator[Fault]:
 def _file_faults(headers: Map, count: int) -> Iterator[Fault]:
     """Check files that belong to no chunk, and the companions of each chunk."""
     files, parts = headers.get("files"), headers.get("parts")
-    if isinstance(files, Map):
-        yield from ((("files", *steps), message) for steps, message in _size_faults(files))
-    elif files is not None:
-        yield ("files",), "files is not a mapping of name to size and checksums"
-    if parts is not None and (not isinstance(parts, list) or len(parts) != count):
-        got = f"has {len(parts)} values" if isinstance(parts, list) else "is not a list"
-        yield ("parts",), f"parts {got}, content has {count}"
-    for i, one in enumerate(parts if isinstance(parts, list) else ()):
-        if isinstance(one, Map):
-            yield from ((("parts", i, *steps), message) for steps, message in _size_faults(one))
-        else:
-            yield ("parts", i), f"parts[{i}] is not a mapping of name to size and checksums"
+    if files is not None:
+        yield from _size_faults(("files",), files, "files")
+    if parts is None:
+        return
+    yield from _length_faults("parts", parts, count)
+    for i, companions in enumerate(parts if isinstance(parts, list) else ()):
+        yield from _size_faults(("parts", i), companions, f"parts[{i}]")
 
 
-def _size_faults(files: Map) -> Iterator[Fault]:
+def _size_faults(path: Steps, files: Any, shown: str) -> Iterator[Fault]:
+    """Check a mapping of files at a path of the headers."""
+    if not isinstance(files, Map):
+        yield path, f"{shown} is not a mapping of name to size and checksums"
+        return
     for name, value in files.items():
         if not isinstance(value, Map) or not (
             _is_count(value.get("bytes")) and _is_count(value.get("raw_bytes"))
         ):
-            yield (name,), f"the file {name!r:.60} has no size in bytes"
+            yield (*path, name), f"the file {name!r:.60} has no size in bytes"
         elif not all(isinstance(item, str) for key, item in value.items() if key in _HASHES):
-            yield (name,), f"a checksum of the file {name!r:.60} is not text; put it in quotes"
+            yield (
+                (*path, name),
+                f"a checksum of the file {name!r:.60} is not text; put it in quotes",
+            )

@@ -20,6 +20,7 @@ LINES_PER_PIECE = 4096
 MAX_PLAIN_KEY = 1000  # characters; YAML allows 1,024 before the colon
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
 _NUMBER = re.compile(r"\.[\d_]", re.ASCII)  # other readers parse `.5` as a number
+_HEX = re.compile(r"[0-9a-f]{8,}")  # a digest, which may look like a number
 _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", ".nan", ".inf"}
 
 
@@ -112,8 +113,10 @@ def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
             yield head
             yield from _block(item, depth + 1)
         elif isinstance(item, list) and (len(item) > 8 or (item and isinstance(item[0], Mapping))):
-            step = 4 if isinstance(item[0], str) else 1 if isinstance(item[0], Mapping) else 16
-            lines = [", ".join(map(_flow, item[i : i + step])) for i in range(0, len(item), step)]
+            per_line = 4 if isinstance(item[0], str) else 1 if isinstance(item[0], Mapping) else 16
+            lines = [
+                ", ".join(map(_flow, item[i : i + per_line])) for i in range(0, len(item), per_line)
+            ]
             pad += "  "
             yield f"{head} [\n{pad}" + f",\n{pad}".join(lines) + "]"
         else:
@@ -122,9 +125,8 @@ def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 def _flow(value: Any) -> str:
     if isinstance(value, Mapping):
-        return (
-            "{" + ", ".join(f"{_key(key, ' ')} {_flow(item)}" for key, item in value.items()) + "}"
-        )
+        items = [f"{_key(key, ' ')} {_flow(item)}" for key, item in value.items()]
+        return "{" + ", ".join(items) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_flow, value)) + "]"
     if value is None:
@@ -135,44 +137,35 @@ def _flow(value: Any) -> str:
         return str(value)
     if isinstance(value, float):
         return repr(value) if FLOAT.fullmatch(repr(value)) else _quoted(repr(value))
-    return _text(str(value)) if not _is_hex(value) else f'"{value}"'
+    return f'"{value}"' if _HEX.fullmatch(value) else _text(value)
 
 
-def _is_hex(value: str) -> bool:
-    return len(value) >= 8 and all(c in "0123456789abcdef" for c in value)
-
-
-def _key(name: str, between: str) -> str:
-    """Return a name as a key with its colon; a long one as `? key`, `between`, colon, as YAML
+def _key(name: str, separator: str) -> str:
+    """Return a name as a key with its colon; a long one as `? key`, separator, colon, as YAML
     demands.
     """
     text = _text(name)
-    return f"{text}:" if len(text) <= MAX_PLAIN_KEY else f"? {text}{between}:"
+    return f"{text}:" if len(text) <= MAX_PLAIN_KEY else f"? {text}{separator}:"
 
 
 def _text(value: str) -> str:
-    plain = (
+    is_plain = (
         _PLAIN.fullmatch(value)
         and value.lower() not in _AMBIGUOUS
         and not _NUMBER.match(value)
         and value.strip(".")
         and len(value) < 128
     )
-    return value if plain else _quoted(value)
+    return value if is_plain else _quoted(value)
 
 
 def _quoted(value: str) -> str:
     """Return a double-quoted scalar; characters that YAML does not allow are escaped."""
-    return "".join(
-        c if c.isprintable() else _escaped(ord(c)) for c in json.dumps(value, ensure_ascii=False)
-    )
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if c.isprintable() else _escaped(ord(c)) for c in text)
 
 
 def _escaped(code: int) -> str:
-    return (
-        f"\\x{code:02x}"
-        if code < 0x100
-        else f"\\u{code:04x}"
-        if code < 0x10000
-        else f"\\U{code:08x}"
-    )
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from flarecli.sql.bounds import Bound, bounds, columns_of
-from flarecli.sql.connection import STATEMENT
+from flarecli.sql.bounds import Bound, bounds
+from flarecli.sql.connection import columns_of, is_statement
 from flarecli.sql.query import is_row_by_row, select
 
 __all__ = ["Bound", "bounds", "columns_of", "is_row_by_row", "is_statement", "select"]
-
-
-def is_statement(expression: str) -> bool:
-    """Return whether an expression is a SELECT statement, not a condition."""
-    return bool(STATEMENT.match(expression))

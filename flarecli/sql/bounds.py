@@ -2,21 +2,27 @@
 `lang`.
 
 Row groups whose minimum and maximum are outside need not be read. DuckDB's parser parses the
-expression; only comparisons of a column with a literal, joined by AND, become bounds.
+expression; only comparisons of a column with a literal, joined by AND, become bounds. Numbers are
+compared with a tolerance for DuckDB's rounding. DuckDB orders NaN above all numbers, and statistics
+omit NaN, so a column of floats is never outside for being too small.
 """
 
 from __future__ import annotations
 
 import datetime
 import decimal
-import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from flarecli.sql.connection import STATEMENT, connect
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
 
-__all__ = ["Bound", "Literal", "bounds", "columns_of", "parsed"]
+from flarecli.sql.connection import node_type, parse
+
+__all__ = ["Bound", "Literal", "bounds"]
 
 Literal: TypeAlias = "int | decimal.Decimal | str | datetime.date | datetime.datetime"
 _SIGNS = {
@@ -39,81 +45,38 @@ class Bound:
     sign: str
     values: tuple[Literal, ...]
 
+    def excludes(self, low: Any, high: Any, kind: pa.DataType) -> bool:
+        """Return whether no value from `low` to `high` of a column of this type fulfils it.
+
+        Returns False if this is uncertain.
+        """
+        return all(_excludes(self.sign, value, low, high, kind) for value in self.values)
+
 
 def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
     """Return comparisons that hold for every row that an expression uses; empty if unknown.
 
     names  of the columns; SQL ignores case
     """
-    node = parsed(expression)
-    if (
-        node is None
-        or _kind(node.get("from_table")) != "BASE_TABLE"
-        or node.get("sample")
-        or node["from_table"].get("sample")
-    ):
+    node = parse(expression)
+    if node is None or node.get("sample") or (node.get("cte_map") or {}).get("map"):
         return ()
-    table = node["from_table"]
+    table = node.get("from_table")
     if (
-        str(table.get("table_name", "")).lower() != "dataframe"
+        not isinstance(table, dict)
+        or node_type(table) != "BASE_TABLE"
+        or str(table.get("table_name", "")).lower() != "dataframe"
+        or table.get("sample")
         or table.get("column_name_alias")
-        or (node.get("cte_map") or {}).get("map")
     ):
         return ()
     known = {name.lower(): name for name in names}
     return tuple(_bounds(node.get("where_clause"), known)) if len(known) == len(names) else ()
 
 
-def columns_of(expression: str, names: Sequence[str]) -> list[str]:
-    """Return the columns that an expression may use, in their order; all of them if unknown."""
-    node = parsed(expression)
-    if node is None:
-        return list(names)
-    used: set[str] = set()
-    todo: list[Any] = [node]
-    if not STATEMENT.match(expression):
-        todo = [node.get("where_clause")]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, list):
-            todo += item
-        elif isinstance(item, dict):
-            if item.get("class") == "STAR" or _kind(item) == "STAR":
-                return list(names)
-            if item.get("class") == "COLUMN_REF":
-                used.update(str(name).lower() for name in item.get("column_names", ()))
-            todo += item.values()
-    return [name for name in names if name.lower() in used]
-
-
-def parsed(expression: str) -> dict[str, Any] | None:
-    """Return the syntax tree of an expression as DuckDB's JSON, or None unless it is one SELECT."""
-    import duckdb
-
-    query = (
-        expression
-        if STATEMENT.match(expression)
-        else f"SELECT 1 FROM dataframe WHERE (\n{expression}\n)"
-    )
-    try:
-        with connect() as con:
-            found = con.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchone()
-        statements = json.loads(found[0]).get("statements", []) if found else []
-    except (duckdb.Error, ValueError, RecursionError):
-        return None
-    node = statements[0].get("node") if len(statements) == 1 else None
-    return node if isinstance(node, dict) and _kind(node) == "SELECT_NODE" else None
-
-
-def _kind(node: Any) -> str:
-    return str(node.get("type", "")) if isinstance(node, dict) else ""
-
-
 def _bounds(node: Any, known: dict[str, str]) -> Iterator[Bound]:
     """Yield the bounds in a condition, including both sides of an AND."""
-    if not isinstance(node, dict):
-        return
-    kind = _kind(node)
+    kind = node_type(node)
     if kind == "CONJUNCTION_AND":
         for child in node.get("children", ()):
             yield from _bounds(child, known)
@@ -148,12 +111,10 @@ def _value(node: Any) -> Literal | None:
     """Return the value of a literal: integer, decimal, text, date or timestamp; None for others."""
     if not isinstance(node, dict):
         return None
-    if _kind(node) == "OPERATOR_CAST" and not node.get("try_cast"):
-        text, name = (
-            _value(node.get("child")),
-            str((node.get("type_expr") or {}).get("type_name", "")).upper(),
-        )
-        return _parse_time(text, name) if isinstance(text, str) else None
+    if node_type(node) == "OPERATOR_CAST" and not node.get("try_cast"):
+        text = _value(node.get("child"))
+        name = str((node.get("type_expr") or {}).get("type_name", ""))
+        return _parse_cast(text, name.upper()) if isinstance(text, str) else None
     literal = node.get("literal")
     if node.get("class") != "CONSTANT" or not isinstance(literal, dict):
         return None
@@ -171,7 +132,7 @@ def _value(node: Any) -> Literal | None:
     return int(number) if literal["kind"] == "INTEGER" else number
 
 
-def _parse_time(text: str, kind: str) -> Literal | None:
+def _parse_cast(text: str, kind: str) -> Literal | None:
     try:
         if kind == "DATE":
             return datetime.date.fromisoformat(text) if len(text) == 10 else None
@@ -180,4 +141,93 @@ def _parse_time(text: str, kind: str) -> Literal | None:
             return found if found.tzinfo is None else None
     except ValueError:
         pass
+    return None
+
+
+# -- comparison with statistics
+
+
+class _Comparison(NamedTuple):
+    """A value and the range of a column, as ranges that compare as the rows do.
+
+    has_nan  whether the column may contain NaN
+    """
+
+    value: tuple[Any, Any]
+    column: tuple[Any, Any]
+    has_nan: bool = False
+
+
+def _excludes(sign: str, value: Literal, low: Any, high: Any, kind: pa.DataType) -> bool:
+    comparison = _comparison(value, low, high, kind)
+    if comparison is None:
+        return False
+    (least, most), (low, high), has_nan = comparison
+    is_above = low > most
+    if sign == "=":
+        return bool(high < least or is_above)
+    if sign in ("<", "<="):
+        return bool(is_above or (sign == "<" and low >= most and least == most))
+    return not has_nan and bool(high < least or (sign == ">" and high <= least and least == most))
+
+
+def _comparison(value: Literal, low: Any, high: Any, kind: pa.DataType) -> _Comparison | None:
+    """Return the ranges to compare; None if it is uncertain how DuckDB compares the values."""
+    if kinds.is_string(kind) or kinds.is_large_string(kind):
+        if not (isinstance(value, str) and isinstance(low, str) and isinstance(high, str)):
+            return None
+        text = value.encode()
+        return _Comparison((text, text), (low.encode(), high.encode()))
+    if isinstance(value, int | decimal.Decimal):
+        return _compare_numbers(value, low, high, kind)
+    if kinds.is_date32(kind) or (
+        kinds.is_timestamp(kind) and kind.tz is None and kind.unit != "ns"
+    ):
+        time, start, end = _as_datetime(value), _as_datetime(low), _as_datetime(high)
+        if time is not None and start is not None and end is not None:
+            return _Comparison((time, time), (start, end))
+    return None
+
+
+def _compare_numbers(
+    value: int | decimal.Decimal, low: Any, high: Any, kind: pa.DataType
+) -> _Comparison | None:
+    if kinds.is_integer(kind) and isinstance(value, int):
+        return _Comparison((value, value), (int(low), int(high)))
+    if not (kinds.is_integer(kind) or kinds.is_decimal(kind) or kinds.is_floating(kind)):
+        return None
+    low, high, number = float(low), float(high), float(value)
+    if not all(math.isfinite(item) for item in (low, high, number)):
+        return None
+    narrow = np.dtype(kind.to_pandas_dtype() if kinds.is_floating(kind) else np.float64).type
+    if abs(number) > float(np.finfo(narrow).max):
+        return None
+    near = narrow(number)
+    least = min(number, float(np.nextafter(near, narrow(-np.inf))))
+    most = max(number, float(np.nextafter(near, narrow(np.inf))))
+    column = math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
+    return _Comparison((least, most), column, has_nan=bool(kinds.is_floating(kind)))
+
+
+def _as_datetime(value: Any) -> datetime.datetime | None:
+    if isinstance(value, str):
+        value = _parse_datetime(value)
+    if isinstance(value, datetime.datetime):
+        return value if value.tzinfo is None else None
+    return (
+        datetime.datetime.combine(value, datetime.time())
+        if isinstance(value, datetime.date)
+        else None
+    )
+
+
+def _parse_datetime(text: str) -> datetime.datetime | None:
+    """Parse a complete date or time; None for forms that DuckDB may parse differently."""
+    for form in ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S"):
+        try:
+            found = datetime.datetime.strptime(text, form)
+        except ValueError:
+            continue
+        if found.strftime(form) == text:
+            return found
     return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flarecli.names import whole_path
@@ -10,10 +12,9 @@ from flarecli.names import whole_path
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["STATEMENT", "connect"]
+__all__ = ["connect", "columns_of", "is_statement", "node_type", "parse", "to_sql"]
 
-# anything else is a condition
-STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)
+_STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)
 _SETTINGS: dict[str, Any] = {
     "threads": "1",  # more threads would read ahead and change the order of rows
     "memory_limit": "1GB",
@@ -36,3 +37,65 @@ def connect() -> duckdb.DuckDBPyConnection:
     con.execute("SELECT setseed(0)")  # random() must return the same values when a pack is resumed
     con.execute("SET TimeZone = 'UTC'")  # the default is the time zone of the machine
     return con
+
+
+def is_statement(expression: str) -> bool:
+    """Return whether an expression is a SELECT statement, not a condition."""
+    return bool(_STATEMENT.match(expression))
+
+
+# -- syntax trees
+
+
+def parse(expression: str) -> dict[str, Any] | None:
+    """Return the syntax tree of an expression as DuckDB's JSON, or None unless it is one SELECT."""
+    import duckdb
+
+    if not is_statement(expression):
+        expression = f"SELECT 1 FROM dataframe WHERE (\n{expression}\n)"
+    try:
+        with connect() as con:
+            row = con.execute("SELECT json_serialize_sql(?::VARCHAR)", [expression]).fetchone()
+        statements = json.loads(row[0]).get("statements", []) if row else []
+    except (duckdb.Error, ValueError, RecursionError):
+        return None
+    node = statements[0].get("node") if len(statements) == 1 else None
+    return node if node_type(node) == "SELECT_NODE" else None
+
+
+def to_sql(node: dict[str, Any]) -> str | None:
+    """Return the SQL of a syntax tree, or None if DuckDB rejects it."""
+    import duckdb
+
+    tree = {"error": False, "statements": [{"node": node, "named_param_map": []}]}
+    try:
+        with connect() as con:
+            row = con.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchone()
+    except duckdb.Error:
+        return None
+    return None if row is None else str(row[0])
+
+
+def node_type(node: Any) -> str:
+    """Return the type of a node of a syntax tree; empty if it is not a node."""
+    return str(node.get("type", "")) if isinstance(node, dict) else ""
+
+
+def columns_of(expression: str, names: Sequence[str]) -> list[str]:
+    """Return the columns that an expression may use, in their order; all of them if unknown."""
+    node = parse(expression)
+    if node is None:
+        return list(names)
+    used: set[str] = set()
+    todo: list[Any] = [node if is_statement(expression) else node.get("where_clause")]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, list):
+            todo += item
+        elif isinstance(item, dict):
+            if "STAR" in (item.get("class"), node_type(item)):
+                return list(names)
+            if item.get("class") == "COLUMN_REF":
+                used.update(str(name).lower() for name in item.get("column_names", ()))
+            todo += item.values()
+    return [name for name in names if name.lower() in used]

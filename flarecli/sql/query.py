@@ -2,6 +2,10 @@
 
 A condition, and a SELECT that uses one row at a time, run over one batch after another, without
 reading ahead. A SELECT that sorts, groups or counts runs once over all batches, in DuckDB's memory.
+
+A hidden column can carry the source row of each result row. Only a SELECT that returns source rows
+can have it: from `dataframe` alone, without grouping or DISTINCT, and without an expression over
+all columns, which another column would change.
 """
 
 from __future__ import annotations
@@ -16,16 +20,23 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli.errors import UsageError
-from flarecli.sql.connection import STATEMENT, connect
-from flarecli.sql.provenance import with_column
+from flarecli.sql.connection import connect, is_statement, node_type, parse, to_sql
 from flarecli.suggest import choose
 
 __all__ = ["is_row_by_row", "select"]
 
-_LOCAL = ("SET streaming_buffer_size = '64KB'", "SET lock_configuration = true")
+_SETTINGS = ("SET streaming_buffer_size = '64KB'", "SET lock_configuration = true")
+# operators of a plan that use one row at a time, and those that return some rows unchanged
 _ROW_BY_ROW = {"PROJECTION", "FILTER"}
-# hidden column; made longer if the source has a column of that name
-_POSITION = "position in its batch"
+_ROW_PRESERVING = {
+    *_ROW_BY_ROW,
+    "ORDER_BY",
+    "TOP_N",
+    "LIMIT",
+    "STREAMING_LIMIT",
+    "EMPTY_RESULT",
+}
+_POSITION = "position in its batch"  # hidden column; longer if the source has one of that name
 _HINT = "Write it like \"aes > 4 and lang = 'en'\"."
 
 
@@ -35,7 +46,7 @@ def select(
     expression: str,
     *,
     batch_rows: int = 8192,
-    beside: str | None = None,
+    hidden: str | None = None,
     known: Sequence[str] = (),
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the rows for which a condition is true, or the result of a SELECT.
@@ -43,11 +54,11 @@ def select(
     schema      of the batches; unchanged by a condition, DuckDB's types for a SELECT
     batches     read on demand one at a time, unless a SELECT sorts, groups, counts or limits
     expression  a condition over the columns, such as `aes > 4 AND lang = 'en'`, or one SELECT
-    beside      a hidden int64 column of the batches, after those of `schema`. The result has it
+    hidden      a hidden int64 column of the batches, after those of `schema`. The result has it
                 too, unless a SELECT returns other rows than those of the source
     known       names of all columns for messages, if `schema` has only some
     return      schema of the result without the hidden column, and its rows in the order of the
-                input, at max_rows `batch_rows` in a batch
+                input, at most `batch_rows` in a batch
     raises      UsageError for an invalid expression or unknown columns, or if a row fails
     """
     import duckdb
@@ -55,51 +66,37 @@ def select(
     if not expression.strip():
         raise UsageError("--where is empty", hint=_HINT)
     _check_names(schema)
-    is_condition = not STATEMENT.match(expression)
+    is_condition = not is_statement(expression)
     con = connect()
     try:
-        for setting in _LOCAL:
+        for setting in _SETTINGS:
             con.execute(setting)
+        query, table = expression, schema.empty_table()
         position = _unused_name(schema.names)
-        query = (
-            f'SELECT "{position}" FROM dataframe WHERE (\n{expression}\n)'
-            if is_condition
-            else expression
-        )
+        if is_condition:
+            query = f'SELECT "{position}" FROM dataframe WHERE (\n{expression}\n)'
+            table = table.append_column(position, pa.array([], pa.int32()))
         statements = con.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise UsageError("--where must be one condition or one SELECT", hint=_HINT)
-        con.register(
-            "dataframe",
-            _table(
-                _with_positions(pa.RecordBatch.from_pylist([], schema), position)
-                if is_condition
-                else schema.empty_table()
-            ),
-        )
+        con.register("dataframe", _table(table))
         steps = _steps(con, query)
-        reads = sum(step.endswith("ARROW_SCAN") for step in steps)
-        if reads > 1:
-            raise UsageError(
-                "--where reads the rows more than once",
-                hint="Read them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …",
-            )
-        if reads == 0 and "EMPTY_RESULT" not in steps:
-            raise UsageError(
-                "--where reads no rows of the source",
-                hint="Write SELECT … FROM dataframe …, or a condition.",
-            )
+        _check_steps(steps)
         if is_condition:
             return schema, _filter(con, query, batches, position)
-        given = result = _result_schema(con.sql(query).to_arrow_table().schema, schema)
-        if beside is not None:
-            query, given, batches = _with_provenance(
-                con, query, beside, steps, schema, result, batches
-            )
-            schema = schema if given is result else schema.append(pa.field(beside, pa.int64()))
+        result = _result_schema(con.sql(query).to_arrow_table().schema, schema)
+        query_result = result
+        if hidden is not None:
+            wider = _add_column(con, query, hidden, steps, schema, result)
+            if wider is None:
+                batches = (batch.drop_columns([hidden]) for batch in batches)
+            else:
+                query, query_result = wider
+                schema = schema.append(pa.field(hidden, pa.int64()))
         if _are_row_by_row(steps):
-            return result, _query_each(con, query, batches, given, batch_rows)
-        return result, _query_all(con, query, _Source(schema, batches), given, batch_rows)
+            return result, _query_each(con, query, batches, query_result, batch_rows)
+        source = _Source(schema, batches)
+        return result, _query_all(con, query, source, query_result, batch_rows)
     except duckdb.Error as error:
         raise _query_error(error, known or schema.names, expression) from None
 
@@ -108,7 +105,7 @@ def is_row_by_row(schema: pa.Schema, expression: str) -> bool:
     """Return whether `select` evaluates an expression row by row: without sorting, grouping or
     limits.
     """
-    if not STATEMENT.match(expression):
+    if not is_statement(expression):
         return True
     with connect() as con:
         con.register("dataframe", _table(schema.empty_table()))
@@ -117,6 +114,21 @@ def is_row_by_row(schema: pa.Schema, expression: str) -> bool:
 
 def _are_row_by_row(steps: Sequence[str]) -> bool:
     return all(step in _ROW_BY_ROW or step.endswith("ARROW_SCAN") for step in steps)
+
+
+def _check_steps(steps: Sequence[str]) -> None:
+    """Raise UsageError for a plan that reads the rows never or more than once."""
+    reads = sum(step.endswith("ARROW_SCAN") for step in steps)
+    if reads > 1:
+        raise UsageError(
+            "--where reads the rows more than once",
+            hint="Read them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …",
+        )
+    if reads == 0 and "EMPTY_RESULT" not in steps:
+        raise UsageError(
+            "--where reads no rows of the source",
+            hint="Write SELECT … FROM dataframe …, or a condition.",
+        )
 
 
 def _check_names(schema: pa.Schema) -> None:
@@ -133,38 +145,104 @@ def _check_names(schema: pa.Schema) -> None:
 
 def _steps(con: Any, query: str) -> list[str]:
     """Return the names of the operators in a query's plan."""
-    waiting, found = json.loads(con.execute(f"EXPLAIN (FORMAT JSON) {query}").fetchall()[0][1]), []
+    plan = con.execute(f"EXPLAIN (FORMAT JSON) {query}").fetchall()[0][1]
+    waiting, names = json.loads(plan), []
     while waiting:
         step = waiting.pop()
-        found.append(step["name"].strip())
+        names.append(step["name"].strip())
         waiting.extend(step["children"])
-    return found
+    return names
 
 
-def _with_provenance(
-    con: Any,
-    query: str,
-    name: str,
-    steps: list[str],
-    schema: pa.Schema,
-    result: pa.Schema,
-    batches: Iterable[pa.RecordBatch],
-) -> tuple[str, pa.Schema, Iterable[pa.RecordBatch]]:
-    """Return query, result schema and batches of a SELECT with the hidden column, or without it."""
+# -- the hidden column
+
+
+def _add_column(
+    con: Any, query: str, name: str, steps: list[str], schema: pa.Schema, result: pa.Schema
+) -> tuple[str, pa.Schema] | None:
+    """Return a SELECT with another column of `dataframe`, and its result schema.
+
+    None if the column may change the result.
+    """
     import duckdb
 
-    wider = with_column(query, schema, name, steps)
-    if wider is not None:
-        try:
-            con.register(
-                "dataframe", _table(schema.append(pa.field(name, pa.int64())).empty_table())
-            )
-            found = _result_schema(con.sql(wider).to_arrow_table().schema, schema)
-        except duckdb.Error:
-            found = result
-        if name in found.names and found.remove(found.get_field_index(name)).equals(result):
-            return wider, found, batches
-    return query, result, (batch.drop_columns([name]) for batch in batches)
+    wider = _select_with_column(query, schema, name, steps)
+    if wider is None:
+        return None
+    table = schema.append(pa.field(name, pa.int64())).empty_table()
+    try:
+        con.register("dataframe", _table(table))
+        found = _result_schema(con.sql(wider).to_arrow_table().schema, schema)
+    except duckdb.Error:
+        return None
+    if name not in found.names or not found.remove(found.get_field_index(name)).equals(result):
+        return None
+    return wider, found
+
+
+def _select_with_column(
+    expression: str, schema: pa.Schema, name: str, steps: list[str]
+) -> str | None:
+    """Return a SELECT with another column in its result, or None if that may change it.
+
+    schema  of `dataframe` without that column, which is the last there
+    steps   operators of the plan
+    """
+    node = parse(expression)
+    if node is None or not all(
+        step in _ROW_PRESERVING or step.endswith("ARROW_SCAN") for step in steps
+    ):
+        return None
+    table, chosen = node.get("from_table"), node.get("select_list")
+    if (
+        not isinstance(table, dict)
+        or node_type(table) != "BASE_TABLE"
+        or table.get("column_name_alias")
+        or not isinstance(chosen, list)
+        or node.get("cte_map", {}).get("map")
+    ):
+        return None
+    expressions = [item for item in chosen if not _is_plain_star(item)]
+    stars = len(chosen) - len(expressions)
+    known = {name.lower() for name in schema.names}
+    clauses = [node[part] for part in node if part not in ("from_table", "select_list")]
+    for child in _nodes(clauses + expressions):
+        if child.get("class") in ("STAR", "SUBQUERY"):
+            return None
+        column = str(child.get("column_names", [""])[-1]).lower()
+        if child.get("class") == "COLUMN_REF" and column not in known:
+            return None
+    if stars > 1:
+        return None
+    if not stars:
+        chosen.append(
+            {
+                "class": "COLUMN_REF",
+                "type": "COLUMN_REF",
+                "alias": "",
+                "query_location": 0,
+                "column_names": [name],
+            }
+        )
+    return to_sql(node)
+
+
+def _is_plain_star(item: Any) -> bool:
+    """Return whether an item of a SELECT list is `*` without modifiers."""
+    if not isinstance(item, dict) or item.get("class") != "STAR":
+        return False
+    return not item.get("columns") and not item.get("expr")
+
+
+def _nodes(todo: list[Any]) -> Iterator[dict[str, Any]]:
+    """Yield all nodes of some syntax trees."""
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            yield item
+            todo += item.values()
+        elif isinstance(item, list):
+            todo += item
 
 
 # -- one batch at a time
@@ -176,14 +254,10 @@ def _unused_name(names: Sequence[str]) -> str:
     return next(name for k in itertools.count() if (name := _POSITION + "'" * k) not in known)
 
 
-def _with_positions(batch: pa.RecordBatch, position: str) -> pa.RecordBatch:
-    return batch.append_column(position, pa.array(np.arange(batch.num_rows, dtype=np.int32)))
-
-
 def _table(rows: pa.RecordBatch | pa.Table) -> pa.Table:
-    return (
-        rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-    ).replace_schema_metadata(None)
+    """Return rows as a table without metadata."""
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    return table.replace_schema_metadata(None)
 
 
 def _filter(
@@ -192,9 +266,9 @@ def _filter(
     """Take the selected rows from the batches themselves, so that types do not change."""
     with con:
         for batch in batches:
-            positions = (
-                _run(con, query, _with_positions(batch, position)).column(0).combine_chunks().sort()
-            )
+            numbers = pa.array(np.arange(batch.num_rows, dtype=np.int32))
+            selected = _run(con, query, batch.append_column(position, numbers))
+            positions = selected.column(0).combine_chunks().sort()
             if len(positions) == batch.num_rows:
                 yield batch
             elif len(positions):
@@ -246,14 +320,11 @@ def _query_all(
 
     with con:
         try:
-            con.register(
-                "dataframe",
-                pa.RecordBatchReader.from_batches(source.schema.remove_metadata(), source),
-            )
-            answer = con.sql(query)
-            read = (
-                getattr(answer, "to_arrow_reader", None) or answer.fetch_arrow_reader
-            )  # before DuckDB 1.5
+            reader = pa.RecordBatchReader.from_batches(source.schema.remove_metadata(), source)
+            con.register("dataframe", reader)
+            relation = con.sql(query)
+            # the second is the name before DuckDB 1.5
+            read = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
             with read(max_rows) as reader:
                 while (batch := next(reader, None)) is not None:
                     if batch.num_rows:
@@ -279,10 +350,9 @@ def _result_schema(found: pa.Schema, source: pa.Schema) -> pa.Schema:
                 hint="Rename one of them: SELECT … AS name.",
             )
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        at = source.get_field_index(field.name)
-        fields.append(
-            pa.field(field.name, kind, metadata=source.field(at).metadata if at >= 0 else None)
-        )
+        index = source.get_field_index(field.name)
+        metadata = source.field(index).metadata if index >= 0 else None
+        fields.append(pa.field(field.name, kind, metadata=metadata))
     return pa.schema(fields)
 
 
@@ -296,15 +366,15 @@ def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def _query_error(error: Exception, names: Sequence[str], expression: str) -> UsageError:
     line = _line(error)
-    missing = re.search(r'[Rr]eferenced column "(.+?)"', line)
-    if missing:
-        hint = choose(missing[1], names, "Choose from")
-        if f'"{missing[1]}"' in expression:
-            hint = f"{hint} For text, use single quotes: '{missing[1]}'."
-        return UsageError(f"--where: no column {missing[1]!r}", hint=hint, column=missing[1])
+    if match := re.search(r'[Rr]eferenced column "(.+?)"', line):
+        name = match[1]
+        hint = choose(name, names, "Choose from")
+        if f'"{name}"' in expression:
+            hint = f"{hint} For text, use single quotes: '{name}'."
+        return UsageError(f"--where: no column {name!r}", hint=hint, column=name)
     if line == 'syntax error at or near ")"' and ")" not in expression:  # added by `select`
         line = "syntax error: unexpected end"
-    if line.startswith("Table with name ") and STATEMENT.match(expression):
+    if line.startswith("Table with name ") and is_statement(expression):
         return UsageError(
             f"--where: {line}", hint="The table is named dataframe: SELECT … FROM dataframe …"
         )

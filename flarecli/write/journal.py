@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flarecli.errors import FormatError, UsageError
-from flarecli.ingest import Running
+from flarecli.ingest import SourceChecksum
 from flarecli.model import File
 from flarecli.storage import Location
 from flarecli.storage.append_log import LogLine, format_line, open_log
@@ -42,7 +42,7 @@ class Journal:
     """
 
     def __init__(
-        self, at: Location, head: Mapping[str, Any], running: Running | None = None
+        self, at: Location, head: Mapping[str, Any], running: SourceChecksum | None = None
     ) -> None:
         self._at, self._running = at, running
         self._log = open_log(at / f"{SCRATCH}/journal")
@@ -69,7 +69,7 @@ class Journal:
             **first,
             "source": head["source"],
         }:  # by a version that read the whole source first
-            head["source"], self._running = self._running.whole(), None
+            head["source"], self._running = self._running.total(), None
         if first != head:
             raise self._of_another(_difference(first, head))
         there = {entry.name: entry.size for entry in self._at.list()} if rest else {}
@@ -82,7 +82,7 @@ class Journal:
             else:
                 break
             good, noted = line.stop, entry.get("source")
-        if self._running is not None and good > lines[0].stop and not self._running.agrees(noted):
+        if self._running is not None and good > lines[0].stop and not self._running.matches(noted):
             raise self._of_another(_CHANGED)
         if good < stop:  # the rows of the other lines are written again
             self._log.cut(good)
@@ -99,11 +99,11 @@ class Journal:
 
         None if the checksum was known before the pack started.
         """
-        return None if self._running is None else self._running.noted()
+        return None if self._running is None else self._running.state()
 
     def agrees(self, noted: Any) -> bool:
         """Return whether the source starts with the bytes of a `source_noted` result."""
-        return noted is None if self._running is None else self._running.agrees(noted)
+        return noted is None if self._running is None else self._running.matches(noted)
 
     def note_columns(self, columns: list[tuple[str, str]]) -> None:
         """Record the columns."""
@@ -134,7 +134,7 @@ class Journal:
         self.shards.append(entry)  # only after it was recorded
 
     def _note(self, entry: dict[str, Any]) -> None:
-        source = {} if self._running is None else {"source": self._running.noted()}
+        source = {} if self._running is None else {"source": self._running.state()}
         self._log.append(format_line({**entry, **source}))
 
     def close(self) -> None:

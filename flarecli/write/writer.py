@@ -19,7 +19,7 @@ import pyarrow as pa
 from flarecli import __version__, encodings, formats, hashes, playlists
 from flarecli.arguments import Address, checked, shown
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
-from flarecli.ingest import Running
+from flarecli.ingest import SourceChecksum
 from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, Stream
 from flarecli.names import escape
 from flarecli.storage import Guard
@@ -77,7 +77,7 @@ class Writer:
         columns: Mapping[str, str] | Columns | None = None,
         settings: Settings | None = None,
         head: Mapping[str, Any] | None = None,
-        running: Running | None = None,
+        running: SourceChecksum | None = None,
         resume: bool = False,
         overwrite: bool = False,
         guard: Guard | None = None,
@@ -132,7 +132,7 @@ class Writer:
         )
         self._dropped.atexit = False  # the lock dies with its process
 
-    def _begin(self, head: dict[str, Any], running: Running | None) -> None:
+    def _begin(self, head: dict[str, Any], running: SourceChecksum | None) -> None:
         self._journal = Journal(self.target.at, head, running)
         for entry in self._journal.shards:
             files = tuple(File(**file) for file in entry["files"])

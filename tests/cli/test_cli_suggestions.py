@@ -134,7 +134,7 @@ def test_a_name_that_was_meant_is_one_word(name, tmp_path, monkeypatch, capsys):
 
 
 def test_the_hint_of_a_value_that_does_not_fit_quotes_the_column(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(decompress, "BLOCK", 4096)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 4096)
     rows = "".join(f"{i},1\n" for i in range(3000))
     (tmp_path / "t.csv").write_text(f"a; touch b,c\n{rows}x,1\n")
     assert main(["pack", str(tmp_path / "t.csv"), str(tmp_path / "out"), "-q"]) == 4

@@ -20,7 +20,7 @@ from flarecli.compat.streaming import (
     TSVWriter,
     XSVWriter,
 )
-from flarecli.encodings import registry
+from flarecli.encodings import CUSTOM
 from flarecli.errors import RowsError, UnsafeError, UsageError
 
 
@@ -413,12 +413,12 @@ def test_merge_index_accepts_a_folder_or_a_list(tmp_path):
 
 
 def test_custom_encodings_are_registered_as_in_the_original(tmp_path):
-    before = dict(registry.CUSTOM)
+    before = dict(CUSTOM)
     try:
         check_custom_encodings(tmp_path)
     finally:
-        registry.CUSTOM.clear()
-        registry.CUSTOM.update(before)
+        CUSTOM.clear()
+        CUSTOM.update(before)
 
 
 def check_custom_encodings(tmp_path):

@@ -42,7 +42,7 @@ from flarecli.ingest import index as ingest_index
 from flarecli.ingest.registry import open_part
 from flarecli.media import Resize, check_header, probe, resize_image, sniff
 from flarecli.model import Chunk, File
-from flarecli.playlists.validate import faults
+from flarecli.playlists import faults
 from flarecli.storage import Location, locate
 from flarecli.storage.http import response as answers
 from flarecli.storage.memory import MemoryStore

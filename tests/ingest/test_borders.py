@@ -13,14 +13,14 @@ from flarecli.ingest import (
     decompress,
     folder,
     is_index,
-    lists,
     open_folder,
     open_index,
+    registry,
     text_records,
 )
-from flarecli.ingest.decompress import Text
+from flarecli.ingest.decompress import TextFile
 from flarecli.ingest.json import Json
-from flarecli.ingest.types import common_type
+from flarecli.ingest.schema_merge import common_type
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
@@ -56,7 +56,7 @@ def test_blanks_in_a_header_are_of_its_names_and_lines_before_it_are_not(tmp_pat
 
 
 def test_only_the_first_sign_of_a_file_is_a_byte_order_mark(tmp_path, monkeypatch):
-    monkeypatch.setattr(decompress, "BLOCK", 11)  # the second begins with the sign
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 11)  # the second begins with the sign
     assert rows_of(made(tmp_path, {"x.csv": "\ufeffa\nxxxxx\n\ufeffy\n"})) == [
         {"a": "xxxxx"},
         {"a": "\ufeffy"},
@@ -79,7 +79,7 @@ def test_empty_text_stays_text_beside_a_file_of_large_text(tmp_path):
     [("x.csv", "Look for an unclosed quote."), ("x.jsonl", "Write one row per line.")],
 )
 def test_a_record_a_little_too_long_is_refused(tmp_path, monkeypatch, name, hint):
-    monkeypatch.setattr(decompress, "BLOCK", 100)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 100)
     monkeypatch.setattr(text_records, "MAX_RECORD_BYTES", 5000)
     names = made(tmp_path, {name: "x" * 6000})
     assert refusal(tmp_path, lambda: rows_of(names)) == (
@@ -89,7 +89,7 @@ def test_a_record_a_little_too_long_is_refused(tmp_path, monkeypatch, name, hint
 
 
 def test_a_long_value_is_told_by_its_beginning(tmp_path, monkeypatch):
-    monkeypatch.setattr(decompress, "BLOCK", 8)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 8)
     names = made(tmp_path, {"x.csv": f"a,b\n1,2\n3,4\n{'x' * 41},5\n"})
     assert (
         refusal(tmp_path, lambda: rows_of(names))[0]
@@ -101,7 +101,7 @@ def test_a_long_value_is_told_by_its_beginning(tmp_path, monkeypatch):
 
 
 def of_json(data: str) -> Json:
-    return Json(Text(Location(MemoryStore({"x": data.encode()}), "x")))
+    return Json(TextFile(Location(MemoryStore({"x": data.encode()}), "x")))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_text_that_looks_like_a_time_stays_text_wherever_it_is(value):
 
 
 def test_what_stands_behind_an_array_is_told_however_far_it_is(monkeypatch):
-    monkeypatch.setattr(decompress, "BLOCK", 12)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 12)
     for behind in ("\\", " " * 50 + "x", "\n" * 30 + "]"):
         with pytest.raises(FormatError) as caught:
             list(of_json('[{"a": 1}, {"a": 2}]' + behind).batches(None))
@@ -180,12 +180,12 @@ def test_a_list_may_be_written_in_many_ways(tmp_path):
 
 
 def test_a_list_of_too_many_files_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(lists, "MAX_FILES", 3)
+    monkeypatch.setattr(registry, "MAX_FILES", 3)
     names = made(
         tmp_path, {"l.txt": "m.txt\nm.txt\n", "m.txt": "a.csv\na.csv\n", "a.csv": "n\n1\n"}
     )
     assert refusal(tmp_path, lambda: open_index(names[0]))[0] == "l.txt: more than 3 files in lists"
-    monkeypatch.setattr(lists, "MAX_FILES", 4)
+    monkeypatch.setattr(registry, "MAX_FILES", 4)
     assert len(rows_of(names[0])) == 4
 
 

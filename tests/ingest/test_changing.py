@@ -12,9 +12,7 @@ import pytest
 
 from flarecli.errors import FormatError, MissingError, ReachError
 from flarecli.ingest import decompress, open_folder, open_index
-from flarecli.ingest.source import ObservedFile, arrow_errors
 from flarecli.ingest.stdin import Spool, standard_input
-from flarecli.storage import locate
 
 ROWS = 3000
 NAMES = ["x.parquet", "x.csv", "x.csv.gz", "x.jsonl", "x.json", "x.arrow", "x.arrows"]
@@ -51,7 +49,7 @@ def write(path, of: pa.Table) -> None:
 def test_a_file_that_loses_its_name_while_it_is_read_is_read_to_its_end(
     tmp_path, monkeypatch, name, replaced
 ):
-    monkeypatch.setattr(decompress, "BLOCK", 5000)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 5000)
     monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 500)
     path = tmp_path / name
     write(path, table("old"))
@@ -211,21 +209,3 @@ def test_damage_in_a_file_that_has_lost_its_name_is_told_as_what_it_is(
     with pytest.raises(FormatError) as caught:
         list(batches)
     assert str(caught.value) == f"{path}: {reason}"
-
-
-def test_a_file_that_was_cut_is_told_so_though_it_has_lost_its_name(tmp_path):
-    path = tmp_path / "x.parquet"
-    write(path, table("old"))
-    at, size = locate(str(path)), path.stat().st_size
-    with (
-        path.open("r+b") as held,
-        pytest.raises(FormatError) as caught,
-        arrow_errors(at, ObservedFile(at, held.fileno()), "parquet"),
-    ):
-        held.truncate(700)
-        path.unlink()
-        raise pa.ArrowInvalid("nonsense")
-    assert (str(caught.value), caught.value.hint) == (
-        f"{path}: file is 700 bytes; it was {size} when it was opened",
-        "Another process truncated it.",
-    )

@@ -192,7 +192,7 @@ def test_a_remote_parquet_file_is_read_by_ranges_the_footer_first(web):
 
 
 def test_a_remote_csv_is_read_piece_by_piece(web, monkeypatch):
-    monkeypatch.setattr("flarecli.ingest.decompress.BLOCK", 10_000)
+    monkeypatch.setattr("flarecli.ingest.decompress.BLOCK_BYTES", 10_000)
     rows = [{"id": n, "text": f"é,\n{n}"} for n in range(5000)]
     data = "id,text\n" + "".join(f'{row["id"]},"{row["text"]}"\n' for row in rows)
     found = open_index(web.file("/x.csv", data.encode()))

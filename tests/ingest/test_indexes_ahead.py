@@ -1,6 +1,5 @@
 """Index files far away: read ahead, given in order, with errors at their place; who leaves early has read little."""
 
-import queue
 import threading
 import time
 
@@ -10,11 +9,11 @@ import pytest
 
 from flarecli.errors import FormatError
 from flarecli.ingest import open_index
-from flarecli.ingest.read_ahead import MAX_BUFFER_BYTES, MAX_OPEN_FILES, read_ahead
+from flarecli.ingest.index import MAX_CHUNK_BYTES, READ_AHEAD_FILES, NumberedBatch, read_ahead
 
 
 def batch(number, size=1):
-    return 0, pa.record_batch({"n": pa.array([number] * size)})
+    return NumberedBatch(0, pa.record_batch({"n": pa.array([number] * size)}))
 
 
 def numbers(turns):
@@ -27,7 +26,7 @@ def test_files_come_in_order_whichever_is_read_first():
             time.sleep(0.002 * (7 - number))
             yield batch(10 * number + i)
 
-    assert numbers(read_ahead((lambda n=n: slow(n)) for n in range(7))) == [
+    assert numbers(read_ahead(slow(n) for n in range(7))) == [
         [10 * n + i for i in range(5)] for n in range(7)
     ]
     assert numbers(read_ahead([])) == []
@@ -35,17 +34,17 @@ def test_files_come_in_order_whichever_is_read_first():
 
 def test_the_next_files_are_read_while_one_is_worked_on():
     together = threading.Barrier(
-        MAX_OPEN_FILES
+        READ_AHEAD_FILES
     )  # all wait for all: one behind the other would never pass
 
     def waits(number):
-        if number < MAX_OPEN_FILES:
+        if number < READ_AHEAD_FILES:
             yield batch(number)
             together.wait(60)
         yield batch(number)
 
-    assert numbers(read_ahead((lambda n=n: waits(n)) for n in range(9))) == [
-        [n, n] if n < MAX_OPEN_FILES else [n] for n in range(9)
+    assert numbers(read_ahead(waits(n) for n in range(9))) == [
+        [n, n] if n < READ_AHEAD_FILES else [n] for n in range(9)
     ]
 
 
@@ -57,10 +56,10 @@ def test_an_error_comes_behind_the_rows_before_it():
 
     taken = []
     with pytest.raises(FormatError, match="^b: cut$"):
-        for found in read_ahead((lambda n=n: breaks(n)) for n in range(3)):
+        for found in read_ahead(breaks(n) for n in range(3)):
             taken += [one.column(0)[0].as_py() for _, one in found]
     assert taken == [0]
-    found = read_ahead((lambda n=n: breaks(n)) for n in range(3))
+    found = read_ahead(breaks(n) for n in range(3))
     assert numbers([next(found)]) == [[0]]
     second = next(found)
     assert next(second)[1].column(0)[0].as_py() == 1
@@ -74,7 +73,7 @@ def test_who_takes_one_batch_and_leaves_has_read_one(monkeypatch):
             read.append(number)
             yield batch(number, 1 << 17)
 
-    turns = read_ahead((lambda n=n: endless(n)) for n in range(5))
+    turns = read_ahead(endless(n) for n in range(5))
     first = next(turns)
     next(first)
     time.sleep(0.05)
@@ -82,15 +81,15 @@ def test_who_takes_one_batch_and_leaves_has_read_one(monkeypatch):
     next(first)
     next(first)
     deadline = time.monotonic() + 60
-    while set(read) != set(range(MAX_OPEN_FILES)) and time.monotonic() < deadline:
+    while set(read) != set(range(READ_AHEAD_FILES)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert set(read) == set(range(MAX_OPEN_FILES))
+    assert set(read) == set(range(READ_AHEAD_FILES))
     time.sleep(0.1)
     count = len(read)
-    assert count * (1 << 20) < 3 * MAX_OPEN_FILES * MAX_BUFFER_BYTES
+    assert count * (1 << 20) < 3 * READ_AHEAD_FILES * MAX_CHUNK_BYTES
     turns.close()
     time.sleep(0.05)
-    assert len(read) <= count + MAX_OPEN_FILES
+    assert len(read) <= count + READ_AHEAD_FILES
 
 
 def test_an_index_far_away_gives_the_rows_that_it_gives_here(tmp_path, monkeypatch):
@@ -103,7 +102,7 @@ def test_an_index_far_away_gives_the_rows_that_it_gives_here(tmp_path, monkeypat
         pq.write_table(table, names[-1], row_group_size=100)
     here = pa.Table.from_batches(open_index(names).batches(row="place"))
     index = open_index(names)
-    monkeypatch.setattr("flarecli.ingest.index._is_far", lambda part: True)
+    monkeypatch.setattr("flarecli.ingest.index._is_remote", lambda part: True)
     assert pa.Table.from_batches(index.batches(row="place")) == here
     some = pa.Table.from_batches(index.batches(["id"], "id >= 2850 AND id < 4010", "place"))
     assert some.num_rows == 1100  # of 12 groups out of 54
@@ -111,24 +110,3 @@ def test_an_index_far_away_gives_the_rows_that_it_gives_here(tmp_path, monkeypat
         some.column("id").to_pylist(), some.column("place").to_pylist(), strict=True
     ):
         assert index.place(place) == (names[id // 1000], id % 1000)
-
-
-def test_a_batch_that_is_handed_over_slowly_is_not_overtaken(monkeypatch):
-    overtaken = threading.Event()
-
-    class Slow(queue.SimpleQueue):
-        def put(self, item):
-            number = item[1].column(0)[0].as_py() if isinstance(item, tuple) else 0
-            if number == 3:  # the last of those that may wait: with it the reading stops
-                overtaken.wait(0.4)
-            elif number > 3:
-                overtaken.set()
-            super().put(item)
-
-    monkeypatch.setattr("flarecli.ingest.read_ahead.SimpleQueue", Slow)
-    monkeypatch.setattr("flarecli.ingest.read_ahead.MIN_BUFFER_BYTES", 3 * batch(0)[1].nbytes)
-    turns, taken = read_ahead([lambda: (batch(i) for i in range(9))]), []
-    for _, one in next(turns):
-        taken.append(one.column(0)[0].as_py())
-        time.sleep(0.05)
-    assert taken == list(range(9))

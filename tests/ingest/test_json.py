@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import FormatError
-from flarecli.ingest import decompress, json_arrays, open_index
-from flarecli.ingest.decompress import Text
+from flarecli.ingest import decompress, open_index, text_records
+from flarecli.ingest.decompress import TextFile
 from flarecli.ingest.json import Json
-from flarecli.ingest.json_arrays import split_array
+from flarecli.ingest.text_records import json_array_pieces
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
 
-def text(data: bytes | str) -> Text:
-    return Text(
+def text(data: bytes | str) -> TextFile:
+    return TextFile(
         Location(MemoryStore({"x": data if isinstance(data, bytes) else data.encode()}), "x")
     )
 
@@ -63,10 +63,10 @@ def test_rows_are_those_that_python_reads(rows, indent, ascii_only, block):
     assert rows_of(lines) == rows
     assert rows_of(array) == rows
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decompress, "BLOCK", block)
+        patch.setattr(decompress, "BLOCK_BYTES", block)
         found = [
             json.loads(line)
-            for piece in split_array(text(array))
+            for piece in json_array_pieces(text(array))
             for line in piece.data.split(b"\n")
         ]
     assert found == rows
@@ -160,7 +160,7 @@ def test_what_is_no_table_is_named_with_its_place(data, message):
 
 
 def test_places_are_right_behind_the_first_block(monkeypatch):
-    monkeypatch.setattr(decompress, "BLOCK", 1000)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     rows = [{"n": n, "t": "x" * (n % 50)} for n in range(500)]
     lines = [json.dumps(row) for row in rows]
     assert rows_of("\n".join(lines)) == rows
@@ -182,8 +182,7 @@ def test_places_are_right_behind_the_first_block(monkeypatch):
 
 def test_a_row_longer_than_may_be_is_refused(monkeypatch):
     monkeypatch.setattr("flarecli.ingest.text_records.MAX_RECORD_BYTES", 5000)
-    monkeypatch.setattr("flarecli.ingest.json_arrays.MAX_RECORD_BYTES", 5000)
-    monkeypatch.setattr(decompress, "BLOCK", 1000)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     row = '{"a": "' + "x" * 9000 + '"}'
     assert refusal(row) == "x: line 1: a record is longer than 5.0 kB"
     assert refusal(f"[{row}]") == "x[0]: a row is longer than 5.0 kB"
@@ -191,28 +190,30 @@ def test_a_row_longer_than_may_be_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("block", range(1, 24))
 def test_nothing_between_two_commas_is_told_wherever_a_block_ends(monkeypatch, block):
-    monkeypatch.setattr(decompress, "BLOCK", block)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", block)
     for array, row in (
         ('[{"a": 1},,{"a": 2}]', 1),
         ('[,{"a": 1}]', 0),
         ('[{"a": 1}, {"a": "\\\\\\"]"},  ]', 2),
     ):
         with pytest.raises(FormatError) as caught:
-            list(split_array(text(array)))
+            list(json_array_pieces(text(array)))
         assert str(caught.value) == f"x[{row}]: an item of the array is empty"
 
 
 def test_a_large_row_is_looked_at_once_whatever_it_holds(monkeypatch):
     looked = []
-    quotes = json_arrays._quotes
-    monkeypatch.setattr(json_arrays, "_quotes", lambda raw: looked.append(len(raw)) or quotes(raw))
-    monkeypatch.setattr(decompress, "BLOCK", 1000)
+    quotes = text_records._find_quotes
+    monkeypatch.setattr(
+        text_records, "_find_quotes", lambda raw: looked.append(len(raw)) or quotes(raw)
+    )
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     array = "[" + "[" * 100_000
     with pytest.raises(FormatError):
-        list(split_array(text(array)))
+        list(json_array_pieces(text(array)))
     assert sum(looked) == len(array) - 1
     looked.clear()
-    assert json_arrays.first_deep_line(b'{"a": 1}\n{"a": ' + b'["' * 3_000_000, 64) == 1
+    assert text_records.first_deep_line(b'{"a": 1}\n{"a": ' + b'["' * 3_000_000, 64) == 1
     assert max(looked) <= 1 << 20
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from flarecli.errors import FlareError, FormatError, ReachError
 from flarecli.ingest import open_index
+from flarecli.ingest.arrow_files import LocationFile, arrow_errors
 from flarecli.ingest.parquet import Parquet
-from flarecli.ingest.source import LocationFile, arrow_errors
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 
@@ -109,7 +109,7 @@ def test_old_timestamps_of_any_year_keep_their_microseconds_and_the_rest_is_told
     data = stored(table, use_deprecated_int96_timestamps=True, write_page_checksum=True)
     assert pq.ParquetFile(pa.BufferReader(data)).schema.column(0).physical_type == "INT96"
     part = opened(data)
-    assert (part.schema.field("t").type, part.coarse) == (pa.timestamp("us"), ("t", "l"))
+    assert (part.schema.field("t").type, part.int96_columns) == (pa.timestamp("us"), ("t", "l"))
     assert rows_of(part) == table.to_pylist()
     (tmp_path / "x.parquet").write_bytes(data)
     told = tuple(
@@ -117,7 +117,7 @@ def test_old_timestamps_of_any_year_keep_their_microseconds_and_the_rest_is_told
         for name in ("l", "t")
     )
     assert open_index(str(tmp_path / "x.parquet")).notes == told
-    assert opened(stored(pa.table({"t": pa.array(values, pa.timestamp("us"))}))).coarse == ()
+    assert opened(stored(pa.table({"t": pa.array(values, pa.timestamp("us"))}))).int96_columns == ()
 
 
 def test_the_footer_alone_is_read_at_first_and_then_only_the_columns_asked_for():

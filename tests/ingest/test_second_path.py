@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli.ingest import footers, open_index
-from flarecli.ingest.footers import sound_leaves
+from flarecli.ingest import open_index, parquet_metadata
 from flarecli.ingest.parquet import Parquet
-from flarecli.ingest.statistics import select_row_groups
+from flarecli.ingest.parquet_metadata import valid_leaves
 from flarecli.sql import bounds, select
 from flarecli.storage import locate
 
@@ -337,8 +336,8 @@ def test_a_footer_that_arrow_would_end_the_process_on_is_not_looked_at(tmp_path)
     ):
         path.write_bytes(body + damaged + len(damaged).to_bytes(4, "little") + b"PAR1")
         part = Parquet(locate(str(path)))
-        assert sound_leaves(part.at, part.footer()) == frozenset()
-        found = select_row_groups(part, bounds("n > 30", ["n"]), 0, 40)
+        assert valid_leaves(part.at, part.metadata()) == frozenset()
+        found = part.select_row_groups(bounds("n > 30", ["n"]), 0, 40)
         assert found == [(0, range(4))]  # all are read, and reading says what is wrong
 
 
@@ -346,7 +345,7 @@ def test_columns_of_whole_footers_are_looked_at(tmp_path):
     columns = {name: pa.array([None] * 3, kind) for name, (kind, _) in COLUMNS.items()}
     pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=2)
     part = Parquet(locate(str(tmp_path / "x.parquet")))
-    assert len(sound_leaves(part.at, part.footer())) == part.footer().num_columns
+    assert len(valid_leaves(part.at, part.metadata())) == part.metadata().num_columns
 
 
 LISTS_IN_LISTS = b"\x19" * 100_000
@@ -358,10 +357,10 @@ EMPTY_STRUCTS = b"\x29\xfc\xa0\x89\xab\x02" + bytes(4_900_001)  # 4,900,000 of t
 )
 def test_a_footer_of_too_much_is_not_looked_at(tmp_path, inside):
     with pytest.raises(ValueError, match="too many values, or too deep"):
-        footers._Reader(inside).struct()
+        parquet_metadata._Reader(inside).read_struct()
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"n": [1]}), path)
     part = Parquet(locate(str(path)))
-    footer = part.footer()
+    footer = part.metadata()
     path.write_bytes(b"PAR1" + inside + len(inside).to_bytes(4, "little") + b"PAR1")
-    assert sound_leaves(part.at, footer) == frozenset()
+    assert valid_leaves(part.at, footer) == frozenset()

@@ -87,7 +87,7 @@ PACKED = {
 
 @pytest.mark.parametrize("name", PACKED)
 def test_compressed_text_is_read_as_it_was(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(decompress, "BLOCK", 1000)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     made(tmp_path, {name: PACKED[name]})
     assert rows_of(open_index(str(tmp_path / name))) == [
         {"n": n, "t": f"row {n}"} for n in range(5000)
@@ -123,7 +123,7 @@ def test_a_damaged_compressed_file_is_named(tmp_path, name, data, message):
 def test_a_bomb_is_left_alone_after_a_while(tmp_path, monkeypatch, name):
     monkeypatch.setattr(expansion, "FREE_BYTES", 1 << 16)
     monkeypatch.setattr(expansion, "MAX_RATIO", 20)
-    monkeypatch.setattr(decompress, "BLOCK", 1 << 16)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 1 << 16)
     bomb = b"n,t\n" + b"1,2\n" * (1 << 20)
     made(tmp_path, {name: gzip.compress(bomb) if name.endswith("gz") else zstandard.compress(bomb)})
     message, hint = refusal(tmp_path, lambda: rows_of(open_index(str(tmp_path / name))))
@@ -456,7 +456,7 @@ def test_json_at_standard_input_is_a_table(data):
 
 
 def test_a_stream_is_read_when_its_rows_are_wanted_and_can_be_read_again(monkeypatch):
-    monkeypatch.setattr(decompress, "BLOCK", 1000)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     data = b"".join(b'{"n": %d}\n' % n for n in range(5000))
     pipe = Pipe(data)
     found = open_index("-", stdin=pipe)

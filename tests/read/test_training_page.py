@@ -3,7 +3,7 @@
 import doctest
 from pathlib import Path
 
-from flarecli.encodings import registry
+from flarecli.encodings import CUSTOM
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
@@ -14,6 +14,6 @@ def test_the_examples_run(tmp_path, monkeypatch):
     test = doctest.DocTestParser().get_doctest(text, {}, "training.md", str(PAGE), 0)
     told = []
     failed = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=told.append)
-    registry.CUSTOM.pop("point", None)
+    CUSTOM.pop("point", None)
     assert (failed.failed, "".join(told)) == (0, "")
     assert failed.attempted > 20

@@ -15,7 +15,7 @@ import pytest
 
 import flarecli as flare
 from flarecli import encodings
-from flarecli.encodings import registry
+from flarecli.encodings import CUSTOM
 from flarecli.errors import RowsError, UsageError, ValueFitError
 from flarecli.model import Settings
 
@@ -188,7 +188,7 @@ def to_json(value):
 def point():
     flare.encoding("point", to_json, json.loads)
     yield "point"
-    registry.CUSTOM.pop("point")
+    CUSTOM.pop("point")
 
 
 @pytest.mark.parametrize("format", ["mds", "granular", "granular-refs", "webdataset"])

@@ -212,7 +212,7 @@ def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
         if plan.source.files:
             batches = _whole(plan, batches, plan.early, is_complete=plan.is_statement)
             schema = _listed(plan, schema)
-        _, batches = sql.select(schema, batches, plan.where, beside=PLACE)
+        _, batches = sql.select(schema, batches, plan.where, hidden=PLACE)
     if plan.limit is not None:
         batches = first_rows(batches, plan.limit)
     if plan.shuffle is not None:

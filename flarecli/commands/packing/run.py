@@ -27,7 +27,7 @@ from flarecli.cpus import cpu_count
 from flarecli.errors import FlareError, NoRowsError, UsageError, ValueFitError
 from flarecli.formats import find
 from flarecli.hashes import DEFAULT
-from flarecli.ingest import Running
+from flarecli.ingest import SourceChecksum
 from flarecli.model import Columns, IntArray, Settings
 from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.progress import Progress
@@ -189,18 +189,18 @@ class Request:
         }
 
     def about(
-        self, source: Source, options: Mapping[str, Any], running: Running | None = None
+        self, source: Source, options: Mapping[str, Any], running: SourceChecksum | None = None
     ) -> dict[str, str]:
         """Give what a playlist says that it was packed from, and a sum of how."""
         how = json.dumps([self.format, self.settings, options], sort_keys=True, default=asdict)
-        sum = self.known or (source.sum() if running is None else running.whole())
+        sum = self.known or (source.sum() if running is None else running.total())
         return {
             "address": source.named.text,
             DEFAULT: sum,
             "options": hashlib.sha256(how.encode()).hexdigest()[:32],
         }
 
-    def running(self, source: Source) -> Running | None:
+    def running(self, source: Source) -> SourceChecksum | None:
         """Give what sums the source while it is read; None where all of it is read before the first row, or it was summed before."""
         return (
             None
@@ -254,7 +254,7 @@ def packed(request: Request, progress: Progress) -> Packed:
             plan, source=replace(source, batches=partial(source.batches, running=running))
         )
     about = partial(request.about, source, options, running)
-    head = {"source": request.known if running is None else running.told, "options": options}
+    head = {"source": request.known if running is None else running.header, "options": options}
     jobs = min(request.limits.jobs, cpu_count())
     writer = Writer(
         request.out,

@@ -73,7 +73,7 @@ class Source:
     key: str | None = None
     flaw: Callable[[str, bool], tuple[str, str]] | None = None
     is_run: bool = True
-    running: Callable[[], ingest.Running | None] = lambda: None
+    running: Callable[[], ingest.SourceChecksum | None] = lambda: None
     named: SourceName = UNNAMED
 
 
@@ -253,7 +253,7 @@ def _of_index(shown: str, index: ingest.Index, guard: Guard) -> Source:
         start: int = 0,
         stop: int | None = None,
         place: str | None = None,
-        running: ingest.Running | None = None,
+        running: ingest.SourceChecksum | None = None,
     ) -> Iterator[pa.RecordBatch]:
         return index.batches(columns, where, place, start, stop, running)
 
@@ -270,7 +270,7 @@ def _of_index(shown: str, index: ingest.Index, guard: Guard) -> Source:
             notes,
             details,
             count=index.count,
-            running=index.running,
+            running=index.source_checksum,
         )
 
     def filled(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flarecli.errors import FormatError
 from flarecli.ingest import decompress, open_index, text_records
-from flarecli.ingest.decompress import Text
+from flarecli.ingest.decompress import TextFile
 from flarecli.ingest.text_records import pieces, records
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
@@ -159,9 +159,9 @@ def test_pieces_are_whole_and_quotes_refused_exactly_where_the_grammar_ends(cont
     wanted = f"line {stray}: quote inside a field" if stray is not None else wanted
     found, caught = "", None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decompress, "BLOCK", block)
+        patch.setattr(decompress, "BLOCK_BYTES", block)
         try:
-            for piece in pieces(Text(Location(MemoryStore({"x": content.encode()}), "x")), ","):
+            for piece in pieces(TextFile(Location(MemoryStore({"x": content.encode()}), "x")), ","):
                 before = found.replace("\r\n", "\n").replace("\r", "\n")
                 assert (len(found) in ends, piece.line) == (True, 1 + before.count("\n"))
                 found += piece.data.decode()
@@ -194,12 +194,12 @@ def test_a_record_is_found_in_the_line_it_starts_in(fields):
         (
             b"a,b,c\n1,2,3\n4,5\n",
             "line 3 has 2 fields, the header has 3",
-            "Quote fields that hold a separator or a newline.",
+            "Quote fields that contain a separator or a newline.",
         ),
         (
             b'a,b\n\n"x\ny",1\n\n2\n',
             "line 6 has 1 field, the header has 2",
-            "Quote fields that hold a separator or a newline.",
+            "Quote fields that contain a separator or a newline.",
         ),
         (b"a,b\n1,2\n3,caf\xe9\n", "line 3: byte 13 is not UTF-8", UTF8),
         (b"\xff\xfea\0,\0b\0", "line 1: byte 0 is not UTF-8", UTF8),
@@ -216,7 +216,7 @@ def test_what_is_no_table_is_named_with_its_line(tmp_path, data, message, hint):
 
 
 def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(decompress, "BLOCK", 4096)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 4096)
     monkeypatch.setattr(text_records, "MAX_RECORD_BYTES", 5000)
     rows = b"".join(b"%d,%d.5,text\n" % (n, n) for n in range(10_000))
     head = b"id,score,note\n"
@@ -224,7 +224,7 @@ def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
         (
             b"7,1.5\n",
             "line 10002 has 2 fields, the header has 3",
-            "Quote fields that hold a separator or a newline.",
+            "Quote fields that contain a separator or a newline.",
         ),
         (
             b"x,1.5,y\n",
@@ -253,7 +253,7 @@ def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
 
 
 def test_a_record_larger_than_a_block_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(decompress, "BLOCK", 1000)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     rows = [{"a": "x" * size, "b": "y\n" * size} for size in (1, 5000, 3, 700)]
     assert (
         rows_of(index(tmp_path, "a,b\n" + "".join(f'{row["a"]},"{row["b"]}"\n' for row in rows)))
@@ -262,7 +262,7 @@ def test_a_record_larger_than_a_block_is_read(tmp_path, monkeypatch):
 
 
 def test_a_piece_is_read_when_its_rows_are_wanted(tmp_path, monkeypatch):
-    monkeypatch.setattr(decompress, "BLOCK", 10_000)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 10_000)
     found = index(tmp_path, "n\n" + "".join(f"{n}\n" for n in range(100_000)))
     batches = found.batches()
     next(batches)
@@ -273,7 +273,7 @@ def test_a_piece_is_read_when_its_rows_are_wanted(tmp_path, monkeypatch):
 
 
 def test_all_blocks_are_read_and_no_batch_is_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(decompress, "BLOCK", 1 << 17)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 1 << 17)
     data = "id,text\n" + "".join(f'{n},"a\n{n}"\n' for n in range(30_000))
     batches = list(index(tmp_path, data).batches())
     assert max(batch.num_rows for batch in batches) <= 8192

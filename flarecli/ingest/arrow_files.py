@@ -1,0 +1,119 @@
+"""Locations as seekable files for Arrow's readers; errors of reading are raised unchanged."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+
+from flarecli import expansion
+from flarecli.errors import FlareError, FormatError, ReachError, check_exhausted
+from flarecli.redact import redact_text
+from flarecli.storage import Location
+from flarecli.storage.local import LocalStore
+
+__all__ = ["LocationFile", "arrow_errors", "open_native"]
+
+_FAILED_ALLOCATION = re.compile(r"of size (\d+) failed")  # in Arrow's messages
+
+
+class LocationFile(io.RawIOBase):
+    """Bytes of a Location as a file.
+
+    error   the first FlareError of a read; Arrow passes on only its text
+    opened  device and inode of the file that `open_native` opened
+    """
+
+    def __init__(self, at: Location) -> None:
+        self.at, self.size, self._position = at, at.size(), 0
+        self.opened: tuple[int, int] | None = None
+        self.error: FlareError | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        stop = self.size if size is None or size < 0 else min(self._position + size, self.size)
+        if stop <= self._position:
+            return b""
+        try:
+            data = self.at.read(self._position, stop)
+        except FlareError as error:
+            self.error = error
+            raise
+        self._position = stop
+        return data
+
+    def current_size(self) -> int:
+        """Return the current size of the file; the original size if it was deleted or replaced."""
+        store = self.at.store
+        if isinstance(store, LocalStore):
+            with suppress(FlareError), store.opened(self.at.path) as fd:
+                now = store.status(fd, self.at.path)
+                if self.opened in (None, (now.st_dev, now.st_ino)):
+                    return now.st_size
+        return self.size
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def open_native(file: LocationFile) -> pa.NativeFile:
+    """Return the file for Arrow; local files are read by Arrow itself, which is faster."""
+    store = file.at.store
+    if isinstance(store, LocalStore):
+        # /dev/fd does not exist on all systems
+        with store.opened(file.at.path) as fd, suppress(OSError):
+            opened, stat = pa.OSFile(f"/dev/fd/{fd}"), os.fstat(fd)
+            file.opened = stat.st_dev, stat.st_ino
+            return opened
+    return pa.PythonFile(file, mode="r")
+
+
+@contextmanager
+def arrow_errors(at: Location, file: LocationFile, kind: str) -> Iterator[None]:
+    """Convert Arrow's errors for invalid data to a FormatError, which names the kind of file."""
+    try:
+        yield
+    except FlareError:
+        raise
+    except MemoryError as error:
+        match = _FAILED_ALLOCATION.search(str(error))
+        if match is None or int(match[1]) <= expansion.decompressed_limit(file.size):
+            raise
+        # the file declares more than it can contain
+        raise FormatError(f"not valid {kind}: {str(error).splitlines()[0]}", where=at) from None
+    except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
+        if file.error is not None:
+            raise file.error from None
+        if isinstance(error, OSError) and error.errno:  # an error of the disk, not of the data
+            check_exhausted(error)
+            raise ReachError(os.strerror(error.errno).lower(), where=at) from None
+        size = file.current_size()
+        if size < file.size:
+            raise FormatError(
+                f"file is {size} bytes; it was {file.size} when it was opened",
+                where=at,
+                hint="Another process truncated it.",
+            ) from None
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = redact_text(lines[0] if lines else type(error).__name__)[:200]
+        raise FormatError(f"not valid {kind}: {reason}", where=at) from None

@@ -1,0 +1,72 @@
+"""Base class of the readers of index files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from flarecli import expansion
+from flarecli.errors import FormatError
+from flarecli.ingest.decompress import Blocks
+from flarecli.storage import Location
+
+__all__ = ["Part", "check_columns"]
+
+
+class Part(ABC):
+    """One index file: its columns, the number of rows if known, and its batches.
+
+    at                the address, for messages, or the bytes of a text file
+    rows              None if unknown until the rows are read
+    readable_as_text  whether every column can be read as text, as written
+    """
+
+    at: Location | Blocks
+    schema: pa.Schema
+    rows: int | None = None
+    readable_as_text = False
+
+    @abstractmethod
+    def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order, with the given columns in their order; None: all."""
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the bytes that the checksum of the file covers."""
+        return self.at.blocks()
+
+    def with_types(self, types: Mapping[str, pa.DataType]) -> Part:
+        """Return the file with some columns read as other types, where possible.
+
+        types  the types in all files of the index, by column
+        """
+        return self
+
+    @property
+    def location(self) -> Location | None:
+        """The location of the file; None for standard input."""
+        return self.at if isinstance(self.at, Location) else self.at.location
+
+    def selected(self, columns: Sequence[str] | None) -> pa.Schema:
+        """Return the schema of some columns, in their order; None: all."""
+        if columns is None:
+            return self.schema
+        return pa.schema([self.schema.field(name) for name in columns])
+
+
+def check_columns(names: Sequence[str], at: object) -> None:
+    """Raise FormatError for duplicate columns, or if there are no columns or too many."""
+    if not names:
+        raise FormatError("the index has no columns", where=at)
+    expansion.check_columns(len(names), at)
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise FormatError(
+                f"duplicate column {name!r}",
+                where=at,
+                hint="Rename one of them in the index.",
+                column=name,
+            )
+        seen.add(name)
