@@ -148,8 +148,7 @@ def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
     if kinds.is_run_end_encoded(kind):
         values, ends = array.values, array.run_ends.to_numpy()
         indices = np.searchsorted(ends, array.offset + np.arange(len(array)), "right")
-        sizes = _sizes(values)
-        return sizes[np.minimum(indices, len(values) - 1)]
+        return np.asarray(_sizes(values)[np.minimum(indices, len(values) - 1)])
     if kind in _VIEWS:
         views = np.frombuffer(array.buffers()[1], "<i4").reshape(-1, 4)
         lengths = views[array.offset : array.offset + len(array), 0].astype(np.float64)

@@ -352,4 +352,5 @@ def _find_quotes(raw: ByteArray) -> IntArray:
     run = numbers - np.maximum.accumulate(np.where(begins, numbers, 0)) + 1  # up to each backslash
     last = np.searchsorted(slashes, quotes) - 1  # backslash before each quote, or -1
     follows = (last >= 0) & (slashes[np.maximum(last, 0)] == quotes - 1)
-    return quotes[~(follows & (run[np.maximum(last, 0)] % 2 == 1))]
+    is_escaped = follows & (run[np.maximum(last, 0)] % 2 == 1)
+    return np.asarray(quotes[~is_escaped])
