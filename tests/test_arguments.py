@@ -110,7 +110,7 @@ def test_what_is_shown_in_a_notebook_says_what_it_is(place):
     assert list(found) == []
     assert (
         repr(found)
-        == "<Verification: 3 files, 1 shards, 3 rows looked at, 0 findings; iterate it for them>"
+        == "<Verification: 3 files, 1 shards, 3 rows, 0 findings; iterate it for the findings>"
     )
 
 

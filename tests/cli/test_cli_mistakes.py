@@ -91,8 +91,8 @@ def told(place, monkeypatch, capfd):
         ),
         (
             "verify out --quick --decode",
-            "--decode needs every value, --quick reads none",
-            "Leave one of the two out.",
+            "--decode cannot be used with --quick",
+            "--decode reads every value.",
         ),
         (
             "playlist out --reindex",
