@@ -81,8 +81,8 @@ def told(place, monkeypatch, capfd):
         ),
         (
             "pack first.parquet new --fetch text:",
-            "--fetch 'text:' gives no name",
-            "Write COLUMN or COLUMN:NAME.",
+            "--fetch: expected COLUMN or COLUMN:NAME, got 'text:'",
+            "NAME is the column for the downloaded bytes (default: COLUMN).",
         ),
         (
             "unpack out new --name ../{key}.{ext}",
@@ -246,7 +246,7 @@ def test_an_index_that_was_cut_short_can_be_made_again(
         (
             "x.xlsx",
             "PK",
-            "x.xlsx: taken as a file, which makes one row: by its name it is no table that is read",
+            "x.xlsx: unknown extension; packing the whole file as one row",
         ),
         (
             "x.csv",

@@ -471,7 +471,7 @@ def test_an_index_without_links_named_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         commands.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), columns=["id"])
     assert caught.value.hint == "Name the column of links with --fetch."
-    with pytest.raises(UsageError, match="rows of an index cannot be named by number"):
+    with pytest.raises(UsageError, match="rows of an index cannot be selected by number"):
         commands.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), rows="1")
 
 

@@ -63,7 +63,7 @@ def test_a_link_that_fails_ends_it_or_is_listed(index, tmp_path):
     assert str(caught.value) == f"{index}[1]: b: two.txt: no such file or folder"
     assert (
         caught.value.hint
-        == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
     )
     done = commands.unpack(
         str(index),
@@ -156,7 +156,7 @@ def test_the_command_line_downloads_names_by_key_and_resumes(web, tmp_path, capf
     told = capfd.readouterr()
     assert told.err.splitlines()[-2:] == [
         f"error: {tmp_path}/index.parquet[30]: id30: {web.url('/p/30')}: 404 Not Found",
-        "hint: Give --on-error skip to leave such rows out and list them in failed.jsonl.",
+        "hint: Use --on-error skip to leave such rows out and list them in failed.jsonl.",
     ]
     web.pages["/p/30"] = gone
     assert main([*line, "--resume"]) == 0

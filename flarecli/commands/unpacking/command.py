@@ -31,14 +31,13 @@ from flarecli.hashes import DEFAULT
 from flarecli.model import IntArray
 from flarecli.progress import Progress
 from flarecli.storage import Guard
-from flarecli.write import FAILED, Failure, fetch_links, within_limit
+from flarecli.write import FAILED, Failure, drop_rows, fetch_links, too_large
 from flarecli.write.failures import error_of
 
 __all__ = ["Unpacked", "unpack"]
 
 _DIGITS = 6  # of a row's number in a name, at least
 _FINISHED = "nothing to resume: it is finished"
-_SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +274,11 @@ class _Work:
         )
 
     def _limited(self, part: _Part) -> _Part:
-        most = self.limits.max_bytes
-        batch, places, large = within_limit(part.batch, part.places, self.key, most)
-        return _Part(batch, places, [*part.failures, *large], part.until) if large else part
+        large = too_large(part.batch, part.places, self.key, self.limits.max_bytes)
+        if not large:
+            return part
+        failures = [*part.failures, *(large[row] for row in sorted(large))]
+        return _Part(*drop_rows(part.batch, part.places, large), failures, part.until)
 
     def _parts(self, skip: int) -> Generator[_Part, None, None]:
         batches = self.places.passed(self.source.batches(self.read, skip), skip, keep=True)
@@ -300,7 +301,7 @@ class _Work:
             for one in fetched:
                 yield _Part(one.batch, one.rows, one.failures, one.until)
         finally:
-            fetched.close()  # type: ignore[attr-defined]
+            fetched.close()
 
     def _with_addresses(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Keep each address beside what will be fetched from it: its ending may be all that tells what the bytes are."""
@@ -341,7 +342,7 @@ class _Work:
         self.places.forget(part.until)
         for failure in failures:
             if self.on_error == "fail":
-                raise error_of(failure, self.source.address, _SKIP)
+                raise error_of(failure, self.source.address)
             self.progress.failed(failure.key or failure.where, failure.reason)
             outlet.fail(self.source.named.listed(failure))
         names = self.naming.names(batch, self.where) if batch.num_rows else []

@@ -12,9 +12,15 @@ import pyarrow as pa
 from flarecli import encodings, formats, ingest, read, sql
 from flarecli.arguments import Addresses, address_texts
 from flarecli.commands import tar_stream as streamed
-from flarecli.commands.provenance import shard_of
-from flarecli.commands.row_order import first_rows, needed, no_index, ordered, read_rows, weight
-from flarecli.commands.source_names import UNNAMED, SourceName, source_name
+from flarecli.commands.provenance import SourceName, shard_of, source_name
+from flarecli.commands.row_order import (
+    average_row_bytes,
+    check_no_rows,
+    first_rows,
+    needed,
+    ordered,
+    read_rows,
+)
 from flarecli.commands.source_notes import note_sources
 from flarecli.commands.unpacking.filenames import ROW
 from flarecli.errors import Facts, Place, UsageError
@@ -30,6 +36,9 @@ __all__ = ["At", "Origin", "open_origin"]
 
 _SCHEMA = pa.schema([encodings.field(column) for column in COLUMNS])
 _FILES = 16  # files of a packed folder that are read together
+
+
+_UNNAMED = SourceName("")
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class Origin:
     sum: Callable[[], str]
     batches: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
     place: Callable[[int], tuple[str, int]] | None = None
-    named: SourceName = UNNAMED
+    named: SourceName = _UNNAMED
 
 
 class At(Place):
@@ -93,7 +102,7 @@ def open_origin(
     is_made = where is not None and sql.is_statement(where)
     shown = " ".join(redact(one) for one in address_texts(sources))
     if format is None and addresses and all(ingest.is_index(one) for one in addresses):
-        no_index(shown, streams, rows)
+        check_no_rows(shown, streams, rows)
         table = ingest.open_index(addresses, guard=guard, text=texts)
         for note in table.details:
             (progress or Progress()).note(note, verbose=True)
@@ -120,7 +129,7 @@ def open_origin(
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         for numbers, batch in read_rows(
-            data, order, skip, len(order), names, weight(parts, len(data))
+            data, order, skip, len(order), names, average_row_bytes(parts, len(data))
         ):
             yield batch.append_column(pa.field(ROW, pa.int64()), pa.array(numbers))
 
