@@ -423,10 +423,8 @@ def test_a_broken_playlist_beside_a_whole_index(here, capfd):
 
 
 def test_a_column_of_links_names_no_files(here, capfd):
-    error = "column 'k' holds addresses, which --fetch takes: they name no files"
-    wrong(
-        capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Give --key another column."
-    )
+    error = "column 'k' has the addresses for --fetch and cannot be the key"
+    wrong(capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Use another --key.")
 
 
 def test_a_pack_goes_to_no_stream(here, capfd):
@@ -473,7 +471,7 @@ def test_a_name_of_nothing_lists_what_there_is(here, capfd):
         capfd,
         "unpack ok.csv files --name {x}",
         2,
-        "--name asks for {x}",
+        "--name contains the unknown column {x}",
         "Choose from key, row, ext, column, n.",
     )
     (here / "one.csv").write_text("t\na\n")
@@ -481,7 +479,7 @@ def test_a_name_of_nothing_lists_what_there_is(here, capfd):
         capfd,
         "unpack one.csv files --name {x}",
         2,
-        "--name asks for {x}",
+        "--name contains the unknown column {x}",
         "Choose from key, row, ext, column.",
     )
 

@@ -87,7 +87,7 @@ def told(place, monkeypatch, capfd):
         (
             "unpack out new --name ../{key}.{ext}",
             "--name '../{key}.{ext}': it leaves the folder",
-            "Write it like '{key}.{ext}' or 'a/{key}.{ext}'.",
+            "Use a pattern like '{key}.{ext}' or 'a/{key}.{ext}'.",
         ),
         (
             "verify out --quick --decode",
