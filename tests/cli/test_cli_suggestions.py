@@ -113,7 +113,9 @@ def test_columns_in_suggested_options_are_one_word(name, tmp_path, capsys):
     path.write_bytes(path.read_bytes().replace(b'{"a": 1}', b'{"a": 1x'))
     assert main(["cat", str(tmp_path / "bad")]) == 4
     (hint,) = hints(capsys.readouterr().err)
-    option = re.fullmatch(r"Give (--raw .*) to see its bytes, or -c without it\.", hint)[1]
+    option = re.fullmatch(
+        r"Use (--raw .*) to print its bytes, or select other columns with -c\.", hint
+    )[1]
     assert words(f"flare {option}") == ["--raw", name]
 
     assert main(["pack", str(table), str(tmp_path / "out"), "--key", f"{name}x"]) == 2

@@ -1,11 +1,10 @@
-"""A result as a static HTML page without scripts; all text from data is escaped."""
+"""A result as a static HTML page without scripts. All text from data is escaped."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
 
-from flarecli.report.result import Result, bytes_of, shown
+from flarecli.report.result import Result, byte_range, html_text
 from flarecli.units import format_count, format_size
 
 __all__ = ["findings_page"]
@@ -24,44 +23,39 @@ td.where { font-family: ui-monospace, monospace; font-size: .85rem; width: 38% }
 
 def findings_page(result: Result) -> str:
     """Return the result as HTML."""
-    found, counts = result.counts["findings"], result.counts
-    verdict, mood = (format_count(found, "finding"), "bad") if found else ("whole", "good")
+    total, counts = result.counts["findings"], result.counts
+    verdict, style = (format_count(total, "finding"), "bad") if total else ("whole", "good")
     checked = [format_count(counts[f"{name}s"], name) for name in ("file", "shard", "row")]
-    parts = [
+    lines = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>flare verify: {verdict}</title><style>{_STYLE}</style></head><body>",
-        f'<h1 class="{mood}">{verdict}</h1>',
-        f'<div class="of">{_text(" ".join(result.sources))}</div>',
+        f'<h1 class="{style}">{verdict}</h1>',
+        f'<div class="of">{html_text(" ".join(result.sources))}</div>',
         f'<div class="counts">{", ".join(checked)}, {format_size(counts["bytes"])}</div>',
     ]
     if result.findings:
-        parts.append(
-            '<h2>Findings</h2><table><tr><th scope="col">where</th><th scope="col">bytes</th><th scope="col">kind</th><th scope="col">what</th></tr>'
+        heads = "".join(
+            f'<th scope="col">{name}</th>' for name in ("place", "bytes", "kind", "message")
         )
-        parts += [
-            f'<tr><td class="where">{_text(one.where)}</td><td>{bytes_of(one).rpartition(" ")[2]}</td>'
-            + f"<td>{_text(one.kind)}</td><td>{_text(one.message)}"
-            + (f'<span class="hint">{_text(one.hint)}</span>' if one.hint else "")
-            + "</td></tr>"
-            for one in result.findings
-        ]
-        parts.append("</table>")
-    parts += _list("Not protected", result.unprotected) + _list(
-        "Not listed, not checked", result.extra
-    )
-    return "\n".join([*parts, "</body></html>", ""])
+        lines.append(f"<h2>Findings</h2><table><tr>{heads}</tr>")
+        for finding in result.findings:
+            hint = f'<span class="hint">{html_text(finding.hint)}</span>' if finding.hint else ""
+            lines.append(
+                f'<tr><td class="where">{html_text(finding.where)}</td>'
+                f"<td>{byte_range(finding).rpartition(' ')[2]}</td><td>{html_text(finding.kind)}</td>"
+                f"<td>{html_text(finding.message)}{hint}</td></tr>"
+            )
+        lines.append("</table>")
+    lines += _list("Files without checksums", result.unprotected)
+    lines += _list("Not listed, not checked", result.extra)
+    return "\n".join([*lines, "</body></html>", ""])
 
 
-def _list(title: str, texts: Sequence[str]) -> list[str]:
-    return (
-        [f"<h2>{title}</h2><ul>", *(f"<li>{_text(text)}</li>" for text in texts), "</ul>"]
-        if texts
-        else []
-    )
-
-
-def _text(text: str) -> str:
-    return escape(shown(text))
+def _list(title: str, texts: Sequence[str]) -> Iterator[str]:
+    if texts:
+        yield f"<h2>{title}</h2><ul>"
+        yield from (f"<li>{html_text(text)}</li>" for text in texts)
+        yield "</ul>"

@@ -1,10 +1,10 @@
 """Facts of columns as a table that fits a screen."""
 
-from flarecli.report import facts_table
+from flarecli.commands import stats_table
 
 
 def test_each_column_tells_what_holds_for_it():
-    names, rows = facts_table(
+    names, rows = stats_table(
         {
             "id": {"rows": 12_000, "nulls": 3, "min": 0, "max": 10**60, "distinct_over": 10_000},
             "score": {
@@ -38,16 +38,16 @@ def test_each_column_tells_what_holds_for_it():
             },
         }
     )
-    assert names == ["rows", "nulls", "distinct", "least", "most", "bytes in all", "pictures"]
+    assert names == ["rows", "nulls", "distinct", "least", "most", "total bytes", "images"]
     assert rows == [
         ["12,000", "3", "over 10,000", "0", "1" + "0" * 38 + "…", "", ""],
         ["2", "0", "2", "-1.98172", "inf", "", ""],
-        ["2", "0", "2", "1 chars, 2 B", "2,500 chars, 5.0 kB", "5.0 kB", ""],
+        ["2", "0", "2", "1 char, 2 B", "2,500 chars, 5.0 kB", "5.0 kB", ""],
         ["2", "0", "", "0 items", "7 items", "", ""],
         ["2", "0", "", "9 B", "99 B", "108 B", "2 of 8x8 / 9x9"],
     ]
 
 
 def test_what_holds_for_no_column_takes_no_room():
-    assert facts_table({"id": {"rows": 0, "nulls": 0}}) == (["rows", "nulls"], [["0", "0"]])
-    assert facts_table({}) == ([], [])
+    assert stats_table({"id": {"rows": 0, "nulls": 0}}) == (["rows", "nulls"], [["0", "0"]])
+    assert stats_table({}) == ([], [])
