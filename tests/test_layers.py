@@ -28,7 +28,7 @@ LAYERS = [  # packages and modules; each imports from the layers above it in thi
     {"model"},
     {"bisect"},
     {"cache", "encodings", "sql"},
-    {"formats"},
+    {"access", "formats"},
     {"playlists", "ingest"},
     {"read"},
     {"write"},

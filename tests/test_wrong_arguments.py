@@ -172,7 +172,7 @@ def test_a_place_of_a_loader_is_whole_numbers(data, change, is_one):
         told(
             lambda: loader.load(state),
             "not a state that a Loader saved",
-            "Pass what its save() returned.",
+            "Pass the result of its save().",
         )
 
 
@@ -181,7 +181,7 @@ def test_what_is_no_dict_is_no_place_of_a_loader(data, state):
     told(
         lambda: flare.Loader(data).load(state),
         "not a state that a Loader saved",
-        "Pass what its save() returned.",
+        "Pass the result of its save().",
     )
 
 
@@ -313,7 +313,8 @@ def test_the_other_verbs_say_what_they_want(here, data):
     told(lambda: flare.open("d", decode=[1]), "decode is [1]: a dict is wanted")
     told(lambda: flare.open("d", maps="no"), "maps is 'no': True or False is wanted")
     told(
-        lambda: flare.open("d", cache="c", cache_limit=-1), "cache_limit is -1: expected at least 0"
+        lambda: flare.open("d", cache="c", cache_limit=-1),
+        "--cache-limit: expected at least 0, got -1",
     )
     told(
         lambda: flare.open("d", cache_limit=1.5),

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flarecli.arguments import Address, Option, address_text, option
 from flarecli.cli import rows as output
-from flarecli.cli.options import SOURCES, Argument, CommandLine
-from flarecli.cli.printer import Printer, ProgressBar, binary_stdout
+from flarecli.cli.options import SOURCES, Argument
+from flarecli.cli.options import Line as BaseLine
+from flarecli.cli.printer import Printer, binary
+from flarecli.cli.progress import Bar
 from flarecli.commands.options import InspectOptions
 from flarecli.errors import MissingError, UsageError
 from flarecli.suggest import choose
@@ -19,16 +21,13 @@ from flarecli.units import format_count, format_size, format_time
 if TYPE_CHECKING:
     from flarecli.commands import Inspection, StreamInfo
 
-_PAGE_ROWS = 60  # default number of rows on a page
-_MAX_GAPS = 8  # printed runs of missing shards
-_MISSING_HINT = (
-    "Download the shards again, or pack again with `flare pack … --overwrite`; "
-    "`flare verify --quick` lists all missing shards."
-)
+_GALLERY = 60  # default number of rows on a page
+_HOLES = 8  # maximum lines about missing shards
+_GONE = "Fetch it again, or pack again with `flare pack … --overwrite`; `flare verify --quick` names each."
 
 
 @dataclass(frozen=True)
-class Line(InspectOptions, CommandLine):
+class Line(InspectOptions, BaseLine):
     """The command line."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {
@@ -50,7 +49,7 @@ class Line(InspectOptions, CommandLine):
         Option(
             group="Output",
             metavar="FILE",
-            help="Write an HTML page with plots and --sample rows; - writes to stdout.",
+            help="Write a page with plots and --sample rows, - to stdout.",
         ),
     )
 
@@ -58,8 +57,8 @@ class Line(InspectOptions, CommandLine):
 def command(line: Line) -> int:
     """Describe a dataset: format, rows, shards, bytes, columns, checksums.
 
-    Also prints the program that wrote it and missing shards. Reads only headers, except with
-    --stats, --sample and --html.
+    Also its writer, and missing shards. Reads only headers, except with --stats, --sample and
+    --html.
 
     Without SOURCE, `--cache DIR` lists the files in a cache.
 
@@ -68,20 +67,20 @@ def command(line: Line) -> int:
     from flarecli import commands
 
     if line.html is not None and line.field is not None:
-        raise UsageError("--html and --field exclude each other", hint="Use one of the two.")
-    printer = line.printer()
+        raise UsageError("--html writes a page, --field prints a field", hint="Use one of the two.")
+    printer = Printer(line.as_json, line.quiet, line.verbose)
     if not line.sources:
-        _print_cache(printer, line.cache)
+        _print_kept(printer, line.cache)
         return 0
     options: dict[str, Any] = line.keywords(InspectOptions)
     if line.html is not None:
         options["shards"] = True
-        options["sample"] = _PAGE_ROWS if line.sample is None else line.sample
-    found = commands.inspect(line.sources, progress=ProgressBar(printer), **options)
-    sampled = sum(batch.num_rows for batch in found.sample)
-    if found.asked > sampled:
+        options["sample"] = _GALLERY if line.sample is None else line.sample
+    found = commands.inspect(line.sources, progress=Bar(printer), **options)
+    shown = sum(batch.num_rows for batch in found.sample)
+    if found.asked > shown:
         printer.note(
-            f"the sample has {sampled:,} of {format_count(found.asked, 'requested row')}; `flare cat` prints any number"
+            f"the sample is {format_count(shown, 'row')} of the {found.asked} asked for: `flare cat` gives any number"
         )
     if line.html is not None:
         _write_page(printer, found, line.html)
@@ -90,23 +89,27 @@ def command(line: Line) -> int:
     elif line.as_json:
         printer.json(found.as_json())
     else:
-        printer.line(f"{found.address}: {found.format}, {_totals(found)}")
+        counted = f"{format_count(found.rows, 'row')}, {format_count(found.shards, 'shard')}, {format_size(found.bytes)}"
+        printer.line(f"{found.address}: {found.format}, {counted}")
         if not line.quiet:
-            for stream in found.streams:
-                _print_stream(printer, stream, len(found.streams) > 1)
+            for one in found.streams:
+                _print_stream(printer, one, len(found.streams) > 1)
             if found.sample:
                 printer.line("")
                 output.write(found.sample, printer, "table")
     if found.missing:  # the result is printed, but it is incomplete
-        count = format_count(len(found.missing), "shard")
+        others = len(found.missing) - 1
+        more = (
+            f", nor {'is' if others == 1 else 'are'} {format_count(others, 'other')}"
+            if others
+            else ""
+        )
         raise MissingError(
-            f"missing file; {count} could not be read", where=found.missing[0], hint=_MISSING_HINT
+            f"not there{more}: rows were read from the other shards",
+            where=found.missing[0],
+            hint=_GONE,
         )
     return 0
-
-
-def _totals(of: Inspection | StreamInfo) -> str:
-    return f"{format_count(of.rows, 'row')}, {format_count(of.shards, 'shard')}, {format_size(of.bytes)}"
 
 
 def _write_page(printer: Printer, found: Inspection, address: str) -> None:
@@ -116,7 +119,7 @@ def _write_page(printer: Printer, found: Inspection, address: str) -> None:
 
     data = dataset_page(found).encode()
     if address == "-":
-        binary_stdout().write(data)
+        binary().write(data)
         return
     locate(address).write([data])
     if printer.as_json:
@@ -125,8 +128,8 @@ def _write_page(printer: Printer, found: Inspection, address: str) -> None:
         printer.line(address)
 
 
-def _print_cache(printer: Printer, folder: Address | None) -> None:
-    """List the files in a cache by address."""
+def _print_kept(printer: Printer, folder: Address | None) -> None:
+    """List the files in a cache, by address."""
     if not folder:
         raise UsageError(
             "missing argument 'SOURCE...'", hint="Name a dataset, or a cache with --cache."
@@ -134,34 +137,30 @@ def _print_cache(printer: Printer, folder: Address | None) -> None:
     from flarecli.cache import list_copies
 
     folder = address_text(folder)
-    copies = sorted(list_copies(folder))
-    size = sum(copy.size for copy in copies)
+    found = sorted(list_copies(folder))
+    size = sum(one.size for one in found)
     if printer.as_json:
-        listed = [
+        copies = [
             {
-                "address": copy.address,
-                "part": copy.part,
-                "bytes": copy.size,
-                "idle_s": round(copy.idle_s, 1),
+                "address": one.address,
+                "part": one.part,
+                "bytes": one.size,
+                "idle_s": round(one.idle_s, 1),
             }
-            for copy in copies
+            for one in found
         ]
-        printer.json({"cache": folder, "bytes": size, "copies": listed})
+        printer.json({"cache": folder, "bytes": size, "copies": copies})
         return
-    printer.line(f"{folder}: {format_count(len(copies), 'copy', 'copies')}, {format_size(size)}")
-    if copies and not printer.quiet:
+    printer.line(f"{folder}: {format_count(len(found), 'copy', 'copies')}, {format_size(size)}")
+    if found and not printer.quiet:
         printer.line("")
         printer.table(
             ("address", "part", "bytes", "unused for"),
-            (
-                (copy.address, copy.part, str(copy.size), format_time(copy.idle_s))
-                for copy in copies
-            ),
+            ((one.address, one.part, str(one.size), format_time(one.idle_s)) for one in found),
         )
 
 
 def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:
-    """Print one field: numbers and texts as they are, other values as JSON."""
     if name not in fields:
         raise UsageError(f"unknown field {name!r}", hint=choose(name, fields, "The fields are"))
     value = fields[name]
@@ -171,51 +170,45 @@ def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:
         printer.line(str(value))
 
 
-def _print_stream(printer: Printer, stream: StreamInfo, is_one_of_several: bool) -> None:
-    """Print the facts, columns, statistics and shards of a stream."""
+def _print_stream(printer: Printer, one: StreamInfo, several: bool) -> None:
     printer.line("")
-    if is_one_of_several:
-        printer.line(f"{stream.name}: {stream.format}, {_totals(stream)}")
+    if several:
+        counted = f"{format_count(one.rows, 'row')}, {format_count(one.shards, 'shard')}, {format_size(one.bytes)}"
+        printer.line(f"{one.name}: {one.format}, {counted}")
     sizes = [
-        format_size(size)
-        for size in (stream.smallest, stream.median, stream.largest)
-        if size is not None
+        format_size(size) for size in (one.smallest, one.median, one.largest) if size is not None
     ]
-    gaps = list(stream.holes[:_MAX_GAPS]) or ["none"]
-    if len(stream.holes) > _MAX_GAPS:
-        gaps.append(f"and {len(stream.holes) - _MAX_GAPS} more")
-    facts = [
-        ("compression", stream.compression or "none"),
-        ("checksums", ", ".join(stream.hashes) or "none"),
-        ("writer", stream.writer or "unknown"),
+    known = [
+        ("compression", one.compression or "none"),
+        ("sums", ", ".join(one.hashes) or "none"),
+        ("writer", one.writer or "not said"),
         (
             "shard sizes",
-            f"{' / '.join(sizes)} (smallest, median, largest)" if sizes else "unknown",
+            " / ".join(sizes) + " (smallest, median, largest)" if sizes else "not known",
         ),
-        ("gaps", gaps[0]),
-        *(("", gap) for gap in gaps[1:]),
+        *(("holes" if i == 0 else "", hole) for i, hole in enumerate(one.holes[:_HOLES])),
+        *([("", f"and {len(one.holes) - _HOLES} more")] if len(one.holes) > _HOLES else []),
+        *([] if one.holes else [("holes", "none")]),
     ]
-    for name, text in facts:
+    for name, text in known:
         printer.line(f"{name:12}{text}")
-    types = stream.types()
+    types = one.types()
     printer.table(
         ("column", "encoding", "type"),
-        ((column.name, column.encoding, types[column.name]) for column in stream.columns or ()),
+        ((column.name, column.encoding, types[column.name]) for column in one.columns or ()),
     )
-    if stream.stats:
-        from flarecli import commands
+    if one.stats:
+        from flarecli.report import facts_table
 
-        names, rows = commands.stats_table(stream.stats)
+        names, told = facts_table(one.stats)
         printer.table(
             ("column", *names),
-            ([column, *texts] for column, texts in zip(stream.stats, rows, strict=True)),
+            ([column, *texts] for column, texts in zip(one.stats, told, strict=True)),
         )
-    if stream.shard_list is not None:
-        firsts = accumulate((rows for _, rows, _ in stream.shard_list), initial=0)
+    if one.shard_list is not None:
+        firsts = accumulate((rows for _, rows, _ in one.shard_list), initial=0)
+        shards = zip(one.shard_list, firsts, strict=False)
         printer.table(
             ("shard", "rows", "bytes", "first row"),
-            (
-                [*map(str, shard), str(first)]
-                for shard, first in zip(stream.shard_list, firsts, strict=False)
-            ),
+            ([*map(str, shard), str(first)] for shard, first in shards),
         )

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flarecli.arguments import Option, address_texts, option
-from flarecli.cli.options import Argument, CommandLine
-from flarecli.cli.printer import Printer, ProgressBar
+from flarecli.cli.options import Argument
+from flarecli.cli.options import Line as BaseLine
+from flarecli.cli.printer import Printer
+from flarecli.cli.progress import Bar
 from flarecli.commands.options import PlaylistOptions
 from flarecli.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Line(PlaylistOptions, CommandLine):
+class Line(PlaylistOptions, BaseLine):
     """The command line."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {
@@ -27,7 +29,7 @@ class Line(PlaylistOptions, CommandLine):
     }
 
     check: str | None = option(
-        None, Option(group="Run", metavar="FILE", help="Check a playlist and print findings.")
+        None, Option(group="Run", metavar="FILE", help="Report the faults of a playlist.")
     )
     diff: str | None = option(
         None,
@@ -48,18 +50,18 @@ def command(line: Line) -> int:
     """
     from flarecli import commands
 
-    printer = line.printer()
+    printer = Printer(line.as_json, line.quiet, line.verbose)
     sources = address_texts(line.sources)
     modes = line.changed(("check", "diff", "reindex"))
-    unused = modes[1:] or line.changed(("out", "base", "rebase", "hash", "header", "open"))
-    if modes and unused:
+    others = modes[1:] or line.changed(("out", "base", "rebase", "hash", "header", "open"))
+    if modes and others:
         raise UsageError(
-            f"{modes[0]} writes no playlist; {unused[0]} has no effect",
-            hint=f"Leave {unused[0]} out.",
+            f"{modes[0]} writes no playlist; {others[0]} has no effect",
+            hint=f"Leave {others[0]} out.",
         )
     if line.check is not None:
         if sources:
-            raise UsageError("--check checks one playlist", hint="Remove the other addresses.")
+            raise UsageError("--check takes one playlist", hint="Remove the other addresses.")
         return _check(printer, line, line.check)
     if not sources:
         raise UsageError("missing argument: no source", hint="Run `flare playlist --help`.")
@@ -73,23 +75,22 @@ def command(line: Line) -> int:
         return 0
     if line.diff is not None:
         if len(sources) != 1:
-            raise UsageError("--diff compares one playlist with OTHER", hint="Name one SOURCE.")
-        _print_diff(printer, line, sources[0], line.diff)
+            raise UsageError("--diff compares one playlist with another")
+        _diff(printer, line, sources[0], line.diff)
         return 0
     out = None if line.out == "-" else line.out
     options = {**line.keywords(PlaylistOptions), "out": out}
-    text = commands.playlist(sources, progress=ProgressBar(printer), **options)
+    text = commands.playlist(sources, progress=Bar(printer), **options)
     if line.as_json:
         printer.json({"playlist": out, "text": text} if out is None else {"playlist": out})
-    elif out is None:
-        printer.text(text)
-    else:
+    elif out is not None:
         printer.line(str(out))
+    else:
+        printer.text(text)
     return 0
 
 
 def _check(printer: Printer, line: Line, path: str) -> int:
-    """Print the findings about a playlist and return the exit code."""
     from flarecli import commands
 
     findings = commands.check_playlist(path, line.guard(()))
@@ -108,11 +109,10 @@ def _check(printer: Printer, line: Line, path: str) -> int:
     return 1 if findings else 0
 
 
-def _print_diff(printer: Printer, line: Line, old: str, new: str) -> None:
-    """Print the chunks that a playlist adds, removes or changes."""
+def _diff(printer: Printer, line: Line, one: str, other: str) -> None:
     from flarecli import commands
 
-    changes = commands.diff_playlists(old, new, line.guard(()))
+    changes = commands.diff_playlists(one, other, line.guard(()))
     if line.as_json:
         printer.json(
             {

@@ -9,14 +9,14 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 from flarecli import formats
-from flarecli.arguments import Address, Addresses, Option, Options, address_text, option
+from flarecli.access import CacheOptions, NetworkOptions
+from flarecli.arguments import Address, Addresses, Option, Options, option
 from flarecli.errors import UsageError
 from flarecli.hashes import DEFAULT
-from flarecli.progress import Progress
-from flarecli.units import parse_box, parse_size, parse_time
+from flarecli.units import parse_box, parse_size
 
 if TYPE_CHECKING:
-    from flarecli.storage import Guard, Limits
+    from flarecli.storage import Limits
 
 __all__ = [
     "CatOptions",
@@ -99,137 +99,7 @@ def _compressions() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkOptions(Options):
-    """Limits of transfers, and what data may access."""
-
-    jobs: int | None = option(
-        None,
-        Option(
-            group="Run",
-            flags=("-j",),
-            metavar="N",
-            minimum=1,
-            help="Parallel jobs (default: CPU count, or 32 for downloads).",
-        ),
-    )
-    retries: int = option(
-        8,
-        Option(
-            group="Network and cache",
-            metavar="N",
-            minimum=0,
-            help="Retries of transient errors, per object.",
-        ),
-    )
-    timeout: float | str = option(
-        30.0,
-        Option(
-            group="Network and cache",
-            metavar="TIME",
-            parse=parse_time,
-            takes_text=True,
-            minimum=0,
-            shown="30s",
-            help="Maximum wait for the next byte.",
-        ),
-    )
-    deadline: float | str = option(
-        600.0,
-        Option(
-            group="Network and cache",
-            metavar="TIME",
-            parse=parse_time,
-            takes_text=True,
-            minimum=0,
-            shown="10m",
-            help="Maximum time for one object, retries included.",
-        ),
-    )
-    allow_private: bool = option(
-        False, Option(group="Safety", help="Allow data to name private and loopback addresses.")
-    )
-    allow_host: str | Sequence[str] = option(
-        (),
-        Option(
-            group="Safety",
-            metavar="HOST[:PORT]",
-            is_repeatable=True,
-            help="Allow data to name this private host or network, such as 10.1.0.0/16; repeatable.",
-        ),
-    )
-    allow_local: bool = option(
-        False,
-        Option(
-            group="Safety",
-            help="Allow data to name file://, paths outside its folder and symbolic links.",
-        ),
-    )
-    progress: Progress | None = None
-
-    def limits(self) -> Limits:
-        """Return the limits of transfers."""
-        from flarecli.storage import Limits
-
-        jobs = {} if self.jobs is None else {"jobs": self.jobs}
-        return Limits(
-            retries=self.retries,
-            timeout_s=cast(float, self.timeout),
-            deadline_s=cast(float, self.deadline),
-            **jobs,
-        )
-
-    def guard(self, sources: Sequence[str]) -> Guard:
-        """Return what addresses may access. Origins of `sources`, which the user typed, are
-        allowed.
-
-        Raises UsageError for a value of `allow_host` that is neither a host nor a network.
-        """
-        from flarecli.storage import Guard, with_reach
-
-        guard = Guard(
-            allow_private=self.allow_private, allow_local=self.allow_local, limits=self.limits()
-        )
-        return with_reach(guard, self.allow_host, sources)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CacheOptions(NetworkOptions):
-    cache: Address | None = option(
-        None,
-        Option(
-            group="Network and cache",
-            metavar="DIR",
-            help="Keep downloaded files in this folder and read them from there.",
-        ),
-    )
-    cache_limit: int | str = option(
-        10 * 10**9,
-        Option(
-            group="Network and cache",
-            metavar="SIZE",
-            parse=parse_size,
-            takes_text=True,
-            minimum=0,
-            shown="10GB",
-            help="Maximum size of the cache; the least recently used files are evicted.",
-        ),
-    )
-
-    def guard(self, sources: Sequence[str]) -> Guard:
-        guard = super().guard(sources)
-        if not self.cache:
-            return guard
-        from dataclasses import replace
-
-        from flarecli.cache import Cache
-
-        note = None if self.progress is None else self.progress.note
-        cache = Cache(address_text(self.cache), cast(int, self.cache_limit), note)
-        return replace(guard, keeper=cache)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _DownloadOptions(_CacheOptions):
+class _DownloadOptions(CacheOptions):
     max_object: int | str = option(
         10**9,
         Option(
@@ -632,7 +502,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
 
 
 @dataclass(frozen=True)
-class CatOptions(_CacheOptions, _RowOptions, _FormatOptions, _SeedOptions):
+class CatOptions(CacheOptions, _RowOptions, _FormatOptions, _SeedOptions):
     """Options of `cat`."""
 
     sources: Addresses
@@ -674,7 +544,7 @@ class CatOptions(_CacheOptions, _RowOptions, _FormatOptions, _SeedOptions):
 
 
 @dataclass(frozen=True)
-class InspectOptions(_CacheOptions, _FormatOptions, _SeedOptions):
+class InspectOptions(CacheOptions, _FormatOptions, _SeedOptions):
     """Options of `inspect`."""
 
     sources: Addresses
@@ -700,7 +570,7 @@ class InspectOptions(_CacheOptions, _FormatOptions, _SeedOptions):
 
 
 @dataclass(frozen=True)
-class PlaylistOptions(_CacheOptions):
+class PlaylistOptions(CacheOptions):
     """Options of `playlist`."""
 
     sources: Addresses

@@ -20,19 +20,17 @@ from flarecli.read.resolve import (
 
 if TYPE_CHECKING:
     from flarecli.read import decoders
-    from flarecli.read.batch import Made, Part, Work, parts_of
-    from flarecli.read.dataset import Dataset
-    from flarecli.read.epoch import Run, check_place, parse_state
+    from flarecli.read.batch import Made, Part, Work, batch_rows, parts_of
+    from flarecli.read.dataset import Dataset, open
+    from flarecli.read.epoch import Run, check_place, check_rows, parse_state
     from flarecli.read.fingerprint import listing_checksum
     from flarecli.read.loader import Loader
     from flarecli.read.mixture import Mix, mix
-    from flarecli.read.open_dataset import open
     from flarecli.read.permutation import positions
-    from flarecli.read.protocols import Closable, Rows, check_rows
-    from flarecli.read.selection import parse_rows
-    from flarecli.read.shard_ahead import begun
-    from flarecli.read.shards import Series
-    from flarecli.read.shared_ring import Passed, passed, taken
+    from flarecli.read.protocols import Closable, Rows
+    from flarecli.read.shard_prefetch import start_prefetch
+    from flarecli.read.shards import Series, keep_freed
+    from flarecli.read.table import parse_rows
 
 __all__ = [
     "Closable",
@@ -41,22 +39,21 @@ __all__ = [
     "Made",
     "Mix",
     "Part",
-    "Passed",
     "Rows",
     "Run",
     "Series",
     "Work",
-    "begun",
+    "batch_rows",
     "check_place",
     "check_rows",
     "expand",
+    "keep_freed",
     "listing_checksum",
     "mix",
     "open",
     "parse_rows",
     "parse_state",
     "parts_of",
-    "passed",
     "place_of",
     "places_of",
     "positions",
@@ -65,7 +62,7 @@ __all__ = [
     "read_list",
     "resolve",
     "select_streams",
-    "taken",
+    "start_prefetch",
 ]
 
 _FILES = {
@@ -75,24 +72,23 @@ _FILES = {
     "Made": "batch",
     "Mix": "mixture",
     "Part": "batch",
-    "Passed": "shared_ring",
     "Rows": "protocols",
     "Run": "epoch",
     "Series": "shards",
     "Work": "batch",
-    "begun": "shard_ahead",
+    "batch_rows": "batch",
     "check_place": "epoch",
-    "check_rows": "protocols",
+    "check_rows": "epoch",
     "listing_checksum": "fingerprint",
     "mix": "mixture",
-    "open": "open_dataset",
-    "parse_rows": "selection",
+    "keep_freed": "shards",
+    "open": "dataset",
+    "parse_rows": "table",
     "parse_state": "epoch",
     "parts_of": "batch",
-    "passed": "shared_ring",
     "positions": "permutation",
     "decoders": "decoders",
-    "taken": "shared_ring",
+    "start_prefetch": "shard_prefetch",
 }
 
 

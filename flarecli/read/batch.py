@@ -1,4 +1,4 @@
-"""The work of a loader's worker: read, decode, transform and collate the rows of a batch."""
+"""The work of a loader: cut an epoch into batches; read, decode, transform and collate their rows."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ import numpy as np
 
 from flarecli.errors import FlareError, TransformError
 from flarecli.model import IntArray
-from flarecli.read.gather import Found
-from flarecli.read.protocols import Rows
+from flarecli.read.protocols import LocatedBatches, Order, Rows
 
-__all__ = ["Made", "Part", "Work", "parts_of"]
+__all__ = ["Made", "Part", "Work", "batch_rows", "parts_of"]
 
 _BLOCK_ROWS = 512  # rows whose position in memory is looked up together
+_BLOCK_STEPS = 1 << 14  # approximate number of steps that are mapped to rows at once
 
 
 class Block:
     """Rows of several consecutive batches, int64 [k], which are located in memory together."""
 
     def __init__(self, rows: IntArray) -> None:
-        self.rows, self._is_read = rows, False
-        self._found: tuple[int, Found | None] = 0, None  # the first located row, and the rows
+        self.rows, self._is_read = rows, False  # `_is_read`: rows cannot be located
+        self._first = 0  # index of the first located row
+        self._located: LocatedBatches | None = None
 
     def batch(self, data: Rows, start: int, stop: int) -> dict[str, Any]:
         """Return rows start..stop as one batch. Raises the errors of `Rows.collated`."""
-        first, found = self._found
+        located = self._located
         if not self._is_read and (
-            found is None or not first <= start <= stop <= first + found.rows
+            located is None or not self._first <= start <= stop <= self._first + located.rows
         ):
-            first, found = self._found = start, data.found(self.rows[start:], stop - start)
-            self._is_read = found is None
-        if found is None:
+            located = self._located = data.locate(self.rows[start:], stop - start)
+            self._first, self._is_read = start, located is None
+        if located is None:
             return data.collated(self.rows[start:stop])
-        return found.batch(start - first, stop - first)
+        return located.batch(start - self._first, stop - self._first)
 
 
 class Part(NamedTuple):
@@ -51,6 +52,39 @@ class Part(NamedTuple):
     apart: bool = False
     block: Block | None = None
     start: int = 0
+
+
+def batch_rows(
+    order: Order,
+    start: int,
+    batch: int,
+    *,
+    rank: int,
+    ranks: int,
+    worker: int = 0,
+    workers: int = 1,
+    drop_last: bool = False,
+) -> Iterator[IntArray]:
+    """Yield the rows of consecutive batches, int64 [k]: several batches at once, in order.
+
+    One batch of all ranks is `batch * ranks` steps. Worker w of W makes batches w, w + W, … of its
+    rank.
+
+    start      first step of the run
+    drop_last  leave out batches that are not complete on every rank
+    """
+    whole, stop = batch * ranks, order.rows
+    if drop_last:
+        stop = start + (stop - start) // whole * whole
+    # the steps of a batch of this rank; `range` and `min`, because arguments may exceed int64
+    inside = np.array(range(rank, min(whole, stop), ranks), np.int64)
+    begin, stride = start + worker * whole, workers * whole
+    block = stride  # the first block is one batch, so that it is ready early
+    while begin < stop:
+        firsts = np.arange(begin, min(begin + block, stop), min(stride, stop), dtype=np.int64)
+        steps = (firsts[:, None] + inside).ravel()
+        yield order.at(steps[steps < stop])
+        begin, block = begin + block, max(1, _BLOCK_STEPS // batch) * stride
 
 
 def parts_of(rows: IntArray, batch: int, apart: bool = False) -> Iterator[Part]:
@@ -90,7 +124,7 @@ class Work:
     ) -> None:
         self._data, self._collate, self._key, self._fetches = data, collate, (seed, epoch), fetches
         self._pid, self._is_over = os.getpid(), False  # only this process releases shards
-        self._transforms = [(one, _wants_rng(one)) for one in transforms]
+        self._transforms = [(one, _takes_rng(one)) for one in transforms]
 
     @property
     def is_inline(self) -> bool:
@@ -102,15 +136,14 @@ class Work:
 
     def __call__(self, part: Part) -> Made:
         if self._fetches:  # a range read first would be downloaded again with its shard
-            self._data.have(part.rows, os.getpid() == self._pid)
+            self._data.shards.fetch_rows(part.rows, passing=os.getpid() == self._pid)
             if self._is_over:  # `end` ran before this call added its shards
-                self._data.release_all()
+                self._data.shards.release_all()
         if not part.apart and not self._transforms and self._collate is None:
-            if not self._fetches and part.block is not None:
-                return Made(
-                    part.rows, part.block.batch(self._data, part.start, part.start + len(part.rows))
-                )
-            return Made(part.rows, self._data.collated(part.rows))
+            if self._fetches or part.block is None:
+                return Made(part.rows, self._data.collated(part.rows))
+            stop = part.start + len(part.rows)
+            return Made(part.rows, part.block.batch(self._data, part.start, stop))
         samples = self.samples(part.rows)
         if part.apart or any(len(one) != 1 for one in samples):
             return Made(part.rows, None, samples)
@@ -120,7 +153,7 @@ class Work:
         """Release the shards that prefetched batches keep; a call in flight releases its own."""
         self._is_over = True
         if self._fetches:
-            self._data.release_all()
+            self._data.shards.release_all()
 
     def samples(self, rows: IntArray) -> list[list[Any]]:
         """Return the samples of each row. Raises TransformError, which names the row."""
@@ -130,21 +163,15 @@ class Work:
         ]
 
     def _transformed(self, row: int, sample: Any) -> list[Any]:
-        out = [sample]
-        if not self._transforms:
-            return out
+        samples, rng = [sample], None
         try:
-            rng = (
-                np.random.default_rng((*self._key, row))
-                if any(wants for _, wants in self._transforms)
-                else None
-            )
-            for transform, wants in self._transforms:
-                out = [
-                    one
-                    for given in out
-                    for one in _several(transform(given, rng=rng) if wants else transform(given))
+            if any(takes_rng for _, takes_rng in self._transforms):
+                rng = np.random.default_rng((*self._key, row))
+            for transform, takes_rng in self._transforms:
+                results = [
+                    transform(one, rng=rng) if takes_rng else transform(one) for one in samples
                 ]
+                samples = [one for result in results for one in _several(result)]
         except Exception as error:
             message = (
                 error.message
@@ -152,18 +179,19 @@ class Work:
                 else f"{type(error).__name__}: {error}"
             )
             raise TransformError(f"the transform failed: {message}", row=row) from error
-        return out
+        return samples
 
     def collated(self, samples: list[Any]) -> Any:
         """Collate samples into a batch."""
         return self._data.collate(samples) if self._collate is None else self._collate(samples)
 
 
-def _several(made: Any) -> Iterable[Any]:
-    return made if isinstance(made, list) or inspect.isgenerator(made) else [made]
+def _several(result: Any) -> Iterable[Any]:
+    """Return the samples of a transform's result: a sample, a list or a generator."""
+    return result if isinstance(result, list) or inspect.isgenerator(result) else [result]
 
 
-def _wants_rng(transform: Callable[..., Any]) -> bool:
+def _takes_rng(transform: Callable[..., Any]) -> bool:
     try:
         return "rng" in inspect.signature(transform).parameters
     except (TypeError, ValueError):  # a builtin

@@ -1,4 +1,4 @@
-"""Dataset: random access, batches, selections and epochs over the rows of one or more streams."""
+"""Open a dataset: random access, batches, selections and epochs over the rows of its streams."""
 
 from __future__ import annotations
 
@@ -13,20 +13,29 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings, sql
-from flarecli.arguments import checked, name_list, shown, whole
+from flarecli.access import CacheOptions
+from flarecli.arguments import (
+    Address,
+    Addresses,
+    address_texts,
+    checked,
+    name_list,
+    shown,
+    whole,
+)
 from flarecli.encodings import BINARY
 from flarecli.errors import UsageError, ValueFitError
-from flarecli.model import Columns, Cursor, IntArray, Playlist, Row, Sample, Stream
+from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
 from flarecli.read.decode import Decoder, How, NotDecoded, collated, stacked
-from flarecli.read.epoch import WINDOW, Run, beginning
+from flarecli.read.epoch import WINDOW, Data
 from flarecli.read.epoch_order import Epoch
-from flarecli.read.gather import Found
-from flarecli.read.protocols import Data
+from flarecli.read.protocols import LocatedBatches
+from flarecli.read.resolve import resolve, select_streams
 from flarecli.read.shards import Series
-from flarecli.read.table import Joined, numbers_of
+from flarecli.read.table import Shards, Table, row_numbers
 from flarecli.suggest import choose
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "open"]
 
 ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
@@ -54,7 +63,7 @@ class Dataset(Data):
                 "playlist contains no streams",
                 where=playlists[0].at if playlists and playlists[0].at else "",
             )
-        self._table = Joined(series)
+        self._table = Table(series)
         self.columns: Columns = self._table.columns
         self.exact = pa.schema([encodings.field(column) for column in self.columns])
         self._encodings = {
@@ -101,26 +110,27 @@ class Dataset(Data):
             if sample is not None:
                 return sample
         if isinstance(index, (int, np.integer)):
-            return self._decoded([int(index)])[0]
+            return self.__getitems__([int(index)])[0]
         if isinstance(index, slice):
-            return self._decoded(self._sliced(index))
+            return self.__getitems__(self._sliced(index))
         if isinstance(index, (np.generic, SupportsIndex)) and np.asarray(index).ndim == 0:
-            return self._decoded(numbers_of([np.asarray(index).item()]))[
-                0
-            ]  # a numpy or torch scalar
-        return self._decoded(index)
+            scalar = np.asarray(index).item()  # of numpy or torch
+            return self.__getitems__([scalar])[0]
+        return self.__getitems__(index)
 
     def _compile(self) -> ReadSample:
         """Return a fast reader of one sample of a mapped shard.
 
-        It returns None for rows that `_decoded` must read. If decoding fails, it also returns None,
-        and `_decoded` reports the row and the column.
+        It returns None for rows that `__getitems__` must read. If decoding fails, it also returns
+        None, and `__getitems__` reports the row and the column.
         """
         series, columns = self._table.series[0], self._chosen
         edges, position, count = series.edges, bisect_right, len(self)
         readers = series.row_readers(columns)
-        compiled = [(name, one.compiled()) for name, one in self._decoders.items()]
-        decoders = [(name, decode) for name, decode in compiled if decode is not None]
+        decoders = []
+        for name, one in self._decoders.items():
+            if (decode := one.compiled()) is not None:
+                decoders.append((name, decode))
 
         def read_sample(row: int) -> Sample | None:
             i = position(edges, row) - 1
@@ -137,9 +147,8 @@ class Dataset(Data):
                 return sample
             return None
 
-        direct: ReadSample = read_sample if self._table.is_plain else lambda row: None
-        self._read_sample = direct
-        return direct
+        self._read_sample = read_sample if self._table.is_whole else lambda row: None
+        return self._read_sample
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_read_sample": None}
@@ -154,21 +163,14 @@ class Dataset(Data):
             ) from None
 
     def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]:
-        return self._decoded(indices)
-
-    def _decoded(self, indices: Sequence[int] | IntArray) -> list[Sample]:
         rows, names = self.rows(indices), list(self._decoders)
-        if len(rows) == 1:  # fast path; errors are raised by the slow path, with row and column
-            with contextlib.suppress(Exception):
-                return [
-                    {name: decoder.value(rows[0][name]) for name, decoder in self._decoders.items()}
-                ]
+        if not names:
+            return [{} for _ in rows]
+        if len(rows) == 1:  # faster than by columns
+            with contextlib.suppress(Exception):  # `_values` below reports the row and the column
+                return [{name: one.value(rows[0][name]) for name, one in self._decoders.items()}]
         values = [self._values(name, [row[name] for row in rows], indices) for name in names]
-        return (
-            [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)]
-            if names
-            else [{} for _ in rows]
-        )
+        return [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)]
 
     def _values(
         self, name: str, data: Sequence[Any], indices: Sequence[int] | IntArray
@@ -187,20 +189,18 @@ class Dataset(Data):
         try:
             stored = self._table.read_columns(indices, self._chosen)
         except TypeError:
-            numbers_of(indices)  # raises UsageError for an invalid list
+            row_numbers(indices)  # raises UsageError for an invalid list
             raise
         return self._batch(stored, indices)
 
-    def found(self, rows: IntArray, least: int) -> Found | None:
+    def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
         """Locate the first rows of int64 [k] in memory: at least `least`, or None."""
-        stock = self._table.stock(rows, least, self._chosen)
-        return (
-            None
-            if stock is None
-            else Found(
-                stock.rows,
-                lambda start, stop: self._batch(stock.columns(start, stop), rows[start:stop]),
-            )
+        located = self._table.locate(rows, least, self._chosen)
+        if located is None:
+            return None
+        return LocatedBatches(
+            located.rows,
+            lambda start, stop: self._batch(located.columns(start, stop), rows[start:stop]),
         )
 
     def _batch(
@@ -241,9 +241,9 @@ class Dataset(Data):
         """
         if ranges is None or (isinstance(ranges, Mapping) and not ranges):
             return self[row]
-        wanted = {name: (one.start, one.stop) for name, one in self._checked(ranges).items()}
-        found = self._table.read([row], self._chosen, wanted)[0]
-        values = {name: self._values(name, [found[name]], [row])[0] for name in self._decoders}
+        bounds = {name: (one.start, one.stop) for name, one in self._checked(ranges).items()}
+        encoded = self._table.read([row], self._chosen, bounds)[0]
+        values = {name: self._values(name, [encoded[name]], [row])[0] for name in self._decoders}
         return {
             name: value[:: ranges[name].step] if name in ranges else value
             for name, value in values.items()
@@ -470,27 +470,6 @@ class Dataset(Data):
     # -- epochs
 
     @checked
-    def run(
-        self,
-        seed: int = 0,
-        epoch: int = 0,
-        order: str = "shuffle",
-        rank: int = 0,
-        ranks: int = 1,
-        cursor: Cursor | None = None,
-        window: int = WINDOW,
-    ) -> Run:
-        """Return an iterator over the samples of one rank in an epoch; see `Run`.
-
-        order   `shuffle`: a permutation of all rows; `windows`: shuffled chunks, with the rows of
-                `window` chunks mixed, for remote data; `sequential`
-        cursor  resume at the `cursor` of another run, with any number of ranks; it sets seed,
-                epoch, order and window
-        raises  UsageError for an invalid rank or order, and for a cursor of other data
-        """
-        return Run(self, beginning(seed, epoch, order, window, cursor), rank, ranks)
-
-    @checked
     def order(self, seed: int, epoch: int, order: str, window: int = WINDOW) -> Epoch:
         """Return the order of an epoch. Raises UsageError for an unknown order."""
         return Epoch(np.asarray(self.edges), seed, epoch, order, window)
@@ -506,54 +485,9 @@ class Dataset(Data):
             one.load()
 
     @property
-    def room(self) -> int:
-        """Cache bytes available for prefetched shards; 0 without a cache."""
-        return min(one.room for one in self._table.series)
-
-    @property
-    def stored(self) -> int:
-        """Total bytes of the shards as listed; -1 if a size is not listed."""
-        sizes = [one.stored for one in self._table.series]
-        return -1 if min(sizes) < 0 else sum(sizes)
-
-    def expect(self, together: int) -> None:
-        """Announce that most rows will be read: mapped shards then use large pages.
-
-        together  bytes of all data that will be read; large pages are used if they fit into memory
-        """
-        if 2 * len(self) >= self._table.series[0].rows:
-            for one in self._table.series:
-                one.expect(together)
-
-    def weight(self, start: int, stop: int) -> int:
-        """Return the listed bytes of the shards of rows start..stop."""
-        return sum(one.weight(i) for one, chunks in self._table.spans(start, stop) for i in chunks)
-
-    def fetch(self, start: int, stop: int) -> None:
-        """Download the shards of rows start..stop into the cache, or into memory until `release`."""
-        for one, chunks in self._table.spans(start, stop):
-            for i in chunks:
-                one.fetch(i, passing=True)
-
-    def have(self, rows: IntArray, passing: bool = False) -> None:
-        """Download the shards of these rows, int64 [k], into the cache.
-
-        passing  keep shards that the cache cannot keep in memory until `release`, like `fetch`
-        """
-        for one, chunks in self._table.holding(rows):
-            for i in chunks:
-                one.fetch(i, passing)
-
-    def release(self, start: int, stop: int) -> None:
-        """Release the shards of rows start..stop: memory, and cached copies that were evicted."""
-        for one, chunks in self._table.spans(start, stop):
-            for i in chunks:
-                one.passed(i)
-
-    def release_all(self) -> None:
-        """Release all shards that runs keep in memory."""
-        for one in self._table.series:
-            one.pass_all()
+    def shards(self) -> Shards:
+        """The shards of all streams, to prefetch and release them."""
+        return Shards([(0, self._table)])
 
     @checked
     def batches(
@@ -596,3 +530,56 @@ def _of_size(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.Record
             count += batch.num_rows
     if held:
         yield pa.concat_batches(held)
+
+
+@checked
+def open(
+    sources: Addresses,
+    *,
+    format: str | None = None,
+    streams: Sequence[str] = (),
+    retries: int = 8,
+    timeout: float | str = 30.0,
+    deadline: float | str = 600.0,
+    allow_private: bool = False,
+    allow_local: bool = False,
+    allow_host: str | Sequence[str] = (),
+    allow_pickle: bool = False,
+    maps: bool = True,
+    decode: Mapping[str, How] | None = None,
+    cache: Address | None = None,
+    cache_limit: int | str = "10GB",
+) -> Dataset:
+    """Open the dataset at one or several addresses; several are concatenated.
+
+    sources       playlists, MDS folders, shards or folders of files; local, HTTP(S) or in a bucket;
+                  globs, braces and pathlib paths are allowed
+    streams       names of the streams to read; streams of equal length are joined by column
+    retries       retries of transient errors, per object
+    timeout       maximum wait for the next byte: seconds, or a text such as `30s`
+    deadline      maximum time for one object, retries included: seconds, or a text such as `10m`
+    allow_private the data may name private and loopback addresses
+    allow_local   the data may name file://, paths outside its folder and symbolic links
+    allow_host    private hosts and networks that the data may name, such as `10.0.0.7:8080` or
+                  `10.1.0.0/16`
+    allow_pickle  decode `pkl` columns; this runs code that the data contains
+    maps          pass False if files may be truncated while they are read
+    decode        column -> False for the stored bytes, or a function of them; see `Dataset.decoded`
+    cache         folder that caches downloads, with at most `cache_limit` bytes: a number or `10GB`
+    raises        MissingError, FormatError, UnsafeError, UnfinishedError: see `resolve`
+    """
+    options = CacheOptions(
+        retries=retries,
+        timeout=timeout,
+        deadline=deadline,
+        allow_private=allow_private,
+        allow_local=allow_local,
+        allow_host=allow_host,
+        cache=cache,
+        cache_limit=cache_limit,
+    )
+    addresses = address_texts(sources)
+    guard = options.guard(addresses)
+    playlists = resolve(addresses, format=format, guard=guard, maps=maps)
+    data = Dataset(select_streams(playlists, streams), playlists, allow_pickle)
+    return data.decoded(decode) if decode else data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -43,11 +44,9 @@ class Decoder:
     def dtype(self) -> str | None:
         """The numpy dtype of a batch of its values if they are numbers, else None."""
         kind = self.encoding
-        return (
-            None
-            if self.how is not True or kind.size is None or kind.arrow.equals(BINARY)
-            else np.dtype(kind.arrow.to_pandas_dtype()).name
-        )
+        if self.how is not True or kind.size is None or kind.arrow.equals(BINARY):
+            return None
+        return str(np.dtype(kind.arrow.to_pandas_dtype()))
 
     @property
     def copies(self) -> bool:
@@ -76,17 +75,13 @@ class Decoder:
             if self.encoding.name == "bytes":
                 return list(data)
             if self.encoding.name == "str":
-                try:
+                # in case of an error, decoding one value at a time reports the position
+                with contextlib.suppress(UnicodeDecodeError, AttributeError):
                     return [one.decode() for one in data]
-                except (
-                    UnicodeDecodeError,
-                    AttributeError,
-                ):  # decoding one at a time reports the position
-                    pass
         return [self._value(one, at) for at, one in enumerate(data)]
 
     def value(self, data: Any) -> Any:
-        """Give one Python value; None stays None. Raises what decoding it raises."""
+        """Return one Python value; None stays None. Raises the errors of its decoder."""
         if data is None or self.how is False:
             return data
         return (
@@ -112,29 +107,25 @@ class Decoder:
             raise NotDecoded(at, ValueFitError(f"{type(error).__name__}: {error}")) from error
 
     def array(self, data: Sequence[Any]) -> Any:
-        """Give numbers, or arrays of the one shape that the encoding names, as one array [rows, …]
-        that owns its bytes; None of anything else.
+        """Return numbers, or arrays of one shape, as one array [rows, …]; None for other values.
 
-        data  bytes of each, or voids in one array, over whose memory the values then lie
+        data  bytes of each value: the array owns a copy; or an array of voids: the array is a view
         """
         kind, size = self.encoding, self.encoding.size
         if self.how is not True or size is None or not self._is_stacked:
             return None
+        dtype = kind.dtype or kind.arrow.to_pandas_dtype()
         if isinstance(data, np.ndarray):
-            if data.itemsize != size:
+            array = data.view(dtype) if data.itemsize == size else None
+        else:
+            try:
+                joined = bytearray().join(data)
+            except TypeError:  # a null
                 return None
-            return data.view(kind.dtype or kind.arrow.to_pandas_dtype()).reshape(
-                len(data), *kind.shape
-            )
-        try:
-            joined = bytearray().join(data)
-        except TypeError:  # a null
-            return None
-        if len(joined) != size * len(data) or set(map(len, data)) - {size}:
-            return None  # decoding one at a time reports the position
-        return np.frombuffer(joined, kind.dtype or kind.arrow.to_pandas_dtype()).reshape(
-            len(data), *kind.shape
-        )
+            is_valid = len(joined) == size * len(data) and not set(map(len, data)) - {size}
+            array = np.frombuffer(joined, dtype) if is_valid else None
+        # for invalid sizes, decoding one value at a time reports the position
+        return None if array is None else array.reshape(len(data), *kind.shape)
 
 
 def collated(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 
-from flarecli.arguments import shown, whole
+from flarecli.arguments import checked, shown, whole
 from flarecli.errors import UsageError
 from flarecli.model import Cursor, Sample
-from flarecli.read.protocols import Order, Rows
-from flarecli.read.shard_ahead import begun
+from flarecli.read.protocols import Closable, Order, Rows
+from flarecli.read.shard_prefetch import start_prefetch
 
-__all__ = ["WINDOW", "Run", "beginning", "check_place", "parse_state"]
+__all__ = ["DATASET_HINT", "WINDOW", "Data", "Run", "check_place", "check_rows", "parse_state"]
 
+DATASET_HINT = "Pass a dataset that flare.open or flare.mix returned."
 _NO_CHECKSUM = "saved by an earlier version of flare, without the checksum of its data"
 
 WINDOW = 8  # default number of chunks whose rows are mixed
@@ -22,9 +24,7 @@ _BLOCK = 1 << 14  # steps that are mapped to rows at once
 _READ_ROWS = 64  # rows that are read at once
 
 
-def beginning(
-    seed: int, epoch: int, order: str, window: int, cursor: Cursor | None = None
-) -> Cursor:
+def _start(seed: int, epoch: int, order: str, window: int, cursor: Cursor | None = None) -> Cursor:
     """Return the cursor at which a run starts: the start of an epoch, or the given cursor.
 
     raises  UsageError for an invalid cursor, and if the other arguments differ from the cursor's
@@ -32,39 +32,38 @@ def beginning(
     if cursor is None:
         return Cursor(seed, epoch, 0, order, window=window)
     try:
-        seed_, epoch_, step_ = whole(cursor.seed), whole(cursor.epoch), whole(cursor.step)
         place = Cursor(
-            seed_,
-            epoch_,
-            step_,
+            whole(cursor.seed),
+            whole(cursor.epoch),
+            whole(cursor.step),
             cursor.order,
             None if cursor.rows is None else whole(cursor.rows),
             window if cursor.window is None else whole(cursor.window),
-            _text(cursor.checksum),
+            _checked_text(cursor.checksum),
         )
     except TypeError:
         raise UsageError(
             f"invalid cursor: {shown(cursor)}",
             hint="Pass integers: flare.Cursor(seed, epoch, step, order).",
         ) from None
-    for name, given, default, saved in (
+    for name, value, default, saved in (
         ("seed", seed, 0, place.seed),
         ("epoch", epoch, 0, place.epoch),
         ("order", order, "shuffle", place.order),
         ("window", window, WINDOW, place.window),
     ):
-        if given not in (default, saved) and (name != "window" or place.order == "windows"):
+        if value not in (default, saved) and (name != "window" or place.order == "windows"):
             raise UsageError(
-                f"{name} is {given!r:.60}, the cursor's is {saved!r:.60}",
+                f"{name} is {value!r:.60}, the cursor's is {saved!r:.60}",
                 hint=f"Leave {name} out: the cursor sets it.",
             )
     return place
 
 
-def _text(given: Any) -> str | None:
-    if given is not None and not isinstance(given, str):
+def _checked_text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
         raise TypeError
-    return given
+    return value
 
 
 def parse_state(
@@ -77,19 +76,19 @@ def parse_state(
     """
     texts = ("order", "checksum")
     try:
-        found = {key: state[key] if key in texts else whole(state[key]) for key in state}
+        values = {key: state[key] if key in texts else whole(state[key]) for key in state}
     except (TypeError, IndexError):
-        found = {}
-    if found.keys() == keys - {"checksum"}:
+        values = {}
+    if values.keys() == keys - {"checksum"}:
         raise UsageError(
             _NO_CHECKSUM,
             hint='If the data has not changed, add it: state | {"checksum": data.checksum}.',
         )
-    if found.keys() != keys or not all(isinstance(found[name], str) for name in texts):
+    if values.keys() != keys or not all(isinstance(values[name], str) for name in texts):
         raise UsageError(
-            f"not a state that {owner} saved", hint=f"Pass what its {method}() returned."
+            f"not a state that {owner} saved", hint=f"Pass the result of its {method}()."
         )
-    return found
+    return values
 
 
 def check_place(data: Rows, rows: int, place: Cursor) -> None:
@@ -128,6 +127,37 @@ def check_place(data: Rows, rows: int, place: Cursor) -> None:
     )
 
 
+class Data(Closable):
+    """The base class of Dataset and Mix, which implement `Rows`."""
+
+    @checked
+    def run(
+        self: Rows,
+        seed: int = 0,
+        epoch: int = 0,
+        order: str = "shuffle",
+        rank: int = 0,
+        ranks: int = 1,
+        cursor: Cursor | None = None,
+        window: int = WINDOW,
+    ) -> Run:
+        """Return an iterator over the samples of one rank in an epoch; see `Run`.
+
+        order   `shuffle`: a permutation of all rows; `windows`: shuffled chunks, with the rows of
+                `window` chunks mixed, for remote data; `sequential`
+        cursor  resume at the `cursor` of another run, with any number of ranks; it sets seed,
+                epoch, order and window
+        raises  UsageError for an invalid rank or order, and for a cursor of other data
+        """
+        return Run(self, _start(seed, epoch, order, window, cursor), rank, ranks)
+
+
+def check_rows(data: object) -> None:
+    """Raise UsageError unless `data` is a Dataset or a Mix."""
+    if not isinstance(data, Data):
+        raise UsageError(f"expected a dataset, got {shown(data)}", hint=DATASET_HINT)
+
+
 class Run:
     """An iterator over the samples of one rank, in order. `cursor` is the current position.
 
@@ -150,7 +180,7 @@ class Run:
         )
         check_place(data, self._epoch.rows, cursor)
         self._data = data
-        self._begun, self._given, self._place = cursor.step + rank, 0, cursor
+        self._start, self._first, self._count = cursor, cursor.step + rank, 0
         self._samples = _read(data, self._epoch, cursor, rank, ranks)
 
     @property
@@ -158,17 +188,8 @@ class Run:
         """The current position, if every rank has read as many samples: k samples are k * ranks
         steps.
         """
-        start = self._place
-        step = min(self._epoch.rows, start.step + self._given * self._ranks)
-        return Cursor(
-            start.seed,
-            start.epoch,
-            step,
-            start.order,
-            self._epoch.rows,
-            start.window,
-            self._data.checksum,
-        )
+        step = min(self._epoch.rows, self._start.step + self._count * self._ranks)
+        return replace(self._start, step=step, rows=self._epoch.rows, checksum=self._data.checksum)
 
     def __repr__(self) -> str:
         at = self.cursor
@@ -186,28 +207,28 @@ class Run:
 
     def __next__(self) -> Sample:
         sample = next(self._samples)
-        self._given += 1
+        self._count += 1
         return sample
 
     def __len__(self) -> int:
         """Return the number of samples left on this rank."""
-        return max(0, -(-(self._epoch.rows - self._begun) // self._ranks) - self._given)
+        return max(0, -(-(self._epoch.rows - self._first) // self._ranks) - self._count)
 
 
 def _read(data: Rows, order: Order, place: Cursor, rank: int, ranks: int) -> Iterator[Sample]:
     """Yield the samples; prefetching ends with the generator."""
-    fetching, block = begun(data, order, place, ranks), _BLOCK * ranks
+    prefetch, block = start_prefetch(data, order, place, ranks), _BLOCK * ranks
     try:
         for first in range(place.step + rank, order.rows, block):
             steps = np.arange(first, min(first + block, order.rows), ranks, dtype=np.int64)
             rows = order.at(steps)
             for start in range(0, len(rows), _READ_ROWS):
                 some = rows[start : start + _READ_ROWS]
-                if fetching:
-                    fetching.reached(int(steps[start]))
-                    data.have(some, passing=True)
+                if prefetch:
+                    prefetch.reached(int(steps[start]))
+                    data.shards.fetch_rows(some, passing=True)
                 yield from data.__getitems__(some)
     finally:
-        if fetching:
-            fetching.close()
-            data.release_all()
+        if prefetch:
+            prefetch.close()
+            data.shards.release_all()

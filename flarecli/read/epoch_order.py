@@ -31,7 +31,7 @@ class Epoch:
     raises  UsageError for an unknown order or a window below 1
     """
 
-    beside = 1
+    parallel_windows = 1
 
     def __init__(self, edges: IntArray, seed: int, epoch: int, order: str, window: int) -> None:
         if order not in ORDERS:

@@ -9,22 +9,19 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-
 from flarecli.arguments import checked
 from flarecli.errors import UsageError
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
-from flarecli.read.batch import Made, Part, Work, parts_of
+from flarecli.read.batch import Made, Part, Work, batch_rows, parts_of
 from flarecli.read.decode import How
-from flarecli.read.epoch import WINDOW, check_place, parse_state
+from flarecli.read.epoch import WINDOW, check_place, check_rows, parse_state
 from flarecli.read.process_pool import Process, close_all
-from flarecli.read.protocols import Closable, Order, Rows, check_rows
-from flarecli.read.shard_ahead import begun
+from flarecli.read.protocols import Closable, Order, Rows
+from flarecli.read.shard_prefetch import start_prefetch
 
 __all__ = ["Loader"]
 
-_BLOCK = 1 << 14  # approximate number of steps that are mapped to rows at once
 _MAX_WORKERS = 1 << 16
 _KEYS = {"seed", "epoch", "step", "order", "window", "rows", "ranks", "skip", "checksum"}
 
@@ -88,13 +85,8 @@ class Loader(Closable):
         if not 0 <= rank < ranks:
             raise UsageError(f"rank {rank} of {ranks}: expected a rank below the number of ranks")
         self.data = data.decoded(decode) if decode else data
-        self.batch, self.workers, self.rank, self.ranks, self.drop_last = (
-            batch,
-            workers,
-            rank,
-            ranks,
-            drop_last,
-        )
+        self.batch, self.workers, self.drop_last = batch, workers, drop_last
+        self.rank, self.ranks = rank, ranks
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._collate, self._processes, self._start = collate, processes, start
         self._ahead = ahead or workers + 2  # few, so that the allocator reuses the memory
@@ -111,38 +103,27 @@ class Loader(Closable):
     @property
     def cursor(self) -> Cursor:
         """The current position, if every rank has read as many batches."""
-        place = self._place
-        return Cursor(
-            place.seed,
-            place.epoch,
-            place.step,
-            place.order,
-            self._order().rows,
-            self._window,
-            self.data.checksum,
-        )
+        rows, checksum = self._order().rows, self.data.checksum
+        return replace(self._place, rows=rows, window=self._window, checksum=checksum)
 
     def __repr__(self) -> str:
-        at = self._place
-        place = (
-            f"seed {at.seed}, epoch {at.epoch}, step {at.step} of {self._order().rows}, {at.order}"
-        )
+        at, rows = self._place, self._order().rows
+        place = f"seed {at.seed}, epoch {at.epoch}, step {at.step} of {rows}, {at.order}"
         return f"<Loader: {len(self)} batches of {self.batch} left, {place}>"
 
     def __len__(self) -> int:
         """Return the number of batches left in this epoch, if each row is one sample."""
-        left = self._order().rows - self._place.step
-        return (
-            left // (self.batch * self.ranks)
-            if self.drop_last
-            else -(-max(0, left - self.rank) // (self.batch * self.ranks))
-        )
+        left, whole = self._order().rows - self._place.step, self.batch * self.ranks
+        return left // whole if self.drop_last else -(-max(0, left - self.rank) // whole)
 
     def save(self) -> dict[str, Any]:
         """Return the position after the last batch as a dict of integers and strings."""
         place = self._place
-        known = {"seed": place.seed, "epoch": place.epoch, "step": place.step, "order": place.order}
-        return known | {
+        return {
+            "seed": place.seed,
+            "epoch": place.epoch,
+            "step": place.step,
+            "order": place.order,
             "window": self._window,
             "rows": self._order().rows,
             "ranks": self.ranks,
@@ -205,32 +186,25 @@ class Loader(Closable):
         if self._loop != loop:
             return
         order, place = self._order(), self._place
-        fetching = begun(self.data, order, place, self.ranks)
-        work = Work(
-            self.data,
-            self._transforms,
-            self._collate,
-            place.seed,
-            place.epoch,
-            fetching is not None,
-        )
-        # samples that are not in a batch yet, with the position after each: rows, samples of the
-        # row
+        prefetch = start_prefetch(self.data, order, place, self.ranks)
+        fetches = prefetch is not None
+        work = Work(self.data, self._transforms, self._collate, place.seed, place.epoch, fetches)
+        # samples that are not in a batch yet, and the position after each: rows, samples of the row
         held: deque[tuple[Any, int, int]] = deque()
         try:
             flow, close = self._flow(work, self._parts(order, place.step, self._skip, held))
         except BaseException:
-            if fetching:
-                fetching.close()
+            if prefetch:
+                prefetch.close()
             raise
         rows, skip = 0, self._skip
         try:
             for made in flow:
-                if fetching:
-                    fetching.reached(self._place.step)
+                if prefetch:
+                    prefetch.reached(self._place.step)
                 if made.samples is None and not held and not skip:
                     rows += len(made.rows)
-                    yield self._given(made.batch, place, rows, 0, order.rows)
+                    yield self._moved(made.batch, place, rows, 0, order.rows)
                 else:
                     several = work.samples(made.rows) if made.samples is None else made.samples
                     for row, samples in zip(made.rows, several, strict=True):
@@ -255,31 +229,30 @@ class Loader(Closable):
             if self._loop == loop:
                 self._place, self._skip = Cursor(place.seed, place.epoch + 1, 0, place.order), 0
         finally:
-            if fetching:
-                fetching.close()
+            if prefetch:
+                prefetch.close()
             close()
             work.end()
 
     def _parts(self, order: Order, first: int, skip: int, held: Sequence[Any]) -> Iterator[Part]:
         """Yield the rows of each batch of this rank."""
-        stop, whole = order.rows, self.batch * self.ranks
-        if self.drop_last:
-            stop = first + (stop - first) // whole * whole
-        start, max_block = first + self.rank, max(1, _BLOCK // self.batch) * whole
-        block = whole  # the first block is one batch, so that it is ready early
-        while start < stop:
-            rows = order.at(np.arange(start, min(start + block, stop), self.ranks, dtype=np.int64))
+        for rows in batch_rows(
+            order,
+            first,
+            self.batch,
+            rank=self.rank,
+            ranks=self.ranks,
+            drop_last=self.drop_last,
+        ):
             for part in parts_of(rows, self.batch):
                 yield part._replace(apart=True) if held or skip else part
                 skip = 0
-            start, block = start + block, max_block
 
     def _flow(self, work: Work, parts: Iterator[Part]) -> tuple[Iterator[Made], Callable[[], None]]:
         """Start the workers; return the batches in order, and a function that ends the workers."""
         workers = 0 if not self._processes and work.is_inline else self.workers
-        max_items = (
-            max(self._ahead, workers) + 1 if workers else 1
-        )  # one more: the batch that is being taken
+        # one more than the batches made ahead: the batch that is being taken
+        max_items = max(self._ahead, workers) + 1 if workers else 1
         if not workers or not self._processes:
             flow = ordered_map(work, parts, workers=workers, max_items=max_items)
             return flow, flow.close
@@ -301,8 +274,8 @@ class Loader(Closable):
             finally:
                 idle.put(process)
 
-        whole = (part._replace(block=None) for part in parts)
-        flow = ordered_map(call, whole, workers=workers, max_items=max_items)
+        plain = (part._replace(block=None) for part in parts)  # a block cannot be pickled
+        flow = ordered_map(call, plain, workers=workers, max_items=max_items)
 
         def close() -> None:
             flow.close()
@@ -310,15 +283,18 @@ class Loader(Closable):
 
         return flow, close
 
-    def _given(self, batch: Any, place: Cursor, rows: int, skip: int, end: int) -> Any:
-        self._place, self._skip = (
-            Cursor(place.seed, place.epoch, min(end, place.step + rows * self.ranks), place.order),
-            skip,
-        )
+    def _moved(self, batch: Any, place: Cursor, rows: int, skip: int, end: int) -> Any:
+        """Set the position after a batch, and return the batch.
+
+        rows, skip  rows of this rank since `place`, and samples of the next row
+        end         the number of steps of the epoch
+        """
+        self._place = replace(place, step=min(end, place.step + rows * self.ranks))
+        self._skip = skip
         return batch
 
     def _joined(
         self, work: Work, held: deque[tuple[Any, int, int]], place: Cursor, end: int
     ) -> Any:
         taken = [held.popleft() for _ in range(min(self.batch, len(held)))]
-        return self._given(work.collated([one for one, _, _ in taken]), place, *taken[-1][1:], end)
+        return self._moved(work.collated([one for one, _, _ in taken]), place, *taken[-1][1:], end)

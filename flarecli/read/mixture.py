@@ -16,14 +16,14 @@ import numpy as np
 
 from flarecli.arguments import checked, number, shown
 from flarecli.errors import RowsError, UsageError
-from flarecli.model import Cursor, IntArray, Sample
+from flarecli.model import IntArray, Sample
 from flarecli.read.dataset import Dataset
 from flarecli.read.decode import How, collated, stacked
-from flarecli.read.epoch import WINDOW, Run, beginning
+from flarecli.read.epoch import DATASET_HINT, Data
 from flarecli.read.fingerprint import checksum_of
 from flarecli.read.permutation import positions
-from flarecli.read.protocols import DATASET_HINT, Data, Order
-from flarecli.read.table import numbers_of
+from flarecli.read.protocols import Order
+from flarecli.read.table import Shards, row_numbers
 
 __all__ = ["Mix", "mix"]
 
@@ -56,16 +56,9 @@ class Mix(Data):
         for part in parts if isinstance(parts, Sequence) else [parts]:
             if not isinstance(part, Dataset):
                 raise UsageError(f"expected a dataset, got {shown(part)}", hint=DATASET_HINT)
-        weights = (
-            list(weights)
-            if isinstance(weights, (Sequence, np.ndarray)) and np.ndim(weights)
-            else []
-        )
-        if (
-            not parts
-            or len(parts) != len(weights)
-            or not all(_is_weight(weight) for weight in weights)
-        ):
+        is_list = isinstance(weights, (Sequence, np.ndarray)) and np.ndim(weights) > 0
+        weights = list(weights) if is_list else []
+        if not parts or len(parts) != len(weights) or not all(map(_is_weight, weights)):
             raise UsageError(
                 "expected datasets, each with a weight above 0",
                 hint="Pass them as in flare.mix({a: 0.7, b: 0.3}).",
@@ -109,13 +102,13 @@ class Mix(Data):
         self, indices: Sequence[int] | IntArray
     ) -> Iterator[tuple[Dataset, IntArray, IntArray]]:
         """Yield each dataset, the positions of its rows in `indices`, and its own row numbers."""
-        given = numbers_of(indices)
-        if len(given) and not (given.min() >= 0 and given.max() < len(self)):
+        rows = row_numbers(indices)
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise RowsError(f"row outside the mix, which has {len(self)} rows")
-        owner = np.searchsorted(self._firsts, given, "right") - 1
+        owner = np.searchsorted(self._firsts, rows, "right") - 1
         for k in np.unique(owner):
             at = np.flatnonzero(owner == k)
-            yield self.parts[k], at, given[at] - self._firsts[k]
+            yield self.parts[k], at, rows[at] - self._firsts[k]
 
     @property
     def checksum(self) -> str:
@@ -129,13 +122,13 @@ class Mix(Data):
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Return rows as one batch; see `Dataset.collated`."""
-        found = [(at, part.collated(rows)) for part, at, rows in self._split(indices)]
+        batches = [(at, part.collated(rows)) for part, at, rows in self._split(indices)]
         return {
-            name: _merged([(at, batch[name]) for at, batch in found], len(indices))
+            name: _merged([(at, batch[name]) for at, batch in batches], len(indices))
             for name in self._names
         }
 
-    def found(self, rows: IntArray, least: int) -> None:
+    def locate(self, rows: IntArray, least: int) -> None:
         """Return None: rows of several datasets are not located together."""
 
     @property
@@ -154,20 +147,6 @@ class Mix(Data):
         return out
 
     @checked
-    def run(
-        self,
-        seed: int = 0,
-        epoch: int = 0,
-        order: str = "shuffle",
-        rank: int = 0,
-        ranks: int = 1,
-        cursor: Cursor | None = None,
-        window: int = WINDOW,
-    ) -> Run:
-        """Return an iterator over the samples of an epoch; see `Dataset.run`."""
-        return Run(self, beginning(seed, epoch, order, window, cursor), rank, ranks)
-
-    @checked
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
         """Return the order of an epoch."""
         return _MixOrder(self, seed, epoch, order, window)
@@ -183,83 +162,46 @@ class Mix(Data):
             part.load()
 
     @property
-    def room(self) -> int:
-        """Available bytes of the smallest cache of a dataset; 0 if no dataset has a cache."""
-        return min((part.room for part in self.parts if part.room), default=0)
-
-    @property
-    def stored(self) -> int:
-        """Total bytes of the shards of all datasets; -1 if a size is not listed."""
-        sizes = [part.stored for part in self.parts]
-        return -1 if min(sizes) < 0 else sum(sizes)
-
-    def expect(self, together: int) -> None:
-        """Announce that most rows will be read; see `Dataset.expect`."""
-        for part in self.parts:
-            part.expect(together)
-
-    def weight(self, start: int, stop: int) -> int:
-        """Return the listed bytes of the shards of rows start..stop, which are of one dataset."""
-        part, first = self._part(start)
-        return part.weight(start - first, stop - first)
-
-    def fetch(self, start: int, stop: int) -> None:
-        """Download the shards of rows start..stop, which are of one dataset."""
-        part, first = self._part(start)
-        part.fetch(start - first, stop - first)
-
-    def have(self, rows: IntArray, passing: bool = False) -> None:
-        """Download the shards of these rows; see `Dataset.have`."""
-        for part, _, own in self._split(rows):
-            part.have(own, passing)
-
-    def release(self, start: int, stop: int) -> None:
-        """Release the shards of rows start..stop, which are of one dataset."""
-        part, first = self._part(start)
-        part.release(start - first, stop - first)
-
-    def release_all(self) -> None:
-        """Release all shards that runs keep in memory."""
-        for part in self.parts:
-            part.release_all()
-
-    def _part(self, row: int) -> tuple[Dataset, int]:
-        k = int(np.searchsorted(self._firsts, row, "right")) - 1
-        return self.parts[k], int(self._firsts[k])
+    def shards(self) -> Shards:
+        """The shards of all datasets, to prefetch and release them."""
+        return Shards(
+            [
+                (int(first), part._table)
+                for first, part in zip(self._firsts, self.parts, strict=False)
+            ]
+        )
 
 
 class _MixOrder:
+    """The order of one epoch of a mix; see `Order`."""
+
     def __init__(self, whole: Mix, seed: int, epoch: int, order: str, window: int) -> None:
         if (epoch + 1) * whole.rows > _MAX_STEPS:
             raise UsageError(f"epoch {epoch} of {whole.rows} rows ends after step 2^62")
-        self.rows, self.beside = whole.rows, len(whole.parts)
-        self._mix, self._seed, self._first, self._how = (
-            whole,
-            seed,
-            epoch * whole.rows,
-            (order, window),
-        )
+        self.rows, self.parallel_windows = whole.rows, len(whole.parts)
+        self._mix, self._seed, self._how = whole, seed, (order, window)
+        self._first = epoch * whole.rows  # the first step of the epoch, of all epochs
         self._orders: dict[tuple[int, int], Order] = {}
         self._of_part(0, 0)  # raises UsageError for an unknown order
 
     def at(self, steps: IntArray) -> IntArray:
         """Return the row of each step; int64 [k]."""
-        given = self._first + np.asarray(steps, np.int64)
-        out = np.empty(len(given), np.int64)
-        blocks = given // BLOCK
+        blocks, inside = np.divmod(self._first + np.asarray(steps, np.int64), BLOCK)
+        out = np.empty(len(blocks), np.int64)
         for block in np.unique(blocks):
             at = np.flatnonzero(blocks == block)
             part, own = self._block(int(block))
-            chosen = given[at] - block * BLOCK
-            for k in np.unique(part[chosen]):
-                mine = at[part[chosen] == k]
-                out[mine] = self._rows_of(int(k), own[given[mine] - block * BLOCK])
+            parts = part[inside[at]]
+            for k in np.unique(parts):
+                at_k = at[parts == k]
+                out[at_k] = self._rows_of(int(k), own[inside[at_k]])
         return out
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         """Yield the windows of all datasets, by first step."""
         return heapq.merge(
-            *(self._windows(k, step) for k in range(self.beside)), key=lambda window: window[0]
+            *(self._windows(k, step) for k in range(self.parallel_windows)),
+            key=lambda window: window[0],
         )
 
     def _windows(self, k: int, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
@@ -313,18 +255,17 @@ class _MixOrder:
     def _of_part(self, k: int, epoch: int) -> Order:
         if len(self._orders) > 4 * len(self._mix.parts):
             self._orders.clear()
-        found = self._orders.get((k, epoch))
-        if found is None:  # several threads may create it; all are equal
-            found = self._orders[k, epoch] = self._mix.parts[k].order(
-                self._seed + k, epoch, *self._how
-            )
-        return found
+        order = self._orders.get((k, epoch))
+        if order is None:  # several threads may create it; all are equal
+            order = self._mix.parts[k].order(self._seed + k, epoch, *self._how)
+            self._orders[k, epoch] = order
+        return order
 
 
-def _is_weight(given: object) -> bool:
+def _is_weight(value: object) -> bool:
     """Return whether this is a finite number above 0, also of numpy; a bool is not a number."""
     try:
-        return 0 < float(number(given)) < float("inf")
+        return 0 < float(number(value)) < float("inf")
     except (TypeError, ValueError, OverflowError):
         return False
 

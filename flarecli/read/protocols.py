@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
 
-from flarecli.arguments import shown
-from flarecli.errors import UsageError
 from flarecli.model import IntArray, Sample
 from flarecli.read.decode import How
-from flarecli.read.gather import Found
+from flarecli.read.table import Shards
 
-__all__ = ["DATASET_HINT", "Closable", "Data", "Order", "Rows", "check_rows"]
-
-DATASET_HINT = "Pass a dataset that flare.open or flare.mix returned."
+__all__ = ["Closable", "LocatedBatches", "Order", "Rows"]
 
 
 class Closable:
@@ -30,25 +26,32 @@ class Closable:
         self.close()
 
 
-class Data(Closable):
-    """The base class of Dataset and Mix, which implement `Rows`."""
-
-
 class Order(Protocol):
     """The order of one epoch.
 
-    rows    the number of steps
-    beside  the number of windows that are read at the same time
+    rows              the number of steps
+    parallel_windows  the number of windows that are read at the same time
     """
 
     rows: int
-    beside: int
+    parallel_windows: int
 
     def at(self, steps: IntArray) -> IntArray:
         """Return the row of each step: int64 [k] -> int64 [k]."""
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         """Yield the windows from a step on: first step, end step, row ranges (start, stop)."""
+
+
+class LocatedBatches(NamedTuple):
+    """Rows located in memory.
+
+    rows   the number of rows
+    batch  returns rows start..stop as a batch
+    """
+
+    rows: int
+    batch: Callable[[int, int], dict[str, Any]]
 
 
 class Rows(Protocol):
@@ -67,7 +70,7 @@ class Rows(Protocol):
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Return rows as one batch."""
 
-    def found(self, rows: IntArray, least: int) -> Found | None:
+    def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
         """Locate the first rows in memory: at least `least`, or None if `collated` is as fast."""
 
     @property
@@ -83,43 +86,12 @@ class Rows(Protocol):
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
         """Return the order of an epoch."""
 
-    def close(self) -> None:
-        """Close all open shards."""
+    @property
+    def shards(self) -> Shards:
+        """The shards of the rows, to prefetch and release them."""
 
     def load(self) -> None:
         """Import the code of the formats, so that forked processes share it."""
 
-    @property
-    def room(self) -> int:
-        """Cache bytes available for prefetched shards; 0 without a cache."""
-
-    @property
-    def stored(self) -> int:
-        """Total bytes of the shards as listed; -1 if a size is not listed."""
-
-    def expect(self, together: int) -> None:
-        """Announce that most rows will be read, as part of `together` bytes."""
-
-    def weight(self, start: int, stop: int) -> int:
-        """Return the listed bytes of the shards of rows start..stop."""
-
-    def fetch(self, start: int, stop: int) -> None:
-        """Download the shards of rows start..stop into the cache, unless they are cached."""
-
-    def have(self, rows: IntArray, passing: bool = False) -> None:
-        """Download the shards of these rows, int64 [k], unless they are cached.
-
-        passing  `release` will be called for the shards, as after `fetch`
-        """
-
-    def release(self, start: int, stop: int) -> None:
-        """Release the shards of rows start..stop."""
-
-    def release_all(self) -> None:
-        """Release all shards that runs keep in memory."""
-
-
-def check_rows(data: object) -> None:
-    """Raise UsageError unless `data` is a Dataset or a Mix."""
-    if not isinstance(data, Data):
-        raise UsageError(f"expected a dataset, got {shown(data)}", hint=DATASET_HINT)
+    def close(self) -> None:
+        """Close all open shards."""

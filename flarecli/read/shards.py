@@ -1,4 +1,4 @@
-"""The rows of many shards as one sequence, and the open shards of the process."""
+"""Series: the rows of many shards as one sequence; and the open shards of the process."""
 
 from __future__ import annotations
 
@@ -9,43 +9,38 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise, zip_longest
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise, repeat, zip_longest
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from flarecli import formats, lifetimes
 from flarecli.errors import FlareError, FormatError, UsageError
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import byte_ranges
 from flarecli.lazy import pa
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, total
 from flarecli.read.fingerprint import listing_checksum
-from flarecli.read.gather import Stock
 from flarecli.storage import expect, files_limit
 
-__all__ = ["Series", "keep_freed"]
+__all__ = ["GatheredRows", "Series", "keep_freed"]
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
-_all: weakref.WeakSet[Series] = weakref.WeakSet()
+MAX_OPEN_SHARDS = 512  # of the process, with their tables in memory
+_MAX_FILES = 1024  # mapped files of open shards, if handles permit
 _BATCH_BYTES = 16 << 20  # approximate size of a batch of a scan
 _MIN_SHARD_ROWS = 8  # rows per shard from which reading by columns is faster
 _GATHER_BYTES = 8 << 20  # approximate size of the rows that are located at once
-_MAX_GATHERED_FILES = 256  # twice the shards whose maps a Stock keeps open, if handles permit
-
-
-SHARDS = 512  # open shards of the process, with their tables in memory
-_MAX_FILES = 1024  # mapped files of open shards, if handles permit
+_MAX_GATHERED_FILES = 256  # twice the shards whose maps GatheredRows keep open, if handles permit
 _TRIM_BLOCK_BYTES = 1 << 24
-_lock = threading.Lock()
-# open shards, oldest first: the series, the position in it, the number of files
-_order: deque[tuple[weakref.ref[Series], int, int]] = deque()
-_files = 0
 
 
 class Series:
     """Concatenated streams with the same columns. Picklable: each process opens its own shards.
+
+    Chunks are numbered from 0 over all streams.
 
     rows     the number of rows of all streams
     columns  the columns of every stream
@@ -55,22 +50,21 @@ class Series:
     def __init__(self, streams: Sequence[Stream]) -> None:
         self.streams = tuple(streams)
         self.name = self.streams[0].name
-        # the first chunk of each stream
-        self._firsts = np.cumsum([0, *(len(stream) for stream in self.streams)])
-        self._begins: list[int] = self._firsts.tolist()
+        # the first chunk of each stream, then the number of chunks
+        self._firsts = [0, *accumulate(len(stream) for stream in self.streams)]
         self._open: dict[int, Shard] = {}
         self._readers: dict[tuple[str, ...] | None, dict[int, Callable[[int], Row]]] = {}
         self._expected = 0  # bytes that will be read; see `expect`
-        self._advised: set[int] = set()  # shards that `_expect` was called for
+        self._advised: set[int] = set()  # shards that `_advise` was called for
         self._fetched: dict[int, Chunk] = {}  # kept, because making a chunk checks its address
         self._fetch_locks: dict[int, threading.Lock] = {}
         self._passing: set[int] = set()  # fetched by runs and not released
         self._lock = threading.Lock()
-        _all.add(self)
+        _all_series.add(self)
         self.columns: Columns = ()  # `_columns` opens a shard if none are listed
         self.columns = self._columns()
         self.starts = self._starts()  # int64 [chunks + 1]: the first row of each chunk
-        self.edges = self.starts.data  # indexing returns Python integers
+        self.edges = self.starts.data  # the same; indexing returns Python integers
 
     def __reduce__(self) -> tuple[object, ...]:
         return Series, (self.streams,)
@@ -83,50 +77,46 @@ class Series:
     @property
     def chunks(self) -> int:
         """The number of chunks of all streams."""
-        return int(self._firsts[-1])
+        return self._firsts[-1]
 
     def _columns(self) -> Columns:
         """Return the listed columns; if none are listed, those of the first shard."""
         out: Columns | None = None
-        for stream, first in zip(self.streams, self._firsts.tolist(), strict=False):
+        for stream, first in zip(self.streams, self._firsts, strict=False):
             own = stream.columns
             if own is None:
                 own = self.shard(first).columns if len(stream) else ()
             if out is not None and own != out and len(stream):
-                hint = "Read the streams separately, or pack them again with the same columns."
                 raise UsageError(
                     f"the columns of stream {stream.name!r} differ from those of the previous "
                     "stream",
                     where=stream.at,
-                    hint=hint,
+                    hint="Read the streams separately, or pack them again with the same columns.",
                 )
-            out = own if out is None or not out else out
+            out = out or own
         return out or ()
 
     def _starts(self) -> IntArray:
         parts = [np.zeros(1, np.int64)]
-        for stream, first in zip(self.streams, self._firsts.tolist(), strict=False):
-            rows = (
-                np.full(len(stream), -1, np.int64)
-                if stream.rows is None
-                else stream.rows.astype(np.int64)
-            )
+        for stream, first in zip(self.streams, self._firsts, strict=False):
+            if stream.rows is None:
+                rows = np.full(len(stream), -1, np.int64)
+            else:
+                rows = stream.rows.astype(np.int64)  # a copy
             for i in np.flatnonzero(rows < 0).tolist():
                 rows[i] = self.shard(first + i).rows
             parts.append(rows)
         rows = np.concatenate(parts)
-        if rows.sum(dtype=np.float64) >= 1 << 61 and sum(rows.tolist()) >= 1 << 62:
-            raise FormatError(
-                f"too many rows: {sum(rows.tolist())} are listed", where=self.streams[0].at
-            )
+        if rows.sum(dtype=np.float64) >= 1 << 61 and total(rows) >= 1 << 62:
+            raise FormatError(f"too many rows: {total(rows)} are listed", where=self.streams[0].at)
         return np.cumsum(rows, dtype=np.int64)
 
     def checksum(self, rows: int) -> str | None:
         """Return the checksum of the listing of the first `rows` rows; None if no shard ends there."""
-        shards = int(np.searchsorted(self.starts, rows)) if rows < self.rows else self.chunks
-        if self.starts[shards] != rows:
+        count = int(np.searchsorted(self.starts, rows)) if rows < self.rows else self.chunks
+        if self.starts[count] != rows:
             return None
-        return listing_checksum(self.streams, self.columns, np.diff(self.starts[: shards + 1]))
+        return listing_checksum(self.streams, self.columns, np.diff(self.starts[: count + 1]))
 
     def load(self) -> None:
         """Import the code of the formats."""
@@ -134,35 +124,41 @@ class Series:
             if stream.format:
                 formats.find(stream.format)
 
+    # -- chunks
+
+    def _listed(self, i: int) -> tuple[Stream, int]:
+        """Return the stream of a chunk, and the position of the chunk in it."""
+        k = bisect_right(self._firsts, i) - 1
+        return self.streams[k], i - self._firsts[k]
+
     def chunk(self, i: int) -> Chunk:
         """Return the chunk at a position."""
-        k = bisect_right(self._begins, i) - 1
-        return self.streams[k].chunk(i - self._begins[k])
+        stream, k = self._listed(i)
+        return stream.chunk(k)
 
-    def at(self, row: int) -> int:
+    def position(self, row: int) -> int:
         """Return the position of the chunk of a row."""
         # no call of numpy: releasing the interpreter lock here costs more than the search
         return bisect_right(self.edges, row) - 1
 
-    def shard(self, i: int) -> Shard:
-        """Return the open shard at a position. Raises if its columns differ from the listed ones."""
-        with self._lock:
-            if (shard := self._open.get(i)) is not None:
-                return shard
-        chunk = self._fetched.get(i) or self.chunk(i)
-        columns = self.streams[bisect_right(self._begins, i) - 1].columns or self.columns or None
-        with self._lock:
-            expected = 0 if i in self._advised else self._expected
-            self._advised.update((i,) if expected else ())
-        if expected:  # before the table is read, which would use small pages
-            with contextlib.suppress(FlareError):  # `open_shard` raises the same error
-                _expect(chunk, expected)
-        keep_freed()
-        shard = formats.find(chunk.format or "").open_shard(chunk, columns)
-        with self._lock:
-            self._open[i] = shard
-        _note(self, i, shard)
-        return shard
+    def weight(self, i: int) -> int:
+        """Return the listed bytes of a chunk; 0 if they are not listed."""
+        stream, k = self._listed(i)
+        if stream.sizes is None or stream.sizes[k] < 0:
+            return 0
+        companions = stream.parts[k] if stream.parts else ()
+        return int(stream.sizes[k]) + sum(file.size or 0 for file in companions)
+
+    @property
+    def stored(self) -> int:
+        """Total bytes of the chunks as listed; -1 if a size is not listed."""
+        out = 0
+        for stream in self.streams:
+            sizes = stream.stored
+            if sizes is None or (sizes < 0).any():
+                return -1
+            out += total(sizes)
+        return out
 
     @property
     def room(self) -> int:
@@ -173,42 +169,65 @@ class Series:
     def is_mapped(self) -> bool:
         """Whether shards are local and uncompressed, judged by the first name of each stream."""
         return all(
-            stream.at.is_local and not (len(stream) and spans.suffix(stream.chunk(0)))
+            stream.at.is_local and not (len(stream) and byte_ranges.suffix(stream.chunk(0)))
             for stream in self.streams
         )
 
-    @property
-    def stored(self) -> int:
-        """Total bytes of the chunks as listed; -1 if a size is not listed."""
-        sizes = [stream.stored for stream in self.streams]
-        return (
-            -1
-            if any(one is None or (one < 0).any() for one in sizes)
-            else sum(total(one) for one in sizes if one is not None)
-        )
+    # -- open shards
+
+    def shard(self, i: int) -> Shard:
+        """Return the open shard at a position. Raises if its columns differ from the listed ones."""
+        with self._lock:
+            if (shard := self._open.get(i)) is not None:
+                return shard
+        chunk = self._fetched.get(i) or self.chunk(i)
+        columns = self._listed(i)[0].columns or self.columns or None
+        with self._lock:
+            expected = 0 if i in self._advised else self._expected
+            self._advised.update((i,) if expected else ())
+        if expected:  # before the table is read, which would use small pages
+            with contextlib.suppress(FlareError):  # `open_shard` raises the same error
+                _advise(chunk, expected)
+        keep_freed()
+        shard = formats.find(chunk.format or "").open_shard(chunk, columns)
+        with self._lock:
+            self._open[i] = shard
+        _register(self, i, shard)
+        return shard
 
     def expect(self, together: int) -> None:
         """Announce that all chunks will be read, as part of `together` bytes."""
         with self._lock:
-            self._expected, held = together, [*self._open.values()]
+            self._expected, opened = together, [*self._open.values()]
             self._advised.update(self._open)
-        for shard in held:
-            _expect(shard.chunk, together)
+        for shard in opened:
+            _advise(shard.chunk, together)
 
-    def weight(self, i: int) -> int:
-        """Return the listed bytes of a chunk; 0 if they are not listed."""
-        k = bisect_right(self._begins, i) - 1
-        stream, i = self.streams[k], i - self._begins[k]
-        if stream.sizes is None or stream.sizes[i] < 0:
-            return 0
-        return int(stream.sizes[i]) + sum(
-            file.size or 0 for file in (stream.parts[i] if stream.parts else ())
-        )
+    def close(self) -> None:
+        """Close all open shards of this series."""
+        for i in list(self._open):
+            self.close_shard(i)
+
+    def close_shard(self, i: int) -> None:
+        """Close the shard at a position, if it is open. Using it opens it again."""
+        with self._lock:
+            shard = self._open.pop(i, None)
+            for readers in self._readers.values():
+                readers.pop(i, None)
+            self._fetched.pop(i, None)
+            self._fetch_locks.pop(i, None)
+            self._advised.discard(i)
+        if shard is not None:
+            shard.memo.clear()  # the format may keep a reference to the shard
+            for at in (shard.chunk.at, *shard.chunk.beside):
+                at.forget()
+
+    # -- prefetch
 
     def fetch(self, i: int, passing: bool = False) -> None:
         """Download a chunk into the cache, once. A chunk that does not fit is not downloaded.
 
-        passing  a run reads the chunk only in one window, and will call `passed` after it
+        passing  a run reads the chunk only in one window, and will call `release` after it
         """
         if i in self._fetched:
             return
@@ -224,42 +243,25 @@ class Series:
                 at.store.keep(at.path, file.size if file else None, passing)
             self._fetched[i] = chunk
             if passing and i not in self._passing:  # the run ended during the download
-                self._pass(i, chunk)
+                self._release(i, chunk)
 
-    def passed(self, i: int) -> None:
-        """Release a chunk after the window of a run."""
+    def release(self, i: int) -> None:
+        """Close a chunk after the window of a run, and release its bytes."""
         chunk = self._fetched.get(i) or self.chunk(i)
-        self.let_go(i)
-        self._pass(i, chunk)
+        self.close_shard(i)
+        self._release(i, chunk)
 
-    def pass_all(self) -> None:
-        """Release all chunks that runs keep in memory; open shards stay open."""
+    def release_all(self) -> None:
+        """Release the bytes of all chunks that runs keep in memory; open shards stay open."""
         for i in list(self._passing):
-            self._pass(i, self.chunk(i))
+            self._release(i, self.chunk(i))
 
-    def _pass(self, i: int, chunk: Chunk) -> None:
+    def _release(self, i: int, chunk: Chunk) -> None:
         self._passing.discard(i)
         for at in (chunk.at, *chunk.beside):
             at.store.passed(at.path)
 
-    def close(self) -> None:
-        """Close all open shards of this series."""
-        for i in list(self._open):
-            self.let_go(i)
-
-    def let_go(self, i: int) -> None:
-        """Close the shard at a position, if it is open. Using it opens it again."""
-        with self._lock:
-            shard = self._open.pop(i, None)
-            for readers in self._readers.values():
-                readers.pop(i, None)
-            self._fetched.pop(i, None)
-            self._fetch_locks.pop(i, None)
-            self._advised.discard(i)
-        if shard is not None:
-            shard.memo.clear()  # the format may keep a reference to the shard
-            for at in (shard.chunk.at, *shard.chunk.beside):
-                at.forget()
+    # -- rows
 
     def read_rows(
         self, rows: IntArray, columns: Sequence[str] | None = None, ranges: Ranges | None = None
@@ -269,23 +271,43 @@ class Series:
         rows    int64 [k], each in [0, rows)
         ranges  column of lists -> (start, stop): read only these items
         """
-        if not len(rows):
-            return []
-        own, shards = self._by_shard(rows)
-        if len(shards) == 1:
-            return self._of_shard(next(iter(shards)), own, columns, ranges)
+        positions = np.searchsorted(self.starts, rows, "right") - 1
+        own: list[int] = (rows - self.starts[positions]).tolist()
+        by_shard: dict[int, list[int]] = {}  # position of a chunk -> indices into `rows`
+        for k, i in enumerate(positions.tolist()):
+            by_shard.setdefault(i, []).append(k)
         out: list[Row] = [{}] * len(own)
-        for i in sorted(shards):
-            at = shards[i]
-            for k, row in zip(
-                at, self._of_shard(i, [own[k] for k in at], columns, ranges), strict=True
-            ):
+        for i, at in sorted(by_shard.items()):
+            shard = self.shard(i)
+            encoded = _format(shard).read_rows(shard, [own[k] for k in at], columns, ranges)
+            if len(by_shard) == 1:
+                return encoded
+            for k, row in zip(at, encoded, strict=True):
                 out[k] = row
         return out
 
-    def stock(
+    def read_row(self, row: int, columns: Sequence[str] | None = None) -> Row:
+        """Return one encoded row; `row` is in [0, rows)."""
+        i = self.position(row)
+        shard = self.shard(i)
+        return _format(shard).read_rows(shard, (row - self.edges[i],), columns)[0]
+
+    def row_readers(self, columns: tuple[str, ...] | None) -> dict[int, Callable[[int], Row]]:
+        """Return position -> fast row reader of open shards; closing a shard removes its reader."""
+        return self._readers.setdefault(columns, {})
+
+    def add_reader(self, i: int, columns: tuple[str, ...] | None) -> None:
+        """Add the fast row reader of a shard, if the shard is mapped."""
+        shard = self.shard(i)
+        if _is_mapped(shard):
+            reader = _format(shard).row_reader(shard, columns)
+            with self._lock:
+                if self._open.get(i) is shard:
+                    self._readers.setdefault(columns, {})[i] = reader
+
+    def locate(
         self, rows: IntArray, least: int, columns: Sequence[str] | None = None
-    ) -> Stock | None:
+    ) -> GatheredRows | None:
         """Locate the first rows in memory, in the order of `rows`.
 
         Return None if the format or the store cannot locate rows, or if the rows are spread over
@@ -296,138 +318,158 @@ class Series:
                shards (locating rows of other shards downloads or copies them)
         """
         if len(rows) > least:
-            i = self.at(int(rows[0]))
+            i = self.position(int(rows[0]))
             size = self.weight(i) // max(1, self.edges[i + 1] - self.edges[i])
-            rows = rows[
-                : max(least, _GATHER_BYTES // size if size and _is_mapped(self.shard(i)) else 0)
-            ]
-        where: IntArray = self.starts.searchsorted(rows, "right") - 1
-        own, order = rows - self.starts[where], where.argsort(kind="stable")
-        where = where[order]
-        firsts: list[int] = [
-            0,
-            *((where[1:] != where[:-1]).nonzero()[0] + 1).tolist(),
-        ]  # in that order, of each shard
+            fitting = _GATHER_BYTES // size if size and _is_mapped(self.shard(i)) else 0
+            rows = rows[: max(least, fitting)]
+        positions = self.starts.searchsorted(rows, "right") - 1
+        own, order = rows - self.starts[positions], positions.argsort(kind="stable")
+        positions = positions[order]
+        # the first index of each shard in this order
+        firsts = [0, *((positions[1:] != positions[:-1]).nonzero()[0] + 1).tolist()]
         if (
             len(rows) < _MIN_SHARD_ROWS * len(firsts)
             or len(firsts) > files_limit(_MAX_GATHERED_FILES) // 2
         ):
             return None
-        bounds, parts = [*firsts, len(rows)], list[spans.LocatedRows]()
+        bounds, parts = [*firsts, len(rows)], list[byte_ranges.LocatedRows]()
         for first, stop in pairwise(bounds):
-            shard = self.shard(int(where[first]))
+            shard = self.shard(int(positions[first]))
             if len(rows) > least and not _is_mapped(shard):
-                return self.stock(rows[:least], least, columns)
-            found = formats.find(shard.chunk.format or "").read_columns(
+                return self.locate(rows[:least], least, columns)
+            located = _format(shard).read_columns(
                 shard, own if len(firsts) == 1 else own[order[first:stop]], columns
             )
-            if found is None:
+            if located is None:
                 return None
-            parts.append(found)
-        return Stock(parts, [stop - first for first, stop in pairwise(bounds)], order)
-
-    def _by_shard(self, rows: IntArray) -> tuple[list[int], dict[int, list[int]]]:
-        """Return the position of each row in its shard, and shard -> indices into `rows`."""
-        where: IntArray = np.searchsorted(self.starts, rows, "right") - 1
-        own: list[int] = (rows - self.starts[where]).tolist()
-        shards: dict[int, list[int]] = {}
-        for k, i in enumerate(where.tolist()):
-            shards.setdefault(i, []).append(k)
-        return own, shards
-
-    def read_row(self, row: int, columns: Sequence[str] | None = None) -> Row:
-        """Return one encoded row; `row` is in [0, rows). Fast path of `read_rows`."""
-        i = bisect_right(self.edges, row) - 1
-        shard = self.shard(i)
-        return formats.find(shard.chunk.format or "").read_rows(
-            shard, (row - self.edges[i],), columns
-        )[0]
-
-    def row_readers(self, columns: tuple[str, ...] | None) -> dict[int, Callable[[int], Row]]:
-        """Return position -> fast row reader of open shards; closing a shard removes its reader."""
-        return self._readers.setdefault(columns, {})
-
-    def add_reader(self, i: int, columns: tuple[str, ...] | None) -> None:
-        """Add the fast row reader of a shard, if the shard is mapped."""
-        shard = self.shard(i)
-        if _is_mapped(shard):
-            reader = formats.find(shard.chunk.format or "").row_reader(shard, columns)
-            with self._lock:
-                if self._open.get(i) is shard:
-                    self._readers.setdefault(columns, {})[i] = reader
-
-    def _of_shard(
-        self, i: int, rows: list[int], columns: Sequence[str] | None, ranges: Ranges | None
-    ) -> list[Row]:
-        shard = self.shard(i)
-        return formats.find(shard.chunk.format or "").read_rows(shard, rows, columns, ranges)
+            parts.append(located)
+        return GatheredRows(parts, [stop - first for first, stop in pairwise(bounds)], order)
 
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None, size: int, views: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows start..stop as batches of one shard, at most `size` rows and bounded bytes."""
         while start < stop:
-            end = self.span(start, stop, size)
-            i = int(np.searchsorted(self.starts, start, "right")) - 1
-            shard, first = self.shard(i), int(self.starts[i])
-            yield formats.find(shard.chunk.format or "").read_batch(
-                shard, start - first, end - first, columns, views
-            )
+            end = self.batch_end(start, stop, size)
+            i = self.position(start)
+            shard, first = self.shard(i), self.edges[i]
+            yield _format(shard).read_batch(shard, start - first, end - first, columns, views)
             start = end
 
-    def span(self, start: int, stop: int, size: int) -> int:
-        """Return the end of the batch that starts at `start`: one shard, `size` rows, bounded
-        bytes.
-        """
-        i = int(np.searchsorted(self.starts, start, "right")) - 1
+    def batch_end(self, start: int, stop: int, size: int) -> int:
+        """Return the end of the batch that `scan` yields at `start`."""
+        i = self.position(start)
         shard = self.shard(i)
-        weight = sum(
-            (file.raw_size or file.size or at.size())
-            for file, at in zip(
-                shard.chunk.files, (shard.chunk.at, *shard.chunk.beside), strict=True
-            )
-        )
-        step = max(1, int(_BATCH_BYTES // max(1, weight // max(1, shard.rows))))
-        return min(start + min(size, step), int(self.starts[i + 1]), stop)
+        files = zip(shard.chunk.files, (shard.chunk.at, *shard.chunk.beside), strict=True)
+        weight = sum(file.raw_size or file.size or at.size() for file, at in files)
+        step = max(1, _BATCH_BYTES // max(1, weight // max(1, shard.rows)))
+        return int(min(start + min(size, step), self.edges[i + 1], stop))
+
+
+def _format(shard: Shard) -> formats.Format:
+    return formats.find(shard.chunk.format or "")
 
 
 def _is_mapped(shard: Shard) -> bool:
-    return shard.chunk.at.is_local and not spans.suffix(shard.chunk)
+    return shard.chunk.at.is_local and not byte_ranges.suffix(shard.chunk)
 
 
-def _expect(chunk: Chunk, together: int) -> None:
+def _advise(chunk: Chunk, together: int) -> None:
     """Advise large pages for the maps of a chunk; compressed files are not mapped."""
-    for at in () if spans.suffix(chunk) else (chunk.at, *chunk.beside):
+    for at in () if byte_ranges.suffix(chunk) else (chunk.at, *chunk.beside):
         if at.is_local and (view := at.map()) is not None:
             expect(view, together)
 
 
-def _note(holder: Series, i: int, shard: Shard) -> None:
+class GatheredRows:
+    """Located rows of several shards in the requested order. It keeps the maps of the shards open.
+
+    parts  the located rows of each shard
+    sizes  the number of rows of each part
+    order  int64 [rows]: the requested position of each row of the concatenated parts
+    """
+
+    def __init__(
+        self, parts: Sequence[byte_ranges.LocatedRows], sizes: Sequence[int], order: IntArray
+    ) -> None:
+        self.rows = len(order)
+        self._is_viewed = any(isinstance(part.source, memoryview) for part in parts)
+        # of each column: an array of voids, or (buffer, start, stop) of each value
+        self._columns: dict[str, Any] = {}
+        is_single = len(parts) == 1
+        if not is_single:
+            back = np.empty_like(order)
+            back[order] = np.arange(len(order))
+            in_order = itemgetter(*back.tolist())
+        for name, first in parts[0].columns.items():
+            columns = [part.columns[name] for part in parts]
+            if all(isinstance(one, np.ndarray) and one.dtype == first.dtype for one in columns):
+                self._columns[name] = first if is_single else np.concatenate(columns)[back]
+                continue
+            places: list[tuple[Any, int, int]] = []
+            for part, one, size in zip(parts, columns, sizes, strict=True):
+                places += _places(part.source, one, size)
+            self._columns[name] = places if is_single else in_order(places)
+
+    def columns(self, start: int, stop: int) -> dict[str, Any]:
+        """Copy the stored bytes of rows start..stop.
+
+        return  name -> array of voids [rows] if all values have one size, else a list of bytes
+        """
+        return {name: self._copied(one, start, stop) for name, one in self._columns.items()}
+
+    def _copied(self, one: Any, start: int, stop: int) -> Any:
+        if isinstance(one, np.ndarray):
+            return one if stop - start == self.rows else one[start:stop].copy()
+        values = [source[at:end] for source, at, end in one[start:stop]]
+        return [*map(bytes, values)] if self._is_viewed else values  # slices of views are no copies
+
+
+def _places(source: Any, one: Any, size: int) -> Iterable[tuple[Any, int, int]]:
+    """Yield buffer, start and stop of each value of a column."""
+    if isinstance(one, tuple):
+        starts, stops = one
+        return zip(repeat(source, size), starts.tolist(), stops.tolist(), strict=True)
+    values = one.tolist() if isinstance(one, np.ndarray) else one
+    return zip(values, repeat(0, size), map(len, values), strict=True)
+
+
+# -- the open shards of the process
+
+_all_series: weakref.WeakSet[Series] = weakref.WeakSet()
+_registry_lock = threading.Lock()
+# open shards, oldest first: the series, the position in it, the number of mapped files
+_opened: deque[tuple[weakref.ref[Series], int, int]] = deque()
+_mapped_files = 0
+
+
+def _register(series: Series, i: int, shard: Shard) -> None:
     """Register an open shard, and close the oldest ones until the limits are met."""
-    global _files
+    global _mapped_files
     files = 1 + len(shard.chunk.beside) if shard.chunk.at.may_map else 0
-    limit, over = files_limit(_MAX_FILES), []
-    with _lock:
-        _order.append((weakref.ref(holder), i, files))
-        _files += files
-        while len(_order) > 1 and (len(_order) > SHARDS or _files > limit):
-            other, at, taken = _order.popleft()
-            _files -= taken
-            over.append((other(), at))
-    for other_holder, at in over:
-        if other_holder is not None:
-            other_holder.let_go(at)
+    limit, evicted = files_limit(_MAX_FILES), []
+    with _registry_lock:
+        _opened.append((weakref.ref(series), i, files))
+        _mapped_files += files
+        while len(_opened) > 1 and (len(_opened) > MAX_OPEN_SHARDS or _mapped_files > limit):
+            evicted.append(_opened.popleft())
+            _mapped_files -= evicted[-1][2]
+    _close(evicted)
 
 
 def close_shards() -> None:
     """Close the shards of all datasets."""
-    global _files
-    with _lock:
-        closed, _files = list(_order), 0
-        _order.clear()
-    for holder, at, _ in closed:
-        if (one := holder()) is not None:
-            one.let_go(at)
+    global _mapped_files
+    with _registry_lock:
+        closed, _mapped_files = list(_opened), 0
+        _opened.clear()
+    _close(closed)
+
+
+def _close(shards: Iterable[tuple[weakref.ref[Series], int, int]]) -> None:
+    for reference, i, _ in shards:
+        if (series := reference()) is not None:
+            series.close_shard(i)
 
 
 @functools.cache
@@ -442,10 +484,10 @@ def keep_freed() -> None:
 
 
 def _forked() -> None:
-    """Replace the locks in a forked child: their owners do not exist there."""
-    global _lock
-    _lock = threading.Lock()
-    for one in _all:
+    """Replace the locks in a forked child: the threads that held them do not exist there."""
+    global _registry_lock
+    _registry_lock = threading.Lock()
+    for one in _all_series:
         one._lock = threading.Lock()
         one._fetch_locks = {}
 

@@ -1,7 +1,9 @@
-"""A table: the columns of one or more streams of equal length, and optionally a selection of rows."""
+"""Tables: the columns of streams of equal length, row numbers, and the shards of given rows."""
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,56 +13,82 @@ import pyarrow as pa
 from flarecli.errors import RowsError, UsageError
 from flarecli.model import Columns, IntArray, Row
 from flarecli.read.fingerprint import checksum_of
-from flarecli.read.gather import Stock
-from flarecli.read.shards import Series
+from flarecli.read.shards import GatheredRows, Series
 
-__all__ = ["Joined", "numbers_of"]
+__all__ = ["Shards", "Table", "parse_rows", "row_numbers"]
+
+_PART = re.compile(
+    r"\s*(?:(-?\d{1,18})|(-?\d{1,18})?:(-?\d{1,18})?(?::(-?\d{1,18})?)?)\s*", re.ASCII
+)
 
 
-def numbers_of(indices: Sequence[int] | IntArray) -> IntArray:
+def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
     """Return row numbers as int64 [k], without checking their range.
 
     raises  UsageError unless they are a flat list of integers; RowsError for one above int64
     """
     try:
-        given = np.asarray(indices)
+        rows = np.asarray(indices)
     except ValueError:  # lists of several lengths
-        given = np.zeros((0, 0))
-    if given.ndim != 1:
+        rows = np.zeros((0, 0))
+    if rows.ndim != 1:
         raise UsageError(
             f"expected a list of row numbers, got {type(indices).__name__}",
             hint="Pass a flat list of integers, as in data[[7, 3]].",
         )
-    if given.dtype.kind not in "iu" and len(given):  # converted to int64 they name other rows
-        hint = "Convert the mask with numpy.flatnonzero(mask)." if given.dtype.kind == "b" else ""
-        raise UsageError(f"expected row numbers, got values of type {given.dtype.name}", hint=hint)
-    if given.dtype == np.uint64 and len(given) and given.max() >= 1 << 63:  # it would wrap around
-        raise RowsError(f"row {int(given.max())} is above the limit of 2^63 - 1")
-    return given.astype(np.int64, copy=False)
+    if rows.dtype.kind not in "iu" and len(rows):  # converting them would select other rows
+        hint = "Convert the mask with numpy.flatnonzero(mask)." if rows.dtype.kind == "b" else ""
+        raise UsageError(f"expected row numbers, got values of type {rows.dtype.name}", hint=hint)
+    if rows.dtype == np.uint64 and len(rows) and rows.max() >= 1 << 63:  # it would wrap around
+        raise RowsError(f"row {int(rows.max())} is above the limit of 2^63 - 1")
+    return rows.astype(np.int64, copy=False)
 
 
-def _joined(parts: Sequence[str], picked: bytes) -> str:
-    return checksum_of([*(one.encode() for one in parts), picked])
+def parse_rows(spec: str, rows: int) -> list[range]:
+    """Parse a row specification for a dataset of `rows` rows.
+
+    return  ranges inside [0, rows) in the order of the specification; a row is a range of one
+    raises  UsageError for an invalid specification; RowsError for a single row outside the data
+    """
+    out = []
+    for part in spec.split(","):
+        match = _PART.fullmatch(part)
+        if not match:
+            raise UsageError(
+                f"invalid rows: {spec!r}", hint="Write rows like 5, 10:20, -5:, ::100 or 3,1,4."
+            )
+        if match[1] is not None:
+            row = int(match[1])
+            if not -rows <= row < rows:
+                raise RowsError(f"row {row} is outside the data, which has {rows} rows")
+            row %= rows
+            out.append(range(row, row + 1))
+        else:
+            start, stop, step = (None if text is None else int(text) for text in match.groups()[1:])
+            if step == 0:
+                raise UsageError(f"invalid rows: {spec!r} has step 0")
+            out.append(range(rows)[slice(start, stop, step)])
+    return out
 
 
-class Joined:
+class Table:
     """The rows of one or several series with different columns. Picklable.
 
     columns  the columns of all series, in order
     raises   UsageError if the numbers of rows differ, or if two columns have the same name
     """
 
-    def __init__(self, series: Sequence[Series], picked: IntArray | None = None) -> None:
+    def __init__(self, series: Sequence[Series], selected: IntArray | None = None) -> None:
         self.series = tuple(series)
-        self._picked = picked  # int64 [rows], ascending: the selected rows of the series; None: all
-        self._owner: dict[str, Series] = {}
+        self._selected = selected  # int64 [rows], ascending: rows of the series; None: all
+        self._owner: dict[str, Series] = {}  # column -> series
         for one in self.series:
-            self._join(one)
+            self._add(one)
         self.columns: Columns = tuple(column for one in self.series for column in one.columns)
-        self.rows = self.series[0].rows if picked is None else len(picked)
+        self.rows = self.series[0].rows if selected is None else len(selected)
         self._checksum = ""  # computed on first use
 
-    def _join(self, one: Series) -> None:
+    def _add(self, one: Series) -> None:
         hint = "Choose the streams to read with --stream."
         first = self.series[0]
         if one.rows != first.rows:
@@ -78,61 +106,51 @@ class Joined:
                 )
             self._owner[column.name] = one
 
-    def only(self, rows: IntArray) -> Joined:
+    def only(self, rows: IntArray) -> Table:
         """Return the table of some of these rows; int64 [k], ascending."""
-        return Joined(self.series, rows if self._picked is None else self._picked[rows])
+        return Table(self.series, rows if self._selected is None else self._selected[rows])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the table has all rows of one series."""
+        return len(self.series) == 1 and self._selected is None
 
     @property
     def checksum(self) -> str:
         """The checksum of the listing and of the selected rows."""
         if not self._checksum:
             parts = [str(one.checksum(one.rows)) for one in self.series]
-            picked = b"" if self._picked is None else np.asarray(self._picked, "<i8").tobytes()
-            self._checksum = _joined(parts, picked)
+            selected = b"" if self._selected is None else self._selected.astype("<i8").tobytes()
+            self._checksum = _checksum(parts, selected)
         return self._checksum
 
     def begins_with(self, checksum: str, rows: int) -> bool:
         """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
-        if self._picked is not None or not 0 <= rows <= self.rows:
+        if self._selected is not None or not 0 <= rows <= self.rows:
             return False
-        parts = [one.checksum(rows) for one in self.series]
-        return checksum == _joined([one for one in parts if one is not None], b"") and all(parts)
+        parts = [one.checksum(rows) or "" for one in self.series]
+        return all(parts) and checksum == _checksum(parts, b"")
 
     @property
     def edges(self) -> IntArray:
         """The first row of each chunk of the first stream, then the end: int64 [chunks + 1]."""
         starts = self.series[0].starts
-        return starts if self._picked is None else np.searchsorted(self._picked, starts)
+        return starts if self._selected is None else np.searchsorted(self._selected, starts)
 
-    def places(self, indices: Sequence[int] | IntArray) -> IntArray:
+    def series_rows(self, indices: Sequence[int] | IntArray) -> IntArray:
         """Return the rows of the series for rows of this table: int64 [k].
 
         raises  RowsError for a row outside the data; UsageError for invalid row numbers
         """
-        at = numbers_of(indices)
-        if len(at) and at.view(np.uint64).max() < self.rows:  # none is below 0 either
-            return at if self._picked is None else self._picked[at]
-        wrong = (at < -self.rows) | (at >= self.rows)
-        if wrong.any():
-            raise RowsError(
-                f"row {int(at[wrong][0])} is outside the data, which has {self.rows} rows"
-            )
-        at = np.where(at < 0, at + self.rows, at)
-        return at if self._picked is None else self._picked[at]
-
-    def _alone(self, indices: Sequence[int] | IntArray) -> int | None:
-        """Return the row if `indices` is one valid row; otherwise None, and `places` checks it."""
-        try:
-            row = indices[0] if len(indices) == 1 else None
-        except (TypeError, LookupError):
-            return None
-        if (
-            isinstance(row, (int, np.integer))
-            and not isinstance(row, bool)
-            and -self.rows <= row < self.rows
-        ):
-            return int(row) % self.rows
-        return None
+        rows = row_numbers(indices)
+        if len(rows) and rows.view(np.uint64).max() >= self.rows:  # a negative row is a huge uint64
+            wrong = (rows < -self.rows) | (rows >= self.rows)
+            if wrong.any():
+                raise RowsError(
+                    f"row {int(rows[wrong][0])} is outside the data, which has {self.rows} rows"
+                )
+            rows = np.where(rows < 0, rows + self.rows, rows)
+        return rows if self._selected is None else self._selected[rows]
 
     def read(
         self,
@@ -141,81 +159,67 @@ class Joined:
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
         """Return encoded rows in the order of `indices`; `names` None: all columns."""
-        if len(self.series) == 1:
-            if ranges is None and (row := self._alone(indices)) is not None:
-                return [
-                    self.series[0].read_row(
-                        row if self._picked is None else int(self._picked[row]), names
-                    )
-                ]
-            return self.series[0].read_rows(self.places(indices), names, ranges)
-        at = self.places(indices)
-        parts = [
-            one.read_rows(
-                at, own, {name: ranges[name] for name in own if name in ranges} if ranges else None
-            )
-            for one, own in self._split(names)
+        if len(self.series) == 1 and ranges is None and type(indices) is list and len(indices) == 1:
+            row = indices[0]  # the fast path of a single row
+            if type(row) is int and 0 <= row < self.rows:
+                if self._selected is not None:
+                    row = int(self._selected[row])
+                return [self.series[0].read_row(row, names)]
+        rows = self.series_rows(indices)
+        parts = []
+        for one, own in self._split(names):
+            own_ranges = ranges
+            if ranges is not None and own is not None:
+                own_ranges = {name: ranges[name] for name in own if name in ranges}
+            parts.append(one.read_rows(rows, own, own_ranges))
+        if len(parts) == 1:
+            return parts[0]
+        return [
+            {name: value for part in row for name, value in part.items()}
+            for row in zip(*parts, strict=True)
         ]
-        return (
-            parts[0]
-            if len(parts) == 1
-            else [
-                {name: value for part in row for name, value in part.items()}
-                for row in zip(*parts, strict=True)
-            ]
-        )
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the table is one whole series."""
-        return len(self.series) == 1 and self._picked is None
 
     def read_columns(
         self, indices: Sequence[int] | IntArray, names: Sequence[str] | None
     ) -> Mapping[str, Sequence[Any]]:
         """Return encoded rows as columns: name -> bytes of each row, in the order of `indices`."""
-        if len(self.series) == 1 and len(indices) > 1:
-            found = self.series[0].stock(self.places(indices), len(indices), names)
-            if found is not None:
-                return found.columns(0, found.rows)
-        rows = self.read(indices, names)
-        return {
-            name: [row[name] for row in rows]
-            for name in ([column.name for column in self.columns] if names is None else names)
-        }
-
-    def stock(self, rows: IntArray, least: int, names: Sequence[str] | None) -> Stock | None:
-        """Locate the first rows of int64 [k] in memory; see `Series.stock`."""
-        return (
-            self.series[0].stock(self.places(rows), least, names) if len(self.series) == 1 else None
-        )
-
-    def _split(self, names: Sequence[str] | None) -> list[tuple[Series, list[str]]]:
+        if len(indices) > 1 and (rows := self.locate(indices, len(indices), names)) is not None:
+            return rows.columns(0, rows.rows)
+        encoded = self.read(indices, names)
         names = [column.name for column in self.columns] if names is None else names
-        chosen = [
-            (one, [name for name in names if self._owner[name] is one]) for one in self.series
-        ]
-        return [pair for pair in chosen if pair[1]] or [(self.series[0], [])]
+        return {name: [row[name] for row in encoded] for name in names}
+
+    def locate(
+        self, indices: Sequence[int] | IntArray, least: int, names: Sequence[str] | None
+    ) -> GatheredRows | None:
+        """Locate the first rows in memory; see `Series.locate`."""
+        if len(self.series) > 1:
+            return None
+        return self.series[0].locate(self.series_rows(indices), least, names)
+
+    def _split(self, names: Sequence[str] | None) -> list[tuple[Series, Sequence[str] | None]]:
+        """Return each series with its columns of `names`."""
+        if len(self.series) == 1:
+            return [(self.series[0], names)]
+        names = [column.name for column in self.columns] if names is None else names
+        split = [(one, [name for name in names if self._owner[name] is one]) for one in self.series]
+        return [(one, own) for one, own in split if own] or [(self.series[0], [])]
 
     def scan(
         self, names: Sequence[str], start: int, stop: int, size: int, views: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows start..stop in order as stored, in batches of at most `size` rows and bounded
-        bytes.
-        """
-        picked = self._picked
-        if picked is None:
+        """Yield rows start..stop as stored, in batches of at most `size` rows and bounded bytes."""
+        selected = self._selected
+        if selected is None:
             yield from self._scan(names, start, stop, size, views)
             return
         while start < stop:  # whole batches are read, then the selected rows are taken from them
-            first, last = int(picked[start]), int(picked[min(stop, start + size) - 1]) + 1
-            batch = next(self._scan(names, first, last, size, False))
-            end = min(
-                stop,
-                start + int(np.searchsorted(picked[start : start + size], first + batch.num_rows)),
-            )
-            yield batch.take(pa.array(picked[start:end] - first))
-            start = end
+            some = selected[start : min(stop, start + size)]
+            first = int(some[0])
+            batch = next(self._scan(names, first, int(some[-1]) + 1, size, False))
+            some = some[: np.searchsorted(some, first + batch.num_rows)]
+            yield batch.take(pa.array(some - first))
+            start += len(some)
 
     def _scan(
         self, names: Sequence[str], start: int, stop: int, size: int, views: bool
@@ -226,7 +230,7 @@ class Joined:
             yield from one.scan(start, stop, own, size, views)
             return
         while start < stop:
-            end = min(one.span(start, stop, size) for one, _ in parts)
+            end = min(one.batch_end(start, stop, size) for one, _ in parts)
             batches = [next(one.scan(start, end, own, size, views)) for one, own in parts]
             fields = {
                 field.name: (field, array)
@@ -241,21 +245,93 @@ class Joined:
 
     # -- chunks of rows
 
-    def spans(self, start: int, stop: int) -> Iterator[tuple[Series, range]]:
-        """Yield each series and the positions of its chunks of rows start..stop."""
+    def chunks(self, start: int, stop: int) -> Iterator[tuple[Series, int]]:
+        """Yield the chunks of rows start..stop: each series, and the position of the chunk in it."""
         if start >= stop:
             return
-        first, last = (
-            (start, stop - 1)
-            if self._picked is None
-            else (int(self._picked[start]), int(self._picked[stop - 1]))
-        )
+        first, last = start, stop - 1
+        if self._selected is not None:
+            first, last = int(self._selected[first]), int(self._selected[last])
         for one in self.series:
-            yield one, range(one.at(first), one.at(last) + 1)
+            for i in range(one.position(first), one.position(last) + 1):
+                yield one, i
 
-    def holding(self, rows: IntArray) -> Iterator[tuple[Series, list[int]]]:
-        """Yield each series and the positions of its chunks of these rows, int64 [k]."""
-        at = self.places(rows)
+    def chunks_of(self, rows: IntArray) -> Iterator[tuple[Series, int]]:
+        """Yield the chunks of these rows, int64 [k]: each series, and the position in it."""
+        rows = self.series_rows(rows)
         for one in self.series:
-            chunks: list[int] = np.subtract(np.searchsorted(one.starts, at, "right"), 1).tolist()
-            yield one, sorted(set(chunks))
+            for i in np.unique(np.searchsorted(one.starts, rows, "right") - 1).tolist():
+                yield one, i
+
+
+def _checksum(parts: Sequence[str], selected: bytes) -> str:
+    return checksum_of([*(part.encode() for part in parts), selected])
+
+
+class Shards:
+    """The shards of a dataset or of the datasets of a mix, for runs and loaders that prefetch them.
+
+    A range of rows lies in one table.
+
+    tables  the first row of each table, ascending, and the table
+    """
+
+    def __init__(self, tables: Sequence[tuple[int, Table]]) -> None:
+        self._tables = tables
+        self._firsts = [first for first, _ in tables]
+        self._series = [one for _, table in tables for one in table.series]
+
+    @property
+    def room(self) -> int:
+        """Available bytes of the smallest cache for prefetched shards; 0 without a cache."""
+        rooms = (min(one.room for one in table.series) for _, table in self._tables)
+        return min((room for room in rooms if room), default=0)
+
+    def expect_epoch(self, min_bytes: int) -> None:
+        """Announce that most rows will be read: mapped shards then use large pages.
+
+        The announcement is omitted for less than `min_bytes` of listed shards, and if a size is not
+        listed. Large pages are used if all data fits into memory.
+        """
+        sizes = [one.stored for one in self._series]
+        total = sum(sizes)
+        if min(sizes) < 0 or total < min_bytes:
+            return
+        for _, table in self._tables:
+            if 2 * table.rows >= table.series[0].rows:
+                for one in table.series:
+                    one.expect(total)
+
+    def weight(self, start: int, stop: int) -> int:
+        """Return the listed bytes of the shards of rows start..stop."""
+        return sum(one.weight(i) for one, i in self._chunks(start, stop))
+
+    def fetch(self, start: int, stop: int) -> None:
+        """Download the shards of rows start..stop into the cache, or into memory until `release`."""
+        for one, i in self._chunks(start, stop):
+            one.fetch(i, passing=True)
+
+    def fetch_rows(self, rows: IntArray, passing: bool = False) -> None:
+        """Download the shards of these rows, int64 [k], into the cache.
+
+        passing  keep shards that the cache cannot keep in memory until `release`, like `fetch`
+        """
+        tables = np.searchsorted(self._firsts, rows, "right") - 1
+        for k in np.unique(tables).tolist():
+            first, table = self._tables[k]
+            for one, i in table.chunks_of(rows[tables == k] - first):
+                one.fetch(i, passing)
+
+    def release(self, start: int, stop: int) -> None:
+        """Release the shards of rows start..stop: memory, and cached copies that were evicted."""
+        for one, i in self._chunks(start, stop):
+            one.release(i)
+
+    def release_all(self) -> None:
+        """Release all shards that runs keep in memory."""
+        for one in self._series:
+            one.release_all()
+
+    def _chunks(self, start: int, stop: int) -> Iterator[tuple[Series, int]]:
+        first, table = self._tables[bisect_right(self._firsts, start) - 1]
+        return table.chunks(start - first, stop - first)

@@ -1,18 +1,20 @@
-"""Reports: findings as JUnit XML, JSON, HTML and GitHub annotations; a dataset as an HTML page."""
+"""Reports of findings: JUnit and JSON for CI, HTML pages, and GitHub annotations."""
 
 from __future__ import annotations
 
-from flarecli.report.dataset_html import dataset_page
-from flarecli.report.files import check_report, write_report
+from flarecli.report.facts import facts_table
+from flarecli.report.files import KINDS, check_report, write_report
 from flarecli.report.github import annotation
-from flarecli.report.result import Result, byte_range, finding_fields
+from flarecli.report.html.page import dataset_page
+from flarecli.report.result import Result, bytes_of
 
 __all__ = [
+    "KINDS",
     "Result",
     "annotation",
-    "byte_range",
+    "bytes_of",
     "check_report",
     "dataset_page",
-    "finding_fields",
+    "facts_table",
     "write_report",
 ]

@@ -19,6 +19,6 @@ except ImportError:
     ) from None
 
 from flarecli.torch.datasets import IterableDataset, MapDataset
-from flarecli.torch.tensors import tensors
+from flarecli.torch.tensor_batches import tensors
 
 __all__ = ["IterableDataset", "MapDataset", "tensors"]

@@ -10,8 +10,6 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
-import numpy as np
-import numpy.random  # torch uses it in each worker; forked workers inherit it
 from torch.utils import data as torch_data
 
 from flarecli.arguments import checked
@@ -24,18 +22,18 @@ from flarecli.read import (
     Part,
     Rows,
     Work,
-    begun,
+    batch_rows,
     check_place,
     check_rows,
     parse_state,
     parts_of,
+    start_prefetch,
 )
 from flarecli.torch.ranks import Inherited, Share, inherited_share, share_of
-from flarecli.torch.tensors import tensors
+from flarecli.torch.tensor_batches import tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
 
-_BLOCK = 1 << 14  # approximate number of steps that are mapped to rows at once
 _MAX_COUNT = 1 << 31  # of rows per batch, and of threads
 _KEYS = {"seed", "epoch", "order", "window", "rows", "batch", "ranks", "workers", "step", "given"}
 _KEYS |= {"checksum"}
@@ -121,12 +119,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self.data.load()
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._batch, self._order, self._window, self._threads = batch, order, window, threads
-        self._collate, self._collated, self._drop_last, self._seed = (
-            collate,
-            collated,
-            drop_last,
-            seed,
-        )
+        self._collate, self._collated, self._drop_last = collate, collated, drop_last
+        self._seed = seed
         self._epoch = _shared(epoch, 0)  # epoch and first step; persistent workers read them
         self._rows = self.data.order(seed, epoch, order, window).rows
         # the position of the loop, and the number of samples already yielded of the next batch
@@ -262,9 +256,9 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._at = Cursor(self._seed, epoch, step, self._order), given
         if given and step + worker * self._batch * ranks + rank >= order.rows:
             raise _changed(given, 0)
-        fetching = begun(self.data, order, self._at[0], ranks)
+        prefetch = start_prefetch(self.data, order, self._at[0], ranks)
         work = Work(
-            self.data, self._transforms, self._collate, self._seed, epoch, fetching is not None
+            self.data, self._transforms, self._collate, self._seed, epoch, prefetch is not None
         )
         threads = 0 if work.is_inline else self._threads
         flow = ordered_map(
@@ -275,14 +269,14 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         )
         try:
             for made in flow:
-                if fetching:
-                    fetching.reached(step)
+                if prefetch:
+                    prefetch.reached(step)
                 behind = min(self._rows, step + workers * self._batch * ranks)
                 yield from self._given(work, made, given, behind)
                 step, given = behind, 0
         finally:
-            if fetching:
-                fetching.close()
+            if prefetch:
+                prefetch.close()
             flow.close()
             work.end()
 
@@ -314,23 +308,18 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     def _parts(
         self, order: Any, start: int, share: Share, worker: int, workers: int
     ) -> Iterator[Part]:
-        rank, ranks = share
-        whole = self._batch * ranks
-        stop = order.rows
-        if self._drop_last:
-            stop = start + (stop - start) // whole * whole
-        begin, block, max_block = (
-            start + worker * whole,
-            workers * whole,
-            max(1, _BLOCK // self._batch) * workers * whole,
+        rows = batch_rows(
+            order,
+            start,
+            self._batch,
+            rank=share.rank,
+            ranks=share.ranks,
+            worker=worker,
+            workers=workers,
+            drop_last=self._drop_last,
         )
-        inside = np.arange(rank, whole, ranks, dtype=np.int64)  # steps of a batch of this rank
-        while begin < stop:  # the first block is one batch, so that it is ready early
-            firsts = np.arange(begin, min(begin + block, stop), workers * whole, dtype=np.int64)
-            steps = (firsts[:, None] + inside).ravel()
-            rows = order.at(steps if steps[-1] < stop else steps[steps < stop])
-            yield from parts_of(rows, self._batch, not self._collated)
-            begin, block = begin + block, max_block
+        for some in rows:
+            yield from parts_of(some, self._batch, not self._collated)
 
 
 @contextlib.contextmanager

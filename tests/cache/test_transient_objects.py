@@ -18,7 +18,7 @@ from flarecli.cache import entry as entries
 from flarecli.cache import store as cached
 from flarecli.errors import FormatError, MissingError
 from flarecli.model import Settings
-from flarecli.read import shard_ahead
+from flarecli.read import shard_prefetch
 from flarecli.read.batch import Part, Work
 from flarecli.storage import Store
 from flarecli.storage.versions import ObjectPin
@@ -411,11 +411,13 @@ def streamed(data, **options):
 
 @pytest.mark.parametrize("begin", [partial(flare.Loader, batch=16), flare.Dataset.run, streamed])
 def test_prefetched_objects_are_released_when_a_run_ends(shards, monkeypatch, begin):
-    monkeypatch.setattr(shard_ahead, "_MIN_AHEAD_BYTES", 0)  # so that some shards are not fetched
+    monkeypatch.setattr(
+        shard_prefetch, "_MIN_AHEAD_BYTES", 0
+    )  # so that some shards are not fetched
     _, data = shards
     loop = iter(begin(data, order="windows", window=1))
     next(loop)
-    data.have(np.arange(200), passing=True)  # like threads that prefetch batches
+    data.shards.fetch_rows(np.arange(200), passing=True)  # like threads that prefetch batches
     (one,) = directory._folders.values()
     assert one.open_copies._transient_bytes > LARGE
     del loop

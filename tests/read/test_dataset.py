@@ -434,4 +434,4 @@ def test_the_listed_bytes_of_a_chunk_are_those_of_its_own_list(tmp_path, monkeyp
         property(lambda self: pytest.fail("all chunks were added up")),
     )
     assert [series.weight(i) for i in range(4)] == wanted
-    assert data.weight(4, 6) == sum(wanted[:2])
+    assert data.shards.weight(4, 6) == sum(wanted[:2])

@@ -103,7 +103,7 @@ def test_the_rows_located_at_once_are_bounded(
         for n in range(100):
             writer.write({"a": bytes([n]) * 200_000})
     data = flare.open(str(tmp_path / "data"))
-    assert [data.found(np.arange(100), least).rows for least in (10, 64)] == [rows, 64]
+    assert [data.locate(np.arange(100), least).rows for least in (10, 64)] == [rows, 64]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

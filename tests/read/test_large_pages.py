@@ -8,7 +8,7 @@ import pytest
 import flarecli as flare
 from flarecli.formats import find
 from flarecli.model import Settings
-from flarecli.read import shard_ahead
+from flarecli.read import shard_prefetch
 from flarecli.storage import mmap as ahead
 
 mds = find("mds")
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> str:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the sizes of the maps for which large pages were advised, however small."""
     out: list[int] = []
-    monkeypatch.setattr(shard_ahead, "_MIN_LARGE_PAGE_BYTES", 0)
+    monkeypatch.setattr(shard_prefetch, "_MIN_LARGE_PAGE_BYTES", 0)
     monkeypatch.setattr(ahead, "use_large_pages", lambda view: out.append(len(view)))
     return out
 

@@ -403,7 +403,7 @@ def test_batches_of_local_bytes_are_made_by_the_calling_thread(data, monkeypatch
         return read(self, rows)
 
     monkeypatch.setattr(type(data), "collated", recorded)
-    monkeypatch.setattr(type(data), "found", lambda self, rows, least: None)
+    monkeypatch.setattr(type(data), "locate", lambda self, rows, least: None)
     for loader in (flare.Loader(data, 5), flare.Loader(data.decoded({"text": False}), 5)):
         assert sum(len(batch["n"]) for batch in loader) == ROWS
         assert names == {"MainThread"}

@@ -78,7 +78,7 @@ def test_closed_shards_are_opened_again(tmp_path):
     for _ in range(3):
         assert data[4] == data[4] == sample(4)
         assert list(series.row_readers(None)) == [0]
-        series.let_go(0)
+        series.close_shard(0)
         assert not series.row_readers(None)
 
 

@@ -14,7 +14,7 @@ import pytest
 import flarecli as flare
 from flarecli.errors import FlareError
 from flarecli.model import Settings
-from flarecli.read import shard_ahead
+from flarecli.read import shard_prefetch
 from tests.pool import is_idle
 
 ROWS = 1500
@@ -158,7 +158,7 @@ def test_the_windows_of_a_mix_follow_its_steps(packed, tmp_path):
 def test_the_prefetched_bytes_are_bounded(
     served, packed, tmp_path, monkeypatch, near, window, least, most
 ):
-    monkeypatch.setattr(shard_ahead, "_MIN_AHEAD_BYTES", near)
+    monkeypatch.setattr(shard_prefetch, "_MIN_AHEAD_BYTES", near)
     data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"))
     served.requests.clear()
     loop = iter(flare.Loader(data, 32, order="windows", window=window))

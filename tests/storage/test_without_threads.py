@@ -102,7 +102,7 @@ def test_a_loader_returns_the_same_batches_with_any_number_of_threads(
     tmp_path, allowed, count, order, monkeypatch
 ):
     data = read.open(packed(tmp_path / "out"))
-    monkeypatch.setattr(type(data), "room", 1 << 30)  # like remote shards
+    monkeypatch.setattr(type(data.shards), "room", 1 << 30)  # like remote shards
     allowed(count)
     loader = flare.Loader(data, 1, workers=3, order=order, transform=dict)
     assert sorted(batch["id"].tolist() for batch in loader) == [[0], [1], [2]]

@@ -10,10 +10,11 @@ threads. Pillow releases the GIL while it decodes, so threads use all cores.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from flarecli.cpus import cpu_count
@@ -31,6 +32,7 @@ from flarecli.media import (
     resize_image,
     sniff,
 )
+from flarecli.model import IntArray
 from flarecli.prefetch import ordered_map
 from flarecli.progress import Progress
 from flarecli.redact import redact
@@ -38,7 +40,7 @@ from flarecli.units import format_count
 from flarecli.write import Failure, key_text
 from flarecli.write.fetch_links import Fetched
 
-__all__ = ["Intake", "Medium", "info_names", "media_of", "processed"]
+__all__ = ["Intake", "Medium", "info_names", "media_of", "taken_in"]
 
 _AHEAD_BYTES = 32 << 20  # bytes of values in flight
 # values that a thread is handed at a time: handing one over costs a thirtieth of a photograph
@@ -77,7 +79,7 @@ class Intake:
             object.__setattr__(self, "films", self.info and has_ffmpeg())
 
     @property
-    def is_noop(self) -> bool:
+    def is_nothing(self) -> bool:
         """Whether nothing is asked for: then contradictions are counted all the same."""
         return self == Intake()
 
@@ -89,9 +91,9 @@ class Intake:
         asked += [("--min-size", size.min_size > 0), ("--max-aspect", size.max_aspect is not None)]
         return next((name for name, is_given in asked if is_given), None)
 
-    def recorded_options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """Give what decides which bytes come out; nothing if nothing is asked for."""
-        if self.is_noop:
+        if self.is_nothing:
             return {}
         asked = {
             **asdict(self),
@@ -243,15 +245,15 @@ class _Contradictions:
             yield f"column {column!r}: {format_count(count, 'value')} {'is' if count == 1 else 'are'} {wrong}: {names}"
 
 
-def processed(
-    parts: Generator[Fetched, None, None],
+def taken_in(
+    parts: Iterator[Fetched],
     media: Sequence[Medium],
     asked: Intake,
     infos: dict[str, dict[str, str]],
     key: str | None,
     progress: Progress,
     jobs: int,
-) -> Generator[Fetched, None, None]:
+) -> Iterator[Fetched]:
     """Bring the columns of files to what is asked for, side by side; rows come in order.
 
     key     the column that names rows in failures
@@ -293,7 +295,7 @@ def processed(
             progress.note(note)
     finally:
         runs.close()
-        parts.close()
+        parts.close()  # type: ignore[attr-defined]
 
 
 class _Task(NamedTuple):
@@ -392,4 +394,12 @@ def _finished(
             batch = batch.append_column(
                 name, pa.array(numbers, pa.float64() if measure == "duration" else pa.int64())
             )
-    return replace(part, batch=batch).without(refused)
+    if not refused:
+        return Fetched(batch, part.rows, part.failures, part.until, part.extensions, part.names)
+    keep = np.ones(len(part.rows), bool)
+    keep[list(refused)] = False
+    rows: IntArray = part.rows[keep]
+    kept: list[int] = np.flatnonzero(keep).tolist()
+    names = {name: [values[row] for row in kept] for name, values in part.names.items()}
+    failures = sorted([*part.failures, *refused.values()], key=lambda one: one.row)
+    return Fetched(batch.filter(pa.array(keep)), rows, failures, part.until, part.extensions, names)
