@@ -178,7 +178,7 @@ def _version() -> int:
 
     try:
         if sys.stdout is None:
-            raise OSError("it is closed")
+            raise OSError("the stream is closed")
         print(f"flare {__version__}", flush=True)
     except BrokenPipeError:
         return 0

@@ -371,8 +371,8 @@ def test_a_large_document_is_not_made_objects(tmp_path):
     code, said, _ = flare("cat", folder, data=400 * MB)
     assert (code, said) == (
         4,
-        f"error: a value of column 'a': {3 + 3 * count} bytes; at most 16777216 are printed as text\n"
-        "hint: Give --raw a to see its bytes, or -c without it.\n",
+        f"error: column 'a': value is {3 + 3 * count} bytes; at most 16777216 are printed as text\n"
+        "hint: Use --raw a to print its bytes, or select other columns with -c.\n",
     )
     code, _, printed = flare("verify", "--decode", folder, data=400 * MB)
     assert code == 1

@@ -49,6 +49,6 @@ def test_a_module_that_only_unix_has_is_no_library_to_install(tmp_path):
     ran = run("-c", program, "pack", str(tmp_path / "a.csv"), str(tmp_path / "out"))
     assert (ran.returncode, ran.stderr) == (
         6,
-        "error: this system has no fcntl, which the command needs\n"
+        "error: the command needs fcntl, which this system does not have\n"
         "hint: Run flare on Linux or macOS; on Windows, use WSL.\n",
     )

@@ -101,8 +101,10 @@ def test_names_that_are_one_on_another_file_system_are_refused_before_the_first(
         for key in keys:
             writer.write({"key": key, "data": b"x"})
     assert main(["unpack", str(tmp_path / "d"), str(tmp_path / "out")]) == 4
-    error = f"{tmp_path}/d/shard.00000.mds[1]: the name '{second}' is the same as that of row 0 of the selection"
-    hint = "Give --name another pattern, such as '{row}.{ext}', or --key another column."
+    error = (
+        f"{tmp_path}/d/shard.00000.mds[1]: file name '{second}' is also the name of selected row 0"
+    )
+    hint = "Use another --name, such as '{row}.{ext}', or another --key."
     assert capfd.readouterr().err == f"error: {error}\nhint: {hint}\n"
     assert not any(path.is_file() for path in (tmp_path / "out").rglob("*"))
 
@@ -110,18 +112,18 @@ def test_names_that_are_one_on_another_file_system_are_refused_before_the_first(
 @pytest.mark.parametrize(
     ("keys", "row", "said"),
     [
-        (["a", "con"], 1, "'con' is that of a device on Windows"),
-        (["aux.txt"], 0, "'aux.txt' is that of a device on Windows"),
-        (["b", "x/NUL.tar.gz"], 1, "'x/NUL.tar.gz' is that of a device on Windows"),
-        (["Com1 ./x"], 0, "'Com1 ./x' is that of a device on Windows"),
-        (["x", "COM\u00b2.wav"], 1, "'COM\u00b2.wav' is that of a device on Windows"),
-        (["con", "aux"], 0, "'con' is that of a device on Windows"),
-        (["a", "b", "a."], 2, "'a.' is the same as that of row 0 of the selection"),
-        (["A. .", "b", "a"], 2, "'a' is the same as that of row 0 of the selection"),
-        (["x/a", "X /A"], 1, "'X /A' is the same as that of row 0 of the selection"),
-        (["a", "A./b"], 1, "'A./b' lies in a folder with the name of row 0 of the selection"),
-        ([".FLARE"], 0, "'.FLARE' is taken by flare itself"),
-        (["Index.jsonl"], 0, "'Index.jsonl' is taken by flare itself"),
+        (["a", "con"], 1, "'con' is a device name on Windows"),
+        (["aux.txt"], 0, "'aux.txt' is a device name on Windows"),
+        (["b", "x/NUL.tar.gz"], 1, "'x/NUL.tar.gz' is a device name on Windows"),
+        (["Com1 ./x"], 0, "'Com1 ./x' is a device name on Windows"),
+        (["x", "COM\u00b2.wav"], 1, "'COM\u00b2.wav' is a device name on Windows"),
+        (["con", "aux"], 0, "'con' is a device name on Windows"),
+        (["a", "b", "a."], 2, "'a.' is also the name of selected row 0"),
+        (["A. .", "b", "a"], 2, "'a' is also the name of selected row 0"),
+        (["x/a", "X /A"], 1, "'X /A' is also the name of selected row 0"),
+        (["a", "A./b"], 1, "'A./b' is in a folder whose name is that of selected row 0"),
+        ([".FLARE"], 0, "'.FLARE' is reserved by flare"),
+        (["Index.jsonl"], 0, "'Index.jsonl' is reserved by flare"),
     ],
 )
 @pytest.mark.parametrize("target", ["out", "-"])
@@ -133,9 +135,9 @@ def test_names_that_another_system_has_no_file_for_are_refused_here_too(
         for key in keys:
             writer.write({"key": key, "data": b"x"})
     assert main(["unpack", "d", target, "--name", "{key}", "-q"]) == 4
-    hint = "Give --name another pattern, such as '{row}.{ext}', or --key another column."
+    hint = "Use another --name, such as '{row}.{ext}', or another --key."
     out, err = capfd.readouterr()
-    assert (out, err) == ("", f"error: d/shard.00000.mds[{row}]: the name {said}\nhint: {hint}\n")
+    assert (out, err) == ("", f"error: d/shard.00000.mds[{row}]: file name {said}\nhint: {hint}\n")
     assert not any(path.is_file() for path in (tmp_path / "out").rglob("*"))
     assert main(["unpack", "d", "files", "--name", "{row}.{ext}", "-q"]) == 0
     assert len(list((tmp_path / "files").glob("*.bin"))) == len(keys)

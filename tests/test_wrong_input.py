@@ -15,7 +15,7 @@ from flarecli.model import Settings
 from flarecli.write import Writer
 
 GOLDEN = Path(__file__).parents[1] / "fixtures" / "mds"
-SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+SKIP = "Use --on-error skip to leave such rows out and list them in failed.jsonl."
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_duplicate_columns(here, capfd):
         "pack ok.csv out --fetch k:t",
         2,
         "two columns would be named 't'",
-        "Give the fetched one another name: --fetch COLUMN:NAME.",
+        "Rename the fetched column: --fetch COLUMN:NAME.",
     )
 
 
@@ -222,7 +222,7 @@ def test_empty_index(here, capfd):
         "pack ok.csv out --limit 0",
         4,
         "ok.csv: no rows to pack",
-        "Look at --rows, --where and --limit.",
+        "Check --rows, --where and --limit.",
     )
     assert not (here / "out").exists()
 
@@ -385,7 +385,7 @@ def test_a_pickle_is_not_decoded(here, capfd):
         capfd,
         "pack j.csv out --encode j=pkl",
         5,
-        "j is packed as pkl, and reading a pickle runs code",
+        "column 'j' would be packed as pkl; reading a pickle runs code",
         "Use --encode j=json or --encode j=bytes.",
     )
 
@@ -423,16 +423,14 @@ def test_a_broken_playlist_beside_a_whole_index(here, capfd):
 
 
 def test_a_column_of_links_names_no_files(here, capfd):
-    error = "column 'k' holds addresses, which --fetch takes: they name no files"
-    wrong(
-        capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Give --key another column."
-    )
+    error = "column 'k' has the addresses for --fetch and cannot be the key"
+    wrong(capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Use another --key.")
 
 
 def test_a_pack_goes_to_no_stream(here, capfd):
     error, hint = (
         "shards are written to a folder or a bucket, not to stdout",
-        "Name a folder; `./-` is one of that name.",
+        "Name a folder; use `./-` for a folder named `-`.",
     )
     wrong(capfd, "pack ok.csv -", 2, error, hint)
     wrong(capfd, "pack ok.csv - --part-rows 1", 2, error, hint)
@@ -442,27 +440,27 @@ def test_a_pack_goes_to_no_stream(here, capfd):
 
 def test_options_that_would_do_nothing_are_refused(here, capfd):
     for option in ("--resize 8", "--quality 9", "--min-size 1", "--max-aspect 2", "--media-info"):
-        hint = "Name a column of links with --fetch."
+        hint = "Fetch a column of links with --fetch."
         wrong(
             capfd,
             f"pack ok.csv out {option}",
             2,
-            f"{option.split(' ')[0]} finds no column of files",
+            f"{option.split(' ')[0]}: no column contains files",
             hint,
         )
         wrong(
             capfd,
             f"pack ok.csv out {option} --part-rows 1",
             2,
-            f"{option.split(' ')[0]} finds no column of files",
+            f"{option.split(' ')[0]}: no column contains files",
             hint,
         )
     wrong(
         capfd,
         "pack ok.csv out --newline \\r\\n",
         2,
-        "mds shards have no lines",
-        "Those that have are json, csv, tsv and xsv.",
+        "--newline: mds shards have no lines",
+        "The formats with lines are json, csv, tsv and xsv.",
     )
     assert not (here / "out").exists()
     assert main(["pack", "ok.csv", "out", "-f", "csv", "--newline", "\\r\\n", "-q"]) == 0
@@ -473,7 +471,7 @@ def test_a_name_of_nothing_lists_what_there_is(here, capfd):
         capfd,
         "unpack ok.csv files --name {x}",
         2,
-        "--name asks for {x}",
+        "--name contains the unknown column {x}",
         "Choose from key, row, ext, column, n.",
     )
     (here / "one.csv").write_text("t\na\n")
@@ -481,14 +479,14 @@ def test_a_name_of_nothing_lists_what_there_is(here, capfd):
         capfd,
         "unpack one.csv files --name {x}",
         2,
-        "--name asks for {x}",
+        "--name contains the unknown column {x}",
         "Choose from key, row, ext, column.",
     )
 
 
 def test_duplicate_keys(here, capfd):
     (here / "dup.csv").write_text("k,n\na,1\nb,2\na,3\n")
-    hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."
+    hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
     wrong(capfd, "pack dup.csv out --key k", 4, "dup.csv[2]: key 'a' was used in row 0", hint)
     assert main(["pack", "dup.csv", "out", "--key", "k", "--on-duplicate", "first", "-q"]) == 0
     assert main(["cat", "out", "-c", "n"]) == 0

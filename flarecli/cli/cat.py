@@ -7,15 +7,14 @@ from typing import Any
 
 from flarecli.arguments import Option, option
 from flarecli.cli import rows as output
-from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.printer import Printer
-from flarecli.cli.progress import Bar
+from flarecli.cli.options import CommandLine
+from flarecli.cli.printer import ProgressBar
 from flarecli.commands.options import CatOptions
 from flarecli.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Line(CatOptions, BaseLine):
+class Line(CatOptions, CommandLine):
     """The command line."""
 
     to: str = option(
@@ -53,25 +52,26 @@ class Line(CatOptions, BaseLine):
 def command(line: Line) -> int:
     """Print rows.
 
-    JSON lines by default: bytes as {"bytes": n, "sha256": …}, NaN and infinity as null, pickles decoded only with --allow-pickle.
-    CSV and TSV contain values unchanged; on a terminal they are escaped. --raw, Arrow and Parquet are not printed to a terminal.
+    The default is JSON lines: bytes as {"bytes": n, "sha256": …}, NaN and infinity as null, pickles only as their size unless --allow-pickle is set.
+    CSV and TSV contain unchanged values; on a terminal, control characters are escaped. --raw, Arrow and Parquet are not printed to a terminal.
     The source - is a tar on stdin.
 
     Example: flare cat out/ --where "score > 0.5" -c id,score --head 10
     """
     from flarecli import commands
 
-    printer = Printer(line.as_json, line.quiet, line.verbose)
+    printer = line.printer()
     output.check(line.to, line.raw, line.bytes_as, line.csv_safe)
     if line.raw is not None and (line.columns is not None or line.to != "jsonl"):
         raise UsageError(
-            "--raw prints the bytes of one column alone", hint="Leave --columns and --to out."
+            "--raw prints the bytes of one column; --columns and --to have no effect",
+            hint="Leave --columns and --to out.",
         )
     options: dict[str, Any] = line.keywords(CatOptions)
     if line.raw is not None:
         options["columns"] = [line.raw]
     exact = line.raw is not None or line.to not in ("arrow", "parquet")
-    batches = commands.cat(line.sources, exact=exact, progress=Bar(printer), **options)
+    batches = commands.cat(line.sources, exact=exact, progress=ProgressBar(printer), **options)
     look = output.Look(line.bytes_as == "base64", line.allow_pickle, line.csv_safe)
     output.write(batches, printer, line.to, line.raw, look)
     return 0

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from flarecli.cli import printer
 from flarecli.errors import (
@@ -23,8 +22,11 @@ from flarecli.suggest import nearest
 
 __all__ = ["hint_for", "run"]
 
-HANDLES = 64  # enough for every command
-_BUG = "This is a bug in flare, not in your data: please report it with what --debug shows."
+MIN_OPEN_FILES = 64  # enough for every command
+_BUG = "This is a bug in flare, not in your data. Please report it with the output of --debug."
+_GLOB_SIGNS = re.compile(r"[*?\[{]")
+_ONE_SLASH = re.compile(r"(https?|s3|gs|az|hf):/*(?=[^/])")
+_MAX_SHOWN, _MAX_NAMES = 3, 2_000  # names of a folder in a hint; names that are read
 
 
 def run(
@@ -33,61 +35,35 @@ def run(
     debug: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Run one command line and return its exit code. Errors are printed; only KeyboardInterrupt is
-    raised.
+    """Run one command line and return its exit code.
+
+    Errors are printed. Only KeyboardInterrupt is raised.
 
     as_json  print errors as JSON objects
     debug    print the traceback of errors
-    stopped  returns whether a signal ended the run; errors that follow from it are not printed
+    stopped  returns whether a signal ended the run; errors after that are not printed
     """
     try:
-        code = _by_typer(args)
-        if not stopped():  # flushing could block on the reader of a pipe
+        from flarecli.cli.app import execute
+
+        code = execute(args)
+        if not stopped():  # flushing could block if nobody reads the pipe
             printer.finish()
         return code if isinstance(code, int) else 0
     except SystemExit as end:  # completion
         return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:
+        raise
     except BaseException as caught:
         error = caught
-    if isinstance(error, KeyboardInterrupt):
-        raise error
-    if stopped() or (isinstance(error, BrokenPipeError) and printer.reader_left()):
+    if stopped() or (isinstance(error, BrokenPipeError) and printer.is_reader_gone()):
         return 0
-    told = _told(error, args)
-    printer.error(told, as_json, error if debug else None)
-    return told.exit_code
+    shown = _flare_error(error, args)
+    printer.print_error(shown, as_json, error if debug else None)
+    return shown.exit_code
 
 
-def _are_handles_few() -> bool:
-    """Return whether the limit of open files is too low; libcurl does not report why it cannot
-    start.
-    """
-    try:
-        import resource
-    except ImportError:
-        return False
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] < HANDLES
-
-
-def _too_few_handles() -> FlareError:
-    hint = f"Run `ulimit -n {HANDLES}` first."
-    try:
-        import resource
-    except ImportError:  # no resource module on Windows
-        return ReachError("too few file handles", hint=hint)
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return ReachError(
-        f"too few file handles: {allowed} are allowed, {HANDLES} are needed", hint=hint
-    )
-
-
-def _by_typer(args: list[str]) -> Any:
-    from flarecli.cli.app import answer
-
-    return answer(args)
-
-
-def _told(error: BaseException, args: list[str]) -> FlareError:
+def _flare_error(error: BaseException, args: list[str]) -> FlareError:
     """Return the error to print for an exception."""
     if isinstance(error, MissingError) and not error.hint:
         error.hint = hint_for(error.address, args)
@@ -98,106 +74,106 @@ def _told(error: BaseException, args: list[str]) -> FlareError:
             check_exhausted(error)
         except MemoryError as exhausted:
             error = exhausted
-    if isinstance(error, ExhaustedError):
-        return _too_few_handles()
+    limit = _open_files_limit()
+    # libcurl does not report why it cannot start
+    is_curl = isinstance(error, RuntimeError) and "curl" in str(error)
+    is_too_low = limit is not None and limit < MIN_OPEN_FILES
+    if isinstance(error, ExhaustedError) or (is_curl and is_too_low):
+        counts = "" if limit is None else f": {limit} are allowed, {MIN_OPEN_FILES} are needed"
+        return ReachError(
+            f"too few file handles{counts}", hint=f"Run `ulimit -n {MIN_OPEN_FILES}` first."
+        )
     if isinstance(error, MemoryError):
         return ReachError(
             "not enough memory", hint="Use fewer --jobs or smaller shards, or allow more memory."
         )
-    if isinstance(error, RuntimeError) and "curl" in str(error) and _are_handles_few():
-        return _too_few_handles()
     if isinstance(error, RecursionError):
         return FormatError("the data is nested too deeply")
-    if (
-        isinstance(error, ModuleNotFoundError)
-        and error.name
-        and not error.name.startswith("flarecli")
-    ):
-        if error.name in sys.stdlib_module_names:  # fcntl and resource, on Windows
+    if isinstance(error, ModuleNotFoundError):
+        name = error.name or "flarecli"
+        if name in sys.stdlib_module_names:  # fcntl and resource, on Windows
             return MissingLibraryError(
-                f"this system has no {error.name}, which the command needs",
+                f"the command needs {name}, which this system does not have",
                 hint="Run flare on Linux or macOS; on Windows, use WSL.",
             )
-        return MissingLibraryError(
-            f"the library {error.name} is missing",
-            hint=f"Run `pip install {error.name.partition('.')[0]}`.",
-        )
+        if not name.startswith("flarecli"):
+            return MissingLibraryError(
+                f"the library {name} is not installed",
+                hint=f"Run `pip install {name.partition('.')[0]}`.",
+            )
     if isinstance(error, OSError) and error.strerror:
         return ReachError(error.strerror, where=error.filename or "")
-    told = FlareError(f"{type(error).__name__}: {error}".removesuffix(": "), hint=_BUG)
-    told.kind = "bug"
-    return told
+    bug = FlareError(f"{type(error).__name__}: {error}".removesuffix(": "), hint=_BUG)
+    bug.kind = "bug"
+    return bug
 
 
-_SIGNS = re.compile(r"[*?\[{]")
-_ONE_SLASH = re.compile(r"(https?|s3|gs|az|hf):/*(?=[^/])")
-_SHOWN, _MAX_NAMES = 3, 2_000  # names of a folder
+def _open_files_limit() -> int | None:
+    """Return how many files the process may open; None on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def hint_for(where: str, args: Sequence[str]) -> str:
-    """Return a hint for an address that does not exist; empty if it was not typed or there is no
-    suggestion.
+    """Return a hint for an address that does not exist.
+
+    The hint is empty if the address is not in the command line or if there is no suggestion.
 
     where  address of the error
     args   the command line
     """
-    typed = next((arg for arg in args if _same(arg, where)), None)
-    if (
-        typed is None
-        or os.path.lexists(local_path(typed))
-        or (is_url(typed) and not typed.lower().startswith("file://"))
-    ):
+    typed = next((arg for arg in args if _is_same(arg, where)), None)
+    if typed is None or os.path.lexists(local_path(typed)):
+        return ""
+    if is_url(typed) and not typed.lower().startswith("file://"):
         return ""
     if match := _ONE_SLASH.match(typed):
         return f"Use two slashes: {shell_quoted(f'{match[1]}://{typed[match.end() :]}')}"
     if typed.startswith("file:") and not is_url(typed):
         url = f"file://{os.path.abspath(typed[5:])}"
-        return f"Leave `file:` out, or write {shell_quoted(url)}."
-    if _is_turned_round(typed, args):
-        places = f"{shell_quoted(args[-1])} {shell_quoted(typed)}"
-        return f"Name the source first and OUT last: `flare {args[0]} {places}`."
-    if typed.isdecimal() and args[0] in ("cat", "inspect"):
-        return f"Rows are named by an option: `flare cat SOURCE -r {typed}`."
-    return _beside(local_path(typed))
-
-
-def _same(arg: str, where: str) -> bool:
-    return bool(where) and bare(arg).rstrip("/") == bare(where).rstrip("/")
-
-
-def _is_turned_round(typed: str, args: Sequence[str]) -> bool:
-    """Return whether SOURCE and OUT seem to be swapped: the last argument is a file."""
-    return (
+        return f"Remove `file:`, or write {shell_quoted(url)}."
+    if (
         args[0] in ("pack", "unpack")
         and len(args) > 2
         and typed == args[1]
         and os.path.isfile(args[-1])
-    )
+    ):
+        swapped = f"{shell_quoted(args[-1])} {shell_quoted(typed)}"
+        return f"OUT is the last argument: `flare {args[0]} {swapped}`."
+    if typed.isdecimal() and args[0] in ("cat", "inspect"):
+        return f"Select rows with an option: `flare cat SOURCE -r {typed}`."
+    return _path_hint(local_path(typed).rstrip("/"))
 
 
-def _beside(path: str) -> str:
-    """Return a hint from what exists: a file instead of a folder, a similar name, or the folder
-    that exists.
-    """
-    plain = path.rstrip("/")
-    if os.path.isfile(plain):
-        return f"{shell_quoted(plain)} is a file: remove the slash."
-    folder, name = os.path.split(plain)
-    while folder and not os.path.isdir(folder) and not _SIGNS.search(folder):
+def _is_same(arg: str, where: str) -> bool:
+    return bool(where) and bare(arg).rstrip("/") == bare(where).rstrip("/")
+
+
+def _path_hint(path: str) -> str:
+    """Return a hint for a path from the files that exist beside it."""
+    if os.path.isfile(path):
+        return f"{shell_quoted(path)} is a file: remove the slash."
+    folder, name = os.path.split(path)
+    while folder and not os.path.isdir(folder) and not _GLOB_SIGNS.search(folder):
         if os.path.isfile(folder):
             return f"{shell_quoted(folder)} is a file, not a folder."
         folder, name = os.path.split(folder)
     names = _names(folder)
-    if found := nearest(name, names):
-        more = plain[len(os.path.join(folder, name)) :]
-        return f"Did you mean {shell_quoted(os.path.join(folder, found) + more)}?"
-    place = shell_quoted(folder) if folder else "the current folder"
-    if _SIGNS.search(plain) and names:
-        return f"{place} contains names such as {', '.join(map(shell_quoted, sorted(names)[:_SHOWN]))}."
-    return f"{place} is there, and no {shell_quoted(name)} in it." if folder else ""
+    if similar := nearest(name, names):
+        rest = path[len(os.path.join(folder, name)) :]
+        return f"Did you mean {shell_quoted(os.path.join(folder, similar) + rest)}?"
+    quoted = shell_quoted(folder) if folder else "the current folder"
+    if _GLOB_SIGNS.search(path) and names:
+        shown = ", ".join(map(shell_quoted, sorted(names)[:_MAX_SHOWN]))
+        return f"{quoted} contains names such as {shown}."
+    return f"{quoted} exists, but contains no {shell_quoted(name)}." if folder else ""
 
 
 def _names(folder: str) -> list[str]:
+    """Return names of files in a folder, without hidden files."""
     try:
         with os.scandir(folder or ".") as entries:
             return [

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flarecli.arguments import Address, Option, address_text, option
 from flarecli.cli import rows as output
-from flarecli.cli.options import SOURCES, Argument
-from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.printer import Printer, binary
-from flarecli.cli.progress import Bar
+from flarecli.cli.options import SOURCES, Argument, CommandLine
+from flarecli.cli.printer import Printer, ProgressBar, binary_stdout
 from flarecli.commands.options import InspectOptions
 from flarecli.errors import MissingError, UsageError
 from flarecli.suggest import choose
@@ -21,13 +19,16 @@ from flarecli.units import format_count, format_size, format_time
 if TYPE_CHECKING:
     from flarecli.commands import Inspection, StreamInfo
 
-_GALLERY = 60  # default number of rows on a page
-_HOLES = 8  # maximum lines about missing shards
-_GONE = "Fetch it again, or pack again with `flare pack … --overwrite`; `flare verify --quick` names each."
+_PAGE_ROWS = 60  # default number of rows on a page
+_MAX_GAPS = 8  # printed runs of missing shards
+_MISSING_HINT = (
+    "Download the shards again, or pack again with `flare pack … --overwrite`; "
+    "`flare verify --quick` lists all missing shards."
+)
 
 
 @dataclass(frozen=True)
-class Line(InspectOptions, BaseLine):
+class Line(InspectOptions, CommandLine):
     """The command line."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {
@@ -49,7 +50,7 @@ class Line(InspectOptions, BaseLine):
         Option(
             group="Output",
             metavar="FILE",
-            help="Write a page with plots and --sample rows, - to stdout.",
+            help="Write an HTML page with plots and --sample rows; - writes to stdout.",
         ),
     )
 
@@ -57,8 +58,8 @@ class Line(InspectOptions, BaseLine):
 def command(line: Line) -> int:
     """Describe a dataset: format, rows, shards, bytes, columns, checksums.
 
-    Also its writer, and missing shards. Reads only headers, except with --stats, --sample and
-    --html.
+    Also prints the program that wrote it and missing shards. Reads only headers, except with
+    --stats, --sample and --html.
 
     Without SOURCE, `--cache DIR` lists the files in a cache.
 
@@ -67,20 +68,20 @@ def command(line: Line) -> int:
     from flarecli import commands
 
     if line.html is not None and line.field is not None:
-        raise UsageError("--html writes a page, --field prints a field", hint="Use one of the two.")
-    printer = Printer(line.as_json, line.quiet, line.verbose)
+        raise UsageError("--html and --field exclude each other", hint="Use one of the two.")
+    printer = line.printer()
     if not line.sources:
-        _print_kept(printer, line.cache)
+        _print_cache(printer, line.cache)
         return 0
     options: dict[str, Any] = line.keywords(InspectOptions)
     if line.html is not None:
         options["shards"] = True
-        options["sample"] = _GALLERY if line.sample is None else line.sample
-    found = commands.inspect(line.sources, progress=Bar(printer), **options)
-    shown = sum(batch.num_rows for batch in found.sample)
-    if found.asked > shown:
+        options["sample"] = _PAGE_ROWS if line.sample is None else line.sample
+    found = commands.inspect(line.sources, progress=ProgressBar(printer), **options)
+    sampled = sum(batch.num_rows for batch in found.sample)
+    if found.asked > sampled:
         printer.note(
-            f"the sample is {format_count(shown, 'row')} of the {found.asked} asked for: `flare cat` gives any number"
+            f"the sample has {sampled:,} of {format_count(found.asked, 'requested row')}; `flare cat` prints any number"
         )
     if line.html is not None:
         _write_page(printer, found, line.html)
@@ -89,27 +90,23 @@ def command(line: Line) -> int:
     elif line.as_json:
         printer.json(found.as_json())
     else:
-        counted = f"{format_count(found.rows, 'row')}, {format_count(found.shards, 'shard')}, {format_size(found.bytes)}"
-        printer.line(f"{found.address}: {found.format}, {counted}")
+        printer.line(f"{found.address}: {found.format}, {_totals(found)}")
         if not line.quiet:
-            for one in found.streams:
-                _print_stream(printer, one, len(found.streams) > 1)
+            for stream in found.streams:
+                _print_stream(printer, stream, len(found.streams) > 1)
             if found.sample:
                 printer.line("")
                 output.write(found.sample, printer, "table")
     if found.missing:  # the result is printed, but it is incomplete
-        others = len(found.missing) - 1
-        more = (
-            f", nor {'is' if others == 1 else 'are'} {format_count(others, 'other')}"
-            if others
-            else ""
-        )
+        count = format_count(len(found.missing), "shard")
         raise MissingError(
-            f"not there{more}: rows were read from the other shards",
-            where=found.missing[0],
-            hint=_GONE,
+            f"missing file; {count} could not be read", where=found.missing[0], hint=_MISSING_HINT
         )
     return 0
+
+
+def _totals(of: Inspection | StreamInfo) -> str:
+    return f"{format_count(of.rows, 'row')}, {format_count(of.shards, 'shard')}, {format_size(of.bytes)}"
 
 
 def _write_page(printer: Printer, found: Inspection, address: str) -> None:
@@ -119,7 +116,7 @@ def _write_page(printer: Printer, found: Inspection, address: str) -> None:
 
     data = dataset_page(found).encode()
     if address == "-":
-        binary().write(data)
+        binary_stdout().write(data)
         return
     locate(address).write([data])
     if printer.as_json:
@@ -128,8 +125,8 @@ def _write_page(printer: Printer, found: Inspection, address: str) -> None:
         printer.line(address)
 
 
-def _print_kept(printer: Printer, folder: Address | None) -> None:
-    """List the files in a cache, by address."""
+def _print_cache(printer: Printer, folder: Address | None) -> None:
+    """List the files in a cache by address."""
     if not folder:
         raise UsageError(
             "missing argument 'SOURCE...'", hint="Name a dataset, or a cache with --cache."
@@ -137,30 +134,34 @@ def _print_kept(printer: Printer, folder: Address | None) -> None:
     from flarecli.cache import list_copies
 
     folder = address_text(folder)
-    found = sorted(list_copies(folder))
-    size = sum(one.size for one in found)
+    copies = sorted(list_copies(folder))
+    size = sum(copy.size for copy in copies)
     if printer.as_json:
-        copies = [
+        listed = [
             {
-                "address": one.address,
-                "part": one.part,
-                "bytes": one.size,
-                "idle_s": round(one.idle_s, 1),
+                "address": copy.address,
+                "part": copy.part,
+                "bytes": copy.size,
+                "idle_s": round(copy.idle_s, 1),
             }
-            for one in found
+            for copy in copies
         ]
-        printer.json({"cache": folder, "bytes": size, "copies": copies})
+        printer.json({"cache": folder, "bytes": size, "copies": listed})
         return
-    printer.line(f"{folder}: {format_count(len(found), 'copy', 'copies')}, {format_size(size)}")
-    if found and not printer.quiet:
+    printer.line(f"{folder}: {format_count(len(copies), 'copy', 'copies')}, {format_size(size)}")
+    if copies and not printer.quiet:
         printer.line("")
         printer.table(
             ("address", "part", "bytes", "unused for"),
-            ((one.address, one.part, str(one.size), format_time(one.idle_s)) for one in found),
+            (
+                (copy.address, copy.part, str(copy.size), format_time(copy.idle_s))
+                for copy in copies
+            ),
         )
 
 
 def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:
+    """Print one field: numbers and texts as they are, other values as JSON."""
     if name not in fields:
         raise UsageError(f"unknown field {name!r}", hint=choose(name, fields, "The fields are"))
     value = fields[name]
@@ -170,45 +171,51 @@ def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:
         printer.line(str(value))
 
 
-def _print_stream(printer: Printer, one: StreamInfo, several: bool) -> None:
+def _print_stream(printer: Printer, stream: StreamInfo, is_one_of_several: bool) -> None:
+    """Print the facts, columns, statistics and shards of a stream."""
     printer.line("")
-    if several:
-        counted = f"{format_count(one.rows, 'row')}, {format_count(one.shards, 'shard')}, {format_size(one.bytes)}"
-        printer.line(f"{one.name}: {one.format}, {counted}")
+    if is_one_of_several:
+        printer.line(f"{stream.name}: {stream.format}, {_totals(stream)}")
     sizes = [
-        format_size(size) for size in (one.smallest, one.median, one.largest) if size is not None
+        format_size(size)
+        for size in (stream.smallest, stream.median, stream.largest)
+        if size is not None
     ]
-    known = [
-        ("compression", one.compression or "none"),
-        ("sums", ", ".join(one.hashes) or "none"),
-        ("writer", one.writer or "not said"),
+    gaps = list(stream.holes[:_MAX_GAPS]) or ["none"]
+    if len(stream.holes) > _MAX_GAPS:
+        gaps.append(f"and {len(stream.holes) - _MAX_GAPS} more")
+    facts = [
+        ("compression", stream.compression or "none"),
+        ("checksums", ", ".join(stream.hashes) or "none"),
+        ("writer", stream.writer or "unknown"),
         (
             "shard sizes",
-            " / ".join(sizes) + " (smallest, median, largest)" if sizes else "not known",
+            f"{' / '.join(sizes)} (smallest, median, largest)" if sizes else "unknown",
         ),
-        *(("holes" if i == 0 else "", hole) for i, hole in enumerate(one.holes[:_HOLES])),
-        *([("", f"and {len(one.holes) - _HOLES} more")] if len(one.holes) > _HOLES else []),
-        *([] if one.holes else [("holes", "none")]),
+        ("gaps", gaps[0]),
+        *(("", gap) for gap in gaps[1:]),
     ]
-    for name, text in known:
+    for name, text in facts:
         printer.line(f"{name:12}{text}")
-    types = one.types()
+    types = stream.types()
     printer.table(
         ("column", "encoding", "type"),
-        ((column.name, column.encoding, types[column.name]) for column in one.columns or ()),
+        ((column.name, column.encoding, types[column.name]) for column in stream.columns or ()),
     )
-    if one.stats:
-        from flarecli.report import facts_table
+    if stream.stats:
+        from flarecli import commands
 
-        names, told = facts_table(one.stats)
+        names, rows = commands.stats_table(stream.stats)
         printer.table(
             ("column", *names),
-            ([column, *texts] for column, texts in zip(one.stats, told, strict=True)),
+            ([column, *texts] for column, texts in zip(stream.stats, rows, strict=True)),
         )
-    if one.shard_list is not None:
-        firsts = accumulate((rows for _, rows, _ in one.shard_list), initial=0)
-        shards = zip(one.shard_list, firsts, strict=False)
+    if stream.shard_list is not None:
+        firsts = accumulate((rows for _, rows, _ in stream.shard_list), initial=0)
         printer.table(
             ("shard", "rows", "bytes", "first row"),
-            ([*map(str, shard), str(first)] for shard, first in shards),
+            (
+                [*map(str, shard), str(first)]
+                for shard, first in zip(stream.shard_list, firsts, strict=False)
+            ),
         )

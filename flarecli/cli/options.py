@@ -1,6 +1,4 @@
-"""The command line of one command, built from its declared options: Typer's parameters and their
-values.
-"""
+"""Typer's parameters and their values for one command, from its declared options."""
 
 from __future__ import annotations
 
@@ -12,13 +10,14 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import typer
 
 from flarecli.arguments import Declared, Option, Options, declared, option
+from flarecli.cli.printer import Printer
 from flarecli.errors import UsageError
 
-__all__ = ["OUT", "SOURCES", "Argument", "Line", "callback"]
+__all__ = ["OUT", "SOURCES", "Argument", "CommandLine", "callback"]
 
-L = TypeVar("L", bound="Line")
+L = TypeVar("L", bound="CommandLine")
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
-_LISTS = ("rows", "columns")  # one text with several values
+_LISTS = ("rows", "columns")  # options whose text is a list of values
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ OUT = Argument("OUT", "Folder or bucket to write.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line(Options):
+class CommandLine(Options):
     """Base of the command lines: the options of output, and the positional arguments."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {"sources": SOURCES}
@@ -53,16 +52,22 @@ class Line(Options):
         Option(
             group="Output",
             flags=("-v",),
-            help="Report what was detected, chosen and fetched too.",
+            help="Print more notes, such as detected formats and downloaded files.",
         ),
     )
-    debug: bool = option(False, Option(group="Output", help="Show tracebacks."))
+    debug: bool = option(False, Option(group="Output", help="Print tracebacks of errors."))
+
+    def printer(self) -> Printer:
+        """Return the printer of this command."""
+        return Printer(self.as_json, self.quiet, self.verbose)
 
     def changed(self, names: tuple[str, ...]) -> list[str]:
-        """Return the flags of those options that do not have their default."""
-        known = {one.name: one for one in declared(type(self))}
+        """Return the flags of those named options that do not have their default."""
         return [
-            known[name].flags[0] for name in names if getattr(self, name) != known[name].default
+            one.flags[0]
+            for name in names
+            for one in declared(type(self))
+            if one.name == name and getattr(self, name) != one.default
         ]
 
 
@@ -72,50 +77,47 @@ def callback(
     """Return the function that Typer calls for a command.
 
     line         the class of its options
-    command      runs it and returns the exit code; its docstring is the help
-    environment  the variables with defaults
+    command      runs the command and returns the exit code; its docstring is the help
+    environment  environment variables, which can set defaults
     """
 
-    def run(**given: Any) -> None:
-        values: dict[str, Any] = {
-            name: () if given[name] is None else given[name] for name in line.arguments
-        }
+    def run(**typed: Any) -> None:
+        values: dict[str, Any] = {name: typed[name] or () for name in line.arguments}
         for one in declared(line):
-            texts = _texts(one, given[one.name], environment)
-            if texts is not None:
-                values[one.name] = texts if isinstance(texts, bool) else one.parse(texts)
+            if one.is_switch:
+                if typed[one.name] or _is_set(one, environment):
+                    values[one.name] = not one.default
+            elif texts := _texts(one, typed[one.name], environment):
+                values[one.name] = one.parse(texts)
         raise typer.Exit(command(line(**values)))
 
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **_argument(argument))
-        for name, argument in line.arguments.items()
-    ]
-    parameters += [
-        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, **_option(one))
-        for one in declared(line)
-    ]
+    parameters = [_argument(name, argument) for name, argument in line.arguments.items()]
+    parameters += [_option(one) for one in declared(line)]
     vars(run)["__signature__"] = inspect.Signature(parameters)
     run.__doc__ = command.__doc__
     return run
 
 
-def _argument(argument: Argument) -> dict[str, Any]:
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=annotation, default=default)
+
+
+def _argument(name: str, argument: Argument) -> inspect.Parameter:
+    """Return the parameter of an argument."""
     kind: Any = list[str] if argument.is_list else str
     about = typer.Argument(metavar=argument.metavar, help=argument.help, show_default=False)
     if argument.is_required:
-        return {"annotation": Annotated[kind, about]}
-    return {"annotation": Annotated[kind | None, about], "default": None}
+        return _parameter(name, Annotated[kind, about], inspect.Parameter.empty)
+    return _parameter(name, Annotated[kind | None, about], None)
 
 
-def _option(one: Declared) -> dict[str, Any]:
-    """Return annotation and default of a parameter.
-
-    An option with a value is a list, to detect repeats.
-    """
+def _option(one: Declared) -> inspect.Parameter:
+    """Return the parameter of an option. One with a value is a list, to detect repeats."""
     group = one.option.group if one.option else None
     if one.is_switch:
         about = typer.Option(*one.flags, help=one.help, rich_help_panel=group, show_default=False)
-        return {"annotation": Annotated[bool, about], "default": False}
+        return _parameter(one.name, Annotated[bool, about], False)
     default = f"  [default: {one.shown_default}]" if one.shown_default else ""
     about = typer.Option(
         *one.flags,
@@ -125,31 +127,27 @@ def _option(one: Declared) -> dict[str, Any]:
         rich_help_panel=group,
         autocompletion=one.complete,
     )
-    return {"annotation": Annotated[list[str] | None, about], "default": None}
+    return _parameter(one.name, Annotated[list[str] | None, about], None)
 
 
-def _texts(one: Declared, given: Any, environment: Mapping[str, str]) -> list[str] | bool | None:
-    """Return the texts of an option from the command line, else the environment; None if neither
-    sets it.
-    """
-    if one.is_switch:
-        is_given = bool(given) or _is_set(one, environment)
-        return not one.default if is_given else None
+def _texts(one: Declared, typed: list[str] | None, environment: Mapping[str, str]) -> list[str]:
+    """Return the texts of an option from the command line, else from the environment."""
     is_repeatable = one.option is not None and one.option.is_repeatable
-    if given:
-        if len(given) > 1 and not is_repeatable:
-            hint = "Give it once."
+    if typed:
+        if len(typed) > 1 and not is_repeatable:
+            hint = "Use it once."
             if one.name in _LISTS:
                 hint = "Separate values by commas, such as 3,1,4 or id,score."
-            raise UsageError(f"{one.flags[0]} is given twice", hint=hint)
-        return list(given)
-    text = environment.get(one.variable)
-    if not text:
-        return None
-    return text.split() if is_repeatable else [text]
+            raise UsageError(f"{one.flags[0]} is set twice", hint=hint)
+        return list(typed)
+    text = environment.get(one.variable, "")
+    if is_repeatable:
+        return text.split()
+    return [text] if text else []
 
 
 def _is_set(one: Declared, environment: Mapping[str, str]) -> bool:
+    """Return whether the variable of a switch is true."""
     text = environment.get(one.variable, "").strip().lower()
     if text and text not in (*_TRUE, *_FALSE):
         raise UsageError(f"{one.variable}: expected true or false, got {text!r:.60}")

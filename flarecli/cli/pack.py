@@ -7,16 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flarecli.cli.options import OUT, SOURCES, Argument
-from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.printer import Printer
-from flarecli.cli.progress import Bar
+from flarecli.cli.options import OUT, SOURCES, Argument, CommandLine
+from flarecli.cli.printer import ProgressBar
 from flarecli.commands.options import PackOptions
 from flarecli.units import format_count, format_size
 
 
 @dataclass(frozen=True)
-class Line(PackOptions, BaseLine):
+class Line(PackOptions, CommandLine):
     """The command line."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {"sources": SOURCES, "out": OUT}
@@ -33,37 +31,34 @@ def command(line: Line) -> int:
     from flarecli import commands
 
     _release_freed_memory()
-    printer = Printer(line.as_json, line.quiet, line.verbose)
-    bar = Bar(printer)
+    printer = line.printer()
+    bar = ProgressBar(printer)
     try:
         packed = commands.pack(line.sources, line.out, progress=bar, **line.keywords(PackOptions))
     finally:
         bar.close()
-    bar.counts(packed.reasons)
-    counted = f"{format_count(packed.rows, 'row')} in {format_count(packed.shards, 'shard')}, {format_size(packed.bytes)}"
+    bar.print_failures(packed.reasons)
+    counts = f"{format_count(packed.rows, 'row')} in {format_count(packed.shards, 'shard')}, {format_size(packed.bytes)}"
     if line.as_json:
         printer.json(packed.as_json())
     elif line.dry_run:
-        printer.line(counted)
+        printer.line(counts)
         if not line.quiet:
             printer.table(
                 ("column", "encoding"),
                 ((column.name, column.encoding) for column in packed.columns),
             )
     else:
-        bar.sum_up(
-            f"packed {counted}"
-            + (f", {packed.resumed_rows:,} of them before" if packed.resumed_rows else "")
-        )
+        if packed.resumed_rows:
+            counts += f" ({format_count(packed.resumed_rows, 'row')} in an earlier run)"
+        bar.print_summary(f"packed {counts}")
         printer.line(packed.playlist)
     return 1 if packed.failed else 0
 
 
 def _release_freed_memory() -> None:
-    """Use an allocator that returns freed pages: Arrow's default one keeps 40 MB more after a
-    million rows.
-    """
+    """Use jemalloc, which returns freed pages to the system; Arrow's default allocator keeps them."""
     import pyarrow as pa
 
-    with contextlib.suppress(NotImplementedError):  # not in every build of Arrow
+    with contextlib.suppress(NotImplementedError):  # some builds of Arrow have no jemalloc
         pa.set_memory_pool(pa.jemalloc_memory_pool())

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flarecli.arguments import Option, address_texts, option
-from flarecli.cli.options import Argument
-from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.printer import Printer
-from flarecli.cli.progress import Bar
+from flarecli.cli.options import Argument, CommandLine
+from flarecli.cli.printer import Printer, ProgressBar
 from flarecli.commands.options import PlaylistOptions
 from flarecli.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Line(PlaylistOptions, BaseLine):
+class Line(PlaylistOptions, CommandLine):
     """The command line."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {
@@ -29,7 +27,7 @@ class Line(PlaylistOptions, BaseLine):
     }
 
     check: str | None = option(
-        None, Option(group="Run", metavar="FILE", help="Report the faults of a playlist.")
+        None, Option(group="Run", metavar="FILE", help="Check a playlist and print findings.")
     )
     diff: str | None = option(
         None,
@@ -50,18 +48,18 @@ def command(line: Line) -> int:
     """
     from flarecli import commands
 
-    printer = Printer(line.as_json, line.quiet, line.verbose)
+    printer = line.printer()
     sources = address_texts(line.sources)
     modes = line.changed(("check", "diff", "reindex"))
-    others = modes[1:] or line.changed(("out", "base", "rebase", "hash", "header", "open"))
-    if modes and others:
+    unused = modes[1:] or line.changed(("out", "base", "rebase", "hash", "header", "open"))
+    if modes and unused:
         raise UsageError(
-            f"{modes[0]} writes no playlist; {others[0]} has no effect",
-            hint=f"Leave {others[0]} out.",
+            f"{modes[0]} writes no playlist; {unused[0]} has no effect",
+            hint=f"Leave {unused[0]} out.",
         )
     if line.check is not None:
         if sources:
-            raise UsageError("--check takes one playlist", hint="Remove the other addresses.")
+            raise UsageError("--check checks one playlist", hint="Remove the other addresses.")
         return _check(printer, line, line.check)
     if not sources:
         raise UsageError("missing argument: no source", hint="Run `flare playlist --help`.")
@@ -75,22 +73,23 @@ def command(line: Line) -> int:
         return 0
     if line.diff is not None:
         if len(sources) != 1:
-            raise UsageError("--diff compares one playlist with another")
-        _diff(printer, line, sources[0], line.diff)
+            raise UsageError("--diff compares one playlist with OTHER", hint="Name one SOURCE.")
+        _print_diff(printer, line, sources[0], line.diff)
         return 0
     out = None if line.out == "-" else line.out
     options = {**line.keywords(PlaylistOptions), "out": out}
-    text = commands.playlist(sources, progress=Bar(printer), **options)
+    text = commands.playlist(sources, progress=ProgressBar(printer), **options)
     if line.as_json:
         printer.json({"playlist": out, "text": text} if out is None else {"playlist": out})
-    elif out is not None:
-        printer.line(str(out))
-    else:
+    elif out is None:
         printer.text(text)
+    else:
+        printer.line(str(out))
     return 0
 
 
 def _check(printer: Printer, line: Line, path: str) -> int:
+    """Print the findings about a playlist and return the exit code."""
     from flarecli import commands
 
     findings = commands.check_playlist(path, line.guard(()))
@@ -109,10 +108,11 @@ def _check(printer: Printer, line: Line, path: str) -> int:
     return 1 if findings else 0
 
 
-def _diff(printer: Printer, line: Line, one: str, other: str) -> None:
+def _print_diff(printer: Printer, line: Line, old: str, new: str) -> None:
+    """Print the chunks that a playlist adds, removes or changes."""
     from flarecli import commands
 
-    changes = commands.diff_playlists(one, other, line.guard(()))
+    changes = commands.diff_playlists(old, new, line.guard(()))
     if line.as_json:
         printer.json(
             {

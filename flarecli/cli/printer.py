@@ -1,7 +1,7 @@
-"""Printing: results to stdout, notes and errors to stderr, with control characters of data escaped.
+"""Printing: results to stdout, notes, errors and progress to stderr.
 
-Both streams are UTF-8 (see `__main__`). A failed write to stdout is an error unless the reader
-closed the pipe; a failed write to stderr is ignored.
+Control characters of data are escaped. Both streams are UTF-8 (see `__main__`). A failed write to
+stdout is an error unless the reader closed the pipe; a failed write to stderr is ignored.
 """
 
 from __future__ import annotations
@@ -12,72 +12,80 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.names import escape
+from flarecli.progress import Progress
 from flarecli.redact import redact_text
+from flarecli.units import format_count, format_size
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 __all__ = [
     "Printer",
-    "binary",
-    "compact",
-    "error",
+    "ProgressBar",
+    "binary_stdout",
+    "bytes_summary",
     "finish",
+    "is_reader_gone",
     "is_terminal",
     "json_text",
-    "line",
-    "plain",
-    "reader_left",
+    "json_value",
+    "print_error",
+    "print_line",
     "refuse_terminal",
     "shows_pictures",
     "write_text",
 ]
 
-# The characters that names.escape replaces, without C0, which JSON escapes itself.
-# compiled on first use
+# the characters that names.escape replaces, except C0, which JSON escapes; compiled on first use
 _ACTIVE = "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _NAME = 12  # characters of a column's name that are always shown
 _RED, _CYAN, _OFF = "\x1b[31m", "\x1b[36m", "\x1b[0m"
+MAX_FAILURES = 20  # printed failed rows, and printed reasons of failures
+
+
+# -- stdout
 
 
 @contextmanager
-def _answering() -> Iterator[TextIO]:
-    """Yield stdout; BrokenPipeError means that the reader closed the pipe, other errors become
-    ReachError.
+def _stdout() -> Iterator[TextIO]:
+    """Yield stdout.
+
+    BrokenPipeError means that the reader closed the pipe. Other errors become ReachError.
     """
     if sys.stdout is None:
-        raise ReachError("it is closed", where="stdout")
+        raise ReachError("the stream is closed", where="stdout")
     try:
         yield sys.stdout
-    except BrokenPipeError:
+    except (BrokenPipeError, FlareError):
         raise
-    except (OSError, ValueError) as error:
-        if isinstance(error, FlareError):
-            raise
-        raise ReachError(getattr(error, "strerror", None) or str(error), where="stdout") from error
+    except OSError as error:
+        raise ReachError(error.strerror or str(error), where="stdout") from error
+    except ValueError as error:
+        raise ReachError(str(error), where="stdout") from error
 
 
 def write_text(text: str) -> None:
-    """Write text that is already escaped."""
-    with _answering() as stream:
+    """Write text to stdout that is already escaped."""
+    with _stdout() as stream:
         stream.write(text)
 
 
 def finish() -> None:
     """Flush stdout. Raises ReachError if that fails."""
-    with _answering() as stream:
+    with _stdout() as stream:
         stream.flush()
 
 
-def reader_left() -> bool:
+def is_reader_gone() -> bool:
     """Return whether stdout is a pipe whose reader closed it."""
     import select
 
@@ -86,32 +94,35 @@ def reader_left() -> bool:
         poll.register(sys.stdout.fileno(), 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (AttributeError, OSError, ValueError):
-        return True  # not a real stream: the error came from its own write
+        return True  # stdout has no descriptor, so its own `write` raised the error
 
 
-def line(text: str) -> None:
+def print_line(text: str) -> None:
     """Print one line to stdout, escaped."""
     write_text(escape(text) + "\n")
 
 
-class _Binary(io.RawIOBase):
-    """Binary file interface to stdout, for writers of Arrow and tar."""
+class _BinaryStdout(io.RawIOBase):
+    """Binary file that writes to stdout, for Arrow, Parquet and tar."""
 
     def writable(self) -> bool:
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        with _answering() as stream:
+        """Write bytes."""
+        with _stdout() as stream:
             return stream.buffer.write(data)
 
     def flush(self) -> None:
+        """Flush stdout."""
         finish()
 
 
-def binary() -> IO[bytes]:
+def binary_stdout() -> IO[bytes]:
     """Return stdout as a binary file."""
     finish()
-    return cast(IO[bytes], _Binary())
+    return cast(IO[bytes], _BinaryStdout())
 
 
 def is_terminal() -> bool:
@@ -119,31 +130,53 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def refuse_terminal(what: str) -> None:
-    """Raise UsageError if stdout is a terminal."""
+def refuse_terminal(output: str) -> None:
+    """Raise UsageError if stdout is a terminal.
+
+    output  name of the binary output, for the message
+    """
     if is_terminal():
-        raise UsageError(f"{what} is not for a terminal", hint="Redirect it to a file or a pipe.")
+        raise UsageError(
+            f"{output} is binary and is not printed to a terminal",
+            hint="Redirect it to a file or a pipe.",
+        )
 
 
-def plain(value: Any) -> Any:
-    """Return a value that JSON can store: NaN and infinity become null, bytes an object with their
-    size, others text.
+def _has_colours(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal that shows colours."""
+    if stream is None or not stream.isatty():
+        return False
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def shows_pictures() -> bool:
+    """Return whether stdout is a terminal with colours."""
+    return _has_colours(sys.stdout)
+
+
+# -- JSON
+
+
+def json_value(value: Any) -> Any:
+    """Return a value that JSON can store.
+
+    NaN and infinity become null, bytes their size and checksum, and values of other types text.
     """
     if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): json_value(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [json_value(item) for item in value]
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return compact(bytes(value))
+        return bytes_summary(bytes(value))
     return str(value)
 
 
-def compact(data: bytes | memoryview) -> dict[str, Any]:
-    """Return the object that represents bytes in JSON: their size and SHA-256."""
+def bytes_summary(data: bytes | memoryview) -> dict[str, Any]:
+    """Return the JSON object for bytes: their size and SHA-256."""
     import hashlib
 
     return {"bytes": len(data), "sha256": hashlib.sha256(data, usedforsecurity=False).hexdigest()}
@@ -152,23 +185,15 @@ def compact(data: bytes | memoryview) -> dict[str, Any]:
 def json_text(value: Any) -> str:
     r"""Return a JSON value as one line, with control and bidi characters as \u escapes."""
     text = _ENCODE(value)
-    return (
-        text
-        if text.isascii() and "\x7f" not in text
-        else re.sub(_ACTIVE, lambda found: f"\\u{ord(found[0]):04x}", text)
-    )
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return re.sub(_ACTIVE, lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _colours(stream: TextIO | None) -> bool:
-    return (
-        stream is not None
-        and stream.isatty()
-        and not os.environ.get("NO_COLOR")
-        and os.environ.get("TERM") != "dumb"
-    )
+# -- stderr
 
 
-def _tell(text: str) -> None:
+def _write_stderr(text: str) -> None:
     """Write to stderr; ignore failures."""
     if sys.stderr is not None:
         try:
@@ -178,39 +203,41 @@ def _tell(text: str) -> None:
             return
 
 
-def error(told: FlareError, as_json: bool = False, shown: BaseException | None = None) -> None:
-    """Print an error to stderr: `error: WHERE: WHAT` and `hint: Do this.`, or one JSON object.
+def _one_line(text: str) -> str:
+    """Return text as one line: secrets of addresses removed, control characters escaped."""
+    return escape(redact_text(text))
 
-    shown  exception whose traceback is printed first
+
+def print_error(
+    error: FlareError, as_json: bool = False, traceback_of: BaseException | None = None
+) -> None:
+    """Print an error to stderr: `error: WHERE: MESSAGE` and `hint: HINT`, or one JSON object.
+
+    traceback_of  exception whose traceback is printed first
     """
-    if shown is not None:
+    if traceback_of is not None:
         import traceback
 
-        for part in "".join(traceback.format_exception(shown)).splitlines():
-            _tell(_clean(part) + "\n")
-    where, message, hint = (_clean(text) for text in (told.where, told.message, told.hint))
+        for line in "".join(traceback.format_exception(traceback_of)).splitlines():
+            _write_stderr(_one_line(line) + "\n")
+    where, message, hint = (_one_line(text) for text in (error.where, error.message, error.hint))
     if as_json:
         fields = {
-            "kind": told.kind,
+            "kind": error.kind,
             "message": message,
             "where": where,
-            "row": told.row,
-            "column": None if told.column is None else _clean(told.column),
+            "row": error.row,
+            "column": None if error.column is None else _one_line(error.column),
             "hint": hint,
-            "exit_code": told.exit_code,
+            "exit_code": error.exit_code,
         }
-        _tell(json_text({"error": fields}) + "\n")
+        _write_stderr(json_text({"error": fields}) + "\n")
         return
-    red, cyan, off = (_RED, _CYAN, _OFF) if _colours(sys.stderr) else ("", "", "")
-    _tell(
-        f"{red}error:{off} {where}{': ' if where else ''}{message}\n"
-        + (f"{cyan}hint:{off} {hint}\n" if hint else "")
-    )
-
-
-def _clean(text: str) -> str:
-    """Return text as one line, without secrets of addresses and with control characters escaped."""
-    return escape(redact_text(text))
+    red, cyan, off = (_RED, _CYAN, _OFF) if _has_colours(sys.stderr) else ("", "", "")
+    text = f"{red}error:{off} {where}{': ' if where else ''}{message}\n"
+    if hint:
+        text += f"{cyan}hint:{off} {hint}\n"
+    _write_stderr(text)
 
 
 class Printer:
@@ -227,23 +254,24 @@ class Printer:
     def note(self, text: str, verbose: bool = False) -> None:
         """Print a note to stderr, unless output is quiet or JSON."""
         if not (self.as_json or self.quiet) and (self.verbose or not verbose):
-            _tell(_clean(text) + "\n")
+            self.stderr_line(text)
 
-    def told(self, text: str) -> None:
-        """Print a line to stderr even if output is quiet."""
-        _tell(_clean(text) + "\n")
+    def stderr_line(self, text: str) -> None:
+        """Print a line to stderr, even if output is quiet."""
+        _write_stderr(_one_line(text) + "\n")
 
     def json(self, value: Any) -> None:
         """Print one JSON value as one line."""
-        write_text(json_text(plain(value)) + "\n")
+        write_text(json_text(json_value(value)) + "\n")
 
     def line(self, text: str) -> None:
         """Print one line to stdout."""
-        line(text)
+        print_line(text)
 
     def text(self, text: str) -> None:
         """Print several lines to stdout."""
-        write_text("".join(escape(part) + "\n" for part in text.removesuffix("\n").split("\n")))
+        lines = text.removesuffix("\n").split("\n")
+        write_text("".join(escape(line) + "\n" for line in lines))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
         """Print rows of cells: a ruled table on a terminal, else one line per row, separated by
@@ -259,11 +287,6 @@ class Printer:
             write_text("\t".join(escape(str(cell)) for cell in cells) + "\n")
 
 
-def shows_pictures() -> bool:
-    """Return whether stdout is a terminal with colours."""
-    return _colours(sys.stdout)
-
-
 def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
     """Print a ruled table.
 
@@ -276,7 +299,7 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> 
 
     console = Console(
         file=sys.stdout,
-        color_system="auto" if _colours(sys.stdout) else None,
+        color_system="auto" if _has_colours(sys.stdout) else None,
         markup=False,
         emoji=False,
         highlight=False,
@@ -292,7 +315,7 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> 
         table.add_column(Text(name))
     for row in rows:
         table.add_row(*(Text(escape(cell)) if isinstance(cell, str) else cell for cell in row))
-    with _answering():
+    with _stdout():
         console.print(table)
 
 
@@ -310,3 +333,89 @@ def _runs(header: Sequence[str], width: int) -> list[slice]:
     return [
         slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(header)], strict=True)
     ]
+
+
+# -- progress
+
+
+class ProgressBar(Progress):
+    """Progress on stderr: a bar, the first failures, counts of failures, and a summary.
+
+    The bar is drawn only if stderr is a terminal and output is neither quiet nor JSON.
+    """
+
+    def __init__(self, printer: Printer) -> None:
+        self._printer = printer
+        self._bar: Any = None
+        self._start = time.monotonic()
+        self._bytes = self._failures = 0
+
+    def _seconds(self) -> float:
+        return max(1e-3, time.monotonic() - self._start)
+
+    def start(self, what: str, rows: int | None, bytes: int | None = None) -> None:
+        """Draw the bar."""
+        self.close()
+        is_quiet = self._printer.quiet or self._printer.as_json
+        if is_quiet or sys.stderr is None or not sys.stderr.isatty():
+            return
+        from tqdm import tqdm
+
+        layout = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rows, {elapsed}<{remaining}{postfix}"
+        if rows is None:
+            layout = "{desc}: {n_fmt} rows, {elapsed}{postfix}"
+        self._bar = tqdm(
+            total=rows,
+            desc=what,
+            unit="row",
+            file=sys.stderr,
+            leave=False,
+            dynamic_ncols=True,
+            bar_format=layout,
+            mininterval=0.2,
+        )
+
+    def advance(self, rows: int, bytes: int) -> None:
+        """Count rows and bytes."""
+        self._bytes += bytes
+        if self._bar is not None:
+            failed = f", {self._failures:,} failed" if self._failures else ""
+            rate = self._bytes / 1e6 / self._seconds()
+            self._bar.set_postfix_str(f"{rate:.1f} MB/s{failed}", refresh=False)
+            self._bar.update(rows)
+
+    def failed(self, key: str, reason: str) -> None:
+        """Count a failure; print the first ones."""
+        self._failures += 1
+        if self._failures <= MAX_FAILURES:
+            self.note(f"{key}: {reason}")
+
+    def note(self, text: str, verbose: bool = False) -> None:
+        """Print a note above the bar."""
+        self.hide()
+        self._printer.note(text, verbose)
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def hide(self) -> None:
+        """Clear the bar before other output; the next update draws it again."""
+        if self._bar is not None:
+            self._bar.clear()
+
+    def close(self) -> None:
+        """Clear the bar for good."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def print_failures(self, reasons: Mapping[str, int]) -> None:
+        """Print how many rows failed for each reason, the most frequent reason first."""
+        by_count = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        for reason, count in by_count[:MAX_FAILURES]:
+            self._printer.note(f"{format_count(count, 'row')} failed: {reason}")
+
+    def print_summary(self, text: str) -> None:
+        """Close the bar and print one line with the elapsed time and the rate."""
+        self.close()
+        rate = format_size(int(self._bytes / self._seconds()))
+        self._printer.note(f"{text} in {self._seconds():.1f} s ({rate}/s)")

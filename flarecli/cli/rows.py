@@ -1,31 +1,31 @@
-"""Print batches of rows: JSON lines, CSV, TSV, a table, an Arrow stream, Parquet, or the bytes of a
-column.
+"""Print batches of rows as JSON lines, CSV, TSV, a table, Arrow or Parquet, or the bytes of a column.
 
-The metadata of a field names its encoding, which selects the text form of its values. JSON is
-strict: NaN and infinity are null, bytes are `{"bytes": n, "sha256": …}`, and pickles are not
-decoded. Cells of CSV, TSV and tables contain the same, except that text has no quotes and numbers
-may be `nan`, `inf` and `-inf`. JSON and tables escape control, C1 and bidi characters. CSV and TSV
-escape them only on a terminal, so that programs read each value unchanged.
+The encoding in the metadata of a field selects the text form of its values. JSON is strict: NaN and
+infinity are null, bytes are `{"bytes": n, "sha256": …}`, and pickles are not decoded. Cells of CSV,
+TSV and tables have the same form, but text has no quotes and numbers may be `nan`, `inf` and `-inf`.
+JSON and tables escape control, C1 and bidi characters. CSV and TSV escape them only on a terminal,
+so programs read each value unchanged.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from flarecli.cli.printer import (
     Printer,
-    binary,
-    compact,
+    binary_stdout,
+    bytes_summary,
     finish,
     is_terminal,
     json_text,
-    plain,
+    json_value,
     refuse_terminal,
     shows_pictures,
     write_text,
@@ -39,6 +39,7 @@ from flarecli.units import format_size
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from rich.text import Text
 
 __all__ = ["BYTES", "FORMS", "Look", "cell", "check", "write"]
 
@@ -47,19 +48,21 @@ BYTES = ("sha256", "base64")
 _BINARY = ("arrow", "parquet")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # and their full-width forms
-# encodings whose values become Python objects
+# encodings of values that become Python objects
 _DOCUMENTS = ("json", "json_json", "msgpack", "tree")
-_TEXT_BYTES = 4 << 20  # of rows that are converted to text at once
+_TEXT_BYTES = 4 << 20  # of rows that are converted to text together
 _GROUP_BYTES = 64 << 20  # uncompressed bytes of a row group in Parquet
+_IMAGE_PIXELS = 24  # maximum width and height of an image in a cell: 24 characters on 12 lines
 _SCREEN, _CELL = 500, 200  # rows of one table on a terminal; characters of one cell
-_DIGITS = 4300  # digits that Python parses as an int by default; longer numbers stay text
+_MAX_DIGITS = 4300  # of an int that Python parses by default; longer numbers stay text
+_MAX_QUOTED = 40  # characters of an invalid value in a message
 
 
 @dataclass(frozen=True)
 class Look:
-    """Form of printed values.
+    """Text form of values.
 
-    whole    print bytes as base64, else as size and SHA-256
+    whole    print bytes as base64 instead of size and SHA-256
     pickles  decode pickles, which runs code from the data
     safe     in CSV and TSV, put an apostrophe before text that looks like a formula
     """
@@ -70,7 +73,7 @@ class Look:
 
 
 def check(form: str, raw: str | None, bytes_as: str, csv_safe: bool = False) -> None:
-    """Check the options of the output before anything is read.
+    """Check the options of the output before data is read.
 
     form      one of FORMS
     raw       column whose stored bytes are printed alone
@@ -86,7 +89,7 @@ def check(form: str, raw: str | None, bytes_as: str, csv_safe: bool = False) -> 
     if bytes_as not in BYTES:
         raise UsageError(f"unknown form of bytes {bytes_as!r}", hint=choose(bytes_as, BYTES))
     if csv_safe and form not in _DELIMITERS:
-        raise UsageError(f"--csv-safe is for {' and '.join(_DELIMITERS)}", hint="Give --to csv.")
+        raise UsageError("--csv-safe has an effect only on CSV and TSV", hint="Add --to csv.")
     if raw is not None:
         refuse_terminal(f"--raw {raw}")
     elif form in _BINARY:
@@ -127,7 +130,7 @@ def write(
 def _parts(batch: pa.RecordBatch, look: Look) -> Iterator[pa.RecordBatch]:
     """Split a batch to bound the memory of its rows as Python objects and text.
 
-    raises  ValueFitError for a single value that is too large
+    raises  ValueFitError for a value that is too large
     """
     import numpy as np
 
@@ -142,12 +145,10 @@ def _parts(batch: pa.RecordBatch, look: Look) -> Iterator[pa.RecordBatch]:
         is_document = encoding.removesuffix("[]") in _DOCUMENTS
         if not is_document and not look.whole and _is_binary(array.type):
             continue  # bytes are printed as a checksum
-        most = MAX_DECODED_VALUE if is_document else MAX_TEXT_VALUE
-        if len(lengths) and (largest := int(lengths.max())) > most:
-            shown = f"{largest} bytes; at most {most} are printed as text"
-            raise ValueFitError(
-                f"a value of column {field.name!r}: {shown}",
-                hint=f"Give --raw {shell_quoted(field.name)} to see its bytes, or -c without it.",
+        limit = MAX_DECODED_VALUE if is_document else MAX_TEXT_VALUE
+        if (largest := int(lengths.max(initial=0))) > limit:
+            raise _value_error(
+                field.name, f"value is {largest} bytes; at most {limit} are printed as text"
             )
         sizes += lengths
     ends, start = np.cumsum(sizes), 0
@@ -168,42 +169,42 @@ def _write_json(batches: Iterable[pa.RecordBatch], look: Look) -> None:
 def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, look: Look) -> None:
     r"""Write CSV (RFC 4180) or TSV with the same rules; lines end with `\n`.
 
-    Cells are quoted if Python's csv or pandas would read them differently without: if they contain
-    a delimiter, a quote or a line end, begin or end with white space, begin with a byte order mark,
-    or make an empty line.
+    A cell is quoted if Python's csv or pandas would otherwise read another text: if it contains a
+    delimiter, a quote or a line end, starts or ends with white space, starts with a byte order
+    mark, or would be an empty line.
     """
-    fit = escape if is_terminal() else str
-    quoted = re.compile(f'[{delimiter}"\r\n]|\\A[\\s\ufeff]|\\s\\Z')
+    printable = escape if is_terminal() else str
+    needs_quotes = re.compile(f'[{delimiter}"\r\n]|\\A[\\s\ufeff]|\\s\\Z')
 
-    def line(cells: Iterable[str]) -> str:
-        words = [
-            f'"{text.replace(chr(34), chr(34) * 2)}"' if quoted.search(text) else text
-            for text in cells
-        ]
-        return (delimiter.join(words) if words != [""] else '""') + "\n"
+    def line(texts: Iterable[str]) -> str:
+        cells = []
+        for text in map(printable, texts):
+            if needs_quotes.search(text):
+                doubled = text.replace('"', '""')
+                text = f'"{doubled}"'
+            cells.append(text)
+        return (delimiter.join(cells) if cells != [""] else '""') + "\n"
 
-    header = False
+    is_header_written = False
     for batch in batches:
         lines = []
-        if not header:
-            header = True
-            lines.append(
-                line(fit(_safe(name) if look.safe else name) for name in batch.schema.names)
-            )
+        if not is_header_written:
+            is_header_written = True
+            lines.append(line(_cell_text(name, look.safe) for name in batch.schema.names))
         for row in _rows(batch, look, numbers=True):
-            lines.append(line(fit(_cell_text(value, look.safe)) for value in row))
+            lines.append(line(_cell_text(value, look.safe) for value in row))
         write_text("".join(lines))
 
 
 def _cell_text(value: Any, safe: bool) -> str:
-    """Return the text of a cell; with `safe`, text that looks like a formula gets an apostrophe."""
+    """Return the text of a cell.
+
+    With `safe`, an apostrophe keeps spreadsheets from running text as a formula (OWASP, CSV
+    injection).
+    """
     text = _text(value)
-    return _safe(text) if safe and not isinstance(value, (int, float)) else text
-
-
-def _safe(text: str) -> str:
-    """Return text that no spreadsheet reads as a formula (OWASP, CSV injection)."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    is_formula = text.startswith(_FORMULA) and not isinstance(value, (int, float))
+    return f"'{text}" if safe and is_formula else text
 
 
 def _write_plain(batches: Iterable[pa.RecordBatch], look: Look) -> None:
@@ -239,7 +240,6 @@ def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, look: Look
 
 def _pictures(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
     """Draw the images of a batch: (row, column) -> drawing."""
-    from flarecli.cli.images import half_blocks
     from flarecli.encodings import raw_values
     from flarecli.media import is_image, sniff
 
@@ -256,11 +256,47 @@ def _pictures(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
     return out
 
 
+def half_blocks(data: bytes, caption: str) -> Text | None:
+    """Draw an image above a caption; return None if it is invalid or has too many pixels to decode.
+
+    Each character is a half block that shows two pixels; the foreground colour is the upper pixel.
+
+    caption  escaped text
+    """
+    from rich.color import Color
+    from rich.style import Style
+    from rich.text import Text
+
+    from flarecli.media import thumbnail
+
+    try:
+        image = thumbnail(data, _IMAGE_PIXELS, _IMAGE_PIXELS)
+    except ValueFitError:
+        return None
+    width, height = image.size
+    pixels = image.tobytes()
+
+    def colour(x: int, y: int) -> Color | None:
+        start = 3 * (y * width + x)
+        return Color.from_rgb(*pixels[start : start + 3]) if y < height else None
+
+    text = Text(no_wrap=True)
+    for y in range(0, height, 2):
+        for x in range(width):
+            text.append("▀", Style(color=colour(x, y), bgcolor=colour(x, y + 1)))
+        text.append("\n")
+    text.append(caption)
+    return text
+
+
 def _write_arrow(batches: Iterable[pa.RecordBatch]) -> None:
     import pyarrow as pa
 
-    first, batches = _begun(batches)
-    with pa.PythonFile(binary(), mode="w") as sink, pa.ipc.new_stream(sink, first) as writer:
+    schema, batches = _with_schema(batches)
+    with (
+        pa.PythonFile(binary_stdout(), mode="w") as sink,
+        pa.ipc.new_stream(sink, schema) as writer,
+    ):
         for batch in batches:
             writer.write_batch(batch)
             finish()
@@ -270,27 +306,28 @@ def _write_parquet(batches: Iterable[pa.RecordBatch]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    first, batches = _begun(batches)
-    held: list[pa.RecordBatch] = []
-    plain = [field.name for field in first if not pa.types.is_large_binary(field.type)]
+    schema, batches = _with_schema(batches)
+    group: list[pa.RecordBatch] = []
+    # statistics and dictionaries are useless for bytes, and both copy the values
+    small = [field.name for field in schema if not pa.types.is_large_binary(field.type)]
     with (
-        pa.PythonFile(binary(), mode="w") as sink,
-        # statistics and dictionaries are useless for bytes, and both copy the values
-        pq.ParquetWriter(sink, first, use_dictionary=plain, write_statistics=plain) as writer,
+        pa.PythonFile(binary_stdout(), mode="w") as sink,
+        pq.ParquetWriter(sink, schema, use_dictionary=small, write_statistics=small) as writer,
     ):
         for batch in batches:
             _check_parquet(batch)
-            held.append(batch)
-            if sum(one.nbytes for one in held) >= _GROUP_BYTES:
-                writer.write_table(pa.Table.from_batches(held))
-                held.clear()
-        if held:
-            writer.write_table(pa.Table.from_batches(held))
+            group.append(batch)
+            if sum(part.nbytes for part in group) >= _GROUP_BYTES:
+                writer.write_table(pa.Table.from_batches(group))
+                group.clear()
+        if group:
+            writer.write_table(pa.Table.from_batches(group))
 
 
 def _check_parquet(batch: pa.RecordBatch) -> None:
-    """Raise ValueFitError for a value that is too large for the Parquet writer, which copies it
-    several times.
+    """Raise ValueFitError for a value that is too large.
+
+    The Parquet writer copies each value several times.
     """
     import pyarrow as pa
 
@@ -298,15 +335,16 @@ def _check_parquet(batch: pa.RecordBatch) -> None:
 
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         sizes = value_sizes(array)
-        most = MAX_PARQUET_VALUE if pa.types.is_large_binary(array.type) else MAX_TEXT_VALUE
-        if sizes is not None and len(sizes) and (largest := int(sizes.max())) > most:
+        limit = MAX_PARQUET_VALUE if pa.types.is_large_binary(array.type) else MAX_TEXT_VALUE
+        if sizes is not None and (largest := int(sizes.max(initial=0))) > limit:
             raise ValueFitError(
-                f"a value of column {name!r}: {largest} bytes; at most {most} are written to Parquet",
-                hint="Use --to arrow, or -c without it.",
+                f"column {name!r}: value is {largest} bytes; at most {limit} are written to Parquet",
+                hint="Use --to arrow, or select other columns with -c.",
+                column=name,
             )
 
 
-def _begun(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _with_schema(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the schema of the first batch, and all batches."""
     import pyarrow as pa
 
@@ -314,7 +352,7 @@ def _begun(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.Re
     first = next(rest, None)
     if first is None:
         return pa.schema([]), rest
-    return first.schema, (batch for part in ((first,), rest) for batch in part)
+    return first.schema, chain((first,), rest)
 
 
 def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
@@ -322,7 +360,7 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
 
     from flarecli import encodings
 
-    out = binary()
+    out = binary_stdout()
     for batch in batches:
         if name not in batch.schema.names:
             raise UsageError(
@@ -330,10 +368,8 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
                 hint=choose(name, batch.schema.names, "The columns are"),
                 column=name,
             )
-        array, encoding = (
-            batch.column(name).drop_null(),
-            encodings.encoding_of(batch.schema.field(name)),
-        )
+        array = batch.column(name).drop_null()
+        encoding = encodings.encoding_of(batch.schema.field(name))
         if encoding is not None:
             array = encodings.stored(array, encodings.lookup(encoding))
         elif not _is_binary(array.type):
@@ -355,35 +391,34 @@ def _rows(batch: pa.RecordBatch, look: Look, numbers: bool = False) -> Iterator[
 
 
 def _values(array: pa.Array, field: pa.Field, look: Look, numbers: bool = False) -> list[Any]:
+    """Return the JSON values of a column."""
     import pyarrow as pa
 
     from flarecli.encodings import raw_values
 
     encoding, kind = (field.metadata or {}).get(ENCODING, b"").decode(), array.type
     if pa.types.is_large_list(kind) and encoding.endswith("[]"):
-        return _lists(
-            array, field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()}), look
-        )
-    if _is_binary(kind) and not look.whole and encoding not in ("msgpack", "tree", "pkl"):
-        return [None if one is None else compact(one) for one in raw_values(array)]
+        item = field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()})
+        return _lists(array, item, look)
     if _is_binary(kind):
-        values: list[Any] = [None if one is None else bytes(one) for one in raw_values(array)]
-    else:
-        values = array.to_pylist()
-    if encoding in ("msgpack", "tree"):
-        return [
-            None if data is None else _unpacked(data, field.name, encoding, look) for data in values
-        ]
-    if _is_binary(kind):
-        return [None if data is None else _bytes(data, encoding, look) for data in values]
+        raw = raw_values(array)
+        if encoding in ("msgpack", "tree"):
+            return [
+                None if data is None else _unpacked(bytes(data), field.name, encoding, look)
+                for data in raw
+            ]
+        if look.whole or encoding == "pkl":
+            return [None if data is None else _bytes(bytes(data), encoding, look) for data in raw]
+        return [None if data is None else bytes_summary(data) for data in raw]
+    values: list[Any] = array.to_pylist()
     if encoding in _NUMBERS:
-        read = float if numbers and encoding == "str_float" else _NUMBERS[encoding]
-        return [None if text is None else _told(text, field.name, read) for text in values]
+        parse = float if numbers and encoding == "str_float" else _NUMBERS[encoding]
+        return [None if text is None else _number(text, field.name, parse) for text in values]
     if encoding in ("json", "json_str", "json_int", "json_float"):
-        return [None if text is None else _parsed(text, field.name) for text in values]
+        return [None if text is None else _json(text, field.name) for text in values]
     if encoding == "json_json":  # nested JSON text
         return [
-            None if text is None else _parsed(str(_parsed(text, field.name)), field.name)
+            None if text is None else _json(str(_json(text, field.name)), field.name)
             for text in values
         ]
     if pa.types.is_floating(kind) and not numbers:
@@ -396,12 +431,12 @@ def _values(array: pa.Array, field: pa.Field, look: Look, numbers: bool = False)
         or pa.types.is_large_string(kind)
     ):
         return values
-    return [plain(value) for value in values]
+    return [json_value(value) for value in values]
 
 
-def _lists(array: pa.Array, field: pa.Field, look: Look) -> list[Any]:
-    """Return lists of JSON values; `field` is the field of an element."""
-    ends, flat = array.offsets.to_pylist(), _values(array.flatten(), field, look)
+def _lists(array: pa.Array, item: pa.Field, look: Look) -> list[Any]:
+    """Return lists of JSON values; `item` is the field of their items."""
+    ends, flat = array.offsets.to_pylist(), _values(array.flatten(), item, look)
     first = ends[0] if ends else 0
     pairs = zip(ends, ends[1:], array.is_valid().to_pylist(), strict=False)
     return [
@@ -424,12 +459,10 @@ def _bytes(data: bytes, encoding: str, look: Look) -> Any:
     if encoding == "pkl" and look.pickles:
         return _unpickled(data)
     if look.whole:
-        import base64
-
         return base64.b64encode(data).decode()
-    return (
-        f"<pickle, {format_size(len(data))}, not decoded>" if encoding == "pkl" else compact(data)
-    )
+    if encoding == "pkl":
+        return f"<pickle, {format_size(len(data))}, not decoded>"
+    return bytes_summary(data)
 
 
 def _unpickled(data: bytes) -> Any:
@@ -440,83 +473,76 @@ def _unpickled(data: bytes) -> Any:
     from flarecli import encodings
 
     try:
-        return plain(encodings.decode(encodings.lookup("pkl"), data, allow_pickle=True))
+        return json_value(encodings.decode(encodings.lookup("pkl"), data, allow_pickle=True))
     except Exception as error:
-        told = (
-            error.message if isinstance(error, FlareError) else f"{type(error).__name__}: {error}"
-        )
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, FlareError):
+            reason = error.message
         raise ValueFitError(
-            f"a pickle cannot be read: {told}", hint="Omit --allow-pickle to print its size."
+            f"cannot decode a pickle: {reason}",
+            hint="Remove --allow-pickle to print only its size.",
         ) from None
 
 
 def _unpacked(data: bytes, name: str, encoding: str, look: Look) -> Any:
-    """Return the value of MessagePack; bytes and arrays in it have the same form as columns of
-    bytes.
-    """
+    """Return a MessagePack value; bytes and arrays in it are printed as in a column of bytes."""
     from flarecli import encodings
 
-    def told(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if isinstance(value, (bytes, bytearray)):
             return _bytes(bytes(value), "", look)
         if isinstance(value, dict):
-            return {str(key): told(one) for key, one in value.items()}
+            return {str(key): convert(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [told(one) for one in value]
-        return told(value.tolist()) if hasattr(value, "tolist") else plain(value)
+            return [convert(item) for item in value]
+        return convert(value.tolist()) if hasattr(value, "tolist") else json_value(value)
 
     try:
-        return told(encodings.decode(encodings.lookup(encoding), data))
+        return convert(encodings.decode(encodings.lookup(encoding), data))
     except ValueFitError as error:
-        hint = f"Give --raw {shell_quoted(name)} to see its bytes, or -c without it."
-        raise ValueFitError(
-            f"a value of column {name!r}: {error.message}", hint=hint, column=name
-        ) from None
+        raise _value_error(name, error.message) from None
 
 
-def _parsed(text: str, name: str) -> Any:
+def _json(text: str, name: str) -> Any:
     """Return the value of JSON text, with NaN and infinity as null."""
     try:
         return json.loads(
-            text, parse_constant=lambda _: None, parse_float=_number, parse_int=_integer
+            text, parse_constant=lambda _: None, parse_float=_finite, parse_int=_integer
         )
-    except (ValueError, RecursionError) as error:
-        shown = text if len(text) <= 40 else text[:40] + "…"
-        what = (
-            "is nested too deeply"
-            if isinstance(error, RecursionError)
-            else f"is not valid JSON: {shown!r}"
-        )
-        raise ValueFitError(
-            f"a value of column {name!r} {what}",
-            hint=f"Give --raw {shell_quoted(name)} to see its bytes, or -c without it.",
-            column=name,
-        ) from None
+    except RecursionError:
+        raise _value_error(name, "value is nested too deeply") from None
+    except ValueError:
+        raise _value_error(name, f"invalid JSON: {_quoted(text)}") from None
 
 
-def _told(text: str, name: str, read: Callable[[str], Any]) -> Any:
+def _number(text: str, name: str, parse: Callable[[str], Any]) -> Any:
     """Return the number in a text. Raises ValueFitError if it is not a number."""
     try:
-        return read(text)
+        return parse(text)
     except ValueError:
-        shown = text if len(text) <= 40 else text[:40] + "…"
-        raise ValueFitError(
-            f"a value of column {name!r} is not a number: {shown!r}",
-            hint=f"Give --raw {shell_quoted(name)} to see its bytes, or -c without it.",
-            column=name,
-        ) from None
+        raise _value_error(name, f"expected a number, got {_quoted(text)}") from None
 
 
-def _number(text: str) -> float | None:
+def _finite(text: str) -> float | None:
     number = float(text)
     return number if math.isfinite(number) else None
 
 
 def _integer(text: str) -> int | str:
-    return int(text) if len(text) <= _DIGITS else text
+    return int(text) if len(text) <= _MAX_DIGITS else text
 
 
-_NUMBERS = {"str_int": _integer, "str_float": _number}
+_NUMBERS = {"str_int": _integer, "str_float": _finite}
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "…")
+
+
+def _value_error(name: str, reason: str) -> ValueFitError:
+    """Return the error for a value that cannot be printed."""
+    hint = f"Use --raw {shell_quoted(name)} to print its bytes, or select other columns with -c."
+    return ValueFitError(f"column {name!r}: {reason}", hint=hint, column=name)
 
 
 def cell(value: Any) -> str:

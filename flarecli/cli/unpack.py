@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flarecli.cli.options import SOURCES, Argument
-from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.printer import Printer, binary, refuse_terminal
-from flarecli.cli.progress import Bar
+from flarecli.cli.options import SOURCES, Argument, CommandLine
+from flarecli.cli.printer import ProgressBar, binary_stdout, refuse_terminal
 from flarecli.commands.options import UnpackOptions
 from flarecli.units import format_count, format_size
 
 
 @dataclass(frozen=True)
-class Line(UnpackOptions, BaseLine):
+class Line(UnpackOptions, CommandLine):
     """The command line."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {
@@ -36,25 +34,24 @@ def command(line: Line) -> int:
     to_stdout = line.out == "-"
     if to_stdout:
         refuse_terminal("a tar")
-    printer = Printer(line.as_json, line.quiet, line.verbose)
-    bar = Bar(printer)
+    printer = line.printer()
+    bar = ProgressBar(printer)
     try:
         unpacked = commands.unpack(
             line.sources,
             line.out,
             progress=bar,
-            stream=binary() if to_stdout else None,
+            stream=binary_stdout() if to_stdout else None,
             **line.keywords(UnpackOptions),
         )
     finally:
         bar.close()
-    bar.counts(unpacked.reasons)
-    bar.sum_up(
+    bar.print_failures(unpacked.reasons)
+    bar.print_summary(
         f"unpacked {format_count(unpacked.rows, 'row')} into {format_count(unpacked.files, 'file')}, {format_size(unpacked.bytes)}"
     )
-    if not to_stdout:
-        if line.as_json:
-            printer.json(unpacked.as_json())
-        else:
-            printer.line(unpacked.index or str(line.out))
+    if line.as_json and not to_stdout:
+        printer.json(unpacked.as_json())
+    elif not to_stdout:
+        printer.line(unpacked.index or str(line.out))
     return 1 if unpacked.failed else 0

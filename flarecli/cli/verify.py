@@ -1,22 +1,26 @@
-"""`flare verify`: prints findings as they are found, then one line with the counts."""
+"""`flare verify`: print findings as they are found, then one line with the counts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flarecli.arguments import Option, address_texts, option
-from flarecli.cli.options import Line as BaseLine
-from flarecli.cli.printer import Printer, finish
-from flarecli.cli.progress import Bar
+from flarecli.cli.options import CommandLine
+from flarecli.cli.printer import Printer, ProgressBar, finish
 from flarecli.commands.options import VerifyOptions
+from flarecli.model import Finding
 from flarecli.units import format_count, format_size
 
-NOTES_SHOWN, HINTS_SHOWN = 20, 10
+if TYPE_CHECKING:
+    from flarecli.commands import Verification
+
+MAX_NOTES, MAX_HINTS = 20, 10
 
 
 @dataclass(frozen=True)
-class Line(VerifyOptions, BaseLine):
+class Line(VerifyOptions, CommandLine):
     """The command line."""
 
     report: Sequence[str] = option(
@@ -47,75 +51,84 @@ def command(line: Line) -> int:
         from flarecli.report import check_report
 
         check_report(path)
-    printer = Printer(line.as_json, line.quiet, line.verbose)
-    bar = Bar(printer)
+    printer = line.printer()
+    bar = ProgressBar(printer)
+    findings: list[Finding] = []
+    hints = {""}
     try:
-        found = commands.verify(line.sources, progress=bar, **line.keywords(VerifyOptions))
-        kept, hints = [], {""}
-        for finding in found:
-            from flarecli.report import annotation, bytes_of
-
+        result = commands.verify(line.sources, progress=bar, **line.keywords(VerifyOptions))
+        for finding in result:
             bar.hide()
-            kept += [finding] if line.report else []
-            if line.as_json:
-                told = {
-                    "where": finding.where,
-                    "row": finding.row,
-                    "column": finding.column,
-                    "kind": finding.kind,
-                    "message": finding.message,
-                    "hint": finding.hint,
-                }
-                span = None if finding.start is None else [finding.start, finding.stop]
-                printer.json({**told, "bytes": span})
-            elif not line.quiet:
-                hint = f" ({finding.hint})" if line.verbose and finding.hint else ""
-                printer.line(
-                    f"{finding.where}: {finding.message}{f' ({place})' if (place := bytes_of(finding)) else ''}{hint}"
-                )
-                if (
-                    not (line.verbose or line.github)
-                    and finding.hint not in hints
-                    and len(hints) < HINTS_SHOWN
-                ):  # each hint once, below its first finding
-                    finish()
-                    printer.note(f"hint: {finding.hint}")
-                    hints.add(finding.hint)
-            if line.github:
-                printer.told(annotation(finding))
+            if line.report:
+                findings.append(finding)
+            _print_finding(printer, finding, line.github, hints)
             finish()
     finally:
         bar.close()
     counts = {
-        "files": found.files,
-        "shards": found.shards,
-        "rows": found.rows,
-        "bytes": found.bytes,
-        "findings": found.findings,
+        "files": result.files,
+        "shards": result.shards,
+        "rows": result.rows,
+        "bytes": result.bytes,
+        "findings": result.findings,
     }
-    for path in line.report:
+    if line.report:
         from flarecli.report import Result, write_report
 
-        write_report(
-            path, Result(address_texts(line.sources), kept, counts, found.unprotected, found.extra)
-        )
+        sources = address_texts(line.sources)
+        report = Result(sources, findings, counts, result.unprotected, result.extra)
+        for path in line.report:
+            write_report(path, report)
     if line.as_json:
-        printer.json(
-            {**counts, "unprotected": found.unprotected, "extra": found.extra, "left": found.left}
-        )
+        notes = {"unprotected": result.unprotected, "extra": result.extra, "left": result.left}
+        printer.json({**counts, **notes})
     else:
-        for text in found.unprotected[:NOTES_SHOWN]:
-            printer.note(text)
-        if len(found.unprotected) > NOTES_SHOWN:
-            printer.note(
-                f"and {len(found.unprotected) - NOTES_SHOWN:,} more without sums; --json lists them"
-            )
-        for name in found.extra:
-            printer.note(f"{name}: not listed, not checked", verbose=True)
-        verdict = format_count(found.findings, "finding") if found.findings else "whole"
-        checked = f"{format_count(found.files, 'file')}, {format_count(found.shards, 'shard')}, {format_count(found.rows, 'row')}"
-        less = ", sizes and headers only" * line.quick + (
-            f", {format_count(found.left, 'shard')} left out" if found.left else ""
-        )
-        printer.line(f"{verdict}: {checked}, {format_size(found.bytes)}{less}")
-    return 1 if found.findings else 0
+        _print_summary(printer, result, line.quick)
+    return 1 if result.findings else 0
+
+
+def _print_finding(printer: Printer, finding: Finding, github: bool, hints: set[str]) -> None:
+    """Print a finding; add its hint to `hints`, the hints that were printed, if it is new."""
+    from flarecli.report import annotation, byte_range, finding_fields
+
+    if printer.as_json:
+        fields = finding_fields(finding)
+        del fields["file"], fields["line"]
+        printer.json(fields)
+    elif not printer.quiet:
+        text = f"{finding.where}: {finding.message}"
+        if span := byte_range(finding):
+            text += f" ({span})"
+        if printer.verbose and finding.hint:
+            text += f" ({finding.hint})"
+        printer.line(text)
+        is_hint_shown = printer.verbose or github or finding.hint in hints
+        if not is_hint_shown and len(hints) < MAX_HINTS:
+            finish()
+            printer.note(f"hint: {finding.hint}")
+            hints.add(finding.hint)
+    if github:
+        printer.stderr_line(annotation(finding))
+
+
+def _print_summary(printer: Printer, result: Verification, is_quick: bool) -> None:
+    """Print notes about files that were not checked completely, then the line with the counts."""
+    for text in result.unprotected[:MAX_NOTES]:
+        printer.note(text)
+    if len(result.unprotected) > MAX_NOTES:
+        more = len(result.unprotected) - MAX_NOTES
+        printer.note(f"and {more:,} more without checksums; --json lists them")
+    for name in result.extra:
+        printer.note(f"{name}: not listed, not checked", verbose=True)
+    parts = [
+        format_count(result.files, "file"),
+        format_count(result.shards, "shard"),
+        format_count(result.rows, "row"),
+        format_size(result.bytes),
+    ]
+    if is_quick:
+        parts.append("sizes and headers only")
+    if result.left:
+        parts.append(f"{format_count(result.left, 'shard')} left out")
+    verdict = format_count(result.findings, "finding") if result.findings else "whole"
+    printer.line(f"{verdict}: {', '.join(parts)}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flarecli.commands.cat_command import cat
+    from flarecli.commands.column_stats import stats_table
     from flarecli.commands.indexes import merge_index, reindex
     from flarecli.commands.inspect_command import Inspection, StreamInfo, inspect
     from flarecli.commands.packing.command import Packed, pack
@@ -33,6 +34,7 @@ __all__ = [
     "pack",
     "playlist",
     "reindex",
+    "stats_table",
     "unpack",
     "verify",
 ]
@@ -53,6 +55,7 @@ _MODULES = {
     "pack": "packing.command",
     "playlist": "playlist_command",
     "reindex": "indexes",
+    "stats_table": "column_stats",
     "unpack": "unpacking.command",
     "verify": "verifying.command",
 }

@@ -13,6 +13,7 @@ from flarecli.arguments import address_texts, from_options, name_list
 from flarecli.commands import tar_stream as streamed
 from flarecli.commands.options import CatOptions
 from flarecli.commands.row_order import (
+    average_row_bytes,
     check_names,
     first_rows,
     kept,
@@ -21,7 +22,6 @@ from flarecli.commands.row_order import (
     opened,
     ordered,
     read_rows,
-    weight,
 )
 from flarecli.errors import UsageError
 
@@ -68,7 +68,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
         first = max(0, last - tail) if tail is not None else 0
     read = needed(data.schema.names, columns, where)
     schema = pa.schema([(data.exact if exact else data.schema).field(name) for name in read])
-    pairs = read_rows(data, order, first, last, read, weight(parts, len(data)), exact)
+    pairs = read_rows(data, order, first, last, read, average_row_bytes(parts, len(data)), exact)
     schema, batches = kept(schema, (batch for _, batch in pairs), where, columns)
     return _some(schema, batches) if where is None else _of_all(schema, batches, limit, head, tail)
 

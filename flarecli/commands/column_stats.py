@@ -15,14 +15,26 @@ from flarecli import encodings
 from flarecli.commands.row_order import named, ordered, read_rows
 from flarecli.media import is_image, probe
 from flarecli.read import Dataset
+from flarecli.units import format_count, format_size
 
-__all__ = ["statistics"]
+__all__ = ["statistics", "stats_table"]
 
 _DISTINCT, _DISTINCT_BYTES = (
     10_000,
     64 << 20,
 )  # maximum distinct values that are counted in a column, and their bytes
 _ROWS, _BYTES = 10_000, 256 << 20  # bytes read of columns of bytes
+_TABLE_COLUMNS = (
+    "rows",
+    "nulls",
+    "unfit",
+    "distinct",
+    "least",
+    "most",
+    "total bytes",
+    "images",
+)
+_NUMBER_CHARS = 40  # maximum length of a number in the table
 
 
 def statistics(
@@ -148,3 +160,45 @@ def _pictures(sizes: list[tuple[int, int]]) -> Mapping[str, Any]:
         "pictures": len(sizes),
         **dict(zip(("smallest", "median", "largest"), shown, strict=True)),
     }
+
+
+def stats_table(stats: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return statistics as a table: names of its columns, and a row of texts per dataset column.
+
+    Columns of the table that would be empty are left out.
+
+    stats  as `statistics` returns them
+    """
+    rows = [_table_row(facts) for facts in stats.values()]
+    names = [name for name in _TABLE_COLUMNS if any(row.get(name) for row in rows)]
+    return names, [[row.get(name, "") for name in names] for row in rows]
+
+
+def _table_row(facts: Mapping[str, Any]) -> dict[str, str]:
+    row = {name: f"{facts[name]:,}" for name in ("rows", "nulls", "unfit") if name in facts}
+    if "distinct" in facts:
+        row["distinct"] = f"{facts['distinct']:,}"
+    elif "distinct_over" in facts:
+        row["distinct"] = f"over {facts['distinct_over']:,}"
+    for name, end in (("least", "min"), ("most", "max")):
+        parts = []
+        if end in facts:
+            parts.append(_number(facts[end]))
+        if f"{end}_chars" in facts:
+            parts.append(format_count(facts[f"{end}_chars"], "char"))
+        if f"{end}_bytes" in facts:
+            parts.append(format_size(facts[f"{end}_bytes"]))
+        if f"{end}_items" in facts:
+            parts.append(format_count(facts[f"{end}_items"], "item"))
+        row[name] = ", ".join(parts)
+    if "bytes" in facts:
+        row["total bytes"] = format_size(facts["bytes"])
+    if "pictures" in facts:
+        sizes = dict.fromkeys(facts[name] for name in ("smallest", "median", "largest"))
+        row["images"] = f"{facts['pictures']:,} of {' / '.join(sizes)}"
+    return row
+
+
+def _number(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _NUMBER_CHARS else text[: _NUMBER_CHARS - 1] + "…"

@@ -181,12 +181,12 @@ def inspect(options: InspectOptions) -> Inspection:
     numbers, asked, missing = tuple[int, ...](), 0, list[str]()
     if stats or sample is not None:
         from flarecli.commands.column_stats import statistics
-        from flarecli.commands.row_order import named, ordered, read_rows, weight
+        from flarecli.commands.row_order import average_row_bytes, named, ordered, read_rows
         from flarecli.read import Dataset  # loads Arrow, which is not needed otherwise
 
         data = Dataset(parts, found)
         missing, there = lost(parts)
-        row_bytes = weight(parts, len(data))
+        row_bytes = average_row_bytes(parts, len(data))
         if stats:
             seen = statistics(data, row_bytes, seed, there)
             infos = tuple(

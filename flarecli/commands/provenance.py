@@ -1,4 +1,6 @@
-"""Provenance of selected rows: source file and row number.
+"""Provenance of rows: the name of their source, and the file and row number of each.
+
+Outputs name a source in the same way, however its path was typed.
 
 A pack counts rows in the selection, for resume; a failed row is reported with its number in the
 source. If the selection is one run of rows, the difference is constant. Otherwise a column has the
@@ -7,18 +9,21 @@ source row numbers, which are kept until the rows can no longer fail.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from flarecli.model import IntArray, Stream
+from flarecli.names import is_url, local_path, scheme_of, whole_path
 from flarecli.read import Dataset
+from flarecli.redact import redact
 from flarecli.write import Failure
 
-__all__ = ["PLACE", "Places", "shard_of"]
+__all__ = ["PLACE", "Places", "SourceName", "shard_of", "source_name"]
 
 PLACE = "place in the source"  # internal column: int64, the number of each row in the whole source
 
@@ -98,3 +103,51 @@ def shard_of(data: Dataset, streams: Sequence[Stream], row: int) -> tuple[str, i
             break
         chunk -= len(stream)
     return str(stream.chunk(chunk).at), row - first
+
+
+@dataclass(frozen=True)
+class SourceName:
+    """The name of a source in playlists and journals, and of its files in lists of failed rows.
+
+    text    the name of the one file or folder, or of the folder that holds all of several; the
+            addresses as typed, without secrets, of a source that is not on a disk
+    folder  the folder that files are named in, without links; empty if the source is not on a disk
+    """
+
+    text: str
+    folder: str = ""
+
+    def of_file(self, file: str) -> str:
+        """Return the path of a file in the folder, or an address without secrets."""
+        if not self.folder or _is_remote(file):
+            return redact(file)
+        name = os.path.relpath(_real(file), self.folder)
+        return self.text if name == "." else name
+
+    def listed(self, failure: Failure) -> Failure:
+        """Return a failure as outputs list it."""
+        if failure.file is None:
+            return failure
+        return replace(failure, file=self.of_file(failure.file))
+
+
+def source_name(addresses: Sequence[str], expanded: Sequence[str]) -> SourceName:
+    """Return the name of a source.
+
+    addresses  as typed
+    expanded   what they match
+    """
+    if any(_is_remote(one) for one in expanded) or not expanded:
+        return SourceName(" ".join(redact(one) for one in addresses))
+    paths = [_real(one) for one in expanded]
+    folders = [one if os.path.isdir(one) else os.path.dirname(one) for one in paths]
+    folder = os.path.commonpath(folders)
+    return SourceName(os.path.basename(paths[0] if len(paths) == 1 else folder), folder)
+
+
+def _is_remote(address: str) -> bool:
+    return address == "-" or (is_url(address) and scheme_of(address) != "file")
+
+
+def _real(address: str) -> str:
+    return os.path.realpath(whole_path(local_path(address)))

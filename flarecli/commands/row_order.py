@@ -24,7 +24,20 @@ from flarecli.read import Dataset, parse_rows, positions, resolve, select_stream
 from flarecli.storage import Guard
 from flarecli.suggest import choose
 
-__all__ = ["Order", "first_rows", "kept", "named", "no_index", "opened", "ordered", "read_rows"]
+__all__ = [
+    "Order",
+    "average_row_bytes",
+    "check_names",
+    "check_no_rows",
+    "first_rows",
+    "kept",
+    "last_rows",
+    "named",
+    "needed",
+    "opened",
+    "ordered",
+    "read_rows",
+]
 
 _BLOCK = 1 << 13  # steps mapped per block
 _TAKEN, _TAKEN_BYTES = 64, 16 << 20  # rows, and their bytes, of one `take`
@@ -82,15 +95,13 @@ def ordered(
     """
     its, ranks = rank or (0, 1)
     if not 0 <= its < ranks:
-        raise UsageError(f"rank {its} of {ranks} is not a rank")
+        raise UsageError(f"invalid rank {its} of {ranks}: ranks are counted from 0")
     if min(seed, epoch, shuffle or 0) < 0 or (sample is not None and not sample >= 0):
         raise UsageError(
-            f"sample is {sample}, seed {seed}, shuffle {shuffle}, epoch {epoch}: none may be below 0"
+            f"sample {sample}, seed {seed}, shuffle {shuffle}, epoch {epoch}: expected at least 0"
         )
     if epoch and shuffle is None:
-        raise UsageError(
-            "an epoch without a shuffle changes nothing", hint="Give --shuffle SEED too."
-        )
+        raise UsageError("--epoch needs --shuffle", hint="Add --shuffle SEED.")
     ranges = [
         one for one in ([range(total)] if spec is None else parse_rows(spec, total)) if len(one)
     ]
@@ -132,7 +143,7 @@ def opened(
     return Dataset(parts, found), parts
 
 
-def weight(parts: Sequence[Sequence[Stream]], rows: int) -> int:
+def average_row_bytes(parts: Sequence[Sequence[Stream]], rows: int) -> int:
     """Return the average bytes of a row from listed sizes, at least 1."""
     size = sum(
         int(np.maximum(stream.raw_sizes if stream.raw_sizes is not None else stream.sizes, 0).sum())
@@ -210,16 +221,16 @@ def check_names(names: Sequence[str], columns: Sequence[str]) -> None:
             )
 
 
-def no_index(address: str, streams: Sequence[str], rows: str | None) -> None:
+def check_no_rows(address: str, streams: Sequence[str], rows: str | None) -> None:
     """Raise UsageError if rows or streams of an index or a folder are selected."""
     if rows is not None:
         raise UsageError(
-            "rows of an index cannot be named by number",
+            "rows of an index cannot be selected by number",
             where=address,
-            hint="Give --where or --limit.",
+            hint="Use --where or --limit.",
         )
     if streams:
-        raise UsageError("an index has no streams", where=address, hint="Leave --stream out.")
+        raise UsageError("an index has no streams", where=address, hint="Omit --stream.")
 
 
 def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

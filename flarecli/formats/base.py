@@ -178,7 +178,7 @@ class Format:
         columns: Sequence[str] | None = None,
         ranges: Ranges | None = None,
     ) -> list[Row]:
-        """Read the stored bytes of rows, in the order asked.
+        """Read the stored bytes of rows, in the requested order.
 
         ranges  list column -> (start, stop) within each list; only those items are read
         """
@@ -249,7 +249,7 @@ class Format:
         item = self.store_as(encoding[:-2])
         return item if item is None else encoding if item.endswith("[]") else f"{item}[]"
 
-    def held(self, one: Column) -> Column:
+    def stored_column(self, one: Column) -> Column:
         """Return a column as this format stores it.
 
         raises  UsageError naming the column if its encoding is unknown or cannot be stored

@@ -1,18 +1,29 @@
-"""Read byte ranges of a shard: mapped, decompressed, or few joined reads; and make Arrow arrays of
-them.
+"""Read byte ranges of a shard, mapped, decompressed or in a few joined reads, and make Arrow arrays
+and batches of them.
 """
 
 from __future__ import annotations
 
+import mmap
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flarecli import compress, encodings
-from flarecli.errors import IntegrityError
+from flarecli.errors import IntegrityError, ValueFitError
 from flarecli.lazy import np, pa
-from flarecli.model import ByteArray, Chunk, File, IntArray
+from flarecli.model import (
+    ByteArray,
+    Chunk,
+    Column,
+    Columns,
+    File,
+    IntArray,
+    Shard,
+    UInt32Array,
+)
 from flarecli.storage import Location, read_ahead
 
 if TYPE_CHECKING:
@@ -20,14 +31,28 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LocatedRows",
+    "MappedSource",
+    "RangeSource",
+    "Source",
     "TARS",
     "VIEW_LIMIT",
+    "chosen",
+    "first_decrease",
+    "in_order",
     "of",
     "ragged",
     "read",
+    "record_batch",
+    "rows_by_offsets",
+    "runs",
+    "sliceable",
     "stored_size",
     "suffix",
-    "viewed",
+    "typed",
+    "typed_batch",
+    "value_bytes",
+    "value_offsets",
+    "values_at",
     "views",
     "whole",
 ]
@@ -38,6 +63,8 @@ TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}
 _ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
 MAX_CACHED_BYTES = 256 << 20  # decompressed shards in memory; a larger shard is kept alone
 _MAX_GAP = 1 << 16  # bytes between two ranges that are cheaper to read than a second request
+# Bytes per read of a file in order: between large members that are skipped, and without gaps.
+_MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 12, 1 << 20
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
 # The Location keeps the store alive, so that the id in the key is not used again.
 _cache: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()
@@ -90,7 +117,7 @@ def suffix(chunk: Chunk) -> str:
 def stored_size(chunk: Chunk) -> int:
     """Return the size of a chunk's file and compare it with the listed size.
 
-    A remote store is not asked if the size is listed: a read past the end is an error anyway.
+    A listed size is not requested from a remote store: a read past the end is an error anyway.
 
     raises  IntegrityError if the file does not have the listed size
     """
@@ -135,7 +162,7 @@ def whole(chunk: Chunk) -> memoryview | None:
 
 
 def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
-    """Read byte ranges of a shard in the order asked; ranges with small gaps share a read."""
+    """Read byte ranges of a shard in the requested order; ranges with small gaps share a read."""
     view = whole(chunk)
     if view is not None:
         if len(ranges) > 1:
@@ -160,6 +187,173 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
     ]
 
 
+class Source(Protocol):
+    """Bytes that are read in order."""
+
+    @property
+    def size(self) -> int | None:
+        """Number of bytes; None if it is not known yet."""
+
+    def window(self, start: int, need: int) -> memoryview:
+        """Return at least `need` bytes from `start`, fewer only at the end.
+
+        `start` never decreases.
+        """
+
+
+class MappedSource:
+    """A file in memory, or mapped."""
+
+    def __init__(self, view: memoryview) -> None:
+        self.size = len(view)
+        self._view = view
+
+    def window(self, start: int, need: int) -> memoryview:
+        return self._view[start:]
+
+
+class RangeSource:
+    """A file that is read in order. Data between the windows is skipped, so reads are large while
+    windows follow each other, and small after a gap.
+    """
+
+    def __init__(self, at: Location, size: int) -> None:
+        self.size = size
+        self._at, self._step, self._end = at, _MAX_WINDOW_BYTES, 0
+
+    def window(self, start: int, need: int) -> memoryview:
+        is_next = start <= self._end
+        self._step = _MAX_WINDOW_BYTES if is_next else max(_MIN_WINDOW_BYTES, self._step // 4)
+        self._end = min(self.size, start + max(need, self._step))
+        return memoryview(self._at.read(start, self._end)) if start < self._end else memoryview(b"")
+
+
+def in_order(chunk: Chunk) -> MappedSource | RangeSource:
+    """Return a source of a shard's decompressed bytes, to read it once from front to back."""
+    view = whole(chunk)
+    return MappedSource(view) if view is not None else RangeSource(chunk.at, stored_size(chunk))
+
+
+def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
+    """Return the map or the bytes under a view of a whole file; None if there are none.
+
+    Slices of them are bytes, and faster than copies of slices of a view.
+    """
+    if view is None or not isinstance(view.obj, (bytes, mmap.mmap)) or len(view.obj) != len(view):
+        return None
+    return view.obj
+
+
+def runs(
+    starts: IntArray | UInt32Array, max_rows: int, max_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of consecutive runs of rows; a row of more bytes is a run of its own.
+
+    starts  integers [rows + 1], not decreasing: the start of each row, and the end of the last
+    """
+    table, start = starts.data, 0
+    rows = len(table) - 1
+    while start < rows:
+        stop = bisect_right(table, table[start] + max_bytes) - 1
+        stop = max(start + 1, min(start + max_rows, rows, stop))
+        yield start, stop
+        start = stop
+
+
+def first_decrease(starts: IntArray | UInt32Array) -> int | None:
+    """Return the first row that ends before it starts, or None.
+
+    In a crafted table, such a row aims a read at bytes of other rows.
+    """
+    decreases = starts[1:] < starts[:-1]
+    return int(np.argmax(decreases)) if decreases.any() else None
+
+
+# -- Arrow arrays
+
+
+def value_offsets(array: pa.Array) -> IntArray:
+    """Return the offsets of a large_binary or large_string array: int64 [rows + 1]."""
+    return np.frombuffer(array.buffers()[1] or bytes(8), np.int64, len(array) + 1, array.offset * 8)
+
+
+def value_bytes(array: pa.Array) -> memoryview:
+    """Return the bytes of all values of a large_binary or large_string array, without a copy."""
+    offsets = value_offsets(array)
+    return memoryview(array.buffers()[2] or b"")[int(offsets[0]) : int(offsets[-1])]
+
+
+def rows_by_offsets(data: Any, offsets: IntArray) -> pa.Array:
+    """Return a large_binary array of bytes and the offsets of its values: int64 [rows + 1]."""
+    return pa.Array.from_buffers(
+        encodings.BINARY, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+
+
+def typed(raw: pa.Array, column: Column, where: object, first_row: int) -> pa.Array:
+    """Return the typed column of stored bytes; views of text or bytes stay views.
+
+    raw     large_binary, binary_view, or fixed-size binary of the encoding's size
+    raises  ValueFitError naming column and row of the first invalid value
+    """
+    encoding = encodings.lookup(column.encoding)
+    try:
+        if pa.types.is_binary_view(raw.type):
+            return _viewed(raw, encoding)
+        return encodings.typed(raw, encoding)
+    except ValueFitError as error:
+        message = f"column {column.name!r:.60}: {error.message}"
+        raise error.at(where, first_row).changed(message=message, column=column.name) from None
+
+
+def record_batch(
+    columns: Sequence[Column], arrays: Sequence[pa.Array], rows: int
+) -> pa.RecordBatch:
+    """Return typed columns as a batch of `rows` rows, with the encodings in its schema."""
+    if not arrays:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+    fields = [
+        encodings.field(column).with_type(array.type)
+        for column, array in zip(columns, arrays, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))
+
+
+def chosen(shard: Shard, names: Sequence[str] | None) -> Columns:
+    """Return the columns of a shard with these names, in their order; None selects all."""
+    if names is None:
+        return shard.columns
+    by_name = {one.name: one for one in shard.columns}
+    return tuple(by_name[name] for name in names)
+
+
+def typed_batch(
+    shard: Shard,
+    start: int,
+    stop: int,
+    names: Sequence[str] | None,
+    stored: Callable[[Column], pa.Array],
+) -> pa.RecordBatch:
+    """Return rows start..stop as typed columns.
+
+    stored  return the stored bytes of a column, as for `typed`
+    """
+    columns = chosen(shard, names)
+    arrays = [typed(stored(one), one, shard.chunk.at, start) for one in columns]
+    return record_batch(columns, arrays, stop - start)
+
+
+def values_at(
+    data: ByteArray, starts: IntArray, lengths: IntArray, as_views: bool = False
+) -> pa.Array:
+    """Return runs of bytes as an array; with `as_views` and less than 2 GiB as views of the data.
+
+    Arguments are those of `ragged`.
+    """
+    make = views if as_views and len(data) < VIEW_LIMIT else ragged
+    return make(data, starts, lengths)
+
+
 def ragged(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     """Return runs of bytes as one large_binary array, copied once by Arrow.
 
@@ -171,8 +365,7 @@ def ragged(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     if len(data) < VIEW_LIMIT or not len(starts):
         return views(data, starts, lengths).cast(encodings.BINARY)
     if len(starts) == 1:
-        bounds = pa.py_buffer(np.concatenate((starts, starts + lengths)))
-        return pa.Array.from_buffers(encodings.BINARY, 1, [None, bounds, pa.py_buffer(data)])
+        return rows_by_offsets(data, np.concatenate((starts, starts + lengths)))
     halves = [
         (int(at[0]), int((at + size).max()), at, size)
         for at, size in zip(_halves(starts), _halves(lengths), strict=True)
@@ -212,7 +405,7 @@ def views(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     )
 
 
-def viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
+def _viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
     """Return a binary_view array as the view type of an encoding.
 
     raises  ValueFitError for text that is not UTF-8

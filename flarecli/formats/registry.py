@@ -1,7 +1,7 @@
 """Formats by name: the built-in ones, and those that other packages register through entry points.
 
-A class is imported when its name or a suffix is asked for. Entry points are read only where no
-built-in format fits:
+A class is imported when its name or suffix is first used. Entry points are read only if no built-in
+format fits:
 
     [project.entry-points."flarecli.formats"]
     toy = "my_package.toy:Toy"
@@ -41,7 +41,7 @@ __all__ = [
     "with_option",
 ]
 
-DEFAULT = "mds"  # what `pack` writes
+DEFAULT = "mds"  # the format that `pack` writes
 FALLBACK = "files"  # reads files that no other format claims
 STREAMED = "webdataset"  # the format of standard input
 GROUP = "flarecli.formats"
@@ -59,7 +59,7 @@ class _Line(NamedTuple):
     """A built-in format; help and completion read `writable` here without importing its class."""
 
     name: str
-    suffixes: tuple[str, ...]  # one of these is in the name of every shard
+    suffixes: tuple[str, ...]  # every shard has one of these in its name
     target: str  # module:Class
     writable: bool = True
 
@@ -74,7 +74,7 @@ _LINES = {
         _Line("xsv", (".xsv",), "flarecli.formats.lines.xsv:XSV"),
         _Line("ffrecord", (".ffr",), "flarecli.formats.ffrecord.format:FFRecord"),
         _Line("granular", (".bag",), "flarecli.formats.granular.format:Granular"),
-        _Line("granular-refs", (), "flarecli.formats.granular.legacy_format:GranularRefs"),
+        _Line("granular-refs", (), "flarecli.formats.granular.format:GranularRefs"),
         _Line(
             "webdataset", (".tar", ".tgz", ".tbz2"), "flarecli.formats.webdataset.format:WebDataset"
         ),
@@ -185,13 +185,13 @@ def sniff(name: str, head: bytes = b"") -> str | None:
 
 def of_folder(files: Iterable[str]) -> Format | None:
     """Return the third-party format that reads a folder with these files; None if none does."""
-    there = list(files)
-    direct = [name for name in there if "/" not in name]
+    names = list(files)
+    direct = [name for name in names if "/" not in name]
     return next(
         (
             one
             for one in _third_party()
-            if not set(one.index_files).isdisjoint(there)
+            if not set(one.index_files).isdisjoint(names)
             or (one.is_listed and any(one.sniff(name, b"") for name in direct))
         ),
         None,

@@ -21,10 +21,11 @@ format:
 A column with a list encoding (`int[]`) is stored as a list, any other column as a list of one
 value. A missing feature is null, and so is an empty list in a column that is not a list. Numbers of
 8 bytes other than int64 are stored in a BytesList. If one of the first thousand records is not an
-Example, the records are one column of bytes, `record`.
+Example, the file has one column of bytes, `record`.
 
-The optional index `x.tfrecord.idx` has a line `OFFSET SIZE` per record, as DALI and the `tfrecord`
-package write it; sizes include the checksums. An index that does not fit its file is ignored.
+The optional index `x.tfrecord.idx` has a line `OFFSET SIZE` for each record, as DALI and the
+`tfrecord` package write it; sizes include the checksums. An index that does not fit its file is
+ignored.
 """
 
 from __future__ import annotations
@@ -42,25 +43,15 @@ import pyarrow as pa
 from flarecli import compress, encodings
 from flarecli.bisect import findings_of
 from flarecli.encodings import column, lookup
-from flarecli.errors import (
-    FlareError,
-    FormatError,
-    IntegrityError,
-    MissingError,
-    ReachError,
-    UsageError,
-    ValueFitError,
-)
+from flarecli.errors import FormatError, IntegrityError, UsageError
 from flarecli.expansion import check_columns
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import byte_ranges, shard_files
 from flarecli.formats.base import EACH, LISTED_PICTURES, Format, Ranges, Span, Substitutes
-from flarecli.formats.webdataset import tar
-from flarecli.hashes import DEFAULT, Sums
+from flarecli.formats.shard_files import DAMAGED
 from flarecli.model import (
     Chunk,
     Column,
     Columns,
-    File,
     Finding,
     IntArray,
     Row,
@@ -79,8 +70,7 @@ SAMPLED_ROWS, SAMPLED_BYTES = 1024, 16 << 20  # records read to find the columns
 MAX_INDEX_BYTES = 1 << 30  # about 40 million records
 STEP_ROWS, STEP_BYTES = 8192, 16 << 20  # records that `verify_shard` checks together
 _NAME = re.compile(r"\.tfrecords?(?:-\d+-of-\d+)?(?:\.gz)?$")
-_DAMAGED = "It was damaged or cut short; fetch or pack it again."
-_INDEX_HINT = "Delete the index, or pack again."
+_INDEX_HINT = "Delete the index, or pack the dataset again."
 _BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of a Feature
 _KINDS = {_BYTES: "bytes", _FLOATS: "floats", _INTS: "integers"}
 _DEFAULTS = {_BYTES: "bytes", _FLOATS: "float32", _INTS: "int"}
@@ -123,57 +113,54 @@ class TFRecord(Format):
         return len(head) >= HEAD.size and HEAD.unpack_from(head)[1] == masked_crc(head[:8])
 
     def open_dataset(self, at: Location) -> Stream:
-        """List the files of a folder and their indexes by name, without subfolders."""
-        sizes = {entry.name: entry.size for entry in at.list() if "/" not in entry.name}
-        names = sorted(name for name in sizes if self.sniff(name, b""))
-        if not names:
-            raise MissingError("no .tfrecord file is in it", where=at)
-        beside = [f"{name}.idx" for name in names]
-        parts = [(File(one, sizes[one]),) if one in sizes else () for one in beside]
-        return Stream(
-            "data",
-            at,
-            self.name,
-            names,
-            sizes=np.array([sizes[name] for name in names], np.int64),
-            parts=parts if any(parts) else (),
+        """List the files of a folder and their indexes by name, without subfolders.
+
+        raises  MissingError if there are no files
+        """
+        return shard_files.list_shards(
+            at, self.name, ".tfrecord", lambda name: self.sniff(name, b""), _index_name
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Locate the records by the index if it fits the file, else by their lengths.
 
-        raises  FormatError for a length that does not fit the file, a row count that is not the
-                listed one, or listed columns that are not features; IntegrityError for a length
-                with a wrong checksum
+        raises  FormatError for a length that does not fit the file, another number of rows than
+                the listed one, or listed columns that cannot be features; IntegrityError for a
+                length with a wrong checksum
         """
-        view = spans.whole(chunk)
-        size = len(view) if view is not None else spans.stored_size(chunk)
-        starts = None if spans.suffix(chunk) else _read_index(chunk, size)
+        starts = None
+        if not byte_ranges.suffix(chunk):
+            index = shard_files.read_optional(_index_of(chunk), MAX_INDEX_BYTES)
+            starts = None if index is None else _parse_index(index, byte_ranges.stored_size(chunk))
         if starts is None:
-            starts = _scan(chunk, view, size)
+            starts = _scan(chunk)
         rows = len(starts) - 1
-        if chunk.rows is not None and rows != chunk.rows:
-            raise FormatError(f"contains {rows} records, {chunk.rows} are listed", where=chunk.at)
+        shard_files.check_row_count(chunk, rows, "records")
         shard = Shard(chunk, columns or (), rows, {"starts": starts, "is_raw": False})
-        found = _sampled(shard)
+        features = _sampled(shard)
         if columns is None:
-            is_raw = not found
+            is_raw = not features
+            columns = tuple(features.values()) if features else RECORD
         else:
-            is_raw = found is None or (columns == RECORD and bool(found) and "record" not in found)
-        for one in columns or ():
+            is_raw = features is None or (
+                columns == RECORD and bool(features) and "record" not in features
+            )
+            self._check_listed(chunk, columns, is_raw)
+        return Shard(chunk, columns, rows, {"starts": starts, "is_raw": is_raw})
+
+    def _check_listed(self, chunk: Chunk, columns: Columns, is_raw: bool) -> None:
+        for one in columns:
             if self.store_as(one.encoding) != one.encoding or (is_raw and one.encoding != "bytes"):
                 raise FormatError(
-                    f"column {one.name!r} is listed as {one.encoding}, which no feature is",
+                    f"column {one.name!r} is listed as {one.encoding},"
+                    f" which {'these records' if is_raw else 'a feature'} cannot store",
                     where=chunk.at,
                     column=one.name,
                 )
-        if is_raw and columns is not None and len(columns) != 1:
+        if is_raw and len(columns) != 1:
             raise IntegrityError(
-                f"{len(columns)} columns are listed; its records are not Examples", where=chunk.at
+                f"{len(columns)} columns are listed; the records are not Examples", where=chunk.at
             )
-        if columns is None:
-            columns = tuple(found.values()) if found else RECORD
-        return Shard(chunk, columns, rows, {"starts": starts, "is_raw": is_raw})
 
     def read_rows(
         self,
@@ -182,15 +169,15 @@ class TFRecord(Format):
         columns: Sequence[str] | None = None,
         ranges: Ranges | None = None,
     ) -> list[Row]:
-        """Read the stored values of rows in the order asked; both checksums of each record are
+        """Read the stored values of rows in the requested order; both checksums of each record are
         checked.
         """
-        wanted = shard.columns if columns is None else _chosen(shard, columns)
+        selected = byte_ranges.chosen(shard, columns)
         if ranges:
             _check_ranges(shard, ranges)
         out: list[Row] = []
         for row, data in zip(rows, _records(shard, rows), strict=True):
-            values = _values(shard, row, data, wanted)
+            values = _values(shard, row, data, selected)
             for name, (start, stop) in (ranges or {}).items():
                 items = values.get(name)
                 values |= {name: items[start:stop]} if isinstance(items, list) else {}
@@ -207,20 +194,13 @@ class TFRecord(Format):
     ) -> pa.RecordBatch:
         """Read rows start..stop as typed columns; both checksums of each record are checked."""
         rows = self.read_rows(shard, range(start, stop), columns)
-        wanted = shard.columns if columns is None else _chosen(shard, columns)
-        if not wanted:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
-        arrays = []
-        for one in wanted:
-            kind = lookup(one.encoding)
-            try:
-                arrays.append(
-                    encodings.typed(pa.array([row[one.name] for row in rows], kind.raw), kind)
-                )
-            except ValueFitError as error:
-                raise error.at(shard.chunk.at, start).of_column(one.name) from None
-        schema = pa.schema([encodings.field(one) for one in wanted])
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return byte_ranges.typed_batch(
+            shard,
+            start,
+            stop,
+            columns,
+            lambda one: pa.array([row[one.name] for row in rows], lookup(one.encoding).raw),
+        )
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
         """Return the byte range of a record with its checksums."""
@@ -229,16 +209,8 @@ class TFRecord(Format):
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
         """Return the columns in their order. Raises UsageError for duplicate names, or no columns."""
-        out = tuple(map(self.held, columns))
-        if not out:
-            raise UsageError(
-                "an Example without features cannot be read back",
-                hint="Name the columns to pack with -c.",
-            )
-        names = [one.name for one in out]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise UsageError(f"two columns are named {twice!r}")
+        out = tuple(map(self.stored_column, columns))
+        shard_files.check_names(out, "an Example needs at least one feature")
         return out
 
     def row_sizes(
@@ -259,48 +231,35 @@ class TFRecord(Format):
 
         raises  UsageError for a compression other than gzip
         """
-        name, wanted = f"{number:05d}.tfrecord", {DEFAULT, *settings.hashes}
-        compression = settings.compression
+        compression, name = settings.compression, f"{number:05d}.tfrecord"
         if compression is not None and compress.suffix_of(compression) != "gz":
             raise UsageError(
-                f"TensorFlow cannot read TFRecord files that are compressed with {compression}",
-                hint="Give --compress gz, or leave it out.",
+                f"TensorFlow cannot read TFRecord files compressed with {compression}",
+                hint="Use --compress gz, or omit --compress.",
             )
         records = [one for batch in batches for one in _examples(columns, batch)]
-        starts = np.concatenate(([0], np.cumsum([len(one) + FRAME for one in records]))).astype(
-            "i8"
-        )
+        ends = [0, *itertools.accumulate(len(one) + FRAME for one in records)]
+        to, file = shard_files.write_file(at, name, _framed(records), ends[-1], settings)
         if compression is not None:
-            raw, to = Sums(wanted), at / f"{name}.gz"
-            written = to.write(
-                compress.compressed(compression, _framed(records, raw), int(starts[-1])), wanted
-            )
-            file = File(to.name, written.size, written.hashes, raw.size, raw.hex())
             return Chunk(to, len(records), (file,), self.name)
-        written = (at / name).write(_framed(records), wanted)
-        file = File(name, written.size, written.hashes)
-        index = at / f"{name}.idx"
-        lines = [f"{first} {last - first}\n" for first, last in itertools.pairwise(starts)]
-        text = index.write(["".join(lines).encode()], wanted)
-        return Chunk(
-            at / name,
-            len(records),
-            (file, File(index.name, text.size, text.hashes)),
-            self.name,
-            (index,),
-        )
+        lines = [f"{start} {stop - start}\n" for start, stop in itertools.pairwise(ends)]
+        text = "".join(lines).encode()
+        index_at, index = shard_files.write_file(at, _index_name(name), [text], len(text), settings)
+        return Chunk(to, len(records), (file, index), self.name, (index_at,))
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
         """Check both checksums of each record, the index and, with `values`, every value."""
-        if not spans.suffix(shard.chunk):
-            yield from _check_index(shard)
-        starts, start = shard.layout["starts"], 0
-        runs = []
-        while start < shard.rows:
-            stop = int(np.searchsorted(starts, starts[start] + STEP_BYTES, "right")) - 1
-            stop = max(start + 1, min(start + STEP_ROWS, shard.rows, stop))
-            runs.append((start, stop))
-            start = stop
+        starts = shard.layout["starts"]
+        if not byte_ranges.suffix(shard.chunk):
+            at = _index_of(shard.chunk)
+            index = shard_files.read_optional(at, MAX_INDEX_BYTES)
+            if index is not None and _parse_index(index, int(starts[-1])) is None:
+                yield Finding(
+                    str(at),
+                    "index",
+                    "does not fit its file; the lengths in the file are used instead",
+                    _INDEX_HINT,
+                )
 
         def check(first: int, last: int) -> None:
             if values:
@@ -308,25 +267,25 @@ class TFRecord(Format):
             else:
                 _records(shard, range(first, last))
 
-        yield from findings_of(runs, check)
+        yield from findings_of(byte_ranges.runs(starts, STEP_ROWS, STEP_BYTES), check)
 
 
 # -- records
 
 
-def _scan(chunk: Chunk, view: memoryview | None, size: int) -> IntArray:
+def _scan(chunk: Chunk) -> IntArray:
     """Return the start of each record, and the end: int64 [rows + 1]; lengths are checked first."""
-    source = tar.Mapped(view) if view is not None else tar.Ranges(chunk.at, size)
-    starts, at = [0], 0
+    source = byte_ranges.in_order(chunk)
+    size, starts, at = source.size, [0], 0
     window, base = memoryview(b""), 0
     while at < size:
         if at + HEAD.size > base + len(window):
             window, base = source.window(at, HEAD.size), at
         if len(window) - (at - base) < HEAD.size:
             raise FormatError(
-                f"file is {size} bytes; it ends inside the header of record {len(starts) - 1}",
+                f"file ends at byte {size}, inside the header of record {len(starts) - 1}",
                 where=chunk.at,
-                hint=_DAMAGED,
+                hint=DAMAGED,
             )
         at = _next(chunk, window[at - base :], at, size, len(starts) - 1)
         starts.append(at)
@@ -338,14 +297,17 @@ def _next(chunk: Chunk, head: memoryview, at: int, size: int, row: int) -> int:
     length, crc = HEAD.unpack_from(head)
     if crc != masked_crc(head[:8]):
         raise IntegrityError(
-            f"the length at byte {at} fails its CRC-32C", where=chunk.at, row=row, hint=_DAMAGED
+            f"checksum mismatch: CRC-32C of the length at byte {at}",
+            where=chunk.at,
+            row=row,
+            hint=DAMAGED,
         )
     if length > size - at - FRAME:
         raise FormatError(
-            f"record has {length} bytes; file ends at byte {size}",
+            f"record is {length} bytes; the file ends at byte {size}",
             where=chunk.at,
             row=row,
-            hint=_DAMAGED,
+            hint=DAMAGED,
         )
     return at + FRAME + int(length)
 
@@ -354,12 +316,12 @@ def _records(shard: Shard, rows: Sequence[int]) -> list[memoryview]:
     """Return the data of records. Raises IntegrityError naming a row with a wrong checksum."""
     starts = shard.layout["starts"]
     out = []
-    found = spans.read(shard.chunk, [(int(starts[row]), int(starts[row + 1])) for row in rows])
-    for row, part in zip(rows, found, strict=True):
+    ranges = [(int(starts[row]), int(starts[row + 1])) for row in rows]
+    for row, part in zip(rows, byte_ranges.read(shard.chunk, ranges), strict=True):
         record = memoryview(part)
         if len(record) < FRAME or _next(shard.chunk, record, 0, len(record), row) != len(record):
             raise FormatError(
-                f"record is not {len(record)} bytes, as its index says",
+                f"length of the record differs from the {len(record)} bytes in its index",
                 where=shard.chunk.at,
                 row=row,
                 hint=_INDEX_HINT,
@@ -367,44 +329,37 @@ def _records(shard: Shard, rows: Sequence[int]) -> list[memoryview]:
         data = record[12:-4]
         if int.from_bytes(record[-4:], "little") != masked_crc(data):
             raise IntegrityError(
-                f"its {len(data)} bytes fail their CRC-32C",
+                f"checksum mismatch: CRC-32C of {len(data)} bytes",
                 where=shard.chunk.at,
                 row=row,
-                hint=_DAMAGED,
+                hint=DAMAGED,
             )
         out.append(data)
     return out
 
 
-def _framed(records: Iterable[bytes], raw: Sums | None = None) -> Iterator[bytes]:
+def _framed(records: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield records with their lengths and checksums."""
     for data in records:
         length = len(data).to_bytes(8, "little")
         head, tail = masked_crc(length), masked_crc(data)
-        out = b"".join((length, head.to_bytes(4, "little"), data, tail.to_bytes(4, "little")))
-        if raw is not None:
-            raw.update(out)
-        yield out
+        yield b"".join((length, head.to_bytes(4, "little"), data, tail.to_bytes(4, "little")))
 
 
 # -- the index
 
 
-def _index_place(chunk: Chunk) -> Location:
-    return chunk.beside[0] if chunk.beside else chunk.at.folder / f"{chunk.at.name}.idx"
+def _index_name(name: str) -> str:
+    return f"{name}.idx"
 
 
-def _read_index(chunk: Chunk, size: int) -> IntArray | None:
-    """Return the start of each record, and the end; None without an index that fits the file."""
-    try:
-        at = _index_place(chunk)
-        length = at.size()
-        data = at.read(0, length) if length <= MAX_INDEX_BYTES else b""
-    except (ReachError, FormatError, FlareError):
-        return None
-    return _parse_index(data, size)
+def _index_of(chunk: Chunk) -> Location:
+    """Return the location of the index of a file: the listed one, or the one beside the file."""
+    return chunk.beside[0] if chunk.beside else chunk.at.folder / _index_name(chunk.at.name)
 
 
 def _parse_index(data: bytes, size: int) -> IntArray | None:
+    """Return the start of each record, and the end; None if the index does not fit the file."""
     if not re.fullmatch(rb"(?:[0-9]{1,18} [0-9]{1,18}\r?\n)*(?:[0-9]{1,18} [0-9]{1,18})?", data):
         return None
     numbers = np.array(data.split(), np.int64).reshape(-1, 2)
@@ -414,26 +369,14 @@ def _parse_index(data: bytes, size: int) -> IntArray | None:
     return starts if fits else None
 
 
-def _check_index(shard: Shard) -> Iterator[Finding]:
-    at = _index_place(shard.chunk)
-    try:
-        length = at.size()
-        data = at.read(0, length) if length <= MAX_INDEX_BYTES else b""
-    except FlareError:
-        return
-    size = int(shard.layout["starts"][-1])
-    if _parse_index(data, size) is None:
-        yield Finding(
-            str(at), "index", "does not fit its file; the records are counted instead", _INDEX_HINT
-        )
-
-
 # -- Examples
 
 
 class _Feature(NamedTuple):
+    """A feature of an Example: its kind (0: none) and the stored bytes of its values."""
+
     kind: int
-    values: list[bytes]  # stored bytes
+    values: list[bytes]
 
 
 def _sampled(shard: Shard) -> dict[str, Column] | None:
@@ -460,43 +403,40 @@ def _sampled(shard: Shard) -> dict[str, Column] | None:
     }
 
 
-def _values(shard: Shard, row: int, data: memoryview, wanted: Columns) -> Row:
+def _values(shard: Shard, row: int, data: memoryview, columns: Columns) -> Row:
     """Return the stored values of a record by column."""
     if shard.layout["is_raw"]:
-        return {one.name: bytes(data) for one in wanted}
+        return {one.name: bytes(data) for one in columns}
     try:
         features = _parse(data)
     except ValueError as error:
         raise FormatError(f"not a valid Example: {error}", where=shard.chunk.at, row=row) from None
-    known = shard.memo.get("names") or shard.memo.setdefault(
+    names = shard.memo.get("names") or shard.memo.setdefault(
         "names", {one.name for one in shard.columns}
     )
-    if not features.keys() <= known:
-        name = min(features.keys() - known)
+    if not features.keys() <= names:
+        name = min(features.keys() - names)
         raise FormatError(
-            f"feature {name!r:.60} is not among the columns",
+            f"feature {name!r:.60} is not listed as a column",
             where=shard.chunk.at,
             row=row,
-            hint="List its column in the playlist; -c then selects columns.",
+            hint="Add it to the columns in the playlist; use -c to read fewer columns.",
         )
-    return {one.name: _value(shard, row, one, features.get(one.name)) for one in wanted}
+    return {one.name: _value(shard, row, one, features.get(one.name)) for one in columns}
 
 
 def _value(shard: Shard, row: int, one: Column, feature: _Feature | None) -> Any:
-    if feature is None:
+    if feature is None or not feature.kind:
         return None
-    wanted, is_list = _kind_of(one.encoding), one.encoding.endswith("[]")
-    if feature.kind != wanted:
-        if feature.values or feature.kind:
-            raise FormatError(
-                f"column {one.name!r:.60}: expected {_KINDS[wanted]}, "
-                f"got {_KINDS.get(feature.kind, 'nothing')}",
-                where=shard.chunk.at,
-                row=row,
-                column=one.name,
-            )
-        return None
-    if is_list:
+    kind = _kind_of(one.encoding)
+    if feature.kind != kind:
+        raise FormatError(
+            f"column {one.name!r:.60}: expected {_KINDS[kind]}, got {_KINDS[feature.kind]}",
+            where=shard.chunk.at,
+            row=row,
+            column=one.name,
+        )
+    if one.encoding.endswith("[]"):
         return feature.values
     if len(feature.values) > 1:
         raise FormatError(
@@ -537,15 +477,15 @@ def _parse_feature(raw: bytes, start: int, stop: int) -> _Feature:
     kind, values = 0, list[bytes]()
     for field, first, last in _fields(raw, start, stop):
         if field not in _KINDS:
-            raise ValueError(f"unknown kind of feature {field}")
+            raise ValueError(f"unknown kind {field} of a feature")
         if kind != field:
-            kind, values = field, []  # the last of several kinds counts
+            kind, values = field, []  # if there are several kinds, the last one is used
         if field == _BYTES:
             values += [raw[low:high] for part, low, high in _fields(raw, first, last) if part == 1]
         elif field == _FLOATS:
             for _, low, high in _fields(raw, first, last, 5):
                 if (high - low) % 4:
-                    raise ValueError(f"{high - low} bytes of floats")
+                    raise ValueError(f"floats of {high - low} bytes")
                 values += [raw[at : at + 4] for at in range(low, high, 4)]
         else:
             for _, low, high in _fields(raw, first, last, 0):
@@ -573,13 +513,13 @@ def _fields(raw: bytes, at: int, end: int, plain: int = 2) -> Iterator[tuple[int
         elif wire in (1, 5):
             at += 8 if wire == 1 else 4
         else:
-            raise ValueError(f"wire type {wire}")
+            raise ValueError(f"unsupported wire type {wire}")
         if at > end or not tag >> 3:
-            raise ValueError("a field that does not fit")
+            raise ValueError("invalid field")
         if wire in (2, plain):
             yield tag >> 3, start, at
         elif tag >> 3 == 1:
-            raise ValueError(f"wire type {wire} of field 1")
+            raise ValueError(f"unexpected wire type {wire} of field 1")
 
 
 def _varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
@@ -591,19 +531,14 @@ def _varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return number & 0xFFFFFFFFFFFFFFFF, at
         shift += 7
-    raise ValueError("a number that does not end")
-
-
-def _chosen(shard: Shard, names: Sequence[str]) -> Columns:
-    by_name = {one.name: one for one in shard.columns}
-    return tuple(by_name[name] for name in names)
+    raise ValueError("incomplete number")
 
 
 def _check_ranges(shard: Shard, ranges: Ranges) -> None:
     lists = {one.name for one in shard.columns if one.encoding.endswith("[]")}
     for name, (start, stop) in ranges.items():
         if name not in lists or not 0 <= start <= stop:
-            raise UsageError(f"expected a range of a list, got {start}:{stop} of {name!r}")
+            raise UsageError(f"expected a range of a list, got {start}:{stop} of column {name!r}")
 
 
 # -- writing

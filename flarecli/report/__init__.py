@@ -1,20 +1,18 @@
-"""Reports of findings: JUnit and JSON for CI, HTML pages, and GitHub annotations."""
+"""Reports: findings as JUnit XML, JSON, HTML and GitHub annotations; a dataset as an HTML page."""
 
 from __future__ import annotations
 
-from flarecli.report.facts import facts_table
-from flarecli.report.files import KINDS, check_report, write_report
+from flarecli.report.dataset_html import dataset_page
+from flarecli.report.files import check_report, write_report
 from flarecli.report.github import annotation
-from flarecli.report.html.page import dataset_page
-from flarecli.report.result import Result, bytes_of
+from flarecli.report.result import Result, byte_range, finding_fields
 
 __all__ = [
-    "KINDS",
     "Result",
     "annotation",
-    "bytes_of",
+    "byte_range",
     "check_report",
     "dataset_page",
-    "facts_table",
+    "finding_fields",
     "write_report",
 ]

@@ -1,36 +1,36 @@
-"""Write reports to files; the suffix selects the kind."""
+"""Report files: the suffix selects the format."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from flarecli.errors import UsageError
-from flarecli.report.html.findings import findings_page
-from flarecli.report.json import listed
-from flarecli.report.junit import junit
-from flarecli.report.result import Result
+from flarecli.report.findings_html import findings_page
+from flarecli.report.junit import junit_xml
+from flarecli.report.result import Result, result_json
 from flarecli.storage import locate
 
-__all__ = ["KINDS", "check_report", "write_report"]
+__all__ = ["check_report", "write_report"]
 
-KINDS: Mapping[str, Callable[[Result], str]] = {
-    ".xml": junit,
-    ".json": listed,
+_FORMATS: Mapping[str, Callable[[Result], str]] = {
+    ".xml": junit_xml,
+    ".json": result_json,
     ".html": findings_page,
 }
 
 
 def check_report(address: str) -> str:
-    """Return the kind of report for a file name. Raises UsageError for an unknown suffix."""
-    kind = next((one for one in KINDS if address.lower().endswith(one)), None)
-    if kind is None:
-        raise UsageError(
-            f"{address!r} has no known report suffix",
-            hint="Use a file name with the suffix .xml (JUnit), .json or .html.",
-        )
-    return kind
+    """Return the suffix of a report file. Raises UsageError for an unknown suffix."""
+    for suffix in _FORMATS:
+        if address.lower().endswith(suffix):
+            return suffix
+    raise UsageError(
+        f"unknown suffix of report {address!r}",
+        hint="Use a file name with the suffix .xml (JUnit), .json or .html.",
+    )
 
 
 def write_report(address: str, result: Result) -> None:
     """Write a report atomically. Raises UsageError and ReachError."""
-    locate(address).write([KINDS[check_report(address)](result).encode()])
+    text = _FORMATS[check_report(address)](result)
+    locate(address).write([text.encode()])

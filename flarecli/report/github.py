@@ -13,11 +13,9 @@ import os
 from flarecli.errors import format_place
 from flarecli.model import Finding
 from flarecli.names import is_url
-from flarecli.report.result import bytes_of, shown
+from flarecli.report.result import byte_range, one_line
 
 __all__ = ["annotation"]
-
-_PARTS = {":": "%3A", ",": "%2C"}
 
 
 def annotation(finding: Finding) -> str:
@@ -25,34 +23,32 @@ def annotation(finding: Finding) -> str:
 
     Paths below the current folder are relative, as GitHub expects.
     """
-    file, row, line = finding.address, finding.row, finding.line
-    marks = [
-        f"file={_part(_relative(file))}",
-        *([f"line={line}"] if line is not None else []),
-        f"title={_part(f'flare verify, {finding.kind}')}",
-    ]
-    name = os.path.basename(file)
-    place = finding.where if is_url(file) else format_place(name, row, item=finding.item)
+    file = finding.address
+    properties = [f"file={_property(_relative(file))}"]
+    if finding.line is not None:
+        properties.append(f"line={finding.line}")
+    properties.append(f"title={_property(f'flare verify, {finding.kind}')}")
+    place = finding.where
+    if not is_url(file):
+        place = format_place(os.path.basename(file), finding.row, item=finding.item)
     text = f"{place}: {finding.message}"
-    text += f" ({told})" if (told := bytes_of(finding)) else ""
-    return (
-        f"::error {','.join(marks)}::{_text(text + (f' ({finding.hint})' if finding.hint else ''))}"
-    )
+    if span := byte_range(finding):
+        text += f" ({span})"
+    if finding.hint:
+        text += f" ({finding.hint})"
+    return f"::error {','.join(properties)}::{_message(text)}"
 
 
 def _relative(file: str) -> str:
     if is_url(file):
         return file
-    inside = os.path.relpath(file)
-    return file if inside.startswith("..") else inside
+    path = os.path.relpath(file)
+    return file if path.startswith("..") else path
 
 
-def _text(text: str) -> str:
-    return shown(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+def _message(text: str) -> str:
+    return one_line(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _part(text: str) -> str:
-    text = _text(text)
-    for sign, code in _PARTS.items():
-        text = text.replace(sign, code)
-    return text
+def _property(text: str) -> str:
+    return _message(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,29 +1,32 @@
-"""The result of a check, as reports use it."""
+"""The result of a verification, its text for other formats, and the JSON report."""
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flarecli.model import Finding
 from flarecli.names import escape
 from flarecli.redact import redact_text
 
-__all__ = ["Result", "bytes_of", "shown"]
+__all__ = ["Result", "byte_range", "finding_fields", "html_text", "one_line", "result_json"]
 
-_NO_TEXT = re.compile("[\ufffe\uffff]")  # not allowed in XML
+_NOT_IN_XML = re.compile("[\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a check.
+    """The result of a verification.
 
-    sources      addresses, as typed
-    findings     printed findings; `counts["findings"]` is the total
-    counts       files, shards, rows, bytes, findings
-    unprotected  files without checksums, one sentence each
-    extra        files that no list names
+    sources      addresses as the user typed them
+    findings     findings to report; `counts["findings"]` is the total
+    counts       number of files, shards, rows, bytes and findings
+    unprotected  one sentence for each file without checksums
+    extra        names of files that no list contains
     """
 
     sources: Sequence[str]
@@ -33,14 +36,56 @@ class Result:
     extra: Sequence[str] = ()
 
 
-def bytes_of(one: Finding) -> str:
-    """Return the byte range of a finding as text, the last byte included; empty if it is not known."""
-    if one.start is None or one.stop is None:
+def byte_range(finding: Finding) -> str:
+    """Return the byte range of a finding as text, including the last byte; empty if unknown."""
+    if finding.start is None or finding.stop is None:
         return ""
-    is_one = one.stop - one.start <= 1
-    return f"byte {one.start}" if is_one else f"bytes {one.start}-{one.stop - 1}"
+    if finding.stop - finding.start <= 1:
+        return f"byte {finding.start}"
+    return f"bytes {finding.start}-{finding.stop - 1}"
 
 
-def shown(text: str) -> str:
-    """Return text as one line, without secrets of addresses and with control characters escaped."""
-    return _NO_TEXT.sub("?", escape(redact_text(text)))
+def one_line(text: str) -> str:
+    """Return text as one line: secrets of addresses removed, control characters escaped."""
+    return _NOT_IN_XML.sub("?", escape(redact_text(text)))
+
+
+def html_text(text: str) -> str:
+    """Return text as one line, escaped for HTML."""
+    return html.escape(one_line(text))
+
+
+def finding_fields(finding: Finding) -> dict[str, Any]:
+    """Return the JSON object of a finding."""
+    span = None if finding.start is None else [finding.start, finding.stop]
+    return {
+        "where": finding.where,
+        "file": finding.address,
+        "row": finding.row,
+        "column": finding.column,
+        "line": finding.line,
+        "kind": finding.kind,
+        "message": finding.message,
+        "hint": finding.hint,
+        "bytes": span,
+    }
+
+
+def result_json(result: Result) -> str:
+    """Return the JSON report: the keys of `verify --json`, and file and line of each finding."""
+    findings = [
+        {
+            name: one_line(value) if isinstance(value, str) else value
+            for name, value in finding_fields(finding).items()
+        }
+        for finding in result.findings
+    ]
+    report = {
+        "sources": [one_line(source) for source in result.sources],
+        "whole": not result.counts["findings"],
+        **result.counts,
+        "found": findings,
+        "unprotected": [one_line(text) for text in result.unprotected],
+        "extra": [one_line(name) for name in result.extra],
+    }
+    return json.dumps(report, indent=1) + "\n"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from flarecli.write.failures import FAILED, Failure, error_of
+from flarecli.write.failures import FAILED, Failure, drop_rows, error_of, too_large
 from flarecli.write.folder_target import FolderTarget
 from flarecli.write.journal import Journal
 from flarecli.write.keys import Keys, is_unnamed, key_text
 from flarecli.write.open_target import bucket_of, claim
 from flarecli.write.spool import Spool
 from flarecli.write.target import Contents, Target
-from flarecli.write.value_limit import limited, within_limit
 from flarecli.write.writer import Writer
 
 __all__ = [
@@ -24,9 +23,9 @@ __all__ = [
     "Writer",
     "bucket_of",
     "claim",
+    "drop_rows",
     "error_of",
     "is_unnamed",
     "key_text",
-    "limited",
-    "within_limit",
+    "too_large",
 ]

@@ -12,7 +12,7 @@ from flarecli import encodings
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.model import Columns, IntArray
 from flarecli.suggest import choose
-from flarecli.write.failures import Failure
+from flarecli.write.failures import Failure, drop_rows
 from flarecli.write.keys import is_unnamed, key_text
 
 __all__ = ["Typed", "check_columns", "chosen_encodings", "fitted", "record_batches"]
@@ -88,9 +88,7 @@ class Typed:
             key = "" if keys is None else key_text(keys[at])
             kind = "null" if reason in ("is null", _EMPTY) else "value"
             out.append(Failure(int(rows[at]), key, name, kind, f"{name} {reason}"))
-        keep = np.ones(len(rows), bool)
-        keep[list(reasons)] = False
-        return typed.filter(pa.array(keep)), rows[keep], out
+        return *drop_rows(typed, rows, reasons), out
 
     def cast(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, tuple[str, str]]]:
         """Return all rows as typed columns, and position -> (column, reason) for those that fail."""

@@ -6,30 +6,35 @@ The file is part of the output, so it contains nothing that changes between runs
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from flarecli.encodings import value_sizes
 from flarecli.errors import FlareError, FormatError, ReachError, UnsafeError, ValueFitError
 from flarecli.hashes import DEFAULT, Sums
-from flarecli.model import File
+from flarecli.model import File, IntArray
 from flarecli.names import is_url
 from flarecli.redact import redact, redact_text
 from flarecli.storage import Location
 from flarecli.storage.append_log import format_line, open_log
+from flarecli.write.keys import key_text
 
-__all__ = ["FAILED", "Failed", "Failure", "error_of"]
+__all__ = ["FAILED", "Failed", "Failure", "SKIP_HINT", "drop_rows", "error_of", "too_large"]
 
 FAILED = "failed.jsonl"
+SKIP_HINT = "Use --on-error skip to leave such rows out and list them in failed.jsonl."
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A row that was not packed: its position in the selection, key, column, kind and reason.
 
-    file, file_row  where it lies in the index, as users look for it: a file and the row in that,
-    from 0; None where a query made the row
-    hint            how to allow it, where an option does; not stored
+    file, file_row  the file of the index, and the row in it, from 0; None if a query made the row
+    hint            the option that allows it, if there is one; not stored
     """
 
     row: int
@@ -54,7 +59,7 @@ class Failure:
     def line(self) -> bytes:
         """Return the line for `failed.jsonl`."""
         stored = self.redacted()
-        told = {
+        entry = {
             "file": self.file,
             "row": self.row if self.file_row is None else self.file_row,
             "key": stored.key,
@@ -62,7 +67,38 @@ class Failure:
             "kind": self.kind,
             "reason": stored.reason,
         }
-        return format_line(told)
+        return format_line(entry)
+
+
+def drop_rows(
+    batch: pa.RecordBatch, rows: IntArray, dropped: Iterable[int]
+) -> tuple[pa.RecordBatch, IntArray]:
+    """Return a batch, and the position of each of its rows, without the rows at `dropped`."""
+    keep = np.ones(len(rows), bool)
+    keep[list(dropped)] = False
+    return batch.filter(pa.array(keep)), rows[keep]
+
+
+def too_large(
+    batch: pa.RecordBatch, rows: IntArray, key: str | None, max_bytes: int
+) -> dict[int, Failure]:
+    """Return a failure for each row of a batch with a larger value, by its number in the batch.
+
+    rows  int64 [rows]: the position of each row in the selection
+    key   the column that names rows
+    """
+    failures: dict[int, Failure] = {}
+    if batch.nbytes <= max_bytes:
+        return failures
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        sizes = value_sizes(array)
+        if sizes is None:
+            continue
+        for at in np.flatnonzero(sizes > max_bytes).tolist():
+            text = "" if key is None or key == name else key_text(batch.column(key)[at])
+            reason = f"a value of {sizes[at]} bytes, larger than the limit of {max_bytes} bytes"
+            failures.setdefault(at, Failure(int(rows[at]), text, name, "large", reason))
+    return failures
 
 
 _ERRORS: dict[str, type[FlareError]] = {
@@ -72,18 +108,23 @@ _ERRORS: dict[str, type[FlareError]] = {
     "column": FormatError,
     "unsafe": UnsafeError,
 }
-_COLUMNS = "Give -c with the columns to pack, or --on-error skip to leave such rows out and list them in failed.jsonl."
+_COLUMNS_HINT = (
+    "Select the columns to pack with -c, or use --on-error skip to leave such rows out and list "
+    "them in failed.jsonl."
+)
 
 
-def error_of(failure: Failure, address: object, hint: str) -> FlareError:
-    """Return the error that ends a run at its first failed row; `hint` is how to leave such rows
-    out.
+def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareError:
+    """Return the error that ends a run at its first failed row.
+
+    address  address of the source, for a row without a file
+    hint     how to continue without such rows
     """
     named = f"{failure.key}: " if failure.key else ""
-    if failure.kind == "unsafe" and failure.hint.startswith("Give "):
+    if failure.kind == "unsafe" and "--allow-" in failure.hint:
         hint = f"{failure.hint.rstrip('.')}, or --on-error skip to leave such rows out."
     elif failure.kind in ("column", "incomplete"):
-        hint = _COLUMNS
+        hint = _COLUMNS_HINT
     at, row = (address, failure.row) if failure.file is None else (failure.file, failure.file_row)
     return _ERRORS.get(failure.kind, ReachError)(
         f"{named}{failure.reason}", where=at, row=row, column=failure.column or None, hint=hint

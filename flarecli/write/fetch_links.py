@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -30,7 +30,7 @@ from flarecli.storage import Guard, Limits, Location, bucket_note
 from flarecli.storage.http.engine import BatchRequest, Engine, Fault, Page
 from flarecli.storage.http.url import Address
 from flarecli.units import format_count, format_size
-from flarecli.write.failures import Failure
+from flarecli.write.failures import Failure, drop_rows
 from flarecli.write.keys import key_text
 from flarecli.write.link_targets import (
     Link,
@@ -82,6 +82,20 @@ class Fetched:
     extensions: Mapping[str, str]
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    def without(self, failures: Mapping[int, Failure]) -> Fetched:
+        """Return the rows without those that failed; `failures` are by row number in the batch."""
+        if not failures:
+            return self
+        batch, rows = drop_rows(self.batch, self.rows, failures)
+        kept = np.flatnonzero(np.isin(self.rows, rows)).tolist()
+        return replace(
+            self,
+            batch=batch,
+            rows=rows,
+            failures=sorted([*self.failures, *failures.values()], key=lambda one: one.row),
+            names={name: [values[row] for row in kept] for name, values in self.names.items()},
+        )
+
 
 _TAKEN = LinkFailure("", "")  # replaces bytes that are in a column: they must not stay in memory
 
@@ -98,7 +112,7 @@ def fetch(
     first_row: int = 0,
     progress: Progress,
     spool: Spool | None = None,
-) -> Iterator[Fetched]:
+) -> Generator[Fetched, None, None]:
     """Yield the batches with each source column replaced by the bytes that it links to.
 
     Batches come in row order. Closing the iterator ends all transfers.

@@ -400,7 +400,7 @@ def test_verify_refuses_parts_samples_and_reports_that_are_none(flare):
     hint = "hint: Use a file name with the suffix .xml (JUnit), .json or .html.\n"
     assert (
         flare("verify", "a", "--report", "x.txt").err
-        == f"error: 'x.txt' has no known report suffix\n{hint}"
+        == f"error: unknown suffix of report 'x.txt'\n{hint}"
     )
 
 

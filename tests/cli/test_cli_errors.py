@@ -12,7 +12,9 @@ import pytest
 from flarecli import errors
 from flarecli.__main__ import main
 
-BUG = "hint: This is a bug in flare, not in your data: please report it with what --debug shows.\n"
+BUG = (
+    "hint: This is a bug in flare, not in your data. Please report it with the output of --debug.\n"
+)
 
 
 def raises(error):
@@ -73,7 +75,7 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
     [
         (
             ["pak"],
-            "there is no command 'pak'",
+            "unknown command 'pak'",
             "Did you mean pack? Choose one of pack, unpack, inspect, verify, playlist, cat.",
         ),
         (["--nope"], "no such option: --nope", "Run `flare --help`."),
@@ -142,16 +144,20 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         ),
         (
             ["cat", "a", "--raw", "x", "-c", "y"],
-            "--raw prints the bytes of one column alone",
+            "--raw prints the bytes of one column; --columns and --to have no effect",
             "Leave --columns and --to out.",
         ),
         (
             ["cat", "a", "--raw", "x", "--to", "csv"],
-            "--raw prints the bytes of one column alone",
+            "--raw prints the bytes of one column; --columns and --to have no effect",
             "Leave --columns and --to out.",
         ),
         (["playlist"], "missing argument: no source", "Run `flare playlist --help`."),
-        (["playlist", "a", "b", "--diff", "c"], "--diff compares one playlist with another", ""),
+        (
+            ["playlist", "a", "b", "--diff", "c"],
+            "--diff compares one playlist with OTHER",
+            "Name one SOURCE.",
+        ),
         (
             ["playlist", "a", "--diff", "b", "--base", "c"],
             "--diff writes no playlist; --base has no effect",
@@ -164,12 +170,12 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         ),
         (
             ["inspect", "a", "--html", "b", "--field", "rows"],
-            "--html writes a page, --field prints a field",
+            "--html and --field exclude each other",
             "Use one of the two.",
         ),
         (
             ["playlist", "a", "--check", "b"],
-            "--check takes one playlist",
+            "--check checks one playlist",
             "Remove the other addresses.",
         ),
         (
@@ -250,7 +256,7 @@ def test_json_and_debug_can_be_set_in_the_environment(flare):
         (
             ModuleNotFoundError("No module named 'boto.x'", name="boto.x"),
             6,
-            "error: the library boto.x is missing\nhint: Run `pip install boto`.\n",
+            "error: the library boto.x is not installed\nhint: Run `pip install boto`.\n",
         ),
         (EOFError("end"), 1, "error: EOFError: end\n" + BUG),
         (GeneratorExit(), 1, "error: GeneratorExit\n" + BUG),

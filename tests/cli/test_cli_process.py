@@ -399,7 +399,7 @@ def test_a_full_disk_under_stdout_is_an_error(flare_run, args):
 @pytest.mark.parametrize("args", [["cat", "x"], ["--help"], ["--version"]])
 def test_a_closed_stdout_is_an_error(flare_run, args):
     ran = flare_run(args, ROWS, stdout=None, preexec_fn=lambda: os.close(1))
-    assert (ran.code, ran.err) == (3, "error: stdout: it is closed\n")
+    assert (ran.code, ran.err) == (3, "error: stdout: the stream is closed\n")
 
 
 def test_a_closed_stderr_changes_nothing(flare_run):

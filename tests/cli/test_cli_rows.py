@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from flarecli import encodings
-from flarecli.cli.printer import json_text, plain
+from flarecli.cli.printer import json_text, json_value
 from flarecli.cli.rows import cell
 from flarecli.names import escape
 
@@ -112,12 +112,12 @@ def test_rows_without_columns_are_rows(flare):
 @pytest.mark.parametrize("text", ["{oops", "", '{"a": 1} 2', "[" * 100_000])
 def test_a_json_column_that_holds_none_is_an_error(flare, text):
     ran = flare("cat", "x", cat=cat(batch(meta=([text], TEXT, "json"))))
-    shown = "is nested too deeply" if len(text) > 99 else f"is not valid JSON: {text!r}"
-    hint = "hint: Give --raw meta to see its bytes, or -c without it.\n"
+    shown = "value is nested too deeply" if len(text) > 99 else f"invalid JSON: {text!r}"
+    hint = "hint: Use --raw meta to print its bytes, or select other columns with -c.\n"
     assert (ran.code, ran.out, ran.err) == (
         4,
         "",
-        f"error: a value of column 'meta' {shown}\n{hint}",
+        f"error: column 'meta': {shown}\n{hint}",
     )
 
 
@@ -142,11 +142,11 @@ def test_json_within_json_and_messagepack_are_values(flare):
     }
     assert two == {"text": None, "pack": None, "tree": None, "some": []}
     ran = flare("cat", "x", cat=cat(batch(pack=([b"\xc1"], BINARY, "msgpack"))))
-    hint = "hint: Give --raw pack to see its bytes, or -c without it.\n"
+    hint = "hint: Use --raw pack to print its bytes, or select other columns with -c.\n"
     assert (ran.code, ran.out, ran.err) == (
         4,
         "",
-        f"error: a value of column 'pack': not exactly one MessagePack value\n{hint}",
+        f"error: column 'pack': not exactly one MessagePack value\n{hint}",
     )
 
 
@@ -171,7 +171,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_printed_json_is_one_line_that_parses_to_the_same_value_and_acts_on_nothing(value):
-    text = json_text(plain(value))
+    text = json_text(json_value(value))
     assert json.loads(text) == value
     assert escape(text) == text
 
@@ -290,7 +290,7 @@ def test_text_that_begins_as_a_formula_is_prefixed_if_asked(flare, form, delimit
 def test_cells_are_made_safe_in_csv_and_tsv_alone(flare, form):
     ran = flare("cat", "x", "--to", form, "--csv-safe", cat=cat(SAMPLE))
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "error: --csv-safe is for csv and tsv\nhint: Give --to csv.\n"
+    assert ran.err == "error: --csv-safe has an effect only on CSV and TSV\nhint: Add --to csv.\n"
 
 
 def test_cells_of_csv_are_what_json_says(flare):
@@ -365,9 +365,9 @@ def test_raw_is_the_stored_bytes_of_one_column_and_nothing_else(flare, column, w
 def test_bytes_are_refused_by_a_terminal_before_anything_is_read(flare, args, what):
     ran = flare("cat", "x", *args, terminal=True)
     assert (ran.code, ran.out) == (2, "")
-    assert "is not for a terminal" in ran.err
+    assert "is not printed to a terminal" in ran.err
     assert ran.err.replace("\x1b[31m", "").replace("\x1b[36m", "").replace("\x1b[0m", "") == (
-        f"error: {what} is not for a terminal\nhint: Redirect it to a file or a pipe.\n"
+        f"error: {what} is binary and is not printed to a terminal\nhint: Redirect it to a file or a pipe.\n"
     )
 
 
@@ -394,11 +394,11 @@ def test_pickles_are_decoded_only_by_the_switch_that_says_so(flare):
     )
     second = pa.record_batch([pa.array(data[1:], pa.large_binary())], schema=schema)
     told = flare("cat", "d", "--allow-pickle", cat=lambda *_, **__: iter([second]))
-    error = f"a pickle cannot be read: not a valid pkl value ({sizes[1]} B)"
+    error = f"cannot decode a pickle: not a valid pkl value ({sizes[1]} B)"
     assert (told.code, told.out, told.err) == (
         4,
         "",
-        f"error: {error}\nhint: Omit --allow-pickle to print its size.\n",
+        f"error: {error}\nhint: Remove --allow-pickle to print only its size.\n",
     )
 
 

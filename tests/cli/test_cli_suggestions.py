@@ -104,7 +104,7 @@ def test_columns_in_suggested_options_are_one_word(name, tmp_path, capsys):
     table.write_text(json.dumps({name: "https://example.com/a", "id": 1}) + "\n")
     assert main(["pack", str(table), str(tmp_path / "out"), "--dry-run"]) == 0
     (note,) = [line for line in capsys.readouterr().err.splitlines() if "--fetch" in line]
-    option = re.search(r"give (--fetch .*) to pack what they point at", note)[1]
+    option = re.search(r"add (--fetch .*) to pack the files they link to", note)[1]
     assert words(f"flare {option}") == ["--fetch", name]
 
     with Writer(str(tmp_path / "bad"), columns={name: "json"}) as writer:
@@ -113,7 +113,9 @@ def test_columns_in_suggested_options_are_one_word(name, tmp_path, capsys):
     path.write_bytes(path.read_bytes().replace(b'{"a": 1}', b'{"a": 1x'))
     assert main(["cat", str(tmp_path / "bad")]) == 4
     (hint,) = hints(capsys.readouterr().err)
-    option = re.fullmatch(r"Give (--raw .*) to see its bytes, or -c without it\.", hint)[1]
+    option = re.fullmatch(
+        r"Use (--raw .*) to print its bytes, or select other columns with -c\.", hint
+    )[1]
     assert words(f"flare {option}") == ["--raw", name]
 
     assert main(["pack", str(table), str(tmp_path / "out"), "--key", f"{name}x"]) == 2

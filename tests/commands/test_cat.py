@@ -71,9 +71,9 @@ def test_the_rows_asked_for_come(plain, options, wanted):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": (2, 2)}, "rank 2 of 2 is not a rank"),
-        ({"rank": (0, 0)}, "rank 0 of 0 is not a rank"),
-        ({"rank": (-1, 2)}, "rank -1 of 2 is not a rank"),
+        ({"rank": (2, 2)}, "invalid rank 2 of 2: ranks are counted from 0"),
+        ({"rank": (0, 0)}, "invalid rank 0 of 0: ranks are counted from 0"),
+        ({"rank": (-1, 2)}, "invalid rank -1 of 2: ranks are counted from 0"),
         ({"shuffle": -1}, "--shuffle: expected at least 0, got -1"),
         (
             {"sample": 2, "seed": -1},
@@ -171,7 +171,7 @@ def test_neighbours_are_scanned_and_the_rest_is_taken_in_small_blocks(plain, mon
         ({"columns": ["nope"]}, UsageError, "no column 'nope'"),
         ({"columns": ["nope"], "where": "id > 1"}, UsageError, "no column 'nope'"),
         ({"head": -1}, UsageError, "--head: expected at least 0, got -1"),
-        ({"epoch": 1}, UsageError, "an epoch without a shuffle changes nothing"),
+        ({"epoch": 1}, UsageError, "--epoch needs --shuffle"),
     ],
 )
 def test_wrong_wishes_are_refused_before_anything_is_read(plain, options, error, message):

@@ -254,7 +254,7 @@ def test_a_pack_of_some_rows_of_some_streams_is_that_of_those_rows_alone(tmp_pat
         commands.pack("set.yaml", "none", streams=["three"])
     with pytest.raises(UsageError, match="^row 40 is outside the data, which has 40 rows$"):
         commands.pack("set.yaml", "none", rows="40")
-    with pytest.raises(UsageError, match="another source or other options"):
+    with pytest.raises(UsageError, match="another source or with other options"):
         commands.pack("set.yaml", "all0", rows="3,1", resume=True)
     (tmp_path / "i.csv").write_text("a\n1\n")
     (tmp_path / "files").mkdir()
@@ -263,12 +263,12 @@ def test_a_pack_of_some_rows_of_some_streams_is_that_of_those_rows_alone(tmp_pat
         with pytest.raises(UsageError) as caught:
             commands.pack(index, "none", rows="0")
         assert (str(caught.value), caught.value.hint) == (
-            f"{index}: rows of an index cannot be named by number",
-            "Give --where or --limit.",
+            f"{index}: rows of an index cannot be selected by number",
+            "Use --where or --limit.",
         )
         with pytest.raises(UsageError) as caught:
             commands.pack(index, "none", streams=["x"])
         assert (str(caught.value), caught.value.hint) == (
             f"{index}: an index has no streams",
-            "Leave --stream out.",
+            "Omit --stream.",
         )

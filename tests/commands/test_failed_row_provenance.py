@@ -253,7 +253,7 @@ def test_a_key_that_comes_back_says_in_which_file_it_stood(tmp_path, kind, chose
                 {"csv": f"id,n\n1,{n}\n", "jsonl": f"{row}\n", "json": f"[{row}]"}[kind]
             )
     one, two = map(str, paths)
-    hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."
+    hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
     said = [
         (f"{two}[0]: key '1' was used in {one}[0]", hint),
         (f"{one}[0]: key '1' was used in {two}[0]", hint),
@@ -264,8 +264,8 @@ def test_a_key_that_comes_back_says_in_which_file_it_stood(tmp_path, kind, chose
     with pytest.raises(FormatError) as caught:
         commands.pack([one, one], str(tmp_path / "out"), key="id", **chosen)
     assert (str(caught.value), caught.value.hint) == (
-        f"{one}[0]: key '1' was used in row 0 of that file, which comes more than once",
-        f"Name it once. {hint}",
+        f"{one}[0]: key '1' was used in row 0 of the same file, which is listed more than once",
+        f"List it once. {hint}",
     )
 
 

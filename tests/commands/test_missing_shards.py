@@ -141,8 +141,8 @@ def test_a_screen_and_a_page_of_what_is_there_name_what_is_not_and_fail(tmp_path
     told = capsys.readouterr()
     assert told.out.splitlines()[-9:] == ["id", *(str(i) for i in (0, 1, 4, 5, 6, 7, 10, 11))]
     assert told.err == (
-        f"error: {out}/shard.00001.mds: not there, nor is 1 other: rows were read from the other shards\n"
-        "hint: Fetch it again, or pack again with `flare pack … --overwrite`; `flare verify --quick` names each.\n"
+        f"error: {out}/shard.00001.mds: missing file; 2 shards could not be read\n"
+        "hint: Download the shards again, or pack again with `flare pack … --overwrite`; `flare verify --quick` lists all missing shards.\n"
     )
     assert main(["inspect", str(out), "--html", str(tmp_path / "page.html")]) == 3
     assert "shard.00001.mds" in (tmp_path / "page.html").read_text()

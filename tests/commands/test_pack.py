@@ -147,7 +147,7 @@ def test_the_first_failed_row_ends_it_and_leaves_no_dataset(tmp_path, server):
     assert str(caught.value).startswith(f"{tmp_path}/index.parquet[90]: k0090: ")
     assert (
         caught.value.hint
-        == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
     )
     assert not {"index.json", "playlist.yaml"} & set(files(tmp_path / "out"))
 
@@ -271,7 +271,9 @@ def test_resuming_what_is_finished_says_the_same_again_and_refuses_another_sourc
         first.bytes,
         first.playlist,
     )
-    with pytest.raises(UsageError, match="a dataset of another source or other options is there$"):
+    with pytest.raises(
+        UsageError, match="the folder contains a dataset of another source or with other options$"
+    ):
         commands.pack(source, f"{tmp_path}/out", resume=True, limit=3, **LINK)
     assert files(tmp_path / "out") == before
 
@@ -381,7 +383,7 @@ def test_a_column_of_addresses_that_nobody_fetches_is_noted(tmp_path, server):
 
     commands.pack(index(tmp_path, server), f"{tmp_path}/out", progress=Notes())
     assert notes == [
-        "column 'data_url' holds addresses; give --fetch data_url to pack what they point at"
+        "column 'data_url' contains addresses; add --fetch data_url to pack the files they link to"
     ]
     notes.clear()
     (tmp_path / "b.csv").write_text(
@@ -389,7 +391,7 @@ def test_a_column_of_addresses_that_nobody_fetches_is_noted(tmp_path, server):
     )
     commands.pack(f"{tmp_path}/b.csv", f"{tmp_path}/b", progress=Notes())
     assert notes == [
-        f"column {name!r} holds addresses; give --fetch {name} to pack what they point at"
+        f"column {name!r} contains addresses; add --fetch {name} to pack the files they link to"
         for name in "sfg"
     ]
 

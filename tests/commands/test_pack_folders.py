@@ -135,7 +135,7 @@ def test_a_file_that_vanishes_is_a_failed_row(tmp_path, monkeypatch):
     assert str(caught.value) == f"{folder}[3]: 3: 3.txt: no such file or folder"
     assert (
         caught.value.hint
-        == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
     )
 
 
@@ -263,6 +263,6 @@ def test_a_folder_is_not_packed_into_itself(tmp_path, monkeypatch):
         for more in ({}, {"part_rows": 1}, {"dry_run": True}):
             with pytest.raises(UsageError) as caught:
                 commands.pack(source, out, **more)
-            assert str(caught.value) == f"{out}: the target lies in the folder that is packed"
+            assert str(caught.value) == f"{out}: the target is inside the folder to pack"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "in", "link"]
     assert commands.pack("in", "in2").rows == 1

@@ -52,7 +52,10 @@ def test_a_dataset_that_was_changed_is_neither_gone_on_with_nor_taken_for_done(
     dataset(tmp_path / "d", 100)
     with pytest.raises(UsageError) as caught:
         commands.pack(source, str(out), shard_rows=2, resume=True)
-    assert str(caught.value) == f"{out}: a dataset of another source or other options is there"
+    assert (
+        str(caught.value)
+        == f"{out}: the folder contains a dataset of another source or with other options"
+    )
 
 
 def test_columns_that_were_noted_and_no_shard_are_held_against_the_rows_they_came_from(

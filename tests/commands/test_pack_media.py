@@ -197,7 +197,7 @@ def test_content_against_its_extension_is_counted_or_fails(pictures, tmp_path):
     )
     assert (
         caught.value.hint
-        == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
     )
     assert (
         pack(folder, tmp_path / "strict", strict=True, on_error="skip", overwrite=True).failed == 4
@@ -261,7 +261,7 @@ def test_measures_are_named_by_their_column_where_names_are_taken(pictures, tmp_
     )
     with pytest.raises(UsageError) as caught:
         commands.pack(str(folder / "i.parquet"), str(tmp_path / "no"), media_info=True)
-    assert str(caught.value) == "--media-info finds no column of files"
+    assert str(caught.value) == "--media-info: no column contains files"
 
 
 def test_text_beside_pictures_is_left_alone(tmp_path):

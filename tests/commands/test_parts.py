@@ -118,7 +118,7 @@ def test_parts_without_a_selected_row_are_left_out(index: str, tmp_path: Path) -
 def test_no_selected_row_at_all_leaves_nothing(index: str, tmp_path: Path) -> None:
     with pytest.raises(NoRowsError) as caught:
         flarecli.pack(index, str(tmp_path / "out"), part_rows=20, where="n > 1000")
-    assert str(caught.value.message) == "no rows to pack among the first ones"
+    assert str(caught.value.message) == "no rows to pack among the first rows"
     assert not (tmp_path / "out").exists()
 
 
@@ -155,11 +155,14 @@ def test_a_row_that_fails_ends_the_pack_and_names_its_part(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shuffle": 1}, "--shuffle orders all rows, and a part sees its own alone"),
-        ({"limit": 5, "where": "n > 1"}, "--limit counts what --where left in the parts before"),
+        (
+            {"shuffle": 1},
+            "--shuffle cannot be combined with --part-rows: it needs the rows of all parts",
+        ),
+        ({"limit": 5, "where": "n > 1"}, "--limit counts the rows that --where keeps in all parts"),
         (
             {"key": "id", "on_duplicate": "first"},
-            "--on-duplicate first looks at keys of other parts",
+            "--on-duplicate first needs the keys of all parts",
         ),
         ({"engine": "slurm"}, "--engine is 'slurm'"),
         ({"part_rows": 0}, "--part-rows: expected at least 1, got 0"),
@@ -245,8 +248,8 @@ def test_a_part_that_a_lost_driver_left_at_work_is_waited_for(
 
     flarecli.pack(index, str(tmp_path / "a"), part_rows=20)
     monkeypatch.setattr(engines, "run", beside)
-    monkeypatch.setattr(parts, "_AGAIN_S", 0.05)
-    monkeypatch.setattr(parts, "_LOST_S", 60.0 if ends else 0.2)
+    monkeypatch.setattr(parts, "_BUSY_DELAY_S", 0.05)
+    monkeypatch.setattr(parts, "_MAX_BUSY_S", 60.0 if ends else 0.2)
     if ends:
         flarecli.pack(index, str(tmp_path / "b"), part_rows=20)
         assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
@@ -355,7 +358,7 @@ def test_links_that_all_fail_say_why(tmp_path: Path) -> None:
     assert str(caught.value) == f"{tmp_path}/i.parquet[0]: gone0.jpg: no such file or folder"
     assert (
         caught.value.hint
-        == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
     )
     assert not (tmp_path / "out").exists()
 
@@ -371,10 +374,7 @@ def test_links_that_all_fail_say_why(tmp_path: Path) -> None:
 def test_a_query_over_several_rows_is_refused(index: str, tmp_path: Path, query: str) -> None:
     with pytest.raises(UsageError) as caught:
         flarecli.pack(index, str(tmp_path / "out"), part_rows=20, where=query)
-    assert (
-        caught.value.message
-        == "--where looks at several rows at once, and a part sees its own alone"
-    )
+    assert caught.value.message == "--where needs rows of several parts"
 
 
 def test_a_query_over_single_rows_is_packed_in_parts(index: str, tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_what_a_pack_notes_is_noted_of_parts_too(tmp_path: Path) -> None:
     told = Notes()
     flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "urls"), part_rows=2, progress=told)
     assert told.lines == [
-        "column 'url' holds addresses; give --fetch url to pack what they point at"
+        "column 'url' contains addresses; add --fetch url to pack the files they link to"
     ]
 
 

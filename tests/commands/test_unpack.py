@@ -111,7 +111,7 @@ def test_several_files_of_a_row_are_told_apart_by_their_column(tmp_path):
     assert sorted(tree(tmp_path / "f")) == ["index.jsonl", "k/1.a.bin", "k/1.b.pkl"]
     with pytest.raises(UsageError) as caught:
         commands.unpack(out, str(tmp_path / "g"), name="{key}.{ext}")
-    assert str(caught.value) == "--name gives one name to 2 files of a row"
+    assert str(caught.value) == "--name gives the same name to the 2 files of a row"
     assert not (tmp_path / "g").exists()
 
 
@@ -179,18 +179,18 @@ def test_a_tar_holds_the_same_files_and_is_the_same_each_time(plain, tmp_path):
         (
             "first",
             FormatError,
-            "d/shard.00000.mds[1]: the name 'first.bin' is the same as that of row 0 of the selection",
+            "d/shard.00000.mds[1]: file name 'first.bin' is also the name of selected row 0",
         ),
         (
             "FIRST",
             FormatError,
-            "d/shard.00000.mds[1]: the name 'FIRST.bin' is the same as that of row 0 of the selection",
+            "d/shard.00000.mds[1]: file name 'FIRST.bin' is also the name of selected row 0",
         ),
-        ("", ValueFitError, "d/shard.00000.mds[1]: key is empty, and names a file"),
+        ("", ValueFitError, "d/shard.00000.mds[1]: column 'key' is empty, so the file has no name"),
         (
             ".flare/journal",
             FormatError,
-            "d/shard.00000.mds[1]: the name '.flare/journal.bin' is taken by flare itself",
+            "d/shard.00000.mds[1]: file name '.flare/journal.bin' is reserved by flare",
         ),
     ],
 )
@@ -214,11 +214,11 @@ def test_names_that_may_not_be_are_refused_before_the_first_file(
     [
         (
             ["a", "b", "A.txt/c"],
-            "d/shard.00000.mds[2]: the name 'A.txt/c.txt' lies in a folder with the name of row 0 of the selection",
+            "d/shard.00000.mds[2]: file name 'A.txt/c.txt' is in a folder whose name is that of selected row 0",
         ),
         (
             ["a.txt/b/c", "a"],
-            "d/shard.00000.mds[0]: the name 'a.txt/b/c.txt' lies in a folder with the name of row 1 of the selection",
+            "d/shard.00000.mds[0]: file name 'a.txt/b/c.txt' is in a folder whose name is that of selected row 1",
         ),
     ],
 )
@@ -252,7 +252,7 @@ def test_rows_whose_key_names_no_file_are_skipped_and_listed_where_that_is_wante
         (one["row"], one["key"], one["column"], one["kind"], one["reason"].replace("*", "bin"))
         for one in failed
     ] == [
-        (1, "", "key", "value", "key is empty, and names a file"),
+        (1, "", "key", "value", "column 'key' is empty, so the file has no name"),
         (3, "../c", "key", "unsafe", "the name '../c.bin' leaves the folder"),
         (4, "d\x1b", "key", "unsafe", "the name 'd\\x1b.bin' contains a control character"),
     ]
@@ -287,7 +287,7 @@ def test_members_of_a_tar_come_back_under_their_own_names(tmp_path):
 
 def test_files_share_folders_and_a_folder_of_an_earlier_batch_is_remembered():
     schema = pa.schema([(naming.ROW, pa.int64()), ("key", pa.string()), ("x", pa.string())])
-    taken = naming.Taken(naming.Naming(None, "key", schema, ["x"], 1), (), 1)
+    taken = naming.UsedNames(naming.NamePattern(None, "key", schema, ["x"], 1), (), 1)
     taken.add(
         pa.record_batch([[0, 1, 2], ["a.txt/b", "a.txt/c", "a/b"], ["", "", ""]], schema=schema),
         "d[{}]".format,
@@ -295,14 +295,12 @@ def test_files_share_folders_and_a_folder_of_an_earlier_batch_is_remembered():
     taken.add(pa.record_batch([[3], ["a.txt/d"], [""]], schema=schema), "d[{}]".format)
     with pytest.raises(FormatError) as caught:
         taken.add(pa.record_batch([[4, 5], ["e", "a"], ["", ""]], schema=schema), "d[{}]".format)
-    assert (
-        str(caught.value) == "d[5]: the name 'a.txt' is that of a folder which another row lies in"
-    )
+    assert str(caught.value) == "d[5]: file name 'a.txt' is the folder of a file of another row"
 
 
 def test_a_key_that_is_the_index_is_refused(tmp_path):
     out = dataset(tmp_path / "d", {"key": "str", "x": "json"}, [{"key": "index", "x": 1}])
-    with pytest.raises(FormatError, match="taken by flare itself"):
+    with pytest.raises(FormatError, match="reserved by flare"):
         commands.unpack(out, str(tmp_path / "f"), name="{key}.jsonl")
 
 
@@ -314,7 +312,7 @@ def test_a_folder_in_use_is_refused_with_the_way_out(plain, tmp_path):
         with pytest.raises(UsageError) as caught:
             commands.unpack(str(plain), str(to), **options)
         assert str(caught.value) == f"{to}: the folder is not empty"
-        hint = "Give --resume to go on with an unfinished unpack, --overwrite to replace an unpacked folder, or name another folder."
+        hint = "Use --resume to continue an unfinished unpack, --overwrite to replace an unpacked folder, or name another folder."
         replacing = "Name another folder: --overwrite replaces what was unpacked, and something else is there."
         assert caught.value.hint == (replacing if "overwrite" in options else hint)
     assert tree(to) == {"mine": b"mine"}
@@ -327,7 +325,7 @@ def test_overwrite_replaces_an_unpacked_folder_and_nothing_else(plain, tmp_path,
     (to / "mine").write_text("mine")
     with pytest.raises(UsageError) as caught:
         commands.unpack(str(plain), str(to), overwrite=True, rows="0")
-    assert str(caught.value) == f"{to}: it holds 'mine', which its index.{kind} does not name"
+    assert str(caught.value) == f"{to}: contains another file 'mine': index.{kind} does not list it"
     (to / "mine").unlink()
     commands.unpack(str(plain), str(to), overwrite=True, rows="0")
     assert sorted(tree(to)) == ["0.jpg", "index.jsonl"]
@@ -336,14 +334,14 @@ def test_overwrite_replaces_an_unpacked_folder_and_nothing_else(plain, tmp_path,
 
 def cut_short(monkeypatch, after: int) -> None:
     """Let the disk be full at a file."""
-    put, count = outlets.Folder.put, iter(range(after))
+    put, count = outlets.Folder.write, iter(range(after))
 
     def failing(self, name, data):
         if next(count, None) is None:
             raise ReachError("the disk is full", where=name)
         put(self, name, data)
 
-    monkeypatch.setattr(outlets.Folder, "put", failing)
+    monkeypatch.setattr(outlets.Folder, "write", failing)
 
 
 @pytest.mark.parametrize("options", [{}, {"where": "id > 2"}, {"limit": 30}, {"rows": "::-1"}])
@@ -443,15 +441,15 @@ def test_damage_ends_it_and_names_the_row(out, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "{who}.{ext}"}, "--name asks for {who}"),
+        ({"name": "{who}.{ext}"}, "--name contains the unknown column {who}"),
         ({"name": "{key"}, "--name '{key': expected '}' before end of string"),
-        ({"name": "{row!r}.{ext}"}, "--name '{row!r}.{ext}': {row} takes nothing behind its name"),
-        ({"name": "{row:x}.{ext}"}, "--name '{row:x}.{ext}': {row} takes nothing behind its name"),
+        ({"name": "{row!r}.{ext}"}, "--name '{row!r}.{ext}': invalid format of {row}"),
+        ({"name": "{row:x}.{ext}"}, "--name '{row:x}.{ext}': invalid format of {row}"),
         (
             {"name": "{row:0999999999d}.{ext}"},
-            "--name '{row:0999999999d}.{ext}': {row} takes nothing behind its name",
+            "--name '{row:0999999999d}.{ext}': invalid format of {row}",
         ),
-        ({"name": "{key:9}.{ext}"}, "--name '{key:9}.{ext}': {key} takes nothing behind its name"),
+        ({"name": "{key:9}.{ext}"}, "--name '{key:9}.{ext}': invalid format of {key}"),
         ({"key": "nope"}, "no column 'nope'"),
         ({"columns": ["nope"]}, "no column 'nope'"),
         ({"columns": ["id"]}, "no column to write as files"),
@@ -471,7 +469,7 @@ def test_an_index_without_links_named_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         commands.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), columns=["id"])
     assert caught.value.hint == "Name the column of links with --fetch."
-    with pytest.raises(UsageError, match="rows of an index cannot be named by number"):
+    with pytest.raises(UsageError, match="rows of an index cannot be selected by number"):
         commands.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), rows="1")
 
 
@@ -502,10 +500,7 @@ def test_names_of_a_packed_folder_that_some_file_system_takes_for_one_are_refuse
     golden = Path(__file__).parents[2] / "fixtures" / "ffrecord" / "packed" / "data"
     with pytest.raises(FormatError) as caught:
         commands.unpack(str(golden), str(tmp_path / "out"))
-    assert (
-        str(caught.value)
-        == f"{golden}[7]: the name 'b.txt' is the same as that of row 3 of the selection"
-    )
+    assert str(caught.value) == f"{golden}[7]: file name 'b.txt' is also the name of selected row 3"
     assert commands.unpack(str(golden), str(tmp_path / "out"), name="{row}.{ext}").files == 11
 
 
@@ -516,7 +511,7 @@ def test_a_column_that_names_the_files_and_is_to_be_one_is_told_so(tmp_path):
         commands.unpack(str(tmp_path / "d"), str(tmp_path / "out"), columns=["id"])
     assert (
         caught.value.hint
-        == "Column 'id' names the files: name other columns of bytes or text with -c, or another one with --key."
+        == "Column 'id' names the files: name other columns of bytes or text with -c, or another key with --key."
     )
     with pytest.raises(UsageError) as caught:
         commands.unpack(str(tmp_path / "d"), str(tmp_path / "out"), columns=["n"])

@@ -15,7 +15,7 @@ from flarecli.model import Settings
 from flarecli.progress import Progress
 from flarecli.write import Writer
 
-HINT = "Move that elsewhere first."
+HINT = "Move this file elsewhere first."
 ROWS = 12
 CALLS = (
     "write",
@@ -59,7 +59,7 @@ def names(rows):
 
 def half(source, to, monkeypatch, after=7):
     """Leave an unpack whose disk failed at a file."""
-    put, count = outlets.Folder.put, iter(range(after))
+    put, count = outlets.Folder.write, iter(range(after))
 
     def failing(self, name, data):
         if next(count, None) is None:
@@ -67,7 +67,7 @@ def half(source, to, monkeypatch, after=7):
         put(self, name, data)
 
     with monkeypatch.context() as patch, pytest.raises(ReachError):
-        patch.setattr(outlets.Folder, "put", failing)
+        patch.setattr(outlets.Folder, "write", failing)
         commands.unpack(source, str(to))
 
 
@@ -114,7 +114,7 @@ def test_beginning_anew_in_a_half_unpack_removes_nothing_else(source, tmp_path, 
         with pytest.raises(UsageError) as caught:
             commands.unpack(source, str(to), overwrite=True)
         assert (str(caught.value), caught.value.hint) == (
-            f"{to}: it holds {other!r}, which is no file of the unfinished unpack there",
+            f"{to}: contains another file {other!r}, which the unfinished unpack did not write",
             HINT,
         )
         assert kept(to) == before
@@ -131,13 +131,13 @@ def test_a_link_to_a_folder_is_a_file_of_whoever_made_it(source, tmp_path, monke
     commands.unpack(source, str(tmp_path / "done"))
     half(source, to, monkeypatch)
     for folder, told in (
-        (to, "is no file of the unfinished unpack there"),
-        (tmp_path / "done", "its index.jsonl does not name"),
+        (to, ", which the unfinished unpack did not write"),
+        (tmp_path / "done", ": index.jsonl does not list it"),
     ):
         (folder / "0" / "link").symlink_to(tmp_path / "mine")
         with pytest.raises(UsageError) as caught:
             commands.unpack(source, str(folder), overwrite=True)
-        assert str(caught.value) == f"{folder}: it holds '0/link', which {told}"
+        assert str(caught.value) == f"{folder}: contains another file '0/link'{told}"
         assert os.readlink(folder / "0" / "link") == str(tmp_path / "mine")
     assert tree(tmp_path / "mine") == {"notes": b"precious"}
 
@@ -152,7 +152,7 @@ def test_a_resume_replaces_nothing_that_it_has_not_begun(source, tmp_path, monke
         ({"resume": True}, f"{to}/1/k9.bin: already exists"),
         (
             {"overwrite": True},
-            f"{to}: it holds '1/k9.bin', which is no file of the unfinished unpack there",
+            f"{to}: contains another file '1/k9.bin', which the unfinished unpack did not write",
         ),
     ):
         with pytest.raises(UsageError) as caught:
@@ -168,7 +168,7 @@ def test_a_resume_replaces_nothing_that_it_has_not_begun(source, tmp_path, monke
 def test_a_file_that_came_between_the_note_and_the_file_is_not_taken_for_flares(
     source, tmp_path, monkeypatch
 ):
-    to, put = tmp_path / "f", outlets.Folder.put
+    to, put = tmp_path / "f", outlets.Folder.write
 
     def late(self, name, data):
         if name.endswith("k7.bin"):
@@ -176,14 +176,14 @@ def test_a_file_that_came_between_the_note_and_the_file_is_not_taken_for_flares(
         put(self, name, data)
 
     with monkeypatch.context() as patch, pytest.raises(UsageError) as caught:
-        patch.setattr(outlets.Folder, "put", late)
+        patch.setattr(outlets.Folder, "write", late)
         commands.unpack(source, str(to))
     assert str(caught.value) == f"{to}/1/k7.bin: already exists"
     with pytest.raises(UsageError) as caught:
         commands.unpack(source, str(to), overwrite=True)
     assert (
         str(caught.value)
-        == f"{to}: it holds '1/k7.bin', which is no file of the unfinished unpack there"
+        == f"{to}: contains another file '1/k7.bin', which the unfinished unpack did not write"
     )
     assert (to / "1" / "k7.bin").read_text() == "mine"
 
@@ -194,7 +194,7 @@ def test_an_unpack_that_fails_at_once_removes_what_it_made_and_nothing_else(
     half(source, tmp_path / "f", monkeypatch, 2)
     assert not (tmp_path / "f").exists()
     (tmp_path / "f").mkdir()
-    put = outlets.Folder.put
+    put = outlets.Folder.write
 
     def mine(self, name, data):
         put(self, name, data)
@@ -202,7 +202,7 @@ def test_an_unpack_that_fails_at_once_removes_what_it_made_and_nothing_else(
         raise ReachError("the disk is full", where=name)
 
     with monkeypatch.context() as patch, pytest.raises(ReachError):
-        patch.setattr(outlets.Folder, "put", mine)
+        patch.setattr(outlets.Folder, "write", mine)
         commands.unpack(source, str(tmp_path / "f"))
     assert (tmp_path / "f" / "mine").read_text() == "mine"
 
@@ -228,7 +228,7 @@ def test_killed_before_any_step_it_is_gone_on_with_or_begun_anew(source, tmp_pat
                     commands.unpack(source, str(to), overwrite=True, **some)
                 assert (
                     str(caught.value)
-                    == f"{to}: it holds 'mine', which is no file of the unfinished unpack there"
+                    == f"{to}: contains another file 'mine', which the unfinished unpack did not write"
                 )
                 (to / "mine").unlink()
             killed(step // 2, source, str(to), resume=True, **some)
@@ -245,7 +245,7 @@ def test_killed_before_any_step_it_is_gone_on_with_or_begun_anew(source, tmp_pat
 def test_the_names_of_a_batch_are_on_the_disk_before_its_first_file_and_cost_one_wait(
     source, tmp_path, monkeypatch
 ):
-    waits, noted, fsync, put = [], [], os.fsync, outlets.Folder.put
+    waits, noted, fsync, put = [], [], os.fsync, outlets.Folder.write
 
     def waiting(fd):
         if os.readlink(f"/proc/self/fd/{fd}").endswith("/begun"):
@@ -257,7 +257,7 @@ def test_the_names_of_a_batch_are_on_the_disk_before_its_first_file_and_cost_one
         put(self, name, data)
 
     monkeypatch.setattr("os.fsync", waiting)
-    monkeypatch.setattr(outlets.Folder, "put", putting)
+    monkeypatch.setattr(outlets.Folder, "write", putting)
     commands.unpack(source, str(tmp_path / "f"))
     assert noted == [True] * ROWS
     assert len(waits) == ROWS // 3 + 1  # and one for the index
@@ -290,7 +290,10 @@ def test_a_folder_that_took_the_place_of_a_finished_one_is_not_swapped_away(sour
     for options in ({"overwrite": True}, {"overwrite": True, "resume": True}):
         with pytest.raises(UsageError) as caught:
             commands.unpack(source, str(to), **options)
-        assert str(caught.value) == f"{to}: it holds 'mine', which no index names"
+        assert (
+            str(caught.value)
+            == f"{to}: contains another file 'mine': there is no index that lists it"
+        )
     assert tree(to) == {"mine": b"mine"}
 
 
@@ -302,33 +305,33 @@ def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
     done = commands.unpack(source, str(to), index="none")
     again = commands.unpack(source, str(to), index="none", resume=True, progress=progress)
     assert (notes, again) == (
-        ["nothing to resume: it is finished"],
+        ["nothing to resume: the unpack is finished"],
         replace(done, resumed_rows=ROWS),
     )
     assert sorted(tree(to)) == names(range(ROWS))
-    hint = "Name another folder: without an index, an unpack is finished where all its files are there and nothing else."
+    hint = "Name another folder: without an index, an unpack is finished if exactly its files are in the folder."
 
     def refused(told, **options):
         before = tree(to)
         with pytest.raises(UsageError) as caught:
             commands.unpack(source, str(to), index="none", resume=True, **options)
         assert (str(caught.value), caught.value.hint) == (
-            f"{to}: the folder is not empty, and {told}",
+            f"{to}: output folder is not empty, and {told}",
             hint,
         )
         assert tree(to) == before
 
-    refused("'0/k10.bin' is no file of this unpack", rows="0:6")
-    refused("lacks '0/k0.txt'", name="{key}.txt")
+    refused("'0/k10.bin' is not a file of this unpack", rows="0:6")
+    refused("'0/k0.txt' is missing", name="{key}.txt")
     (to / "notes").write_text("mine")
-    refused("'notes' is no file of this unpack")
+    refused("'notes' is not a file of this unpack")
     (to / "notes").unlink()
     (to / "0" / "k4.bin").write_text("four")
-    refused("its '0/k4.bin' is of 4 bytes, not of 1")
+    refused("'0/k4.bin' is 4 bytes, expected 1")
     (to / "0" / "k4.bin").unlink()
-    refused("lacks '0/k4.bin'")
+    refused("'0/k4.bin' is missing")
     (to / "0" / "k4.bin").symlink_to("k2.bin")
-    refused("lacks '0/k4.bin'")
+    refused("'0/k4.bin' is missing")
 
 
 def test_what_a_finished_unpack_without_an_index_left_out_is_told_again(tmp_path):
@@ -348,7 +351,10 @@ def test_what_a_finished_unpack_without_an_index_left_out_is_told_again(tmp_path
     (tmp_path / "f" / "failed.jsonl").unlink()
     with pytest.raises(UsageError) as caught:
         commands.unpack(str(tmp_path / "d"), str(tmp_path / "f"), resume=True, **how)
-    assert str(caught.value) == f"{tmp_path}/f: the folder is not empty, and lacks 'failed.jsonl'"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/f: output folder is not empty, and 'failed.jsonl' is missing"
+    )
 
 
 def test_of_links_without_an_index_nothing_is_fetched_to_tell_that_they_are_there(tmp_path):
@@ -360,9 +366,11 @@ def test_of_links_without_an_index_nothing_is_fetched_to_tell_that_they_are_ther
         commands.unpack(
             str(tmp_path / "i.csv"), str(tmp_path / "f"), fetch=["url"], index="none", resume=True
         )
-    hint = "Name another folder: without an index nothing tells whether all that the links point at is there."
+    hint = (
+        "Name another folder: without an index, flare cannot check that all downloads are complete."
+    )
     assert (str(caught.value), caught.value.hint) == (
-        f"{tmp_path}/f: the folder is not empty",
+        f"{tmp_path}/f: output folder is not empty",
         hint,
     )
 
@@ -408,7 +416,7 @@ def test_notes_that_say_nothing_name_nothing(source, tmp_path, monkeypatch, name
         commands.unpack(source, str(to), overwrite=True)
     assert (
         str(caught.value)
-        == f"{to}: it holds 'notes', which is no file of the unfinished unpack there"
+        == f"{to}: contains another file 'notes', which the unfinished unpack did not write"
     )
     (to / "notes").unlink()
     commands.unpack(source, str(to), overwrite=True, rows="0", index="none")
@@ -443,7 +451,7 @@ def test_a_line_of_the_journal_that_is_none_is_where_a_resume_begins(
 def test_what_came_to_lie_in_the_old_folder_while_the_new_one_was_made_stays(
     source, tmp_path, monkeypatch
 ):
-    to, put = tmp_path / "f", outlets.Folder.put
+    to, put = tmp_path / "f", outlets.Folder.write
     commands.unpack(source, str(to))
     old = tree(to)
 
@@ -452,10 +460,10 @@ def test_what_came_to_lie_in_the_old_folder_while_the_new_one_was_made_stays(
         put(self, name, data)
 
     with monkeypatch.context() as patch, pytest.raises(UsageError) as caught:
-        patch.setattr(outlets.Folder, "put", late)
+        patch.setattr(outlets.Folder, "write", late)
         commands.unpack(source, str(to), overwrite=True, rows="0:6")
     assert (str(caught.value), caught.value.hint) == (
-        f"{to}: it holds 'notes', which its index.jsonl does not name",
+        f"{to}: contains another file 'notes': index.jsonl does not list it",
         HINT,
     )
     assert tree(to) == {**old, "notes": b"mine"}

@@ -63,7 +63,7 @@ def test_a_link_that_fails_ends_it_or_is_listed(index, tmp_path):
     assert str(caught.value) == f"{index}[1]: b: two.txt: no such file or folder"
     assert (
         caught.value.hint
-        == "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
     )
     done = commands.unpack(
         str(index),
@@ -85,7 +85,7 @@ def test_an_unpack_of_links_is_resumed_where_it_ended(index, tmp_path, monkeypat
 
     rows = {"id": [str(i) for i in range(2500)], "url": ["one.jpeg"] * 2500}
     pq.write_table(pa.table(rows), index)
-    put, count, to = outlets.Folder.put, iter(range(1500)), tmp_path / "f"
+    put, count, to = outlets.Folder.write, iter(range(1500)), tmp_path / "f"
     with monkeypatch.context() as patch:
 
         def failing(self, name, data):
@@ -93,7 +93,7 @@ def test_an_unpack_of_links_is_resumed_where_it_ended(index, tmp_path, monkeypat
                 raise ReachError("the disk is full", where=name)
             put(self, name, data)
 
-        patch.setattr(outlets.Folder, "put", failing)
+        patch.setattr(outlets.Folder, "write", failing)
         with pytest.raises(ReachError):
             commands.unpack(str(index), str(to), fetch=["url"], **LIMITS)
     done = commands.unpack(str(index), str(to), fetch=["url"], resume=True, **LIMITS)
@@ -108,10 +108,7 @@ def test_keys_that_repeat_are_refused_before_anything_is_fetched(index, tmp_path
     pq.write_table(pa.table({"id": ["a", "A"], "url": ["one.jpeg", "missing"]}), index)
     with pytest.raises(FormatError) as caught:
         commands.unpack(str(index), str(tmp_path / "f"), fetch=["url"], **LIMITS)
-    assert (
-        str(caught.value)
-        == f"{index}[1]: the name 'A.*' is the same as that of row 0 of the selection"
-    )
+    assert str(caught.value) == f"{index}[1]: file name 'A.*' is also the name of selected row 0"
     assert os.listdir(tmp_path) == ["in"]
 
 
@@ -156,7 +153,7 @@ def test_the_command_line_downloads_names_by_key_and_resumes(web, tmp_path, capf
     told = capfd.readouterr()
     assert told.err.splitlines()[-2:] == [
         f"error: {tmp_path}/index.parquet[30]: id30: {web.url('/p/30')}: 404 Not Found",
-        "hint: Give --on-error skip to leave such rows out and list them in failed.jsonl.",
+        "hint: Use --on-error skip to leave such rows out and list them in failed.jsonl.",
     ]
     web.pages["/p/30"] = gone
     assert main([*line, "--resume"]) == 0

@@ -14,7 +14,7 @@ from flarecli.errors import ReachError, UnsafeError, UsageError
 from flarecli.model import Settings
 from flarecli.write import Writer
 
-OTHERS = "the unfinished unpack there was begun from another source or with other options"
+OTHERS = "the unfinished unpack was started from another source or with other options"
 LIMITS = {"jobs": 2, "retries": 0, "timeout": 5, "deadline": 10}
 
 
@@ -52,14 +52,14 @@ def links(folder, names):
 
 def stop_at(monkeypatch, name):
     """Let the disk fail at a file."""
-    put = outlets.Folder.put
+    put = outlets.Folder.write
 
     def failing(self, at, data):
         if at.startswith(name):
             raise ReachError("the disk is gone", where=at)
         put(self, at, data)
 
-    monkeypatch.setattr(outlets.Folder, "put", failing)
+    monkeypatch.setattr(outlets.Folder, "write", failing)
 
 
 def few(monkeypatch):
@@ -146,8 +146,8 @@ def test_failed_rows_are_listed_once_however_it_was_cut_short(tmp_path, monkeypa
 def test_what_is_noted_is_in_the_journal_before_the_next_batch(tmp_path):
     """Python's own memory goes with the process."""
     folder = outlets.Folder(str(tmp_path / "f"), {"verb": "unpack"}, resume=False, overwrite=False)
-    folder.put("a", memoryview(b"1"))
-    folder.note([{"values": {}, "files": {"data": ("a", 1)}}], 1)
+    folder.write("a", memoryview(b"1"))
+    folder.finish_batch([{"values": {}, "files": {"data": ("a", 1)}}], 1)
     lines = [
         json.loads(line)
         for line in (tmp_path / "f" / ".flare" / "journal").read_text().splitlines()
@@ -173,14 +173,14 @@ def test_an_unpacked_folder_with_failed_rows_may_be_replaced(tmp_path):
 
 
 def test_a_file_that_came_to_lie_there_meanwhile_is_not_replaced(tmp_path, monkeypatch):
-    index, note = links(tmp_path / "in", list("abcdef")), outlets.Folder.note
+    index, note = links(tmp_path / "in", list("abcdef")), outlets.Folder.finish_batch
     few(monkeypatch)
 
     def noting(self, rows, next):
         note(self, rows, next)
         (tmp_path / "f" / "k5.bin").write_text("mine")
 
-    monkeypatch.setattr(outlets.Folder, "note", noting)
+    monkeypatch.setattr(outlets.Folder, "finish_batch", noting)
     with pytest.raises(UsageError) as caught:
         commands.unpack(index, str(tmp_path / "f"), fetch=["url"], key="id", **LIMITS)
     assert str(caught.value) == f"{tmp_path}/f/k5.bin: already exists"
@@ -217,8 +217,10 @@ def test_a_finished_unpack_of_fewer_rows_is_not_taken_for_what_is_asked(tmp_path
     assert commands.unpack(str(tmp_path / "d"), out, limit=2, resume=True).resumed_rows == 2
     with pytest.raises(UsageError) as caught:
         commands.unpack(str(tmp_path / "d"), out, limit=3, resume=True)
-    assert str(caught.value) == f"{out}: a finished unpack of 2 rows is there, 3 are asked for"
-    assert caught.value.hint == "Give --overwrite to replace it, or name another folder."
+    assert (
+        str(caught.value) == f"{out}: contains a finished unpack of 2 rows, but 3 rows are selected"
+    )
+    assert caught.value.hint == "Use --overwrite to replace it, or name another folder."
 
 
 def test_pairs_are_no_list_of_names(tmp_path):

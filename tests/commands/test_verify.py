@@ -384,5 +384,5 @@ def test_a_file_of_an_old_writer_says_what_its_sums_leave_out():
     assert list(found) == []
     (name,) = old.glob("*.ffr")
     assert found.unprotected == [
-        f"{name}: its table carries no sum (the writer was an old one), only its structure was checked"
+        f"{name}: the table has no checksum (written by an old version); only its structure was checked"
     ]

@@ -1,4 +1,4 @@
-"""Every format keeps the same promises: one suite drives all of them through their verbs alone."""
+"""One suite tests every format through its methods alone."""
 
 import itertools
 import pickle
@@ -103,7 +103,7 @@ def name(request):
     return request.param
 
 
-def test_what_is_written_is_read_in_any_order(name):
+def test_written_rows_are_read_in_any_order(name):
     form, samples = find(name), samples_of(50)
     chunk, columns, batch = write(name, samples, parts=3)
     shard = form.open_shard(chunk, columns)
@@ -115,7 +115,7 @@ def test_what_is_written_is_read_in_any_order(name):
     assert form.read_rows(shard, []) == []
 
 
-def test_rows_and_batches_say_the_same(name):
+def test_rows_and_batches_are_equal(name):
     form = find(name)
     chunk, columns, batch = write(name, samples_of(40))
     shard = form.open_shard(chunk, columns)
@@ -133,7 +133,7 @@ def test_rows_and_batches_say_the_same(name):
         ] == stored(batch.slice(start, stop - start))
 
 
-def test_some_columns_are_read_in_the_order_asked(name):
+def test_selected_columns_are_read_in_the_requested_order(name):
     form = find(name)
     chunk, columns, batch = write(name, samples_of(5))
     shard = form.open_shard(chunk, columns)
@@ -197,7 +197,7 @@ def test_the_same_rows_give_the_same_bytes(name):
     assert first.files == second.files
 
 
-def test_verify_finds_nothing_in_what_was_written(name):
+def test_verify_has_no_findings_for_written_shards(name):
     form = find(name)
     chunk, columns, _ = write(name, samples_of(30))
     assert list(form.verify_shard(form.open_shard(chunk, columns), values=True)) == []
@@ -233,7 +233,7 @@ def everything(name, chunk, columns=None):
     )
 
 
-def test_a_file_that_was_cut_short_is_never_read_as_if_it_were_whole(name):
+def test_a_truncated_file_is_never_read_as_complete(name):
     chunk, columns, batch = write(name, samples_of(12))
     wanted = stored(batch)
     for path, data in files_of(chunk).items():
@@ -265,7 +265,7 @@ def test_a_file_that_was_cut_short_is_never_read_as_if_it_were_whole(name):
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_damage_is_an_error_or_a_value_and_never_more_memory(name, data):
+def test_damage_is_an_error_or_a_value_in_bounded_memory(name, data):
     chunk, columns, _ = write(name, samples_of(6))
     path = data.draw(st.sampled_from(sorted(files_of(chunk))))
     raw = bytearray(files_of(chunk)[path])
@@ -304,7 +304,7 @@ def test_damage_is_an_error_or_a_value_and_never_more_memory(name, data):
     assert peak < 64 << 20
 
 
-def test_a_name_is_enough_to_find_the_format_it_ends_in():
+def test_a_format_is_found_by_the_suffix_of_a_name():
     """Only what the name of a file may be of is loaded to ask: each ending of each format must be among those."""
     for name in FORMATS:
         for suffix in find(name).suffixes:

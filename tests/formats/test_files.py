@@ -1,4 +1,4 @@
-"""Plain files as a dataset: one file is one row, and nothing is done to its bytes."""
+"""Plain files as a dataset: a file is a row, and its bytes are unchanged."""
 
 import os
 import pickle
@@ -45,11 +45,11 @@ def test_a_folder_is_rows_of_names_and_bytes_in_bytewise_order(folder):
     assert next(data.batches(9, ["data", "name"])).schema.names == ["data", "name"]
 
 
-def test_a_single_file_is_a_dataset_too(folder):
+def test_a_single_file_is_a_dataset(folder):
     assert read.open(str(folder / "a.txt"))[0] == {"name": "a.txt", "data": b"one"}
 
 
-def test_a_playlist_may_name_files(folder):
+def test_a_playlist_may_list_files(folder):
     (folder / "set.yaml").write_text(
         "x:\n  headers: {format: files}\n  content: [b/2.zstd, a.txt]\n"
     )
@@ -82,7 +82,7 @@ def test_a_file_that_changed_its_size_since_it_was_listed_is_refused(folder):
     assert str(caught.value) == f"{folder}/a.txt: is 6 bytes, 3 are listed"
 
 
-def test_a_folder_of_files_has_nothing_to_verify_but_that_it_can_be_read(folder):
+def test_verify_only_checks_that_plain_files_can_be_read(folder):
     done = commands.verify(str(folder))
     assert (list(done), done.files, done.rows, done.bytes) == ([], 4, 4, 19)
     assert done.unprotected == [
@@ -96,7 +96,7 @@ def test_files_are_not_packed():
     assert caught.value.hint == "Run `flare unpack` to write files, or choose another --format."
 
 
-def test_what_flare_has_under_way_is_no_file_of_the_folder(folder):
+def test_files_of_an_unfinished_pack_are_not_listed(folder):
     (folder / ".flare").mkdir()
     (folder / ".flare" / "journal").write_text("x")
     (folder / ".flared").write_text("x")
@@ -106,7 +106,7 @@ def test_what_flare_has_under_way_is_no_file_of_the_folder(folder):
     ]
 
 
-def test_a_name_that_is_not_utf8_is_its_bytes_and_no_text(tmp_path):
+def test_a_name_that_is_not_utf8_is_read_as_bytes_only(tmp_path):
     with open(os.fsencode(tmp_path) + b"/\xff.txt", "wb") as file:
         file.write(b"x")
     shard = files.open_shard(files.open_dataset(locate(str(tmp_path))).chunk(0))
@@ -117,7 +117,7 @@ def test_a_name_that_is_not_utf8_is_its_bytes_and_no_text(tmp_path):
     assert caught.value.message == "file name is not UTF-8"
 
 
-def test_no_row_and_no_column_of_a_file_are_read(folder):
+def test_empty_selections_of_rows_and_columns_are_read(folder):
     shard = files.open_shard(files.open_dataset(locate(str(folder))).chunk(0))
     assert (
         files.read_batch(shard, 0, 0).num_rows
@@ -128,11 +128,11 @@ def test_no_row_and_no_column_of_a_file_are_read(folder):
     assert (files.read_rows(shard, []), files.read_rows(shard, [0], [])) == ([], [{}])
 
 
-def test_a_chunk_that_nothing_is_listed_of_has_the_name_of_its_file(folder):
+def test_an_unlisted_chunk_has_the_name_of_its_file(folder):
     assert files.read_rows(files.open_shard(Chunk(locate(str(folder / "b" / "1.bin")))), [0]) == [
         {"name": b"1.bin", "data": b""}
     ]
 
 
-def test_no_name_is_enough_to_be_a_dataset_of_files():
+def test_no_file_name_is_recognized_as_plain_files():
     assert not any(files.sniff(name, b"") for name in ("a.txt", "x.mds", ""))

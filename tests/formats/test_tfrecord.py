@@ -1,4 +1,4 @@
-"""TFRecord: files of another implementation, the CRC-32C vectors of RFC 3720, damage of every kind, and hostile lengths."""
+"""TFRecord files of another implementation, test vectors of RFC 3720, and damage."""
 
 import struct
 from pathlib import Path
@@ -19,7 +19,7 @@ from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "tfrecord" / "peer.tfrecord"
-DAMAGED = "It was damaged or cut short; fetch or pack it again."
+DAMAGED = "The file was damaged or cut short; fetch or pack it again."
 tfrecord = find("tfrecord")
 
 
@@ -115,7 +115,7 @@ def test_a_flipped_bit_in_a_value_is_reported_by_verify_with_its_row():
     raw = Location(MemoryStore({"x.tfrecord": bytes(data)}), "x.tfrecord")
     with pytest.raises(IntegrityError) as caught:
         tfrecord.open_shard(Chunk(raw, None, (), "tfrecord"), columns)
-    assert str(caught.value) == "x.tfrecord[4]: its 183 bytes fail their CRC-32C"
+    assert str(caught.value) == "x.tfrecord[4]: checksum mismatch: CRC-32C of 183 bytes"
     assert caught.value.hint == DAMAGED
 
 
@@ -124,15 +124,14 @@ def test_a_length_beyond_the_file_is_refused_before_anything_is_allocated():
     data = length + struct.pack("<I", masked_crc(length)) + b"abcd"
     with pytest.raises(FormatError) as caught:
         shard_of(data)
-    assert str(caught.value) == f"x.tfrecord[0]: record has {2**63} bytes; file ends at byte 16"
+    assert str(caught.value) == f"x.tfrecord[0]: record is {2**63} bytes; the file ends at byte 16"
 
 
 def test_a_file_that_ends_inside_a_header_is_refused():
     with pytest.raises(FormatError) as caught:
         shard_of(framed(b"\n\0") + b"1234567")
-    assert (
-        str(caught.value) == "x.tfrecord: file is 25 bytes; it ends inside the header of record 1"
-    )
+    message = "x.tfrecord: file ends at byte 25, inside the header of record 1"
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
@@ -151,11 +150,11 @@ def test_an_index_that_does_not_fit_is_not_used_and_reported(index):
     shard = shard_of(framed(b"\n\0") * 2, index=index)
     assert shard.rows == 2
     assert [(one.kind, one.message) for one in tfrecord.verify_shard(shard)] == [
-        ("index", "does not fit its file; the records are counted instead")
+        ("index", "does not fit its file; the lengths in the file are used instead")
     ]
 
 
-def test_records_that_are_no_examples_are_one_column_of_bytes():
+def test_records_that_are_not_examples_are_one_column_of_bytes():
     shard = shard_of(framed(b"\xff\xff") + framed(b"") + framed(b"hello"))
     assert [(one.name, one.encoding) for one in shard.columns] == [("record", "bytes")]
     assert tfrecord.read_batch(shard, 0, 3).to_pydict() == {"record": [b"\xff\xff", b"", b"hello"]}
@@ -176,7 +175,7 @@ def test_files_are_recognized_by_name_or_by_their_first_bytes(name, head, format
     assert sniff(name, head) == format
 
 
-def test_a_feature_of_another_kind_names_its_row_and_column():
+def test_a_feature_of_another_kind_is_reported_with_row_and_column():
     columns = (column("a", "int"),)
     at = Location(MemoryStore(), "")
     batches = [pa.record_batch([pa.array([1, 2])], schema=pa.schema([encodings.field(columns[0])]))]

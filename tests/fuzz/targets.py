@@ -31,12 +31,12 @@ from flarecli.commands.verifying.state import VerifyState
 from flarecli.encodings import msgpack as packed
 from flarecli.encodings import values as stored_values
 from flarecli.errors import FlareError, FormatError
+from flarecli.formats import byte_ranges
 from flarecli.formats.ffrecord import packed_folder
 from flarecli.formats.lines import json as json_module
 from flarecli.formats.mds import index as mds_index
 from flarecli.formats.tfrecord import masked_crc
 from flarecli.formats.webdataset import index as webdataset_index
-from flarecli.formats.webdataset import shardindex as webdataset_shards
 from flarecli.formats.webdataset import tar
 from flarecli.ingest import index as ingest_index
 from flarecli.ingest.registry import open_part
@@ -226,7 +226,7 @@ def tar_members(data: bytes) -> None:
     tarfile stops at a header with a field that it cannot read and flare does not need.
     """
     location = Location(MemoryStore({"a.tar": data}), "a.tar")
-    found = list(tar.members(tar.Mapped(memoryview(data)), location))
+    found = list(tar.members(byte_ranges.MappedSource(memoryview(data)), location))
     for _, start, size in found:
         if start + size > len(data):
             raise Disagreement("a member reaches past the end")
@@ -257,7 +257,7 @@ def webdataset_table(data: bytes) -> None:
 
 
 def webdataset_list(data: bytes) -> None:
-    webdataset_shards.read_shards(
+    webdataset_index.read_shards(
         Location(MemoryStore({"shardindex.json": data}), "shardindex.json")
     )
 

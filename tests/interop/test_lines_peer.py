@@ -13,8 +13,7 @@ import pytest
 
 import flarecli
 from flarecli.compress import decompress
-from flarecli.formats.mds.merge import merge
-from flarecli.formats.mds.repair_index import rebuild
+from flarecli.formats.mds.repair_index import merge, rebuild
 from flarecli.model import Settings
 from flarecli.storage import locate
 

@@ -36,7 +36,7 @@ def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tm
     )
     assert (
         capsys.readouterr().err
-        == "the sample is 5 rows of the 40 asked for: `flare cat` gives any number\n"
+        == "the sample has 5 of 40 requested rows; `flare cat` prints any number\n"
     )
     page = (tmp_path / "page.html").read_text()
     assert main(["inspect", pictures, "--sample", "1000000", "--html", "-", "-q"]) == 0

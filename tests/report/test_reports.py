@@ -146,7 +146,7 @@ def test_the_page_shows_hostile_text_as_text_and_allows_nothing(tmp_path):
 def test_a_name_that_says_no_kind_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         write_report("report.txt", RESULT)
-    assert str(caught.value) == "'report.txt' has no known report suffix"
+    assert str(caught.value) == "unknown suffix of report 'report.txt'"
     assert caught.value.hint == "Use a file name with the suffix .xml (JUnit), .json or .html."
 
 

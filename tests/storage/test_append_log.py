@@ -246,6 +246,6 @@ def test_an_unfinished_unpack_of_another_version_is_refused_by_name(tmp_path, ha
         unpack(tmp_path, half, resume=True)
     assert (
         caught.value.message
-        == f'the unfinished unpack there was begun with flare "0.0.9", not "{__version__}"'
+        == f'the unfinished unpack was started with flare "0.0.9", not "{__version__}"'
     )
     assert (half / "04.bin").read_bytes() == b"torn!"

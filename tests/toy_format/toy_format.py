@@ -75,7 +75,7 @@ class Toy(Format):
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def arrange(self, columns):
-        out = tuple(map(self.held, columns))
+        out = tuple(map(self.stored_column, columns))
         if not out:
             raise UsageError("no columns")
         return out

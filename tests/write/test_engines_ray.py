@@ -12,7 +12,7 @@ import pytest
 
 import flarecli
 from flarecli.__main__ import main
-from flarecli.commands.packing.parts import _outcome
+from flarecli.commands.packing.parts import pack_part
 from flarecli.errors import FormatError, UsageError
 from flarecli.write import engines
 
@@ -72,9 +72,9 @@ def dying(marks: Path) -> Callable[[Any], Any]:
         if int(mark.name) % 3 == 0 and not mark.exists():
             mark.touch()
             threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            _outcome(request)
+            pack_part(request)
             signal.pause()
-        return _outcome(request)
+        return pack_part(request)
 
     return work
 

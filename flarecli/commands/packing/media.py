@@ -10,11 +10,10 @@ threads. Pillow releases the GIL while it decodes, so threads use all cores.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from flarecli.cpus import cpu_count
@@ -32,7 +31,6 @@ from flarecli.media import (
     resize_image,
     sniff,
 )
-from flarecli.model import IntArray
 from flarecli.prefetch import ordered_map
 from flarecli.progress import Progress
 from flarecli.redact import redact
@@ -40,7 +38,7 @@ from flarecli.units import format_count
 from flarecli.write import Failure, key_text
 from flarecli.write.fetch_links import Fetched
 
-__all__ = ["Intake", "Medium", "info_names", "media_of", "taken_in"]
+__all__ = ["Intake", "Medium", "info_names", "media_of", "processed"]
 
 _AHEAD_BYTES = 32 << 20  # bytes of values in flight
 # values that a thread is handed at a time: handing one over costs a thirtieth of a photograph
@@ -79,7 +77,7 @@ class Intake:
             object.__setattr__(self, "films", self.info and has_ffmpeg())
 
     @property
-    def is_nothing(self) -> bool:
+    def is_noop(self) -> bool:
         """Whether nothing is asked for: then contradictions are counted all the same."""
         return self == Intake()
 
@@ -91,9 +89,9 @@ class Intake:
         asked += [("--min-size", size.min_size > 0), ("--max-aspect", size.max_aspect is not None)]
         return next((name for name, is_given in asked if is_given), None)
 
-    def options(self) -> dict[str, Any]:
+    def recorded_options(self) -> dict[str, Any]:
         """Give what decides which bytes come out; nothing if nothing is asked for."""
-        if self.is_nothing:
+        if self.is_noop:
             return {}
         asked = {
             **asdict(self),
@@ -245,15 +243,15 @@ class _Contradictions:
             yield f"column {column!r}: {format_count(count, 'value')} {'is' if count == 1 else 'are'} {wrong}: {names}"
 
 
-def taken_in(
-    parts: Iterator[Fetched],
+def processed(
+    parts: Generator[Fetched, None, None],
     media: Sequence[Medium],
     asked: Intake,
     infos: dict[str, dict[str, str]],
     key: str | None,
     progress: Progress,
     jobs: int,
-) -> Iterator[Fetched]:
+) -> Generator[Fetched, None, None]:
     """Bring the columns of files to what is asked for, side by side; rows come in order.
 
     key     the column that names rows in failures
@@ -295,7 +293,7 @@ def taken_in(
             progress.note(note)
     finally:
         runs.close()
-        parts.close()  # type: ignore[attr-defined]
+        parts.close()
 
 
 class _Task(NamedTuple):
@@ -394,12 +392,4 @@ def _finished(
             batch = batch.append_column(
                 name, pa.array(numbers, pa.float64() if measure == "duration" else pa.int64())
             )
-    if not refused:
-        return Fetched(batch, part.rows, part.failures, part.until, part.extensions, part.names)
-    keep = np.ones(len(part.rows), bool)
-    keep[list(refused)] = False
-    rows: IntArray = part.rows[keep]
-    kept: list[int] = np.flatnonzero(keep).tolist()
-    names = {name: [values[row] for row in kept] for name, values in part.names.items()}
-    failures = sorted([*part.failures, *refused.values()], key=lambda one: one.row)
-    return Fetched(batch.filter(pa.array(keep)), rows, failures, part.until, part.extensions, names)
+    return replace(part, batch=batch).without(refused)

@@ -1,409 +1,591 @@
-"""Plan of a pack: select rows (where, limit, shuffle, duplicate keys), then fetch links, then
-process media.
-"""
+"""Plan of a pack: select rows (where, limit, shuffle, duplicate keys), fetch links, process media."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings, sql
+from flarecli.arguments import address_text, address_texts, name_list
 from flarecli.commands.external_shuffle import shuffled
-from flarecli.commands.packing.media import Intake, Medium, info_names, media_of, taken_in
-from flarecli.commands.packing.source import Source
+from flarecli.commands.options import PackOptions
+from flarecli.commands.packing.media import Intake, Medium, info_names, media_of, processed
+from flarecli.commands.packing.source import Source, open_source
 from flarecli.commands.provenance import PLACE, Places
 from flarecli.commands.row_order import first_rows
 from flarecli.errors import FormatError, UnsafeError, UsageError, format_place
+from flarecli.formats import Format, find, with_option
+from flarecli.ingest import SourceChecksum
+from flarecli.model import Settings
 from flarecli.names import shell_quoted
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
-from flarecli.write import Failure, Keys, Spool, fetch_links, is_unnamed, key_text, limited
+from flarecli.write import Failure, Keys, Spool, fetch_links, is_unnamed, key_text, too_large
 from flarecli.write.columns import check_names
 
-__all__ = ["Plan", "checked", "fetched", "parse_link", "selected"]
+__all__ = ["PackTask", "Plan", "check_keys", "fetched", "parse_link", "selected"]
 
-# columns of names beside those of contents, which no source has by accident
-_OF = "what names it in "
+_NAME_OF = "name of the file in "  # prefix of internal columns: the file names of a column
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The options of a pack, checked against the columns of the source."""
+class PackTask:
+    """The options of a pack, or of one part of it. It can be pickled.
 
-    source: Source
-    links: tuple[fetch_links.Link, ...]
-    key: str | None
-    columns: tuple[str, ...] | None
-    encode: Mapping[str, str]
-    where: str | None
-    limit: int | None
-    shuffle: int | None
-    on_error: str
-    on_duplicate: str
-    allow_empty: bool
-    guard: Guard
-    limits: Limits
-    progress: Progress
-    rows: tuple[int, int | None] = (0, None)  # rows of the source: start, stop
-    intake: Intake = field(default_factory=Intake)
-    key_as: str | None = None  # what the format calls the key, if it has a name for it
-    duplicates: Counter[str] = field(default_factory=Counter)
+    intake         processing of media; created once, so that all parts process media alike
+    rows           first row of the part in the source, and the row after its last; None: all rows
+    source_digest  checksum of the source, if known; otherwise it is computed
+    encodings      column -> encoding, if known; otherwise they are inferred from the first rows
+    base_folder    folder where relative addresses start, if not the working folder
+    """
+
+    options: PackOptions
+    intake: Intake
+    rows: tuple[int, int] | None = None
+    source_digest: str | None = None
+    encodings: Mapping[str, str] | None = None
+    base_folder: str | None = None
+
+    @cached_property
+    def sources(self) -> list[str]:
+        """The addresses of the source."""
+        return address_texts(self.options.sources)
+
+    @property
+    def out(self) -> str:
+        """The address of the target."""
+        return address_text(self.options.out)
+
+    @property
+    def format(self) -> Format:
+        """The format of the shards."""
+        return find(self.options.format)
+
+    @property
+    def key(self) -> str | None:
+        """The column that identifies a row."""
+        return self.options.key or None
+
+    @cached_property
+    def columns(self) -> list[str] | None:
+        """The columns to pack; None: all."""
+        return None if self.options.columns is None else name_list(self.options.columns)
+
+    @property
+    def encode(self) -> Mapping[str, str]:
+        """The encodings that the user chose."""
+        return self.options.encode or {}
+
+    @cached_property
+    def links(self) -> tuple[fetch_links.Link, ...]:
+        """The columns of links to fetch."""
+        return tuple(parse_link(text, self.encode) for text in name_list(self.options.fetch))
+
+    @cached_property
+    def guard(self) -> Guard:
+        """What data may access."""
+        return self.options.guard(self.sources)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """The limits of transfers."""
+        return self.options.limits()
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of shards. Raises UsageError for an option that the format does not have."""
+        options, format = self.options, self.format
+        if options.newline != "\n" and "newline" not in format.options:
+            raise UsageError(
+                f"--newline: {format.name} shards have no lines",
+                hint=f"The formats with lines are {_and(with_option('newline'))}.",
+            )
+        return Settings(
+            options.compress or None,
+            tuple(sorted(name_list(options.hash))),
+            cast("int | None", options.shard_size) or None,
+            options.shard_rows,
+            options.newline,
+            _separator(format, options.separator),
+        )
+
+    def open_source(self) -> Source:
+        """Open the source. Raises the errors of `open_source`."""
+        options = self.options
+        text = {link.source for link in self.links} | ({self.key} if self.key else set())
+        text |= {
+            name
+            for name, encoding in self.encode.items()
+            if not encoding.startswith(("int", "uint", "float"))
+        }
+        return open_source(
+            self.sources,
+            text=text,
+            guard=self.guard,
+            columns=self.columns,
+            streams=name_list(options.streams),
+            rows=options.rows,
+            exact=options.where is None,
+            allow_missing=options.allow_missing,
+            null_separated=options.from0,
+        )
+
+    def recorded_options(self) -> dict[str, Any]:
+        """Return the options that determine the bytes of the output, besides source, format and
+        settings.
+
+        A resumed pack must have the same. The options that limit what data may access are among
+        them if rows beyond these limits are skipped. If such a row ends the pack, a resumed pack
+        may access more.
+        """
+        options = self.options
+        access: dict[str, Any] = {
+            "max_object": self.limits.max_bytes,
+            "allow_private": self.guard.allow_private,
+            "allow_local": self.guard.allow_local,
+        }
+        if self.guard.allow_hosts:
+            access["allow_hosts"] = sorted(self.guard.allow_hosts)
+        streams = name_list(options.streams)
+        return {
+            "fetch": [[link.source, link.name] for link in self.links],
+            "key": self.key,
+            "columns": self.columns,
+            "encode": dict(self.encode),
+            "where": options.where,
+            "limit": options.limit,
+            "shuffle": options.shuffle,
+            "on_error": options.on_error,
+            "on_duplicate": options.on_duplicate,
+            "allow_empty": options.allow_empty,
+            "allow_missing": options.allow_missing,
+            **({} if self.rows is None else {"rows": list(self.rows)}),
+            **self.intake.recorded_options(),
+            **(access if options.on_error == "skip" else {}),
+            **({"null_separated": True} if options.from0 else {}),
+            **({"streams": streams} if streams else {}),
+            **({} if options.rows is None else {"spec": options.rows}),
+        }
+
+
+def _separator(format: Format, given: str | None) -> str:
+    if "separator" not in format.options:
+        if given is None:
+            return ","
+        raise UsageError(
+            f"--separator: {format.name} shards have no separator",
+            hint=f"The formats with a separator are {_and(with_option('separator'))}.",
+        )
+    if format.separator is not None:
+        if given in (None, format.separator):
+            return format.separator
+        raise UsageError(
+            f"--separator: {format.name} uses {format.separator!r}, got {given!r}",
+            hint="Use -f xsv to choose a separator.",
+        )
+    if not given:
+        raise UsageError(
+            f"{format.name} shards need a separator",
+            hint="Add --separator, such as --separator ';'.",
+        )
+    return given
+
+
+def _and(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+class Plan:
+    """A task, checked against the columns of its source.
+
+    names       columns to pack, in the order of the source or of `-c`
+    links       columns of links to fetch, of those only
+    duplicates  rows left out because an earlier row has their key
+    """
+
+    def __init__(self, task: PackTask, source: Source, progress: Progress) -> None:
+        self.task, self.source, self.progress = task, source, progress
+        self.options, self.key = task.options, task.key
+        self.start: int = task.rows[0] if task.rows else 0
+        self.stop: int | None = task.rows[1] if task.rows else None
+        self.links = task.links
+        self.duplicates = 0
+        self.names = _checked_names(self)
+        self.links = tuple(link for link in task.links if link.name in self.names)
 
     @cached_property
     def places(self) -> Places:
         """The source rows of rows that are being packed."""
-        return Places(self.source.place, start=self.rows[0] if self.is_run else None)
+        return Places(self.source.place, start=self.start if self.is_run else None)
 
     @property
     def is_run(self) -> bool:
-        """Whether the rows that are packed are one run of rows of the source."""
-        leaves_out = self.where is not None or (
-            self.key is not None and self.on_duplicate == "first"
+        """Whether the rows that are packed are consecutive rows of the source."""
+        drops_rows = self.options.where is not None or (
+            self.key is not None and self.options.on_duplicate == "first"
         )
-        return self.source.is_run and self.shuffle is None and not leaves_out
+        return self.source.is_run and self.options.shuffle is None and not drops_rows
 
     @property
     def known_rows(self) -> int | None:
-        """How many rows are looked at, if that is known without reading."""
-        known, (start, stop) = self.source.rows, self.rows
-        return (
-            None if known is None else max(0, min(known, known if stop is None else stop) - start)
-        )
+        """The number of rows that the condition is applied to; None if unknown."""
+        known = self.source.rows
+        if known is None:
+            return None
+        return max(0, min(known, known if self.stop is None else self.stop) - self.start)
 
     @property
-    def named_by(self) -> str | None:
-        """The column that still names rows when links are fetched: a key of addresses is gone by
-        then.
+    def row_name(self) -> str | None:
+        """The column that names rows in failures after links are fetched; None if the key is
+        replaced by the bytes of its links.
         """
-        own = self._own_key
-        return own if own is None or self.key_as is None else self.key_as
+        key = self._source_key
+        return None if key is None else self.task.format.key_column or key
 
     @property
-    def _own_key(self) -> str | None:
+    def _source_key(self) -> str | None:
         """The name that this column has in the source."""
-        own = self.key or (None if self.is_statement else self.source.key)
-        return None if any(link.source == own for link in self.links) else own
+        key = self.key or (None if self.is_statement else self.source.key)
+        return None if any(link.source == key for link in self.links) else key
 
     @property
     def is_statement(self) -> bool:
-        """Whether `where` is a whole SELECT, whose columns may be any."""
-        return self.where is not None and sql.is_statement(self.where)
+        """Whether `where` is a SELECT statement, which may return any columns."""
+        return self.options.where is not None and sql.is_statement(self.options.where)
 
     @property
-    def early(self) -> list[str]:
-        """Columns of files whose contents the condition looks at."""
-        if self.where is None:
+    def condition_files(self) -> list[str]:
+        """Columns of files whose contents the condition reads."""
+        where = self.options.where
+        if where is None or not self.source.files:
             return []
-        return [
-            name
-            for name in self.source.files
-            if self.is_statement or name in sql.columns_of(self.where, self.source.schema.names)
-        ]
+        names = sql.columns_of(where, self.source.schema.names)
+        return [name for name in self.source.files if self.is_statement or name in names]
 
-    def named(self, name: str) -> str:
-        """Give what a column of the source is called once its rows are chosen."""
-        return self.named_by or name if name == self._own_key else name
+    def renamed(self, name: str) -> str:
+        """Return the name of a source column after selection."""
+        return self.row_name or name if name == self._source_key else name
 
 
 def parse_link(text: str, encode: Mapping[str, str]) -> fetch_links.Link:
-    """Read `COLUMN` or `COLUMN:NAME`. Raises UsageError if it names no column."""
+    """Parse `COLUMN` or `COLUMN:NAME`. Raises UsageError if either name is empty."""
     source, colon, name = text.partition(":")
     if not source or (colon and not name):
-        what = "gives no name" if source else "names no column"
-        raise UsageError(f"--fetch {text!r} {what}", hint="Write COLUMN or COLUMN:NAME.")
+        raise UsageError(
+            f"--fetch: expected COLUMN or COLUMN:NAME, got {text!r}",
+            hint="NAME is the column for the downloaded bytes (default: COLUMN).",
+        )
     return fetch_links.Link(source, name or source, encode.get(name or source))
 
 
-def checked(plan: Plan) -> list[str]:
+def _checked_names(plan: Plan) -> list[str]:
     """Check the options against the columns of the source; return the columns to pack."""
-    schema = plan.source.schema
-    if PLACE in schema.names and (plan.where is not None or not plan.is_run):
+    schema, task = plan.source.schema, plan.task
+    if PLACE in schema.names and (plan.options.where is not None or not plan.is_run):
         raise UsageError(
-            f"a column is named {PLACE!r}, as the numbers that travel beside the rows are",
-            hint="Rename it in the source.",
+            f"column name {PLACE!r} is reserved for row numbers",
+            hint="Rename the column in the source.",
         )
-    if plan.where is not None:
-        schema, _ = sql.select(schema, iter(()), plan.where)
+    if plan.options.where is not None:
+        schema, _ = sql.select(schema, iter(()), plan.options.where)
     check_names(schema, [link.source for link in plan.links], "--fetch")
     check_names(schema, [plan.key] if plan.key else [], "--key")
-    renamed = {link.source: link.name for link in plan.links}
-    after = [plan.named(renamed.get(name, name)) for name in schema.names]
+    links = {link.source: link.name for link in plan.links}
+    after = [plan.renamed(links.get(name, name)) for name in schema.names]
     counts = Counter(after)
     for name in after:
         if counts[name] > 1:
             raise UsageError(
                 f"two columns would be named {name!r}",
-                hint="Give the fetched one another name: --fetch COLUMN:NAME.",
+                hint="Rename the fetched column: --fetch COLUMN:NAME.",
             )
-    wanted = after if plan.columns is None else [plan.named(name) for name in plan.columns]
-    if plan.key_as is not None and plan.named_by in after and plan.named_by not in wanted:
-        wanted = [plan.key_as, *wanted]  # it names the samples, asked for or not
-    infos = [name for columns in _media(plan, wanted)[1].values() for name in columns.values()]
+    names = after if task.columns is None else [plan.renamed(name) for name in task.columns]
+    key = task.format.key_column
+    if key and plan.row_name in after and plan.row_name not in names:
+        names = [key, *names]  # the format needs a key for each sample
+    infos = [name for columns in _media(plan, names)[1].values() for name in columns.values()]
     known = pa.schema([pa.field(name, pa.null()) for name in (*after, *infos)])
-    check_names(known, [plan.named(name) for name in plan.encode], "--encode")
-    check_names(known, wanted, "--columns")
-    for name, encoding in plan.encode.items():
+    check_names(known, [plan.renamed(name) for name in task.encode], "--encode")
+    check_names(known, names, "--columns")
+    for name, encoding in task.encode.items():
         if encodings.lookup(encoding).name == "pkl":
             as_json, as_bytes = shell_quoted(f"{name}=json"), shell_quoted(f"{name}=bytes")
-            hint = f"Use --encode {as_json} or --encode {as_bytes}."
-            raise UnsafeError(f"{name} is packed as pkl, and reading a pickle runs code", hint=hint)
-    return [*wanted, *(name for name in infos if name not in wanted)]
+            raise UnsafeError(
+                f"column {name!r} would be packed as pkl; reading a pickle runs code",
+                hint=f"Use --encode {as_json} or --encode {as_bytes}.",
+            )
+    return [*names, *(name for name in infos if name not in names)]
 
 
 def _media(plan: Plan, names: Sequence[str]) -> tuple[list[Medium], dict[str, dict[str, str]]]:
     """Return the columns of files, and the names of their media info columns."""
-    schema = plan.source.schema
+    schema, intake = plan.source.schema, plan.task.intake
     if plan.is_statement:
-        schema, _ = sql.select(schema, iter(()), plan.where or "")
-    named = [
-        *(link.name for link in plan.links),
-        *(name for name in plan.source.files if name in names),
-    ]
-    replaced = {link.source for link in plan.links}
-    taken = [
-        name
-        for name in (*schema.names, *(link.name for link in plan.links))
-        if name not in replaced
-    ]
-    found = media_of(schema, names, named, plan.encode)
-    if plan.intake.option is not None and not any(one.is_medium for one in found):
+        schema, _ = sql.select(schema, iter(()), plan.options.where or "")
+    fetched_names = [link.name for link in plan.links]
+    named = [*fetched_names, *(name for name in plan.source.files if name in names)]
+    found = media_of(schema, names, named, plan.task.encode)
+    if intake.option is not None and not any(one.is_medium for one in found):
         raise UsageError(
-            f"{plan.intake.option} finds no column of files",
-            hint="Name a column of links with --fetch.",
+            f"{intake.option}: no column contains files",
+            hint="Fetch a column of links with --fetch.",
         )
-    return found, info_names(found, taken) if plan.intake.info else {}
+    if not intake.info:
+        return found, {}
+    replaced = {link.source for link in plan.links}
+    used = [name for name in (*schema.names, *fetched_names) if name not in replaced]
+    return found, info_names(found, used)
 
 
-def selected(plan: Plan, skip: int = 0) -> Iterator[pa.RecordBatch]:
-    """Give the rows of the selection from `skip` on: where, limit, shuffle, then keys that were
-    used before.
-
-    return  beside the columns the number of each row in the source, as PLACE; not where the rows
-            are one run, or a query made them
+def check_keys(plan: Plan) -> None:
+    """Raise FormatError for the first selected row with the key of an earlier row, if these are
+    errors.
     """
-    renamed = {link.name: link.source for link in plan.links}
-    wanted = None
-    if plan.columns is not None:
-        names = (
-            {renamed.get(name, name) for name in plan.columns}
-            | ({plan.key, plan.source.key} - {None})
-            | set(renamed.values())
-        )
-        names |= (
-            set(sql.columns_of(plan.where, plan.source.schema.names))
-            if plan.where is not None
-            else set()
-        )
-        wanted = [name for name in plan.source.schema.names if name in names] or None
-    batches = plan.source.batches(
-        wanted, plan.where, *plan.rows, place=None if plan.is_run else PLACE
-    )
-    if plan.where is not None:
-        schema = (
-            plan.source.schema
-            if wanted is None
-            else pa.schema([plan.source.schema.field(name) for name in wanted])
-        )
-        if plan.source.files:
-            batches = _whole(plan, batches, plan.early, is_complete=plan.is_statement)
-            schema = _listed(plan, schema)
-        _, batches = sql.select(schema, batches, plan.where, hidden=PLACE)
-    if plan.limit is not None:
-        batches = first_rows(batches, plan.limit)
-    if plan.shuffle is not None:
-        batches = shuffled(batches, plan.shuffle)
-    if plan.key is not None and plan.on_duplicate != "keep":
+    if plan.key is not None and plan.options.on_duplicate == "error":
+        for _ in selected(plan, keys_only=True):
+            pass
+
+
+def selected(
+    plan: Plan, skip: int = 0, running: SourceChecksum | None = None, keys_only: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Yield the selected rows from row `skip` of the selection on: where, limit, shuffle, then
+    duplicate keys.
+
+    running    checksum that is updated with the bytes of the source
+    keys_only  read no columns but the key and those of the condition
+    return     batches with an additional column PLACE, the number of each row in the source, unless
+               the rows are consecutive or a query made them
+    """
+    options, source = plan.options, plan.source
+    names = _needed_columns(plan, keys_only)
+    place = None if plan.is_run else PLACE
+    batches = source.batches(names, options.where, plan.start, plan.stop, place, running)
+    if options.where is not None:
+        schema = source.schema
+        if names is not None:
+            schema = pa.schema([schema.field(name) for name in names])
+        if source.files:
+            batches = _with_files(plan, batches, plan.condition_files, plan.is_statement)
+            unread = set(source.files) - set(plan.condition_files)
+            schema = pa.schema(
+                [pa.field(one.name, pa.string()) if one.name in unread else one for one in schema]
+            )
+        _, batches = sql.select(schema, batches, options.where, hidden=PLACE)
+    if options.limit is not None:
+        batches = first_rows(batches, options.limit)
+    if options.shuffle is not None:
+        batches = shuffled(batches, options.shuffle)
+    if plan.key is not None and options.on_duplicate != "keep":
         batches = _distinct(batches, plan)
-    after: list[str] = []
-    is_renamed = False
     for batch in batches:
-        cut = min(skip, batch.num_rows)
-        skip -= cut
-        if not after:
-            after = [plan.named(name) for name in batch.schema.names]
-            is_renamed = after != batch.schema.names
-        if batch.num_rows > cut:
-            rest = batch.slice(cut)
-            yield rest.rename_columns(after) if is_renamed else rest
+        dropped = min(skip, batch.num_rows)
+        skip -= dropped
+        if batch.num_rows > dropped:
+            renamed = [plan.renamed(name) for name in batch.schema.names]
+            rest = batch.slice(dropped)
+            yield rest if renamed == batch.schema.names else rest.rename_columns(renamed)
 
 
-def _listed(plan: Plan, schema: pa.Schema) -> pa.Schema:
-    """Return the schema of rows whose files were not read, except those in the condition."""
-    left = set(plan.source.files) - set(plan.early)
-    return pa.schema(
-        [pa.field(one.name, pa.string()) if one.name in left else one for one in schema]
-    )
+def _needed_columns(plan: Plan, keys_only: bool) -> list[str] | None:
+    """Return the columns of the source to read; None: all."""
+    needed = {plan.key, plan.source.key}
+    if not keys_only:
+        if plan.task.columns is None:
+            return None
+        links = {link.name: link.source for link in plan.links}
+        needed |= {links.get(name, name) for name in plan.task.columns} | set(links.values())
+    if plan.options.where is not None:
+        needed |= set(sql.columns_of(plan.options.where, plan.source.schema.names))
+    return [name for name in plan.source.schema.names if name in needed] or None
 
 
-def _whole(
+def _with_files(
     plan: Plan, batches: Iterator[pa.RecordBatch], columns: Sequence[str], is_complete: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Put contents in place of names, where no row can be left out: raises the error of the first
-    file that cannot be read.
+    """Replace file names by contents; raise the error of the first file that cannot be read.
 
-    is_complete  a row that lacks a file is an error too; False where its null is left to a
-                 condition
+    is_complete  a row without a file is an error too; False: its null is left to a condition
     """
-    if plan.source.filled is None or not columns:
+    if not plan.source.files or not columns:
         yield from batches
         return
     for batch, flaws in plan.source.filled(batches, columns):
         if flaws:
             raise flaws[0].error
         if is_complete:
-            for row, (_, _, message) in _lacking(plan, batch, columns).items():
+            for row, (_, _, message) in _missing_files(plan, batch, columns).items():
                 key = f"{key_text(batch.column(plan.source.key)[row])}: " if plan.source.key else ""
-                hint = "Complete the folder, or give --where a condition instead of a SELECT."
-                raise FormatError(f"{key}{message}", where=plan.source.address, hint=hint)
+                raise FormatError(
+                    f"{key}{message}",
+                    where=plan.source.address,
+                    hint="Complete the folder, or use a condition instead of a SELECT in --where.",
+                )
         yield batch
 
 
-def _lacking(
+def _missing_files(
     plan: Plan, batch: pa.RecordBatch, columns: Sequence[str]
 ) -> dict[int, tuple[str, str, str]]:
     """Return the rows without a file: row -> column, kind, message.
 
-    columns  of names or contents; null where there is no file
+    columns  columns of file names or contents, null where there is no file
     """
     found: dict[int, tuple[str, str, str]] = {}
     if plan.source.flaw is None or not any(batch.column(name).null_count for name in columns):
         return found
-    is_there = {name: batch.column(name).is_valid().to_pylist() for name in columns}
+    is_present = {name: batch.column(name).is_valid().to_pylist() for name in columns}
     for row in range(batch.num_rows):
-        lacking = [name for name, there in is_there.items() if not there[row]]
-        if lacking:
-            column = lacking[0].removeprefix(_OF)
-            found[row] = column, *plan.source.flaw(column, len(lacking) == len(columns))
+        missing = [name for name, present in is_present.items() if not present[row]]
+        if missing:
+            column = missing[0].removeprefix(_NAME_OF)
+            found[row] = column, *plan.source.flaw(column, len(missing) == len(columns))
     return found
 
 
 def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
     """Reject or skip rows whose key occurred before."""
-    keys, row = Keys(), plan.rows[0] if plan.is_run else 0
+    keys, row = Keys(), plan.start if plan.is_run else 0
     for batch in batches:
         column = batch.column(plan.key)
-        is_beside = PLACE in batch.schema.names
-        rows = batch.column(PLACE).to_numpy() if is_beside else np.arange(row, row + batch.num_rows)
-        used = np.where(is_unnamed(column), -1, keys.seen(column, rows))
+        has_places = PLACE in batch.schema.names
+        rows = batch.column(PLACE).to_numpy() if has_places else np.arange(row, row + len(column))
         row += batch.num_rows
-        again = np.flatnonzero(used >= 0)
-        if len(again) and plan.on_duplicate == "error":
+        earlier = np.where(is_unnamed(column), -1, keys.seen(column, rows))
+        again = np.flatnonzero(earlier >= 0)
+        if len(again) and plan.options.on_duplicate == "error":
             first = int(again[0])
-            (file, at), (earlier, before) = (
-                plan.source.place(one) if is_beside or plan.is_run else (plan.source.address, one)
-                for one in (int(rows[first]), int(used[first]))
+            raise _duplicate(
+                plan,
+                key_text(column[first]),
+                int(rows[first]),
+                int(earlier[first]),
+                has_places or plan.is_run,
             )
-            hint = "Give --on-duplicate first to keep the first of them, or keep to keep all."
-            told = format_place("" if earlier == file else earlier, before)
-            if (
-                earlier == file and int(rows[first] - used[first]) != at - before
-            ):  # rows of a file are consecutive
-                told, hint = (
-                    f"{told} of that file, which comes more than once",
-                    f"Name it once. {hint}",
-                )
-            raise FormatError(
-                f"key {key_text(column[first])!r} was used in {told}",
-                where=file,
-                row=at,
-                hint=hint,
-            )
-        plan.duplicates["first"] += len(again)
-        yield batch.filter(pa.array(used < 0)) if len(again) else batch
+        plan.duplicates += len(again)
+        yield batch.filter(pa.array(earlier < 0)) if len(again) else batch
+
+
+def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bool) -> FormatError:
+    """Return the error for a row with the key of an earlier row.
+
+    are_source_rows  the numbers are those of rows in the source; otherwise a query made the rows
+    """
+    (file, at), (earlier_file, earlier_at) = (
+        plan.source.place(one) if are_source_rows else (plan.source.address, one)
+        for one in (row, earlier)
+    )
+    place = format_place("" if earlier_file == file else earlier_file, earlier_at)
+    hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
+    if earlier_file == file and row - earlier != at - earlier_at:
+        # Rows of a file are consecutive, so the file is listed twice.
+        place, hint = (
+            f"{place} of the same file, which is listed more than once",
+            f"List it once. {hint}",
+        )
+    message = f"key {key!r} was used in {place}"
+    return FormatError(message, where=file, row=at, hint=hint)
 
 
 def fetched(
     plan: Plan,
-    names: Sequence[str],
     skip: int = 0,
-    most: int | None = None,
+    limit: int | None = None,
     spool: Spool | None = None,
-) -> Iterator[fetch_links.Fetched]:
-    """Give the selection from row `skip` on, `most` rows at most, with what its links point at, and
-    its media as asked for.
+    running: SourceChecksum | None = None,
+) -> Generator[fetch_links.Fetched, None, None]:
+    """Yield the selection from row `skip` on, with downloaded links and processed media.
 
-    names  of the columns to pack
-    spool  keeps what was fetched
+    limit    maximum number of rows
+    spool    keeps what was fetched
+    running  checksum that is updated with the bytes of the source
     """
-    rows = plan.places.passed(selected(plan, skip), skip)
-    if most is not None:
-        rows = first_rows(rows, most)
+    task, names = plan.task, plan.names
+    rows = plan.places.passed(selected(plan, skip, running), skip)
+    if limit is not None:
+        rows = first_rows(rows, limit)
     files = [
         name
         for name in plan.source.files
-        if name not in plan.early and (plan.columns is None or name in plan.columns)
+        if name not in plan.condition_files and (task.columns is None or name in task.columns)
     ]
     if files and not plan.links:
-        parts = _contents(plan, rows, skip, files)
+        parts = _read_files(plan, rows, skip, files)
     else:
         parts = fetch_links.fetch(
-            _whole(plan, rows, files, is_complete=True),
+            _with_files(plan, rows, files, is_complete=True),
             plan.links,
-            key=plan.named_by or plan.key,
+            key=plan.row_name or plan.key,
             at=plan.source.at,
-            guard=plan.guard,
-            limits=plan.limits,
-            allow_empty=plan.allow_empty,
+            guard=task.guard,
+            limits=task.limits,
+            allow_empty=plan.options.allow_empty,
             first_row=skip,
             progress=plan.progress,
             spool=spool,
         )
-    parts = limited(parts, plan.named_by, plan.limits.max_bytes)
-    found, infos = _media(plan, names)
-    if plan.intake.is_nothing:
-        found = [one for one in found if one.has_names]
-    return (
-        taken_in(parts, found, plan.intake, infos, plan.named_by, plan.progress, plan.limits.jobs)
-        if found
-        else parts
-    )
+    parts = _limited(plan, parts)
+    media, infos = _media(plan, names)
+    if task.intake.is_noop:
+        media = [one for one in media if one.has_names]
+    if not media:
+        return parts
+    jobs = task.limits.jobs
+    return processed(parts, media, task.intake, infos, plan.row_name, plan.progress, jobs)
 
 
-def _contents(
+def _limited(
+    plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
+) -> Generator[fetch_links.Fetched, None, None]:
+    """Yield the same rows; a row with a value above `--max-object` becomes a failure."""
+    with contextlib.closing(parts):
+        for part in parts:
+            limit = plan.task.limits.max_bytes
+            yield part.without(too_large(part.batch, part.rows, plan.row_name, limit))
+
+
+def _read_files(
     plan: Plan, rows: Iterator[pa.RecordBatch], first: int, files: Sequence[str]
-) -> Iterator[fetch_links.Fetched]:
+) -> Generator[fetch_links.Fetched, None, None]:
     """Read the files that rows name; a row whose file cannot be read is a failure."""
-
-    early = [
+    read_already = [
         name
-        for name in plan.early
-        if not plan.is_statement and (plan.columns is None or name in plan.columns)
+        for name in plan.condition_files
+        if not plan.is_statement and (plan.task.columns is None or name in plan.task.columns)
     ]
+    names_of = [_NAME_OF + name for name in files]
 
-    def beside() -> Iterator[pa.RecordBatch]:
+    def with_names() -> Iterator[pa.RecordBatch]:
         for batch in rows:
-            for name in files:
-                batch = batch.append_column(_OF + name, batch.column(name))
+            for name, file in zip(names_of, files, strict=True):
+                batch = batch.append_column(name, batch.column(file))
             yield batch
 
-    for batch, flaws in (
-        plan.source.filled(beside(), files) if plan.source.filled is not None else ()
-    ):
-        keys = batch.column(plan.named_by) if plan.named_by is not None else None
+    for batch, flaws in plan.source.filled(with_names(), files):
+        keys = batch.column(plan.row_name) if plan.row_name is not None else None
         failures: dict[int, Failure] = {}
-        for row, column, error in flaws:
-            name = "" if keys is None else key_text(keys[row])
-            reason = f"{batch.column(_OF + column)[row]}: {error.message}"
-            failures.setdefault(row, Failure(first + row, name, column, error.kind, reason))
-        of = [_OF + name for name in files]
-        for row, (column, kind, reason) in _lacking(plan, batch, [*of, *early]).items():
-            name = "" if keys is None else key_text(keys[row])
-            failures.setdefault(row, Failure(first + row, name, column, kind, reason))
-        places = np.arange(batch.num_rows)
-        if failures:
-            places = np.delete(places, list(failures))
-            batch = batch.take(pa.array(places))
+        problems = [
+            (row, column, error.kind, f"{batch.column(_NAME_OF + column)[row]}: {error.message}")
+            for row, column, error in flaws
+        ]
+        missing = _missing_files(plan, batch, [*names_of, *read_already])
+        problems += [(row, *missing[row]) for row in missing]
+        for row, column, kind, reason in problems:
+            key = "" if keys is None else key_text(keys[row])
+            failures.setdefault(row, Failure(first + row, key, column, kind, reason))
         names = {
-            name: [text or "" for text in batch.column(_OF + name).to_pylist()] for name in files
+            file: [text or "" for text in batch.column(name).to_pylist()]
+            for file, name in zip(files, names_of, strict=True)
         }
-        until = first + len(places) + len(failures)
-        rest = batch.select([name for name in batch.schema.names if not name.startswith(_OF)])
-        yield fetch_links.Fetched(
-            rest, first + places, [failures[row] for row in sorted(failures)], until, {}, names
-        )
-        first = until
+        stop = first + batch.num_rows
+        kept = [name for name in batch.schema.names if not name.startswith(_NAME_OF)]
+        part = fetch_links.Fetched(batch.select(kept), np.arange(first, stop), (), stop, {}, names)
+        yield part.without(failures)
+        first = stop

@@ -1,6 +1,7 @@
-"""unpack: shards to files; of an index, its files downloaded.
+"""The `unpack` command: rows to files; of an index, also the files that it links to.
 
-rows -> where, limit -> links fetched ahead, in order -> names, checked -> files -> an index of the small columns
+rows -> where, limit -> links downloaded ahead, in order -> checked names -> files -> an index of
+the other columns
 """
 
 from __future__ import annotations
@@ -21,29 +22,41 @@ from flarecli.commands.options import UnpackOptions
 from flarecli.commands.packing.plan import parse_link
 from flarecli.commands.provenance import Places
 from flarecli.commands.row_order import check_names
-from flarecli.commands.unpacking.filenames import ADDRESS, ROW, Naming, Taken, guessed_key, pieces
+from flarecli.commands.unpacking.filenames import (
+    ADDRESS,
+    ROW,
+    NamePattern,
+    UsedNames,
+    default_key,
+    value_views,
+)
 from flarecli.commands.unpacking.index import plain
-from flarecli.commands.unpacking.source import At, Origin, open_origin
-from flarecli.commands.unpacking.target import Folder, Outlet, Tar, There
+from flarecli.commands.unpacking.source import RowAddress, RowSource, open_source
+from flarecli.commands.unpacking.target import FinishedFolder, Folder, Output, Tar
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import facts
 from flarecli.hashes import DEFAULT
 from flarecli.model import IntArray
 from flarecli.progress import Progress
 from flarecli.storage import Guard
-from flarecli.write import FAILED, Failure, fetch_links, within_limit
+from flarecli.write import FAILED, Failure, drop_rows, fetch_links, key_text, too_large
 from flarecli.write.failures import error_of
 
 __all__ = ["Unpacked", "unpack"]
 
-_DIGITS = 6  # of a row's number in a name, at least
-_FINISHED = "nothing to resume: it is finished"
-_SKIP = "Give --on-error skip to leave such rows out and list them in failed.jsonl."
+_MIN_DIGITS = 6  # of a row number in a name
+_FINISHED = "nothing to resume: the unpack is finished"
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """What an unpack did: files and bytes written or kept, rows they are of, rows that failed; `index` lists them."""
+    """Result of an unpack.
+
+    files, bytes  written, or kept from an interrupted run
+    rows          unpacked rows, of which `resumed_rows` by an interrupted run
+    failed        failed rows, and their number by kind in `reasons`
+    index         path of the index; None if there is none
+    """
 
     files: int
     bytes: int
@@ -54,17 +67,8 @@ class Unpacked:
     resumed_rows: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Give the result as plain values, for --json."""
+        """Return the result as JSON values, for --json."""
         return asdict(self)
-
-
-class _Part(NamedTuple):
-    """Rows to write, with the place of each in the selection, rows that failed, and the place up to which that is all."""
-
-    batch: pa.RecordBatch
-    places: IntArray
-    failures: Sequence[Failure]
-    until: int
 
 
 @from_options(UnpackOptions)
@@ -82,49 +86,41 @@ def unpack(options: UnpackOptions) -> Unpacked:
     if out == "-" and (options.resume or options.overwrite):
         raise UsageError("a stream cannot be resumed or overwritten", hint="Name a folder.")
     columns = None if options.columns is None else name_list(options.columns)
-    key, index = options.key, options.index
-    wanted = [parse_link(one, {}) for one in name_list(options.fetch)]
-    texts = {*([key] if key else []), *(link.source for link in wanted)}
-    source = open_origin(
-        sources,
-        options.format,
-        options.streams,
-        options.rows,
-        options.where,
-        options.limit,
-        guard,
-        texts,
-        progress,
-    )
-    work = _Work(source, wanted, columns, guard, progress, options)
+    links = [parse_link(one, {}) for one in name_list(options.fetch)]
+    text_columns = {link.source for link in links} | ({options.key} if options.key else set())
+    source = open_source(options, sources, guard, text_columns, progress)
+    work = _Unpacking(source, links, columns, guard, progress, options)
     if out == "-":
         work.check_names()
         return work.run(Tar(options.stream or sys.stdout.buffer))
     head = {
         "verb": "unpack",
         "flare": __version__,
-        "source": {"address": source.named.text, DEFAULT: source.sum()},
+        "source": {"address": source.named.text, DEFAULT: source.checksum()},
         "options": _recorded(options, columns),
     }
     folder = Folder(
-        out, head, resume=options.resume, overwrite=options.overwrite, is_bare=index == "none"
+        out,
+        head,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        without_index=options.index == "none",
     )
-    if folder.is_bare:
-        if wanted:
-            hint = "Name another folder: without an index nothing tells whether all that the links point at is there."
-            raise UsageError("the folder is not empty", where=folder.shown, hint=hint)
+    if folder.has_only_files:
+        if links:
+            hint = "Name another folder: without an index, flare cannot check that all downloads are complete."
+            raise UsageError("output folder is not empty", where=folder.shown, hint=hint)
         work.check_names()
-        done = work.run(There(folder.shown))
+        result = work.run(FinishedFolder(folder.shown))
         progress.note(_FINISHED)
-        return replace(done, resumed_rows=done.rows)
+        return replace(result, resumed_rows=result.rows)
     if folder.is_done:
-        there = folder.rows + folder.failed
-        if source.rows is not None and source.rows != there:
-            hint = "Give --overwrite to replace it, or name another folder."
+        rows = folder.rows + folder.failed
+        if source.rows is not None and source.rows != rows:
             raise UsageError(
-                f"a finished unpack of {there} rows is there, {source.rows} are asked for",
+                f"contains a finished unpack of {rows} rows, but {source.rows} rows are selected",
                 where=folder.shown,
-                hint=hint,
+                hint="Use --overwrite to replace it, or name another folder.",
             )
         progress.note(_FINISHED)
         return Unpacked(
@@ -145,141 +141,119 @@ def unpack(options: UnpackOptions) -> Unpacked:
 
 def _recorded(options: UnpackOptions, columns: Sequence[str] | None) -> dict[str, Any]:
     """Return the options that a resumed unpack must repeat."""
+    names = ("format", "rows", "where", "limit", "key", "name", "index", "on_error")
     return {
-        "format": options.format,
+        **{name: getattr(options, name) for name in names},
         "streams": list(options.streams),
         "columns": columns,
-        "rows": options.rows,
-        "where": options.where,
-        "limit": options.limit,
-        "key": options.key,
         "fetch": list(options.fetch),
-        "name": options.name,
-        "index": options.index,
-        "on_error": options.on_error,
     }
 
 
-class _Work:
-    """One unpack: what becomes files, what goes to the index, and how both are called."""
+class _Part(NamedTuple):
+    """Rows to write, with their numbers in the selection, and the failed rows among those before
+    row `until`.
+    """
+
+    batch: pa.RecordBatch
+    rows: IntArray
+    failures: Sequence[Failure]
+    until: int
+
+
+class _Unpacking:
+    """One unpack: the columns that become files, the columns of the index, and the file names."""
 
     def __init__(
         self,
-        source: Origin,
+        source: RowSource,
         links: Sequence[fetch_links.Link],
         columns: Sequence[str] | None,
         guard: Guard,
         progress: Progress,
         options: UnpackOptions,
     ) -> None:
-        self.source, self.links, self.on_error, self.index = (
-            source,
-            links,
-            options.on_error,
-            options.index,
-        )
-        self.guard, self.limits, self.progress = guard, options.limits(), progress
-        key, pattern, index = options.key, options.name, options.index
-        schema = source.schema
+        self.source, self.links, self.guard, self.progress = source, links, guard, progress
+        self.on_error, self.index, self.limits = options.on_error, options.index, options.limits()
+        schema, form, key = source.schema, facts(source.format), options.key
         check_names(schema.names, [*(link.source for link in links), *([key] if key else [])])
         renamed = {link.source: link.name for link in links}
         if key in renamed:
             raise UsageError(
-                f"column {key!r} holds addresses, which --fetch takes: they name no files",
-                hint="Give --key another column.",
+                f"column {key!r} has the addresses for --fetch and cannot be the key",
+                hint="Use another --key.",
                 column=key,
             )
-        after = [renamed.get(name, name) for name in schema.names]
-        check_names(after, columns or ())
-        wanted = after if columns is None else list(dict.fromkeys(columns))
-        origin = dict(zip(after, schema.names, strict=True))
-        binary = [
-            name
-            for name in wanted
-            if name in renamed.values() or _is_bytes(schema.field(origin[name]).type)
-        ]
+        columns_after = [renamed.get(name, name) for name in schema.names]
+        check_names(columns_after, columns or ())
+        chosen = columns_after if columns is None else list(dict.fromkeys(columns))
+        types = dict(zip(columns_after, schema.types, strict=True))
         if key is None:
-            key = facts(source.format).default_key or guessed_key(schema)
-        self.files = binary or [
-            name for name in wanted if name != key and _is_text(schema.field(origin[name]).type)
-        ]
+            key = form.default_key or default_key(schema)
+        self.key = key
+        texts = [name for name in chosen if _is_text(types[name])]
+        self.files = [
+            name for name in chosen if name in renamed.values() or _is_bytes(types[name])
+        ] or [name for name in texts if name != key]
         if not self.files:
-            hint = (
-                "Name the column of links with --fetch."
-                if source.format == "index"
-                else "Name columns of bytes or text with -c."
-            )
-            if (
-                source.format != "index"
-                and key is not None
-                and key in wanted
-                and _is_text(schema.field(origin[key]).type)
-            ):
-                hint = f"Column {key!r} names the files: name other columns of bytes or text with -c, or another one with --key."
+            hint = "Name columns of bytes or text with -c."
+            if source.format == "index":
+                hint = "Name the column of links with --fetch."
+            elif key in texts:
+                hint = f"Column {key!r} names the files: name other columns of bytes or text with -c, or another key with --key."
             raise UsageError("no column to write as files", where=source.address, hint=hint)
-        self.key, self.places, self.where = key, Places(source.place, ROW), partial(At, source)
-        digits = max(_DIGITS, len(str(max(0, (source.rows or 0) - 1))))
-        is_files = pattern is None and facts(source.format).is_plain
-        self.naming = Naming(
-            "{name}" if is_files else pattern,
+        self.places, self.where = Places(source.place, ROW), partial(RowAddress, source)
+        self.pattern = NamePattern(
+            "{name}" if options.name is None and form.is_plain else options.name,
             key,
             pa.schema([one for one in schema if one.name not in renamed]),
             self.files,
-            digits,
+            max(_MIN_DIGITS, len(str(max(0, (source.rows or 0) - 1)))),
         )
-        self.taken = Taken(self.naming, (".flare", FAILED, f"index.{index}"), len(self.files))
-        small = [name for name in wanted if name not in self.files]
-        self.small = [
-            *([key] if key and key not in small and key not in self.files else []),
-            *small,
+        reserved = (".flare", FAILED, f"index.{self.index}")
+        self.used_names = UsedNames(self.pattern, reserved, len(self.files))
+        self.index_columns = [name for name in chosen if name not in self.files]
+        if key and key not in self.index_columns and key not in self.files:
+            self.index_columns.insert(0, key)
+        needed = {*self.files, *self.index_columns, *self.pattern.columns}
+        self.read = [name for name in schema.names if renamed.get(name, name) in needed]
+        self.index_fields = [
+            pa.field(name, pa.string() if name in self.files else types[name])
+            for name in columns_after
+            if name in self.files or name in self.index_columns
         ]
-        self.read = [
-            name
-            for name in schema.names
-            if renamed.get(name, name) in {*self.files, *self.small, *self.naming.columns}
-        ]
-        fields = [
-            pa.field(name, pa.string()) if name in self.files else schema.field(origin[name])
-            for name in (*self.small, *self.files)
-        ]
-        self.fields = [
-            *([] if key else [pa.field("row", pa.int64())]),
-            *sorted(fields, key=lambda one: after.index(one.name)),
-        ]
+        if not key:
+            self.index_fields.insert(0, pa.field("row", pa.int64()))
 
     def check_names(self) -> None:
-        """Go through all names before the first file, where reading twice is cheap."""
-        if self.source.rereads and not self.naming.is_unique:
-            for batch in self.source.batches(self.naming.columns, 0):
-                self.taken.add(self._nameable(batch, {}), self.where)
+        """Check all names before the first file is written, if the source can be read twice."""
+        if self.source.rereads and not self.pattern.is_unique:
+            for batch in self.source.batches(self.pattern.columns, 0):
+                named, _ = self._split_unnamed(batch)
+                self.used_names.add(named, self.where)
 
-    def run(self, outlet: Outlet) -> Unpacked:
-        """Write everything; what is written so far stays for a resume if that ends early."""
+    def run(self, output: Output) -> Unpacked:
+        """Write all rows. If this fails, written files stay for a resume."""
         self.progress.start("unpack", self.source.rows)
-        resumed = outlet.rows
+        resumed = output.rows
         try:
-            with closing(self._parts(outlet.next)) as parts:
+            with closing(self._parts(output.next)) as parts:
                 for part in parts:
-                    self._write(self._limited(part), outlet)
-            if not outlet.next:
+                    self._write(part, output)
+            if not output.next:
                 raise FormatError("no rows to unpack", where=self.source.address)
-            failed = dict(outlet.reasons)
-            path = outlet.finish(self.index, self.fields)
+            reasons = dict(output.reasons)
+            path = output.finish(self.index, self.index_fields)
         except BaseException:
-            outlet.abandon()
+            output.abandon()
             raise
         finally:
             self.progress.close()
-        return Unpacked(
-            outlet.files, outlet.bytes, outlet.rows, sum(failed.values()), failed, path, resumed
-        )
-
-    def _limited(self, part: _Part) -> _Part:
-        most = self.limits.max_bytes
-        batch, places, large = within_limit(part.batch, part.places, self.key, most)
-        return _Part(batch, places, [*part.failures, *large], part.until) if large else part
+        failed = sum(reasons.values())
+        return Unpacked(output.files, output.bytes, output.rows, failed, reasons, path, resumed)
 
     def _parts(self, skip: int) -> Generator[_Part, None, None]:
+        """Yield the rows from row `skip` of the selection, with downloads instead of links."""
         batches = self.places.passed(self.source.batches(self.read, skip), skip, keep=True)
         if not self.links:
             for batch in batches:
@@ -300,97 +274,78 @@ class _Work:
             for one in fetched:
                 yield _Part(one.batch, one.rows, one.failures, one.until)
         finally:
-            fetched.close()  # type: ignore[attr-defined]
+            fetched.close()
 
     def _with_addresses(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Keep each address beside what will be fetched from it: its ending may be all that tells what the bytes are."""
+        """Keep the addresses of downloads: their extensions name files of unknown bytes."""
         for link in self.links:
-            batch = batch.append_column(
-                ADDRESS + link.name, batch.column(link.source).cast(pa.large_string())
-            )
+            addresses = batch.column(link.source).cast(pa.large_string())
+            batch = batch.append_column(ADDRESS + link.name, addresses)
         return batch
 
-    def _nameable(self, batch: pa.RecordBatch, flaws: dict[int, FlareError]) -> pa.RecordBatch:
-        """Leave out the rows that no file can be named by, if such rows are to be skipped; `flaws` says which and why."""
+    def _split_unnamed(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, FlareError]]:
+        """Remove rows without valid file names, if failed rows are skipped; return the rest, and
+        position -> error of the removed rows.
+        """
         if self.on_error == "fail" or not batch.num_rows:
-            return batch
-        flaws |= self.naming.flaws(batch, self.where)
-        return (
-            batch.filter(pa.array([i not in flaws for i in range(batch.num_rows)]))
-            if flaws
-            else batch
-        )
+            return batch, {}
+        errors = self.pattern.invalid_rows(batch, self.where)
+        if not errors:
+            return batch, {}
+        return batch.filter(pa.array([i not in errors for i in range(batch.num_rows)])), errors
 
-    def _write(self, part: _Part, outlet: Outlet) -> None:
-        flaws: dict[int, FlareError] = {}
-        batch = self._nameable(part.batch, flaws)
-        unnamed = [
-            Failure(
-                int(part.places[i]),
-                self._key_text(part.batch, i),
-                self.key or "",
-                one.kind,
-                one.message,
-            )
-            for i, one in flaws.items()
-        ]
-        failures = [
-            self.places.placed(one)
-            for one in sorted([*part.failures, *unnamed], key=lambda one: one.row)
-        ]
+    def _write(self, part: _Part, output: Output) -> None:
+        """Write the files of some rows, and record their failures."""
+        large = too_large(part.batch, part.rows, self.key, self.limits.max_bytes)
+        whole, rows = drop_rows(part.batch, part.rows, large) if large else (part.batch, part.rows)
+        batch, errors = self._split_unnamed(whole)
+        failures = [*part.failures, *large.values()]
+        for i, error in errors.items():
+            key = key_text(whole.column(self.key)[i]) if self.key in whole.schema.names else ""
+            failures.append(Failure(int(rows[i]), key, self.key or "", error.kind, error.message))
+        failures.sort(key=lambda failure: failure.row)
+        placed = [self.places.placed(failure) for failure in failures]
         self.places.forget(part.until)
-        for failure in failures:
+        for failure in placed:
             if self.on_error == "fail":
-                raise error_of(failure, self.source.address, _SKIP)
+                raise error_of(failure, self.source.address)
             self.progress.failed(failure.key or failure.where, failure.reason)
-            outlet.fail(self.source.named.listed(failure))
-        names = self.naming.names(batch, self.where) if batch.num_rows else []
-        if batch.num_rows and not self.source.rereads and not self.naming.is_unique:
-            self.taken.add(batch, self.where)
-        noted = self._noted(batch)
+            output.add_failure(self.source.named.listed(failure))
+        names = self.pattern.names(batch, self.where) if batch.num_rows else []
+        if batch.num_rows and not self.source.rereads and not self.pattern.is_unique:
+            self.used_names.add(batch, self.where)
+        index_rows = self._index_rows(batch)
+        columns = [
+            (column, list(zip(own, value_views(batch.column(column)), strict=True)))
+            for column, own in zip(self.files, names, strict=False)  # no names of an empty batch
+        ]
+        output.start_batch(
+            [name for _, values in columns for name, data in values if data is not None]
+        )
         size = 0
-        found = [
-            (column, list(zip(own, pieces(batch.column(column)), strict=True)))
-            for column, own in zip(self.files, names, strict=False)
-        ]
-        outlet.begin([name for _, files in found for name, data in files if data is not None])
-        for column, files in found:
-            for i, (name, data) in enumerate(files):
-                noted[i]["values"][column] = None
+        for column, values in columns:
+            for row, (name, data) in zip(index_rows, values, strict=True):
+                row["values"][column] = None
                 if data is not None:
-                    outlet.put(name, data)
-                    noted[i]["files"][column] = (name, len(data))
+                    output.write(name, data)
+                    row["files"][column] = (name, len(data))
                     size += len(data)
-        outlet.rows, outlet.files, outlet.bytes = (
-            outlet.rows + len(noted),
-            outlet.files + sum(len(one["files"]) for one in noted),
-            outlet.bytes + size,
-        )
-        outlet.note(noted, part.until)
-        self.progress.advance(batch.num_rows + len(failures), size)
+        output.rows += len(index_rows)
+        output.files += sum(len(row["files"]) for row in index_rows)
+        output.bytes += size
+        output.finish_batch(index_rows, part.until)
+        self.progress.advance(batch.num_rows + len(placed), size)
 
-    def _key_text(self, batch: pa.RecordBatch, i: int) -> str:
-        value = (
-            None
-            if self.key is None or self.key not in batch.schema.names
-            else batch.column(self.key)[i].as_py()
-        )
-        return "" if value is None else str(value)
-
-    def _noted(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Give what the index will say of each row, without its files."""
-        columns = [(name, batch.column(name).to_pylist()) for name in self.small]
-        rows = batch.column(ROW).to_pylist() if batch.num_rows else []
-        return [
-            {
-                "values": {
-                    **({} if self.key else {"row": row}),
-                    **{name: plain(values[i]) for name, values in columns},
-                },
-                "files": {},
-            }
-            for i, row in enumerate(rows)
-        ]
+    def _index_rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        """Return what the index lists for each row, without its files."""
+        rows: list[dict[str, Any]] = [{"values": {}, "files": {}} for _ in range(batch.num_rows)]
+        columns = [(name, name) for name in self.index_columns]
+        if not self.key:
+            columns.insert(0, ("row", ROW))
+        for name, column in columns if rows else ():
+            for row, value in zip(rows, batch.column(column).to_pylist(), strict=True):
+                row["values"][name] = plain(value)
+        return rows
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

@@ -1,9 +1,10 @@
-"""Names of unpacked files: a pattern filled from the row, checked before anything is written.
+"""Names of unpacked files: a pattern that is filled from the row, and checked before a file is written.
 
-{key}     the value of the key column        {row}     the row's number, padded with zeros
-{column}  the column that the file is of     {ext}     by the column's encoding, else by the bytes
-          themselves
-{…}       the value of any other column that is no file
+{key}     the value of the key column
+{row}     the row number, padded with zeros
+{column}  the column whose value the file contains
+{ext}     the extension, by the column's encoding, else by the first bytes
+{…}       the value of any other column that does not become a file
 """
 
 from __future__ import annotations
@@ -23,21 +24,17 @@ from flarecli.names import DEVICE, check_name, collision_key, name_fault
 from flarecli.suggest import choose
 from flarecli.write import Keys
 
-__all__ = ["ADDRESS", "ROW", "Naming", "Taken", "Where", "guessed_key", "pieces"]
+__all__ = ["ADDRESS", "ROW", "UsedNames", "NamePattern", "Where", "default_key", "value_views"]
 
-Where: TypeAlias = Callable[
-    [int], object
-]  # number of a row -> its address, which is made into a text when it is needed
+Where: TypeAlias = Callable[[int], object]  # row number -> its address, formatted when printed
 
-ROW, ADDRESS = (
-    "__flare_row__",
-    "__flare_address__",
-)  # columns that travel with a row and are no part of it
+# internal columns: the row number, and (with the name of a link) the address of a download
+ROW, ADDRESS = "__flare_row__", "__flare_address__"
 _KEYS = ("key", "__key__", "data_id", "id")
-_FOLDERS = 1 << 62  # what folders are counted from, among the files' numbers
-_UNKNOWN = "*"  # stands for an extension that only the bytes tell
-_OTHERWISE = "Give --name another pattern, such as '{row}.{ext}', or --key another column."
-_PADDING = re.compile(r"(?:0?[1-9][0-9]?)?d?")  # what may stand behind `row:`
+_FIRST_FOLDER = 1 << 62  # number of the first folder; files have smaller numbers
+_UNKNOWN = "*"  # replaces an extension that depends on the bytes
+_RENAME_HINT = "Use another --name, such as '{row}.{ext}', or another --key."
+_PADDING = re.compile(r"(?:0?[1-9][0-9]?)?d?")  # the format of `{row:…}`
 _TEXTS = {
     "str": "txt",
     "json": "json",
@@ -48,8 +45,8 @@ _TEXTS = {
 }
 
 
-def guessed_key(schema: pa.Schema) -> str | None:
-    """Return the column with a usual name of a key, if there is one."""
+def default_key(schema: pa.Schema) -> str | None:
+    """Return the first column with a usual name of a key, if there is one."""
     return next(
         (name for name in _KEYS if name in schema.names and _is_plain(schema.field(name).type)),
         None,
@@ -62,7 +59,7 @@ def _is_plain(kind: pa.DataType) -> bool:
     )
 
 
-def pieces(array: pa.Array) -> list[memoryview | None]:
+def value_views(array: pa.Array) -> list[memoryview | None]:
     """Return the bytes of each value of a binary or text column, as views; None for a null."""
     array = array.cast(pa.large_binary())
     offsets = memoryview(array.buffers()[1]).cast("q")[array.offset : array.offset + len(array) + 1]
@@ -74,24 +71,15 @@ def pieces(array: pa.Array) -> list[memoryview | None]:
     ]
 
 
-def _check_pattern(pattern: str, filled: str) -> None:
-    """Raise UsageError for a pattern that leaves the folder."""
-    if reason := name_fault(filled):
-        raise UsageError(
-            f"--name {pattern!r}: it {reason}",
-            hint="Write it like '{key}.{ext}' or 'a/{key}.{ext}'.",
-        )
-
-
-class Naming:
+class NamePattern:
     """Names for the files of rows.
 
-    pattern  None: `{key}.{ext}`, or `{row}.{ext}` without a key; with `{column}` between if a row
-             has several files, and without `.{ext}` where the column is called like it: the member
-             `a.jpg` of a tar comes back as `a.jpg`
+    pattern  None: `{key}.{ext}`, or `{row}.{ext}` without a key; with `{column}` before `.{ext}` if
+             a row has several files, and without `.{ext}` if the column name is the extension: the
+             member `a.jpg` of a tar becomes `a.jpg` again
     files    the columns that become files
-    digits   of a row's number
-    raises   UsageError if the pattern names what is not there
+    digits   minimum digits of a row number
+    raises   UsageError for an invalid pattern, and for an unknown column in it
     """
 
     def __init__(
@@ -111,13 +99,13 @@ class Naming:
             parsed = list(string.Formatter().parse(self.pattern))
         except ValueError as error:
             raise UsageError(
-                f"--name {self.pattern!r}: {error}", hint="Write it like '{key}.{ext}'."
+                f"--name {self.pattern!r}: {error}", hint="Use a pattern like '{key}.{ext}'."
             ) from None
         for _, field, spec, conversion in parsed:
             if conversion or (spec and (field != "row" or not _PADDING.fullmatch(spec))):
-                hint = "Only {row:04d} does: how far it is padded."
+                hint = "Only {row} has a format: the padding, such as {row:04d}."
                 raise UsageError(
-                    f"--name {self.pattern!r}: {{{field}}} takes nothing behind its name", hint=hint
+                    f"--name {self.pattern!r}: invalid format of {{{field}}}", hint=hint
                 )
         self._shortens = pattern is None and len(files) > 1
         others = [
@@ -127,23 +115,21 @@ class Naming:
         ]
         for _, field, _, _ in parsed:
             if field == "key" and key is None and "key" not in others:
-                raise UsageError(
-                    "--name asks for {key}, and no column is the key", hint="Name it with --key."
-                )
+                hint = "Name the key column with --key."
+                raise UsageError("--name contains {key}, but there is no key column", hint=hint)
             if field is not None and field not in ("key", "row", "ext", "column", *others):
                 raise UsageError(
-                    f"--name asks for {{{field}}}",
+                    f"--name contains the unknown column {{{field}}}",
                     hint=choose(field, ("key", "row", "ext", "column", *others), "Choose from"),
                 )
         fields = [field for _, field, _, _ in parsed]
-        _check_pattern(
-            self.pattern, "".join(text + "x" * (field is not None) for text, field, _, _ in parsed)
-        )
+        example = "".join(text + "x" * (field is not None) for text, field, _, _ in parsed)
+        if reason := name_fault(example):
+            hint = "Use a pattern like '{key}.{ext}' or 'a/{key}.{ext}'."
+            raise UsageError(f"--name {self.pattern!r}: it {reason}", hint=hint)
         if len(files) > 1 and "column" not in fields:
-            raise UsageError(
-                f"--name gives one name to {len(files)} files of a row",
-                hint="Put {column} into it.",
-            )
+            message = f"--name gives the same name to the {len(files)} files of a row"
+            raise UsageError(message, hint="Add {column} to the pattern.")
         self._parsed = [
             (text, key if field == "key" and key is not None else field, spec or "")
             for text, field, spec, _ in parsed
@@ -157,11 +143,11 @@ class Naming:
         self.is_unique = "row" in used and set(used) <= {"row", "ext", "column"}
 
     def names(self, batch: pa.RecordBatch, where: Where, whole: bool = True) -> list[list[str]]:
-        """Give the names of each row's files, checked: one list for each file column.
+        """Return the checked names of each row's files: one list for each file column.
 
-        whole   False before the bytes are known: what only they tell is left open
-        raises  UnsafeError for a name that leaves the folder; ValueFitError for a null in it, both
-                naming the row
+        whole   False before the bytes are known: extensions that depend on them are `*`
+        raises  UnsafeError for a name that leaves the folder; ValueFitError for a null in a name;
+                both with the row
         """
         rows = batch.column(ROW).to_pylist()
         values = {name: self._texts(batch, name, rows, where) for name in self.columns}
@@ -187,7 +173,7 @@ class Naming:
             filled = ["".join(row) for row in zip(*parts, strict=True)]
             if self._shortens:
                 filled = [
-                    name.removesuffix(f".{one}") if _says(file, one) else name
+                    name.removesuffix(f".{one}") if _is_extension(file, one) else name
                     for name, one in zip(filled, extensions, strict=True)
                 ]
             out.append(
@@ -195,26 +181,18 @@ class Naming:
             )
         return out
 
-    def flaws(self, batch: pa.RecordBatch, where: Where) -> dict[int, FlareError]:
-        """Find the rows that no file can be named by: position in the batch -> what `names` raises
-        for it.
-        """
+    def invalid_rows(self, batch: pa.RecordBatch, where: Where) -> dict[int, FlareError]:
+        """Return the rows without valid file names: position in the batch -> error of `names`."""
+        errors: dict[int, FlareError] = {}
         try:
             self.names(batch, where, whole=False)
-        except (UnsafeError, ValueFitError):
-            return {
-                i: error
-                for i in range(batch.num_rows)
-                if (error := self._flaw(batch.slice(i, 1), where)) is not None
-            }
-        return {}
-
-    def _flaw(self, row: pa.RecordBatch, where: Where) -> FlareError | None:
-        try:
-            self.names(row, where, whole=False)
         except (UnsafeError, ValueFitError) as error:
-            return error
-        return None
+            if batch.num_rows == 1:
+                return {0: error}
+            for i in range(batch.num_rows):
+                if error_of_row := self.invalid_rows(batch.slice(i, 1), where):
+                    errors[i] = error_of_row[0]
+        return errors
 
     @staticmethod
     def _texts(batch: pa.RecordBatch, name: str, rows: Sequence[int], where: Where) -> list[str]:
@@ -222,14 +200,14 @@ class Naming:
         for value, row in zip(values, rows, strict=True):
             if value is None or value == "":
                 raise ValueFitError(
-                    f"{name} is {'null' if value is None else 'empty'}, and names a file",
+                    f"column {name!r} is {'null' if value is None else 'empty'}, so the file has no name",
                     where=where(row),
                 )
         return [str(value) for value in values]
 
 
 def _fixed(schema: pa.Schema, name: str) -> str | None:
-    """Give the extension that the encoding of a column fixes; None where the bytes decide."""
+    """Return the extension for the encoding of a column; None if it depends on the bytes."""
     if name not in schema.names:
         return None
     field = schema.field(name)
@@ -239,9 +217,9 @@ def _fixed(schema: pa.Schema, name: str) -> str | None:
     return _TEXTS.get(encoding) or (extension_of(encoding) if encoding in ("jpeg", "png") else None)
 
 
-def _says(column: str, extension: str) -> bool:
-    """Say whether a column is called like the extension of its files, or another one of the same
-    kind (`jpeg`, `image.jpg`).
+def _is_extension(column: str, extension: str) -> bool:
+    """Return whether the name of a column is the extension of its files, or another extension of
+    the same kind (`jpeg`, `image.jpg`).
     """
     own = column.rpartition(".")[2].lower()
     kind = kind_of(f"x.{own}")
@@ -249,51 +227,51 @@ def _says(column: str, extension: str) -> bool:
 
 
 def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:
-    """Tell what each value is by its first bytes, else by the address it came from."""
+    """Return the extension of each value by its first bytes, else by its address."""
     addresses: Iterable[Any] = [None] * batch.num_rows
     if ADDRESS + name in batch.schema.names:
         addresses = batch.column(ADDRESS + name).to_pylist()
     out = []
-    for data, address in zip(pieces(batch.column(name)), addresses, strict=True):
+    for data, address in zip(value_views(batch.column(name)), addresses, strict=True):
         kind = sniff(bytes(data[:512])) if data is not None else None
         kind = kind or (kind_of(address) if address else None)
         out.append((extension_of(kind) if kind else None) or "bin")
     return out
 
 
-class Taken:
-    """Tells when two files would have one name, or a file that of a folder, on any file system.
+class UsedNames:
+    """Names used so far: no two files may have the same name on any file system, and no file the
+    name of a folder.
 
-    Letter case, Unicode form and trailing dots do not count, and names of devices are nobody's. An
-    extension that only the bytes tell is left open.
+    Letter case, Unicode form and trailing dots are ignored; names of devices are invalid. An
+    extension that depends on the bytes is ignored.
+
+    reserved  names that no file may have
     """
 
-    def __init__(self, naming: Naming, reserved: Iterable[str], files: int) -> None:
-        self._naming, self._files, self._keys, self._rows = naming, files, Keys(), 0
+    def __init__(self, pattern: NamePattern, reserved: Iterable[str], files: int) -> None:
+        self._pattern, self._files, self._keys, self._count = pattern, files, Keys(), 0
         self._reserved = {collision_key(name) for name in reserved}
 
     def add(self, batch: pa.RecordBatch, where: Where) -> None:
-        """Take in the names of a batch of rows.
-
-        Raises FormatError naming the row whose name is taken.
-        """
-        columns = self._naming.names(batch, where, whole=False)
+        """Add the names of a batch of rows. Raises FormatError with the row for a used name."""
+        columns = self._pattern.names(batch, where, whole=False)
         names = [name for row in zip(*columns, strict=True) for name in row]
         keys = [collision_key(name) for name in names]
-        used = self._keys.seen(pa.array(keys, pa.large_string()), self._rows)
-        self._rows += len(names)
+        used = self._keys.seen(pa.array(keys, pa.large_string()), self._count)
+        self._count += len(names)
         self._refuse_folders(batch, where, names, keys, used)
         for i, (name, key) in enumerate(zip(names, keys, strict=True)):
             is_device = DEVICE in key
             if used[i] >= 0 or is_device or key.partition("/")[0] in self._reserved:
                 row = batch.column(ROW)[i // self._files].as_py()
-                whose = "that of a device on Windows" if is_device else "taken by flare itself"
-                if used[i] >= 0 and not is_device:
-                    whose = (
-                        f"the same as that of row {int(used[i]) // self._files} of the selection"
-                    )
+                reason = "reserved by flare"
+                if is_device:
+                    reason = "a device name on Windows"
+                elif used[i] >= 0:
+                    reason = f"also the name of selected row {int(used[i]) // self._files}"
                 raise FormatError(
-                    f"the name {name!r} is {whose}", where=where(row), hint=_OTHERWISE
+                    f"file name {name!r} is {reason}", where=where(row), hint=_RENAME_HINT
                 )
 
     def _refuse_folders(
@@ -304,30 +282,30 @@ class Taken:
         keys: Sequence[str],
         used: IntArray,
     ) -> None:
-        """Raise FormatError for a file with the name of a folder that another one lies in,
-        whichever comes first.
-        """
+        """Raise FormatError for a file with the name of another file's folder, in either order."""
         below: list[tuple[int, str]] = []
         for i, key in enumerate(keys):
             parts = key.split("/")
             below += [(i, "/".join(parts[:depth])) for depth in range(1, len(parts))]
         firsts = self._keys.seen(
-            pa.array([folder for _, folder in below], pa.large_string()), _FOLDERS
+            pa.array([folder for _, folder in below], pa.large_string()), _FIRST_FOLDER
         ).tolist()
         wrong = [
-            (i, "is that of a folder which another row lies in")
+            (i, "is the folder of a file of another row")
             for i, first in enumerate(used.tolist())
-            if first >= _FOLDERS
+            if first >= _FIRST_FOLDER
         ]
         for (i, _), first in zip(below, firsts, strict=True):
-            if 0 <= first < _FOLDERS:
+            if 0 <= first < _FIRST_FOLDER:
                 wrong.append(
                     (
                         i,
-                        f"lies in a folder with the name of row {first // self._files} of the selection",
+                        f"is in a folder whose name is that of selected row {first // self._files}",
                     )
                 )
         if wrong:
             at, what = min(wrong)
             row = batch.column(ROW)[at // self._files].as_py()
-            raise FormatError(f"the name {names[at]!r} {what}", where=where(row), hint=_OTHERWISE)
+            raise FormatError(
+                f"file name {names[at]!r} {what}", where=where(row), hint=_RENAME_HINT
+            )

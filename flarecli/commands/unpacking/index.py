@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from flarecli.errors import UsageError
 
-__all__ = ["KINDS", "plain", "read_table", "table"]
+__all__ = ["KINDS", "plain", "read_index_texts", "write_index"]
 
 KINDS = ("jsonl", "csv", "parquet", "none")
 _STEP = 8192
@@ -33,14 +33,14 @@ def plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def table(
+def write_index(
     kind: str, fields: Sequence[pa.Field], rows: Iterable[Mapping[str, Any]]
 ) -> Iterator[bytes]:
     """Yield the bytes of an index, a few thousand rows at a time.
 
     kind    `jsonl`, `csv` or `parquet`
-    fields  its columns, in order; types matter to parquet alone
-    rows    plain values by column
+    fields  its columns, in order; only parquet uses their types
+    rows    column -> plain value
     """
     if kind == "parquet":
         yield from _parquet(fields, rows)
@@ -136,8 +136,8 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def read_table(path: str) -> Iterator[list[str]]:
-    """Yield the texts in each row of an index, including file names.
+def read_index_texts(path: str) -> Iterator[list[str]]:
+    """Yield the texts in each row of an index: file names and other columns.
 
     Raises UsageError if it cannot be read.
     """
@@ -159,7 +159,7 @@ def read_table(path: str) -> Iterator[list[str]]:
                 yield [value for value in json.loads(line).values() if isinstance(value, str)]
     except (OSError, ValueError, AttributeError, csv.Error, pa.ArrowException):
         raise UsageError(
-            "its index cannot be read",
+            "cannot read the index",
             where=path,
-            hint="Remove the folder yourself, or name another.",
+            hint="Remove the folder yourself, or name another folder.",
         ) from None

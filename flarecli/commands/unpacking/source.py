@@ -1,4 +1,4 @@
-"""Rows to unpack: numbered rows of a dataset or an index, then where and limit."""
+"""The rows that an unpack writes: rows of a dataset or an index, after `rows`, `where` and `limit`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli import encodings, formats, ingest, read, sql
-from flarecli.arguments import Addresses, address_texts
-from flarecli.commands import tar_stream as streamed
-from flarecli.commands.provenance import shard_of
-from flarecli.commands.row_order import first_rows, needed, no_index, ordered, read_rows, weight
-from flarecli.commands.source_names import UNNAMED, SourceName, source_name
+from flarecli.commands import tar_stream
+from flarecli.commands.options import UnpackOptions
+from flarecli.commands.provenance import SourceName, shard_of, source_name
+from flarecli.commands.row_order import (
+    average_row_bytes,
+    check_no_rows,
+    first_rows,
+    needed,
+    ordered,
+    read_rows,
+)
 from flarecli.commands.source_notes import note_sources
 from flarecli.commands.unpacking.filenames import ROW
 from flarecli.errors import Facts, Place, UsageError
@@ -26,20 +32,26 @@ from flarecli.progress import Progress
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate
 
-__all__ = ["At", "Origin", "open_origin"]
+__all__ = ["RowAddress", "RowSource", "open_source"]
 
-_SCHEMA = pa.schema([encodings.field(column) for column in COLUMNS])
-_FILES = 16  # files of a packed folder that are read together
+_FILE_SCHEMA = pa.schema([encodings.field(column) for column in COLUMNS])
+_ROW_FIELD = pa.field(ROW, pa.int64())
+_UNNAMED = SourceName("")
+_FILES_AT_ONCE = 16  # files of a packed folder that are read together
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Rows to unpack. `batches(columns, skip)` gives them with a column of their numbers, `rereads`
-    without much cost.
+class RowSource:
+    """Rows to unpack.
 
-    place  gives the file of an index or a shard, and the row in it, of a row by its number; None
-           where a query makes the rows
-    named  what outputs say of the source, whatever was typed
+    rows      number of rows; None if unknown
+    rereads   True if rows can be read twice at little cost
+    checksum  returns a checksum of the lists of the source
+    batches   takes names of columns and a number of rows to skip; yields batches with the columns
+              and the column ROW of row numbers
+    place     takes a row number; returns the file of an index or the shard, and the row in it;
+              None if a query makes the rows
+    named     name of the source in outputs
     """
 
     address: str
@@ -48,56 +60,50 @@ class Origin:
     schema: pa.Schema
     rows: int | None
     rereads: bool
-    sum: Callable[[], str]
+    checksum: Callable[[], str]
     batches: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
     place: Callable[[int], tuple[str, int]] | None = None
-    named: SourceName = UNNAMED
+    named: SourceName = _UNNAMED
 
 
-class At(Place):
-    """The address of a row, in the file that holds it where that is known; looked up once it is
-    used.
-    """
+class RowAddress(Place):
+    """The address of a row, in its file if that is known; found only when it is printed."""
 
-    def __init__(self, origin: Origin, row: int) -> None:
-        self._origin, self._row = origin, row
+    def __init__(self, source: RowSource, row: int) -> None:
+        self._source, self._row = source, row
 
     def facts(self) -> Facts:
         """Return the file and the row in it."""
-        place = self._origin.place
-        file, row = (self._origin.address, self._row) if place is None else place(self._row)
+        place = self._source.place
+        file, row = (self._source.address, self._row) if place is None else place(self._row)
         return file, row, None, None, ""
 
 
-def open_origin(
-    sources: Addresses,
-    format: str | None,
-    streams: Sequence[str],
-    rows: str | None,
-    where: str | None,
-    limit: int | None,
+def open_source(
+    options: UnpackOptions,
+    sources: Sequence[str],
     guard: Guard,
-    texts: Collection[str],
-    progress: Progress | None = None,
-) -> Origin:
-    """Open what is at some addresses: an index if they are called like one, else a dataset.
+    text_columns: Collection[str],
+    progress: Progress,
+) -> RowSource:
+    """Open an index if all addresses have the suffix of one, else a dataset.
 
-    rows    such as `10:20`, of a dataset; where and limit then keep some of those
-    texts   columns of a CSV that are read as text: keys, links
-    raises  UsageError for rows of an index; whatever opening raises
+    text_columns  columns of a CSV that are read as text: keys, links
+    raises        UsageError for row numbers of an index; errors of opening
     """
-    addresses = [one for source in address_texts(sources) for one in read.expand(source, guard)]
-    if format is not None and streamed.is_stdin(addresses):
-        return _of_stdin(format, rows, where, limit, guard)
-    named = source_name(address_texts(sources), addresses)
-    is_made = where is not None and sql.is_statement(where)
-    shown = " ".join(redact(one) for one in address_texts(sources))
+    format, rows, where = options.format, options.rows, options.where
+    addresses = [one for source in sources for one in read.expand(source, guard)]
+    if format is not None and tar_stream.is_stdin(addresses):
+        return _open_stdin(format, options, guard)
+    named = source_name(sources, addresses)
+    shown = " ".join(redact(one) for one in sources)
+    makes_rows = where is not None and sql.is_statement(where)
     if format is None and addresses and all(ingest.is_index(one) for one in addresses):
-        no_index(shown, streams, rows)
-        table = ingest.open_index(addresses, guard=guard, text=texts)
+        check_no_rows(shown, options.streams, rows)
+        table = ingest.open_index(addresses, guard=guard, text=text_columns)
         for note in table.details:
-            (progress or Progress()).note(note, verbose=True)
-        origin = _selected(
+            progress.note(note, verbose=True)
+        source = RowSource(
             shown,
             table.at,
             "index",
@@ -106,160 +112,136 @@ def open_origin(
             True,
             table.sum,
             lambda names, _: table.batches(names, where, ROW),
-            where,
-            limit,
+            None if makes_rows else table.place,
+            named,
         )
-        return replace(origin, named=named, place=None if is_made else table.place)
+        return _select(source, where, options.limit)
     found = read.resolve(addresses, format=format, guard=guard, maps=False, expanded=True)
-    note_sources(found, progress or Progress())
-    parts = read.select_streams(found, streams)
+    note_sources(found, progress)
+    parts = read.select_streams(found, options.streams)
     data = read.Dataset(parts, found)
     order = ordered(len(data), rows)
-    at, kind = parts[0][0].at, parts[0][0].format or ""
-    files = _packed(parts) if rows is None else None
+    stream = parts[0][0]
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
-        for numbers, batch in read_rows(
-            data, order, skip, len(order), names, weight(parts, len(data))
-        ):
-            yield batch.append_column(pa.field(ROW, pa.int64()), pa.array(numbers))
+        row_bytes = average_row_bytes(parts, len(data))
+        for numbers, batch in read_rows(data, order, skip, len(order), names, row_bytes):
+            yield batch.append_column(_ROW_FIELD, pa.array(numbers))
 
-    def listing() -> str:
+    def checksum() -> str:
         sums = Sums([DEFAULT])
         for one in found:
             sums.update(text(one))
         return sums.hex()[DEFAULT]
 
-    if files is not None:  # the records of a packed folder are files, each under its own name
-        origin = _selected(
-            shown,
-            at,
-            formats.FALLBACK,
-            _SCHEMA,
-            len(files),
-            True,
-            listing,
-            partial(_of_files, data, files),
-            where,
-            limit,
-        )
-        return replace(origin, named=named)
-    origin = _selected(
-        shown, at, kind, data.schema, len(order), at.is_local, listing, batches, where, limit
+    source = RowSource(
+        shown,
+        stream.at,
+        stream.format or "",
+        data.schema,
+        len(order),
+        stream.at.is_local,
+        checksum,
+        batches,
+        None if makes_rows else partial(shard_of, data, parts[0]),
+        named,
     )
-    place = None if is_made else partial(shard_of, data, parts[0])
-    return replace(origin, named=named, place=place)
-
-
-def _of_stdin(
-    format: str, rows: str | None, where: str | None, limit: int | None, guard: Guard
-) -> Origin:
-    """Take the samples of a tar at standard input: they come once, so names are checked as they
-    come, and nothing is resumed.
-    """
-    if rows is not None:
-        raise UsageError(
-            "a stream has no rows by number", where=streamed.STDIN, hint="Give --where or --limit."
+    files = _packed_files(parts) if rows is None else None
+    if files is not None:  # each record of a packed folder is a file with a name
+        source = replace(
+            source,
+            format=formats.FALLBACK,
+            schema=_FILE_SCHEMA,
+            rows=len(files),
+            rereads=True,
+            batches=partial(_read_files, data, files),
+            place=None,
         )
-    schema, samples = streamed.samples(format)
+    return _select(source, where, options.limit)
+
+
+def _open_stdin(format: str, options: UnpackOptions, guard: Guard) -> RowSource:
+    """Open the tar at standard input: it is read once, so names are checked batch by batch, and an
+    unpack cannot be resumed.
+    """
+    if options.rows is not None:
+        raise UsageError(
+            "a stream has no row numbers", where=tar_stream.STDIN, hint="Use --where or --limit."
+        )
+    schema, samples = tar_stream.samples(format)
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         if skip:
             raise UsageError(
-                "standard input cannot be gone on with",
-                where=streamed.STDIN,
-                hint="Give --overwrite to begin anew.",
+                "standard input cannot be resumed",
+                where=tar_stream.STDIN,
+                hint="Use --overwrite to start again.",
             )
-        return (batch.select([*names, ROW]) for batch in _numbered(samples))
+        return (batch.select([*names, ROW]) for batch in _number(samples))
 
-    return _selected(
-        streamed.STDIN,
-        locate(".", guard),
-        format,
-        schema,
-        None,
-        False,
-        lambda: "",
-        batches,
-        where,
-        limit,
-    )
+    at = locate(".", guard)
+    source = RowSource(tar_stream.STDIN, at, format, schema, None, False, lambda: "", batches)
+    return _select(source, options.where, options.limit)
 
 
-def _packed(parts: Sequence[Sequence[Stream]]) -> list[tuple[str, int]] | None:
+def _packed_files(parts: Sequence[Sequence[Stream]]) -> list[tuple[str, int]] | None:
     """Return the records of a packed folder, (path, row), in row order; None for other datasets."""
     if len(parts) != 1 or len(parts[0]) != 1 or len(stream := parts[0][0]) != 1:
         return None
     return formats.facts(stream.format).packed_files(stream.chunk(0))
 
 
-def _of_files(
+def _read_files(
     data: read.Dataset, files: Sequence[tuple[str, int]], names: Sequence[str], skip: int
 ) -> Iterator[pa.RecordBatch]:
-    own = data.schema.names[0]
-    for start in range(skip, len(files), _FILES):
-        some = files[start : start + _FILES]
-        column = data.take([row for _, row in some], [own]).column(0)
-        arrays = {"name": pa.array([path for path, _ in some], pa.large_string()), "data": column}
-        fields = [*(_SCHEMA.field(name) for name in names), pa.field(ROW, pa.int64())]
+    """Yield the files of a packed folder, with name and bytes."""
+    for start in range(skip, len(files), _FILES_AT_ONCE):
+        some = files[start : start + _FILES_AT_ONCE]
+        paths = pa.array([path for path, _ in some], pa.large_string())
+        contents = data.take([row for _, row in some], [data.schema.names[0]]).column(0)
+        arrays = {"name": paths, "data": contents}
+        numbers = pa.array(np.arange(start, start + len(some)))
         yield pa.RecordBatch.from_arrays(
-            [*(arrays[name] for name in names), pa.array(np.arange(start, start + len(some)))],
-            schema=pa.schema(fields),
+            [*(arrays[name] for name in names), numbers],
+            schema=pa.schema([*(_FILE_SCHEMA.field(name) for name in names), _ROW_FIELD]),
         )
 
 
-def _numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _number(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Append the column of row numbers."""
     first = 0
     for batch in batches:
-        yield batch.append_column(
-            pa.field(ROW, pa.int64()), pa.array(np.arange(first, first + batch.num_rows))
-        )
+        numbers = np.arange(first, first + batch.num_rows)
+        yield batch.append_column(_ROW_FIELD, pa.array(numbers))
         first += batch.num_rows
 
 
-def _selected(
-    address: str,
-    at: Location,
-    format: str,
-    schema: pa.Schema,
-    rows: int | None,
-    rereads: bool,
-    sum: Callable[[], str],
-    batches: Callable[[Sequence[str], int], Iterator[pa.RecordBatch]],
-    where: str | None,
-    limit: int | None,
-) -> Origin:
-    """Apply where, limit, and a skip of completed rows to the batches of a source."""
-    numbered = schema.append(pa.field(ROW, pa.int64()))
-    result = numbered if where is None else sql.select(numbered, iter(()), where)[0]
-    can_skip = where is None and format != "index"
+def _select(source: RowSource, where: str | None, limit: int | None) -> RowSource:
+    """Apply where, limit, and the skip of completed rows to the batches of a source."""
+    numbered = source.schema.append(_ROW_FIELD)
+    selected = numbered if where is None else sql.select(numbered, iter(()), where)[0]
+    source_skips = where is None and source.format != "index"
 
-    def chosen(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
-        wanted = needed(schema.names, names, where)
-        some = batches(wanted, skip if can_skip else 0)
+    def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
+        read_names = needed(source.schema.names, names, where)
+        some = source.batches(read_names, skip if source_skips else 0)
         if where is not None:
-            own = pa.schema([*(schema.field(one) for one in wanted), pa.field(ROW, pa.int64())])
-            _, some = sql.select(own, some, where)
-            some = _numbered(some) if ROW not in result.names else some
+            fields = [source.schema.field(name) for name in read_names]
+            _, some = sql.select(pa.schema([*fields, _ROW_FIELD]), some, where)
+            some = _number(some) if ROW not in selected.names else some
         if limit is not None:
-            some = first_rows(some, limit - skip if can_skip else limit)
-        left = 0 if can_skip else skip
+            some = first_rows(some, limit - skip if source_skips else limit)
+        left = 0 if source_skips else skip
         for batch in some:
             cut = min(left, batch.num_rows)
             left -= cut
             if batch.num_rows > cut:
                 yield batch.slice(cut).select([*names, ROW])
 
-    total = (
-        None if where is not None or rows is None else rows if limit is None else min(rows, limit)
-    )
-    return Origin(
-        address,
-        at,
-        format,
-        pa.schema([one for one in result if one.name != ROW]),
-        total,
-        rereads,
-        sum,
-        chosen,
-    )
+    rows = source.rows
+    if where is not None:
+        rows = None
+    elif rows is not None and limit is not None:
+        rows = min(rows, limit)
+    schema = pa.schema([one for one in selected if one.name != ROW])
+    return replace(source, schema=schema, rows=rows, batches=batches)

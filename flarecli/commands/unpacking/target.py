@@ -1,13 +1,17 @@
-"""Where unpacked files go: into a folder, noted so that it can be resumed, or into a tar on a
-stream.
+"""Outputs of an unpack: a folder that can be resumed, a finished folder, or a tar on a stream.
 
-    OUT/.flare/journal   one JSON line for what is unpacked, then one for each row, and one after
-                         each batch: {"row": …, "files": {column: [name, bytes]}, "values": {…}},
+    OUT/.flare/journal   one JSON line with the source and the options, then one for each row, and
+                         one after each batch: {"files": {column: [name, bytes]}, "values": {…}},
                          {"next": …, "failed": {…}}
+    OUT/.flare/begun     one JSON line before the files of each batch are written: {"next": …,
+                         "names": […]}; {"others": […]} for names at which another process created
+                         a file first
 
-`next` is the row of the selection at which the next batch begins. Files are not forced to the disk
-one by one; so a resume believes a batch only as far as its files are there with their sizes.
-`claimed.py` has which files are under way.
+`next` is the row of the selection at which the next batch begins. Files are not synced one by one,
+so a resume keeps a batch only if its files exist with their sizes. A name is written to `begun`
+only while no file has it, and is synced before its file is created. So a file that neither log
+names was not written by flare, and is never removed or replaced. An incomplete last line is
+ignored: none of its files were created.
 """
 
 from __future__ import annotations
@@ -16,50 +20,70 @@ import json
 import os
 import tarfile
 import tempfile
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import pyarrow as pa
 
-from flarecli.commands.unpacking.contents import Begun, UnpackedContents, files_below, index_of
-from flarecli.commands.unpacking.index import read_table, table
-from flarecli.errors import FlareError, UsageError
+from flarecli.commands.unpacking.index import KINDS, read_index_texts, write_index
+from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.names import whole_path
 from flarecli.storage import Location
-from flarecli.storage.append_log import format_line, open_log, parse_line
+from flarecli.storage.append_log import FileLog, LogLine, format_line, open_log, parse_line
 from flarecli.storage.local import SCRATCH, LocalStore
-from flarecli.write import FAILED, Failure, FolderTarget
+from flarecli.write import FAILED, Contents, Failure, FolderTarget
 from flarecli.write.failures import Failed
 from flarecli.write.journal import key_difference
 
-__all__ = ["Folder", "Outlet", "Tar", "There"]
+__all__ = ["FinishedFolder", "Folder", "Output", "Tar"]
 
-_BLOCK = 512  # of a tar
-_COPY = 1 << 20
+INDEXES = tuple(f"index.{kind}" for kind in KINDS if kind != "none")
+_TAR_BLOCK = 512
+_COPIED_BYTES = 1 << 20  # at once
+_JOURNAL, _BEGUN = f"{SCRATCH}/journal", f"{SCRATCH}/begun"
+_MOVE_HINT = "Move this file elsewhere first."
+_NOT_SAME = "Name another folder: without an index, an unpack is finished if exactly its files are in the folder."
 
 
-class Outlet(Protocol):
+class Output(ABC):
     """Destination of unpacked files.
 
-    next     row of the selection to begin with
-    rows, files, bytes  what lies there already
-    reasons  kind of failure -> rows
+    next                row of the selection to begin with
+    rows, files, bytes  already written
     """
 
-    next: int
-    rows: int
-    files: int
-    bytes: int
+    def __init__(self) -> None:
+        self.next = self.rows = self.files = self.bytes = 0
+        self._failures = Counter[str]()
 
     @property
-    def reasons(self) -> Mapping[str, int]: ...
-    def begin(self, names: Sequence[str]) -> None: ...
-    def put(self, name: str, data: memoryview) -> None: ...
-    def fail(self, failure: Failure) -> None: ...
-    def note(self, rows: Sequence[Mapping[str, Any]], next: int) -> None: ...
-    def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None: ...
-    def abandon(self) -> None: ...
+    def reasons(self) -> Mapping[str, int]:
+        """Kind of failure -> rows."""
+        return dict(sorted(self._failures.items()))
+
+    def start_batch(self, names: Sequence[str]) -> None:  # noqa: B027  needed only by Folder
+        """Prepare for writing files with these names."""
+
+    @abstractmethod
+    def write(self, name: str, data: memoryview) -> None:
+        """Write a file."""
+
+    @abstractmethod
+    def add_failure(self, failure: Failure) -> None:
+        """Add a failed row; rows must ascend."""
+
+    @abstractmethod
+    def finish_batch(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
+        """Record rows whose files are written, and the row at which the next batch begins."""
+
+    @abstractmethod
+    def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
+        """Write the index and end; return the path of the index."""
+
+    def abandon(self) -> None:  # noqa: B027  FinishedFolder writes nothing
+        """Stop; keep written files for a resume, if there can be one."""
 
 
 def _index_rows(entries: Iterable[dict[str, Any] | None]) -> Iterator[dict[str, Any]]:
@@ -68,20 +92,18 @@ def _index_rows(entries: Iterable[dict[str, Any] | None]) -> Iterator[dict[str, 
             yield entry["values"] | {column: name for column, (name, _) in entry["files"].items()}
 
 
-def _lines(rows: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> bytes:
+def _batch_lines(rows: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> bytes:
     return b"".join(map(format_line, (*rows, last)))
 
 
-class Folder:
-    """A local folder: claimed like a pack's, so that two never mix and a half one is known for what
-    it is.
+class Folder(Output):
+    """A local folder, locked like the folder of a pack.
 
-    head     what is unpacked and how; an unfinished folder must say the same
-    is_done  a finished unpack lies there already, and `resume` was given; `failed` is how many rows
-             it left out
-    is_bare  files lie there without an index, and none is asked for: `There` tells whether they are
-             all that is wanted
-    raises   as `Target` does
+    head      source and options; a resumed unpack must have the same
+    is_done   the folder has a finished unpack, and `resume` was given; `failed` is its number of
+              failed rows
+    has_only_files  finished without an index: `FinishedFolder` checks that all files are there
+    raises    as `Target` does
     """
 
     def __init__(
@@ -91,53 +113,54 @@ class Folder:
         *,
         resume: bool,
         overwrite: bool,
-        is_bare: bool = False,
+        without_index: bool = False,
     ) -> None:
-        contents = UnpackedContents(is_bare and resume and not overwrite)
+        super().__init__()
+        contents = _UnpackedContents(without_index and resume and not overwrite)
         self._target = FolderTarget(out, contents, resume=resume, overwrite=overwrite)
         self.is_done, self.shown = self._target.is_done, self._target.shown
-        self.next = self.rows = self.files = self.bytes = self.failed = 0
+        self.failed = 0
         self.index: str | None = None
-        index = index_of(Location(LocalStore(self._target.final, self.shown, maps=False)))
-        self.is_bare = self.is_done and index is None
+        index = _index_name(self._target.final)
+        self.has_only_files = self.is_done and index is None
         if self.is_done:
             if index is not None:
-                self._count(index)
+                self._count_finished(index)
             return
         store = LocalStore(self._target.folder, self.shown, maps=False, durable=False)
         self._at = Location(store)
-        self._log = open_log(self._at / f"{SCRATCH}/journal")
+        self._log = open_log(self._at / _JOURNAL)
         try:
             self._failed = Failed(self._target.at, self._load(head))
-            self._begun = Begun(LocalStore(self._target.folder, self.shown, maps=False), self.next)
+            synced = LocalStore(self._target.folder, self.shown, maps=False)
+            self._begun = _BegunFiles(synced, self.next)
         except BaseException:
             self._log.close()
             self._target.release()
             raise
-        self._kept = resume
+        self._is_resumed = resume
 
-    def _count(self, index: str) -> None:
-        """Say what a finished folder holds, by its index and its files."""
+    def _count_finished(self, index: str) -> None:
+        """Count rows and files of a finished folder."""
         folder = self._target.final
         self.index = f"{self.shown.rstrip('/')}/{index}"
-        self.rows = sum(1 for _ in read_table(os.path.join(folder, index))) - (index == "index.csv")
-        for path in files_below(folder):
+        lines = sum(1 for _ in read_index_texts(os.path.join(folder, index)))
+        self.rows = lines - (index == "index.csv")
+        for path in _files_below(folder):
             if path == FAILED:
-                self.failed = sum(
-                    block.count(b"\n") for block in (self._target.at / FAILED).blocks()
-                )
+                blocks = (self._target.at / FAILED).blocks()
+                self.failed = sum(block.count(b"\n") for block in blocks)
             elif path != index:
-                self.files, self.bytes = (
-                    self.files + 1,
-                    self.bytes + os.path.getsize(os.path.join(folder, path)),
-                )
+                self.files += 1
+                self.bytes += os.path.getsize(os.path.join(folder, path))
 
     @property
     def reasons(self) -> Mapping[str, int]:
+        """Kind of failure -> rows."""
         return dict(sorted(self._failed.counts.items()))
 
     def _load(self, head: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Go through what is noted as far as its files are there, and cut off the rest; give the
+        """Read the journal up to the last batch whose files exist, and cut off the rest; return the
         state of the failed rows.
         """
         entries = self._log.entries()
@@ -147,33 +170,33 @@ class Folder:
                 self._log.cut(0)
             self._log.append(format_line(head))
             return {}
-        wanted = json.loads(json.dumps(head))
-        if first.entry != wanted:
-            version = (first.entry or {}).get("flare", wanted["flare"])
+        own = json.loads(json.dumps(head))
+        if first.entry != own:
+            version = (first.entry or {}).get("flare", own["flare"])
             difference = "from another source or with other options"
-            if version != wanted["flare"]:
-                difference = f"with {key_difference('flare', version, wanted['flare'])}"
+            if version != own["flare"]:
+                difference = f"with {key_difference('flare', version, own['flare'])}"
             raise UsageError(
-                f"the unfinished unpack there was begun {difference}",
+                f"the unfinished unpack was started {difference}",
                 where=self.shown,
-                hint="Give --overwrite to begin anew.",
+                hint="Use --overwrite to start again.",
             )
-        good = first.stop
-        state: Mapping[str, Any] = {}
-        rows = files = size = 0
+        good, rows, files, size = first.stop, 0, 0, 0
+        failed: Mapping[str, Any] = {}
         for stop, entry in entries:
-            if entry is None or not _is_noted(entry):
+            if entry is None or not _is_valid_entry(entry):
                 break
-            written = entry.get("files", {})
-            if not all(self._has(*file) for file in written.values()):
+            written = entry.get("files", {}).values()
+            if not all(self._has(*file) for file in written):
                 break
-            rows, files = rows + bool("files" in entry), files + len(written)
-            size += sum(one for _, one in written.values())
+            rows += "files" in entry
+            files += len(written)
+            size += sum(one for _, one in written)
             if "next" in entry:
-                good, state = stop, entry["failed"]
-                self.next, self.rows, self.files, self.bytes = entry["next"], rows, files, size
+                good, failed, self.next = stop, entry["failed"], entry["next"]
+                self.rows, self.files, self.bytes = rows, files, size
         self._log.cut(good)
-        return state
+        return failed
 
     def _has(self, name: str, size: int) -> bool:
         try:
@@ -181,24 +204,21 @@ class Folder:
         except FlareError:
             return False
 
-    def begin(self, names: Sequence[str]) -> None:
-        """Note the files that are written next: what is not noted is never removed or replaced."""
+    def start_batch(self, names: Sequence[str]) -> None:
         if names:
-            self._begun.note(self.next, names)
+            self._begun.add(self.next, names)
 
-    def put(self, name: str, data: memoryview) -> None:
-        """Create a file; one of the same size that an unfinished run left is kept, one of another
-        size replaced.
+    def write(self, name: str, data: memoryview) -> None:
+        """Create a file. A file of an interrupted run is kept if it has the same size, else
+        replaced.
 
-        raises  UsageError if something else is there
+        raises  UsageError if another file has the name
         """
-        is_own = self._kept and self._begun.is_own(name)
-        if not (
-            self._kept
-            and self._has(name, len(data))
-            and (is_own or b"".join((self._at / name).blocks()) == data)
-        ):
-            self._write_file(self._at / name, [data], is_own)
+        is_own = self._is_resumed and self._begun.is_own(name)
+        at = self._at / name
+        has_same_size = self._is_resumed and self._has(name, len(data))
+        if not (has_same_size and (is_own or b"".join(at.blocks()) == data)):
+            self._write_file(at, [data], is_own)
 
     def _write_file(self, at: Location, parts: Iterable[bytes | memoryview], is_own: bool) -> None:
         try:
@@ -207,25 +227,22 @@ class Folder:
             self._begun.disown(at.path)
             raise
 
-    def fail(self, failure: Failure) -> None:
+    def add_failure(self, failure: Failure) -> None:
         self._failed.add(failure)
 
-    def note(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
-        """Note rows whose files are there, and the row at which the next batch begins."""
-        self._log.append(_lines(rows, {"next": next, "failed": self._failed.settle(next)}))
+    def finish_batch(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
+        last = {"next": next, "failed": self._failed.settle(next)}
+        self._log.append(_batch_lines(rows, last))
         self.next = next
 
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
-        """Write the index and unlock the folder; return the path of the index."""
         if kind != "none":
             name = f"index.{kind}"
-            self.begin([name])
-            self._write_file(
-                self._target.at / name,
-                table(kind, fields, _index_rows(line.entry for line in self._log.entries())),
-                self._kept and self._begun.is_own(name),
-            )
-            self.index = f"{self.shown.rstrip('/')}/index.{kind}"
+            self.start_batch([name])
+            rows = _index_rows(line.entry for line in self._log.entries())
+            is_own = self._is_resumed and self._begun.is_own(name)
+            self._write_file(self._target.at / name, write_index(kind, fields, rows), is_own)
+            self.index = f"{self.shown.rstrip('/')}/{name}"
         self._close()
         self._target.finish()
         return self.index
@@ -240,8 +257,8 @@ class Folder:
         self._target.abandon(keep=self.next > 0)
 
 
-def _is_noted(entry: Mapping[str, Any]) -> bool:
-    """Say whether a line of the journal is what `note` writes: a bit of it may have flipped."""
+def _is_valid_entry(entry: Mapping[str, Any]) -> bool:
+    """Return whether a line of the journal has the form that `finish_batch` writes."""
     if "next" in entry:
         return isinstance(entry["next"], int) and isinstance(entry.get("failed"), dict)
     files = entry.get("files")
@@ -253,121 +270,271 @@ def _is_noted(entry: Mapping[str, Any]) -> bool:
     )
 
 
-class There:
-    """What a finished unpack without an index left: nothing is written, everything has to be there,
-    by name and size, and nothing else.
+class _BegunFiles:
+    """The names of files that this run and interrupted runs before it started to write.
 
-    raises  UsageError for the first file that is not, or should not be
+    next  row at which the next batch begins: files of rows before it are complete
+    """
+
+    def __init__(self, store: LocalStore, next: int) -> None:
+        at, self._folder = Location(store), store.root
+        self._log = FileLog(at / _BEGUN, store)
+        self._earlier, size = _read_begun(self._log.entries(), next)
+        if size < self._log.size:
+            self._log.cut(size)
+        elif next and not (at / _BEGUN).exists():
+            self._earlier.update(map(hash, INDEXES))  # all files were written
+        self._log.create()
+
+    def is_own(self, name: str) -> bool:
+        """Return whether an interrupted run may have created the file."""
+        return hash(name) in self._earlier
+
+    def add(self, next: int, names: Sequence[str]) -> None:
+        """Record names before their files are written, except names of existing files."""
+        own = [
+            name
+            for name in names
+            if self.is_own(name) or not os.path.lexists(os.path.join(self._folder, name))
+        ]
+        self._log.append(format_line({"next": next, "names": own}))
+
+    def disown(self, name: str) -> None:
+        """Record that another process created the file."""
+        self._log.append(format_line({"others": [name]}))
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
+
+
+def _read_begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]:
+    """Return the hashes of the names that were begun from a row on, and the bytes of the complete
+    lines.
+    """
+    hashes, size = set[int](), 0
+    for stop, entry in lines:
+        size = stop
+        if entry is not None:
+            hashes.difference_update(_hashes(entry.get("others")))
+            row = entry.get("next")
+            if isinstance(row, int) and row >= next:
+                hashes.update(_hashes(entry.get("names")))
+    return hashes, size
+
+
+def _hashes(names: Any) -> set[int]:
+    """Return the hashes of the texts in a list of an untrusted log."""
+    return (
+        {hash(one) for one in names if isinstance(one, str)} if isinstance(names, list) else set()
+    )
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """Yield the path of each file and link below a folder, with `/`, except flare's own; links are
+    not followed.
+    """
+    for below, folders, names in os.walk(folder, onerror=_raise_unreadable):
+        folders.sort()
+        links = [name for name in folders if os.path.islink(os.path.join(below, name))]
+        for name in sorted([*names, *links]):
+            path = os.path.relpath(os.path.join(below, name), folder).replace(os.sep, "/")
+            if not path.startswith(f"{SCRATCH}/"):
+                yield path
+
+
+def _raise_unreadable(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # removed meanwhile
+        raise ReachError(os.strerror(error.errno or 0).lower(), where=error.filename)
+
+
+def _index_name(folder: str) -> str | None:
+    """Return the name of the index in a finished folder; None if there is none."""
+    return next((name for name in INDEXES if os.path.isfile(os.path.join(folder, name))), None)
+
+
+class _UnpackedContents(Contents):
+    """Unpacked files: a finished folder has an index with the name of every file, an unfinished
+    folder has a log of begun files.
+
+    without_index  files without an index may be finished output too: the caller compares them
+    """
+
+    noun = "unpack"
+    hint = "Use --resume to continue an unfinished unpack, --overwrite to replace an unpacked folder, or name another folder."
+
+    def __init__(self, without_index: bool) -> None:
+        self._without_index = without_index
+
+    def is_finished(self, at: Location) -> bool:
+        return self._without_index or _index_name(_local_folder(at)) is not None
+
+    def check_replaceable(
+        self, at: Location, names: Iterable[str], shown: str, is_begun: bool
+    ) -> None:
+        """Raise UsageError for the first file that the index does not name.
+
+        `remove_begun` checks unfinished output.
+        """
+        if is_begun:
+            return
+        folder = _local_folder(at)
+        index = _index_name(folder)
+        named = set[int]()
+        if index is not None:
+            rows = read_index_texts(os.path.join(folder, index))
+            named = {hash(text) for row in rows for text in row}
+            named |= {hash(index), hash(FAILED)}
+        for path in _files_below(folder):
+            if hash(path) not in named:
+                reason = f"{index} does not list it" if index else "there is no index that lists it"
+                message = f"contains another file {path!r}: {reason}"
+                raise UsageError(message, where=shown, hint=_MOVE_HINT)
+
+    def remove_begun(self, at: Location, folder: str, shown: str) -> None:
+        """Remove the files of unfinished output.
+
+        Raises UsageError, with nothing removed, if there are others.
+        """
+        done = set[int]()
+        for _, entry in open_log(at / _JOURNAL).entries():
+            files = (entry or {}).get("files")
+            for file in files.values() if isinstance(files, dict) else ():
+                done |= _hashes(file)
+        begun, _ = _read_begun(open_log(at / _BEGUN).entries())
+        own = {hash(FAILED), *done, *begun}
+        if done and not (at / _BEGUN).exists():  # all files were written
+            own.update(map(hash, INDEXES))
+        for path in _files_below(folder):
+            if hash(path) not in own:
+                message = (
+                    f"contains another file {path!r}, which the unfinished unpack did not write"
+                )
+                raise UsageError(message, where=shown, hint=_MOVE_HINT)
+        try:
+            _remove_files(folder, own)
+        except OSError as error:
+            if isinstance(error, FlareError):
+                raise
+            raise ReachError(os.strerror(error.errno or 0).lower(), where=shown) from None
+
+
+def _local_folder(at: Location) -> str:
+    """Return the path of a local folder."""
+    if not isinstance(at.store, LocalStore):
+        message = "files can be unpacked only to a local folder"
+        raise UsageError(message, where=at, hint="Name a local folder.")
+    return at.store.root
+
+
+def _remove_files(folder: str, own: set[int]) -> None:
+    """Remove files by the hashes of their names, folders that are empty after that, and the logs."""
+    folders: set[str] = set()
+    for path in _files_below(folder):
+        if hash(path) in own:
+            os.unlink(os.path.join(folder, path))
+            folders.update(path[:i] for i, sign in enumerate(path) if sign == "/")
+    for path in sorted(folders, key=len, reverse=True):
+        if not os.listdir(os.path.join(folder, path)):
+            os.rmdir(os.path.join(folder, path))
+    scratch = os.path.join(folder, SCRATCH)
+    for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):
+        os.unlink(os.path.join(scratch, name))  # the journal last: it names the other files
+
+
+class FinishedFolder(Output):
+    """A finished folder without an index: nothing is written, but exactly the files of this unpack
+    must be there, with their sizes.
+
+    raises  UsageError for the first difference
     """
 
     def __init__(self, shown: str) -> None:
-        self.next = self.rows = self.files = self.bytes = 0
-        self._folder, self._shown, self._seen = (
-            os.path.realpath(whole_path(shown)),
-            shown,
-            set[int](),
-        )
-        self._counts, self._failed = Counter[str](), b""
+        super().__init__()
+        self._folder, self._shown = os.path.realpath(whole_path(shown)), shown
+        self._seen = set[int]()  # hashes of names
+        self._failed_bytes = 0
 
-    @property
-    def reasons(self) -> Mapping[str, int]:
-        return dict(sorted(self._counts.items()))
-
-    def begin(self, names: Sequence[str]) -> None:
-        """Do nothing."""
-
-    def put(self, name: str, data: memoryview) -> None:
+    def write(self, name: str, data: memoryview) -> None:
         self._expect(name, len(data))
 
     def _expect(self, name: str, size: int) -> None:
         path = os.path.join(self._folder, name)
         if not os.path.isfile(path) or os.path.islink(path):
-            raise self._other(f"lacks {name!r}")
+            raise self._difference(f"{name!r} is missing")
         if os.path.getsize(path) != size:
-            raise self._other(f"its {name!r} is of {os.path.getsize(path)} bytes, not of {size}")
+            raise self._difference(f"{name!r} is {os.path.getsize(path)} bytes, expected {size}")
         self._seen.add(hash(name))
 
-    def _other(self, what: str) -> UsageError:
-        hint = "Name another folder: without an index, an unpack is finished where all its files are there and nothing else."
-        return UsageError(f"the folder is not empty, and {what}", where=self._shown, hint=hint)
+    def _difference(self, text: str) -> UsageError:
+        message = f"output folder is not empty, and {text}"
+        return UsageError(message, where=self._shown, hint=_NOT_SAME)
 
-    def fail(self, failure: Failure) -> None:
-        self._counts[failure.kind] += 1
-        self._failed += failure.line()
+    def add_failure(self, failure: Failure) -> None:
+        self._failures[failure.kind] += 1
+        self._failed_bytes += len(failure.line())
 
-    def note(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
+    def finish_batch(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
         self.next = next
 
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
-        if self._failed:
-            self._expect(FAILED, len(self._failed))
-        for path in files_below(self._folder):
+        if self._failed_bytes:
+            self._expect(FAILED, self._failed_bytes)
+        for path in _files_below(self._folder):
             if hash(path) not in self._seen:
-                raise self._other(f"{path!r} is no file of this unpack")
+                raise self._difference(f"{path!r} is not a file of this unpack")
         return None
 
-    def abandon(self) -> None:
-        """Do nothing."""
 
-
-class Tar:
-    """A tar on a stream of bytes: POSIX, no times, no owners, so that the same rows give the same
-    bytes. The index comes last.
+class Tar(Output):
+    """A tar on a stream of bytes: POSIX, no times, no owners, so that equal rows are equal bytes.
+    The index comes last.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self.next = self.rows = self.files = self.bytes = self._size = 0
-        self._stream, self._counts = stream, Counter[str]()
+        super().__init__()
+        self._stream, self._size = stream, 0
         self._log, self._failed = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  closed by abandon
 
-    @property
-    def reasons(self) -> Mapping[str, int]:
-        return dict(sorted(self._counts.items()))
+    def write(self, name: str, data: memoryview) -> None:
+        self._write_member(name, len(data), [data])
 
-    def begin(self, names: Sequence[str]) -> None:
-        """Do nothing: a stream has no existing files."""
-
-    def put(self, name: str, data: memoryview) -> None:
-        self._member(name, len(data), [data])
-
-    def _member(self, name: str, size: int, parts: Iterable[bytes | memoryview]) -> None:
+    def _write_member(self, name: str, size: int, parts: Iterable[bytes | memoryview]) -> None:
         info = tarfile.TarInfo(name)
         info.size = size
-        for part in (
-            info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"),
-            *parts,
-            bytes(-size % _BLOCK),
-        ):
+        head = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        for part in (head, *parts, bytes(-size % _TAR_BLOCK)):
             self._stream.write(part)
             self._size += len(part)
 
-    def fail(self, failure: Failure) -> None:
-        self._counts[failure.kind] += 1
+    def _write_file(self, name: str, file: IO[bytes]) -> None:
+        size = file.tell()
+        file.seek(0)
+        self._write_member(name, size, iter(lambda: file.read(_COPIED_BYTES), b""))
+
+    def add_failure(self, failure: Failure) -> None:
+        self._failures[failure.kind] += 1
         self._failed.write(failure.line())
 
-    def note(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
-        self._log.write(_lines(rows, {"next": next}))
+    def finish_batch(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
+        self._log.write(_batch_lines(rows, {"next": next}))
         self.next = next
 
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
-        self._log.seek(0)
         if kind != "none":
+            self._log.seek(0)
             with tempfile.TemporaryFile() as index:
-                index.writelines(table(kind, fields, _index_rows(map(parse_line, self._log))))
-                self._spooled(f"index.{kind}", index)
+                index.writelines(write_index(kind, fields, _index_rows(map(parse_line, self._log))))
+                self._write_file(f"index.{kind}", index)
         if self._failed.tell():
-            self._spooled(FAILED, self._failed)
-        end = 2 * _BLOCK
+            self._write_file(FAILED, self._failed)
+        end = 2 * _TAR_BLOCK
         self._stream.write(bytes(end + -(self._size + end) % tarfile.RECORDSIZE))
         self._stream.flush()
         self.abandon()
         return None
 
-    def _spooled(self, name: str, file: IO[bytes]) -> None:
-        size = file.tell()
-        file.seek(0)
-        self._member(name, size, iter(lambda: file.read(_COPY), b""))
-
     def abandon(self) -> None:
+        """Remove the temporary files."""
         self._log.close()
         self._failed.close()

@@ -23,8 +23,8 @@ from flarecli.errors import FlareError, IntegrityError, MissingError, UnsafeErro
 from flarecli.formats import INDEX
 from flarecli.formats.mds.config import agreed
 from flarecli.formats.mds.index import open_dataset, read_shards
-from flarecli.formats.webdataset import shardindex
-from flarecli.formats.webdataset.shardindex import SHARDS
+from flarecli.formats.webdataset import index as webdataset_index
+from flarecli.formats.webdataset.index import SHARDS
 from flarecli.model import Chunk, Finding, Playlist, Stream, finding_of
 from flarecli.names import bare, is_url
 from flarecli.playlists import PLAYLIST
@@ -196,7 +196,9 @@ class OtherLists:
         if at.name in (INDEX, SHARDS):
             if not is_named:
                 self._without_checksums.setdefault(False, []).append(at)
-            return [open_dataset(at.folder) if at.name == INDEX else shardindex.read_shards(at)]
+            return [
+                open_dataset(at.folder) if at.name == INDEX else webdataset_index.read_shards(at)
+            ]
         found = playlists.read(at)
         _, findings, has_checksums = check_own_checksum(found)
         self.findings += findings

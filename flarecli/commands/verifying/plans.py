@@ -20,8 +20,8 @@ from flarecli.commands.verifying.listings import folders_above, is_index, unlist
 from flarecli.commands.verifying.shard import AGAIN
 from flarecli.errors import FlareError, MissingError, MissingLibraryError, ReachError, UsageError
 from flarecli.formats import INDEX
-from flarecli.formats.webdataset import shardindex
-from flarecli.formats.webdataset.shardindex import SHARDS
+from flarecli.formats.webdataset import index as webdataset_index
+from flarecli.formats.webdataset.index import SHARDS
 from flarecli.model import Finding, Playlist, Stream, finding_of
 from flarecli.names import is_url
 from flarecli.playlists import PLAYLIST
@@ -482,7 +482,7 @@ def _read_near_list(at: Location, format: str | None) -> _NearList | None:
     """Read a list; return None if it does not exist or a server denies access."""
     try:
         if at.name == SHARDS:
-            stream = shardindex.read_shards(at)
+            stream = webdataset_index.read_shards(at)
             return _NearList(at, None, dict.fromkeys(places_of(stream), (0, 0)))
         found = read_list(at, format)
     except MissingError:

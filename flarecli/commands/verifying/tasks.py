@@ -19,7 +19,7 @@ from flarecli.commands.verifying.shard import (
 )
 from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.formats import INDEX
-from flarecli.formats.webdataset.shardindex import SHARDS
+from flarecli.formats.webdataset.index import SHARDS
 from flarecli.hashes import digest
 from flarecli.model import Chunk, Columns, Finding, Playlist, Stream, finding_of
 from flarecli.prefetch import ordered_map

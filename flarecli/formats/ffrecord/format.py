@@ -15,6 +15,7 @@ writer leaves zeros in place of the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -26,11 +27,10 @@ from flarecli.errors import (
     FlareError,
     FormatError,
     IntegrityError,
-    MissingError,
     UsageError,
     ValueFitError,
 )
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import byte_ranges, shard_files
 from flarecli.formats.base import LISTED_PICTURES, Format, Span, Substitutes
 from flarecli.formats.ffrecord import packed_folder
 from flarecli.formats.ffrecord import table as ffrecord_table
@@ -65,11 +65,9 @@ from flarecli.storage import Location
 
 __all__ = ["FFRecord"]
 
-_STEP = 8192  # records checked at once
-_STEP_BYTES = (
-    4 << 20
-)  # and no more bytes than that, in memory that is used again: a larger record is read in pieces
-_PIECE = 1 << 20  # bytes written, then summed, at once: they stay in the cache
+# Records that are checked at once; a record of more bytes is read in pieces.
+_STEP_ROWS, _STEP_BYTES = 8192, 4 << 20
+_WRITE_BYTES = 1 << 20  # bytes written, then hashed, at once: they stay in the CPU cache
 
 
 class FFRecord(Format):
@@ -112,25 +110,12 @@ class FFRecord(Format):
         return read
 
     def open_dataset(self, at: Location) -> Stream:
-        """List the `.ffr` files of a folder by name, hidden files included, subfolders excluded.
+        """List the `.ffr` files of a folder by name, with hidden files, without subfolders.
 
         raises  MissingError if there are none
         """
-        sizes = {
-            entry.name: entry.size
-            for entry in at.list()
-            if entry.name.endswith(self.suffixes) and "/" not in entry.name
-        }
-        if not sizes:
-            raise MissingError("no .ffr file is in it", where=at)
-        names = sorted(sizes)
-        return Stream(
-            "data",
-            at,
-            self.name,
-            names,
-            COLUMNS,
-            sizes=np.array([sizes[name] for name in names], np.int64),
+        return shard_files.list_shards(
+            at, self.name, ".ffr", lambda name: name.endswith(self.suffixes), columns=COLUMNS
         )
 
     def read_batch(
@@ -150,42 +135,33 @@ class FFRecord(Format):
         """
         (one,) = shard.columns
         if columns is not None and one.name not in columns:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+            return byte_ranges.record_batch((), (), stop - start)
         table = shard.layout["offsets"]
         ready(shard)
         first, rows = int(table[start]), stop - start
         bounds = table[start : stop + 1] - first
-        (part,) = spans.read(shard.chunk, [(first, int(table[stop]))])
+        (part,) = byte_ranges.read(shard.chunk, [(first, int(table[stop]))])
         data = memoryview(part)
-        if (
-            check
-            and (
-                wrong := np.flatnonzero(crcs(data, bounds) != shard.layout["sums"][start:stop])
-            ).size
-        ):
-            refuse(shard, start + int(wrong[0]))
-        encoding = lookup(one.encoding)
-        is_number = one.size is not None and not encoding.arrow.equals(encodings.BINARY)
-        if one.size is not None and (wrong := np.flatnonzero(np.diff(bounds) != one.size)).size:
-            row = start + int(wrong[0])
+        if check:
+            wrong = np.flatnonzero(crcs(data, bounds) != shard.layout["sums"][start:stop])
+            if wrong.size:
+                refuse(shard, start + int(wrong[0]))
+        sizes = np.diff(bounds)
+        if one.size is not None and (sizes != one.size).any():
+            row = int(np.argmax(sizes != one.size))
             raise FormatError(
-                f"{bounds[wrong[0] + 1] - bounds[wrong[0]]} bytes are no {one.encoding}, which has {one.size}",
+                f"expected {one.size} bytes for {one.encoding}, got {sizes[row]}",
                 where=shard.chunk.at,
-                row=row,
+                row=start + row,
             )
-        # Numbers are copied, since they may be unaligned in the map.
-        buffer = pa.py_buffer(bytes(data) if is_number or not views else data)
-        if is_number:
-            raw = pa.Array.from_buffers(pa.binary(one.size), rows, [None, buffer])
+        if one.size is not None and not lookup(one.encoding).arrow.equals(encodings.BINARY):
+            # Numbers are copied, since they may be unaligned in the map.
+            buffers = [None, pa.py_buffer(bytes(data))]
+            raw = pa.Array.from_buffers(pa.binary(one.size), rows, buffers)
         else:
-            raw = pa.Array.from_buffers(
-                encodings.BINARY, rows, [None, pa.py_buffer(bounds), buffer]
-            )
-        try:
-            array = encodings.typed(raw, encoding)
-        except ValueFitError as error:
-            raise error.at(shard.chunk.at, start).of_column(one.name) from None
-        return pa.RecordBatch.from_arrays([array], schema=pa.schema([encodings.field(one)]))
+            raw = byte_ranges.rows_by_offsets(data if views else bytes(data), bounds)
+        array = byte_ranges.typed(raw, one, shard.chunk.at, start)
+        return byte_ranges.record_batch((one,), (array,), rows)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
         """Return the only column as FFRecord stores it. Raises UsageError for none or several."""
@@ -193,10 +169,10 @@ class FFRecord(Format):
         if len(out) != 1:
             names = ", ".join(column.name for column in out)
             raise UsageError(
-                f"an FFRecord file holds one column, not {len(out)}" + f" ({names})" * bool(out),
-                hint="Choose it with -c.",
+                f"ffrecord has one column, got {len(out)}" + f": {names}" * bool(out),
+                hint="Select one column to pack with -c.",
             )
-        return (self.held(out[0]),)
+        return (self.stored_column(out[0]),)
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
@@ -226,8 +202,8 @@ class FFRecord(Format):
         """
         if settings.compression is not None:
             raise UsageError(
-                "an FFRecord file is never compressed",
-                hint="Leave out --compress, or choose another --format.",
+                "ffrecord files cannot be compressed",
+                hint="Omit --compress, or choose another --format.",
             )
         (one,) = columns
         fields = [
@@ -258,53 +234,39 @@ class FFRecord(Format):
 
     def unprotected(self, shard: Shard) -> str:
         """Return which part of a file has no checksum; empty if all parts have one."""
+        if shard.layout["sum"][0]:
+            return ""
         return (
-            ""
-            if shard.layout["sum"][0]
-            else "its table carries no sum (the writer was an old one), only its structure was checked"
+            "the table has no checksum (written by an old version); only its structure was checked"
         )
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
         """Check the table, the CRC-32 of each record, the file list of a packed folder and, with
         `values`, values.
         """
-        at, table, start, stop = shard.chunk.at, shard.layout["offsets"], 0, 0
-        if shard.layout["sum"][0] not in (
-            0,
-            table_sum(shard),
-        ):  # `open_shard` may not have checked it
-            yield Finding(str(at), IntegrityError.kind, "its table fails its CRC-32", CHANGED)
+        at, table = shard.chunk.at, shard.layout["offsets"]
+        # `open_shard` may not have checked the table.
+        if shard.layout["sum"][0] not in (0, table_sum(shard)):
+            message = "checksum mismatch: CRC-32 of the table"
+            yield Finding(str(at), IntegrityError.kind, message, CHANGED)
         if gap := int(table[0]) - HEAD.size - 12 * shard.rows:
-            yield Finding(
-                str(at),
-                FormatError.kind,
-                f"{gap} bytes between its table and its first record belong to nothing",
-                CHANGED,
-            )
-        while (start := stop) < shard.rows:
-            stop = max(
-                start + 1,
-                min(
-                    start + _STEP,
-                    shard.rows,
-                    int(np.searchsorted(table, table[start] + _STEP_BYTES, "right")) - 1,
-                ),
-            )
+            message = f"{gap} unused bytes between the table and the first record"
+            yield Finding(str(at), FormatError.kind, message, CHANGED)
+        for start, stop in byte_ranges.runs(table, _STEP_ROWS, _STEP_BYTES):
             wrong = np.flatnonzero(_sums(shard, start, stop) != shard.layout["sums"][start:stop])
             yield from (finding_of(failure(shard, start + int(i))) for i in wrong)
             if values and not wrong.size:
-                yield from _failure(lambda: self.read_batch(shard, start, stop, check=False))  # noqa: B023
-        yield from _failure(
+                yield from _error_of(partial(self.read_batch, shard, start, stop, check=False))
+        yield from _error_of(
             lambda: packed_folder.is_packed(shard) and packed_folder.directory(shard)
         )
 
 
 def _field(array: pa.Array) -> tuple[memoryview, IntArray]:
+    """Return the bytes of an array and the offsets of its values."""
     if array.null_count:
-        raise ValueFitError("a null reached the shard")
-    return memoryview(array.buffers()[2] or b"").cast("B"), np.frombuffer(
-        array.buffers()[1], np.int64, len(array) + 1, array.offset * 8
-    )
+        raise ValueFitError("value is null; ffrecord cannot store nulls")
+    return memoryview(array.buffers()[2] or b"").cast("B"), byte_ranges.value_offsets(array)
 
 
 def write_records(
@@ -327,8 +289,8 @@ def _parts(
     yield table
     for data, bounds in runs:
         end = int(bounds[-1])
-        for start in range(int(bounds[0]), end, _PIECE):
-            yield data[start : min(start + _PIECE, end)]
+        for start in range(int(bounds[0]), end, _WRITE_BYTES):
+            yield data[start : min(start + _WRITE_BYTES, end)]
 
 
 def _sums(shard: Shard, start: int, stop: int) -> IntArray:
@@ -336,16 +298,16 @@ def _sums(shard: Shard, start: int, stop: int) -> IntArray:
     table = shard.layout["offsets"]
     first, end = int(table[start]), int(table[stop])
     if stop - start > 1 or end - first <= _STEP_BYTES:
-        (part,) = spans.read(shard.chunk, [(first, end)])
+        (part,) = byte_ranges.read(shard.chunk, [(first, end)])
         return crcs(memoryview(part), table[start : stop + 1] - first)
     total = 0
     for at in range(first, end, _STEP_BYTES):
-        (part,) = spans.read(shard.chunk, [(at, min(at + _STEP_BYTES, end))])
+        (part,) = byte_ranges.read(shard.chunk, [(at, min(at + _STEP_BYTES, end))])
         total = crc32(part, total)
     return np.array([total], np.uint32)
 
 
-def _failure(check: Callable[[], object]) -> Iterator[Finding]:
+def _error_of(check: Callable[[], object]) -> Iterator[Finding]:
     try:
         check()
     except FlareError as error:

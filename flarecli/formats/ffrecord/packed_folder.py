@@ -4,33 +4,50 @@
     9   pickle  nested collections.OrderedDict: name -> record, or the OrderedDict of a folder
 
 (Source: files written by `pack_folder` of ffrecord 1.4.0.) The original unpickles that record,
-which can run any code; here `pickled_names` parses it without running code.
+which can run any code. flare reads its opcodes instead: it supports those that nested OrderedDicts
+of text and integers need in protocols 2 to 5, imports no class and calls no object.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from isal.isal_zlib import crc32
 
 from flarecli.errors import FormatError, IntegrityError, Place, UnsafeError, UsageError
-from flarecli.formats import byte_ranges as spans
-from flarecli.formats.ffrecord.pickled_names import HINT, Folder, read_names
+from flarecli.formats import byte_ranges
 from flarecli.formats.ffrecord.table import NAME, packed_table, read_views
+from flarecli.formats.shard_files import DAMAGED
 from flarecli.hashes import DEFAULT
 from flarecli.model import Chunk, File, Shard, UInt32Array
 from flarecli.names import PATH_BYTES, check_name, escape
 from flarecli.storage import Location
 
-__all__ = ["Folder", "MAGIC", "directory", "files", "folders", "is_packed", "parse", "write_folder"]
+__all__ = [
+    "Folder",
+    "HINT",
+    "MAGIC",
+    "directory",
+    "files",
+    "folders",
+    "is_packed",
+    "parse",
+    "write_folder",
+]
+
+Folder: TypeAlias = dict[str, Any]  # name -> record, or Folder
 
 MAGIC = b"piouhjgbr"
-_LIST_LIMIT = 1 << 26  # bytes of the record that lists the names: two million files
-_PROTOCOL = 4  # what Python 3.8 to 3.13 write when they are not told
+HINT = "It is not a list of files; read the records instead."
+_MAX_LIST_BYTES = 1 << 26  # about two million files
+_PROTOCOL = 4  # the default of Python 3.8 to 3.13
+_CLASS = ("collections", "OrderedDict")
 
 
 def is_packed(shard: Shard) -> bool:
@@ -38,7 +55,7 @@ def is_packed(shard: Shard) -> bool:
     if not shard.rows:
         return False
     start, stop = (int(at) for at in shard.layout["offsets"][-2:])
-    (head,) = spans.read(shard.chunk, [(start, min(stop, start + len(MAGIC)))])
+    (head,) = byte_ranges.read(shard.chunk, [(start, min(stop, start + len(MAGIC)))])
     return bytes(head) == MAGIC
 
 
@@ -52,14 +69,14 @@ def directory(shard: Shard) -> Folder:
     where = Place(shard.chunk.at, shard.rows - 1)
     if not is_packed(shard):
         raise FormatError(
-            "its last record is no list of names",
+            "last record is not a list of files",
             where=shard.chunk.at,
             hint="It is not a packed folder; read its records.",
         )
     size = int(shard.layout["offsets"][-1] - shard.layout["offsets"][-2])
-    if size > _LIST_LIMIT:
+    if size > _MAX_LIST_BYTES:
         raise FormatError(
-            f"its list of names takes {size} bytes, {_LIST_LIMIT} are read at most", where=where
+            f"list of files is {size} bytes; at most {_MAX_LIST_BYTES} are read", where=where
         )
     (data,) = read_views(shard, [shard.rows - 1])
     return parse(bytes(data), shard.rows - 1, where)
@@ -67,17 +84,125 @@ def directory(shard: Shard) -> Folder:
 
 def parse(data: bytes, rows: int, where: object = "") -> Folder:
     """Parse the bytes of a file list that may list `rows` records. Raises as `directory` does."""
-    tree = read_names(data, len(MAGIC), where)
+    tree = _read_pickle(data, where)
     seen = bytearray(rows)
     for path, row in files(tree, where):
         if not 0 <= row < rows:
-            raise FormatError(f"'{escape(path)}' is record {row}, there are {rows}", where=where)
-        if seen[row]:  # else a small file could unpack to a full disk
             raise FormatError(
-                f"'{escape(path)}' is record {row}, and so is another name", where=where
+                f"'{escape(path)}' is listed as record {row}; there are {rows}", where=where
             )
+        if seen[row]:  # otherwise a small file could unpack to a full disk
+            raise FormatError(f"'{escape(path)}' is a second name of record {row}", where=where)
         seen[row] = 1
     return tree
+
+
+def _read_pickle(data: bytes, where: object) -> Folder:
+    """Return nested dicts of names and integers from a pickle after the magic bytes."""
+    file = io.BytesIO(data)
+    file.seek(len(MAGIC))
+    machine = _Machine(where)
+    at = len(MAGIC)
+    try:
+        for opcode, argument, position in pickletools.genops(file):
+            at = position or 0
+            machine.run(opcode.name, argument, at)
+        if file.tell() != len(data):
+            raise ValueError(f"{len(data) - file.tell()} bytes follow the end")
+        return machine.result()
+    except ValueError as error:
+        message = f"invalid list of files at byte {at}: {error}"
+        raise FormatError(message, where=where, hint=DAMAGED) from None
+
+
+class _Machine:
+    """The stack, its marks and the memo of a pickle; methods raise ValueError if it is invalid."""
+
+    def __init__(self, where: object) -> None:
+        self._where = where
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: list[Any] = []
+
+    def run(self, name: str, argument: Any, at: int) -> None:
+        """Run the opcode at byte `at`. Raises UnsafeError for an opcode that names do not need."""
+        match name:
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case "SHORT_BINUNICODE" | "BINUNICODE" | "BININT1" | "BININT2" | "BININT" | "LONG1":
+                self._stack.append(argument)
+            case "EMPTY_TUPLE":
+                self._stack.append(())
+            case "MARK":
+                self._marks.append(len(self._stack))
+            case "MEMOIZE" | "BINPUT" | "LONG_BINPUT":
+                if argument not in (None, len(self._memo)):
+                    raise ValueError("memo entries are not in order")
+                top = self._pop()
+                self._stack.append(top)
+                # A folder is not kept in the memo: it could be put into itself.
+                self._memo.append(None if isinstance(top, dict) else top)
+            case "BINGET" | "LONG_BINGET":
+                if argument >= len(self._memo) or self._memo[argument] is None:
+                    raise ValueError("unknown memo entry")
+                self._stack.append(self._memo[argument])
+            case "STACK_GLOBAL":
+                attribute, module = self._pop(), self._pop()
+                self._push_class(module, attribute)
+            case "GLOBAL":
+                module, _, attribute = argument.partition(" ")
+                self._push_class(module, attribute)
+            case "REDUCE":
+                if self._pop() != () or self._pop() is not _CLASS:
+                    raise self._unsafe(f"the pickle calls an object at byte {at}")
+                self._stack.append({})
+            case "SETITEM":
+                entry, key = self._pop(), self._pop()
+                self._set_items([key, entry])
+            case "SETITEMS":
+                if not self._marks:
+                    raise ValueError("no mark on the stack")
+                start = self._marks.pop()
+                items = self._stack[start:]
+                del self._stack[start:]
+                self._set_items(items)
+            case _:
+                raise self._unsafe(f"unsupported opcode {name} of the pickle at byte {at}")
+
+    def result(self) -> Folder:
+        """Return the only object on the stack."""
+        if len(self._stack) != 1 or not isinstance(self._stack[0], dict) or self._marks:
+            raise ValueError("the pickle is not a single folder")
+        return self._stack[0]
+
+    def _pop(self) -> Any:
+        if len(self._stack) <= (self._marks[-1] if self._marks else 0):
+            raise ValueError("the stack is empty")
+        return self._stack.pop()
+
+    def _push_class(self, module: Any, attribute: Any) -> None:
+        if (module, attribute) != _CLASS:
+            # A nested folder instead of a name could be too deep to be formatted.
+            is_text = isinstance(module, str) and isinstance(attribute, str)
+            name = f"{f'{module}.{attribute}'!r:.80}" if is_text else "an object"
+            raise self._unsafe(f"the pickle refers to {name}, which could run code")
+        self._stack.append(_CLASS)
+
+    def _unsafe(self, message: str) -> UnsafeError:
+        return UnsafeError(message, where=self._where, hint=HINT)
+
+    def _set_items(self, items: list[Any]) -> None:
+        """Add names and their entries, in turns, to the folder on the stack."""
+        folder = self._pop()
+        self._stack.append(folder)
+        if not isinstance(folder, dict) or len(items) % 2:
+            raise ValueError("a folder, a name or an entry is missing")
+        for name, entry in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(name, str) or not isinstance(entry, (int, dict)):
+                raise ValueError("expected a name and a record or folder")
+            if name in folder:
+                raise ValueError(f"duplicate name {name!r:.80}")
+            folder[name] = entry
 
 
 def files(tree: Folder, where: object = "") -> Iterator[tuple[str, int]]:
@@ -91,21 +216,21 @@ def folders(tree: Folder, where: object = "") -> Iterator[str]:
 
 
 def _walk(tree: Folder, where: object) -> Iterator[tuple[str, Any]]:
-    waiting = [("", iter(tree.items()))]
-    while waiting:
-        above, entries = waiting[-1]
+    pending = [("", iter(tree.items()))]
+    while pending:
+        above, entries = pending[-1]
         for name, entry in entries:
             if "/" in name:
-                raise UnsafeError(f"the name {name!r:.80} is a path", where=where, hint=HINT)
+                raise UnsafeError(f"the name {name!r:.80} contains a slash", where=where, hint=HINT)
             path = above + check_name(name, where)
             if len(path) > PATH_BYTES // 4:
                 check_name(path, where)
             yield path, entry
             if isinstance(entry, dict):
-                waiting.append((f"{path}/", iter(entry.items())))
+                pending.append((f"{path}/", iter(entry.items())))
                 break
         else:
-            waiting.pop()
+            pending.pop()
 
 
 def write_folder(
@@ -153,7 +278,7 @@ def _numbered(
             if not isinstance(folder, dict):
                 break
         if not isinstance(folder, dict) or (path in contents and last in folder):
-            raise UsageError(f"'{escape(path)}' is a file and a folder")
+            raise UsageError(f"'{escape(path)}' is both a file and a folder")
         if path in contents:
             folder[last] = len(order)
             order.append(path)
@@ -166,7 +291,7 @@ def _pickled(tree: Folder) -> bytes:
     try:
         return pickle.dumps(tree, _PROTOCOL)
     except RecursionError:
-        raise UsageError("its folders are nested too deep for a packed folder") from None
+        raise UsageError("folders are nested too deeply for a packed folder") from None
 
 
 def _blocks(part: bytes | Location) -> Iterable[bytes]:
@@ -175,12 +300,12 @@ def _blocks(part: bytes | Location) -> Iterable[bytes]:
 
 def _written(table: bytes, parts: Iterable[bytes | Location], sums: UInt32Array) -> Iterator[bytes]:
     yield table
-    for part, wanted in zip(parts, sums, strict=True):
+    for part, expected in zip(parts, sums, strict=True):
         total = 0
         for block in _blocks(part):
             total = crc32(block, total)
             yield block
-        if total != wanted:
+        if total != expected:
             raise IntegrityError(
-                "changed while it was packed", where=part if isinstance(part, Location) else ""
+                "file changed while it was packed", where=part if isinstance(part, Location) else ""
             )

@@ -1,12 +1,11 @@
-"""Read the table of an FFRecord file, checked before memory is allocated, and records with their
-CRC-32s.
+"""Read the table of an FFRecord file, checked before memory is allocated, and its records, checked
+against their CRC-32s.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from mmap import mmap
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -14,7 +13,8 @@ from isal.isal_zlib import crc32
 
 from flarecli.encodings import column
 from flarecli.errors import FormatError, IntegrityError, UnfinishedError
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import byte_ranges
+from flarecli.formats.shard_files import DAMAGED, check_row_count
 from flarecli.model import ByteArray, Chunk, Columns, IntArray, Row, Shard, UInt32Array
 from flarecli.storage import Location, needs_read_ahead, read_ahead
 
@@ -39,19 +39,19 @@ __all__ = [
 NAME = "ffrecord"
 HEAD = struct.Struct("<Iq")  # CRC-32 of the rest of the table, N
 COLUMNS: Columns = (column("data", "bytes"),)
-_FIRST = 1 << 16  # bytes that are asked for before N is known
-_BLOCK = 1 << 20  # bytes of a table in memory beside the table itself
-_DAMAGED = "It was damaged or cut short; fetch or pack it again."
+_HEAD_BYTES = 1 << 16  # first read of a file whose row count is unknown
+_MAX_HEAD_BYTES = 1 << 20  # first read of any other file
+_BLOCK_BYTES = 1 << 20  # bytes of a local table per read: avoids a second copy of the table
 CHANGED = "It was changed after it was packed; fetch or pack it again."
 
 
 class Layout(dict[str, IntArray]):
     """The arrays of a shard by name, and the state to read rows, prepared before the first read.
 
-    source  the map or bytes, whose slices are bytes; None if ranges must be read
-    view    the mapped file
-    table   the offsets, as a memoryview, whose items are Python integers
-    sums    the CRC-32s, as a memoryview
+    source  `byte_ranges.sliceable` of the view; None if ranges must be read
+    view    the mapped file, or None
+    table   a view of the offsets, whose items are Python integers
+    sums    a view of the CRC-32s
 
     The state is not pickled: another process prepares its own.
     """
@@ -71,60 +71,53 @@ class Layout(dict[str, IntArray]):
         view, size = at.map(), self.table[-1]
         if view is not None and len(view) != size:
             raise IntegrityError(
-                f"is {len(view)} bytes, was {size} when it was opened",
+                f"file is {len(view)} bytes; it was {size} bytes when it was opened",
                 where=at,
-                hint="It was changed; open it anew.",
+                hint="The file was changed; open it again.",
             )
-        # Slicing the map is faster than copying slices of a view.
-        self.view, self.source = (
-            view,
-            view.obj
-            if view is not None and isinstance(view.obj, (mmap, bytes)) and len(view.obj) == size
-            else None,
-        )
+        self.view, self.source = view, byte_ranges.sliceable(view)
         self.is_ready = True
 
 
 def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True) -> Shard:
     """Read the table, 12 + 12 N bytes, but no records.
 
-    columns  the only column, as a playlist lists it; the file does not declare it
+    columns  the column that a playlist lists; the file does not declare it
     check    compare the table with its CRC-32, unless that is 0
     return   layout: `sum` uint32 [1], the stored CRC-32 of the table; `sums` uint32 [rows];
              `offsets` int64 [rows + 1], the last is the file size
     raises   FormatError if the table does not fit the file; IntegrityError if its CRC-32 is wrong;
              UnfinishedError if the table was not written
     """
-    at, size = chunk.at, spans.stored_size(chunk)
+    at, size = chunk.at, byte_ranges.stored_size(chunk)
     if columns is not None and len(columns) != 1:
-        raise FormatError(f"{len(columns)} columns are listed, a record is one", where=at)
+        raise FormatError(f"{len(columns)} columns are listed; ffrecord has one column", where=at)
     if size < HEAD.size:
         raise FormatError(
-            f"{size} bytes is less than the {HEAD.size} of an empty table", where=at, hint=_DAMAGED
+            f"file is {size} bytes; an empty table needs {HEAD.size}", where=at, hint=DAMAGED
         )
-    head = at.read(
-        0,
-        min(
-            size, _FIRST if chunk.rows is None else min(HEAD.size + 12 * max(0, chunk.rows), _BLOCK)
-        ),
-    )
+    guess = _HEAD_BYTES
+    if chunk.rows is not None:
+        guess = min(HEAD.size + 12 * max(0, chunk.rows), _MAX_HEAD_BYTES)
+    head = at.read(0, min(size, guess))
     total, rows = HEAD.unpack_from(head)
     end = HEAD.size + 12 * rows
     if not total and not rows and size > end:
         raise UnfinishedError(
-            f"its table was never written, {size - end} bytes follow",
+            f"table was not written; {size - end} bytes follow",
             where=at,
-            hint="Its writer died; write it again.",
+            hint="The writer was interrupted; pack it again.",
         )
     if rows < 0 or end > size:
         raise FormatError(
-            f"{size} bytes cannot hold a table of {rows} records", where=at, hint=_DAMAGED
+            f"file is {size} bytes; its table of {rows} records does not fit",
+            where=at,
+            hint=DAMAGED,
         )
-    if chunk.rows is not None and rows != chunk.rows:
-        raise FormatError(f"holds {rows} records, {chunk.rows} are listed", where=at)
+    check_row_count(chunk, rows, "records")
     if not rows and size > end:
         raise FormatError(
-            f"{size - end} bytes follow its table of no records", where=at, hint=_DAMAGED
+            f"{size - end} bytes follow the table of 0 records", where=at, hint=DAMAGED
         )
     sums, offsets = np.empty(rows, np.uint32), np.full(rows + 1, size, np.int64)
     _fill(at, head, [(HEAD.size, sums), (HEAD.size + 4 * rows, offsets[:rows])])
@@ -135,31 +128,32 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
         Layout({"sum": np.array([total], np.uint32), "sums": sums, "offsets": offsets}),
     )
     if check and total and total != table_sum(shard):
-        raise IntegrityError("its table fails its CRC-32", where=at, hint=_DAMAGED)
-    if int(offsets[0]) < end or (offsets[1:] < offsets[:-1]).any():
-        raise FormatError(_fault(offsets, end, size), where=at, hint=_DAMAGED)
+        raise IntegrityError("checksum mismatch: CRC-32 of the table", where=at, hint=DAMAGED)
+    row = byte_ranges.first_decrease(offsets)
+    if int(offsets[0]) < end or row is not None:
+        raise FormatError(_fault(offsets, row or 0, end, size), where=at, hint=DAMAGED)
     return shard
 
 
 def _fill(at: Location, head: bytes, targets: list[tuple[int, IntArray]]) -> None:
-    """Read each array from its offset in the file, blockwise from a local file, to use little
-    memory.
+    """Read each array from its offset in the file; a local file is read in blocks.
 
+    head     the first bytes of the file
     targets  (offset in the file, array)
     """
-    ranges, places = [], []
-    for place, array in targets:
+    ranges, blocks = [], []
+    for offset, array in targets:
         raw = array.view(np.uint8)
-        step = _BLOCK if at.is_local else max(1, len(raw))
+        step = _BLOCK_BYTES if at.is_local else max(1, len(raw))
         for start in range(0, len(raw), step):
             stop = min(start + step, len(raw))
-            if place + stop <= len(head):
-                raw[start:stop] = np.frombuffer(head, np.uint8, stop - start, place + start)
+            if offset + stop <= len(head):
+                raw[start:stop] = np.frombuffer(head, np.uint8, stop - start, offset + start)
             else:
-                ranges.append((place + start, place + stop))
-                places.append(raw[start:stop])
-    for target, data in zip(places, _read(at, ranges), strict=True):
-        target[:] = np.frombuffer(data, np.uint8)
+                ranges.append((offset + start, offset + stop))
+                blocks.append(raw[start:stop])
+    for block, data in zip(blocks, _read(at, ranges), strict=True):
+        block[:] = np.frombuffer(data, np.uint8)
 
 
 def _read(at: Location, ranges: list[tuple[int, int]]) -> Iterator[bytes]:
@@ -168,12 +162,12 @@ def _read(at: Location, ranges: list[tuple[int, int]]) -> Iterator[bytes]:
     )
 
 
-def _fault(offsets: IntArray, end: int, size: int) -> str:
+def _fault(offsets: IntArray, row: int, end: int, size: int) -> str:
+    """Return the message for invalid offsets; `row` is the first record that ends before it starts."""
     if int(offsets[0]) < end:
         return f"record 0 starts at byte {offsets[0]}, inside the table"
-    row = int(np.flatnonzero(offsets[1:] < offsets[:-1])[0])
     if int(offsets[row]) > size:
-        return f"record {row} starts at byte {offsets[row]}, the file ends at byte {size}"
+        return f"record {row} starts at byte {offsets[row]}; the file ends at byte {size}"
     return f"record {row} starts at byte {offsets[row]} and ends at byte {offsets[row + 1]}"
 
 
@@ -210,7 +204,7 @@ def packed_table(sums: UInt32Array, sizes: IntArray) -> bytes:
 
 
 def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[bytes | memoryview]:
-    """Return records in the order asked, as views if the file is mapped; close records share a
+    """Return records in the requested order, as views if the file is mapped; close records share a
     read.
 
     rows    each in [0, shard.rows)
@@ -220,9 +214,9 @@ def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[by
     layout = ready(shard)
     table, view = layout.table, layout.view
     if view is None:
-        parts = spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
+        parts = byte_ranges.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
     else:
-        _ask_ahead(layout, rows)
+        _read_ahead(layout, rows)
         parts = [view[table[row] : table[row + 1]] for row in rows]
     if check:
         sums = layout.sums
@@ -233,7 +227,7 @@ def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[by
 
 
 def read_copies(shard: Shard, rows: Sequence[int], check: bool = True) -> list[memoryview]:
-    """Return records in the order asked, as parts of one writable buffer.
+    """Return records in the requested order, as parts of one writable buffer.
 
     A reference to one record keeps the whole buffer in memory. For large records this is faster
     than one allocation per record. See `read_views` for the arguments.
@@ -260,18 +254,18 @@ def read_rows(
     ranges: Mapping[str, tuple[int, int]] | None = None,
     check: bool = True,
 ) -> list[Row]:
-    """Return the bytes of each record in the order asked; see `read_views`."""
+    """Return the bytes of each record in the requested order; see `read_views`."""
     name = shard.columns[0].name
     if columns is not None and name not in columns:
         return [{} for _ in rows]
-    layout: Any = shard.layout  # no call of `ready` here: it would be slow for small records
+    layout: Any = shard.layout  # for small records, a call of `ready` costs too much
     if not layout.is_ready:
         ready(shard)
     table, source = layout.table, layout.source
     if source is None:
         return [{name: bytes(part)} for part in read_views(shard, rows, check)]
     if len(rows) > 1:
-        _ask_ahead(layout, rows)
+        _read_ahead(layout, rows)
     if not check:
         return [{name: source[table[row] : table[row + 1]]} for row in rows]
     out: list[Row] = []
@@ -294,7 +288,7 @@ def ready(shard: Shard) -> Layout:
     return layout
 
 
-def _ask_ahead(layout: Layout, rows: Sequence[int]) -> None:
+def _read_ahead(layout: Layout, rows: Sequence[int]) -> None:
     table, view = layout.table, layout.view
     if view is not None and len(rows) > 1 and needs_read_ahead(view):
         read_ahead(view, [(table[row], table[row + 1]) for row in rows])
@@ -308,9 +302,9 @@ def refuse(shard: Shard, row: int) -> NoReturn:
 def failure(shard: Shard, row: int) -> IntegrityError:
     """Return the error for a row with a wrong CRC-32."""
     table = shard.layout["offsets"]
-    message = f"its {int(table[row + 1]) - int(table[row])} bytes fail their CRC-32"
+    message = f"checksum mismatch: CRC-32 of {int(table[row + 1]) - int(table[row])} bytes"
     if row == shard.rows - 1:  # the table does not store its end
-        message += ", or the file was cut or lengthened"
+        message += "; the size of the file may have changed"
     return IntegrityError(message, where=shard.chunk.at, row=row, hint=CHANGED)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from flarecli.errors import IntegrityError, UsageError
 from flarecli.formats.granular import bags
 from flarecli.formats.granular import spec as granular_spec
-from flarecli.formats.granular import write as granular_write
 from flarecli.formats.granular.spec import REFS, SPEC, columns_of, companions, shard_folder
 from flarecli.formats.registry import find
 from flarecli.lazy import pa
@@ -200,7 +199,7 @@ class _Shard:
         """Return the bytes and ends of the records to add; compare those that are stored already."""
         known = self._ends[one.name]
         same = min(len(known) - 1, batch.num_rows)
-        (array,), _ = granular_write.records(one, [batch])
+        (array,), _ = bags.records(one, [batch])
         if same:
             there = (self._at / f"{one.name}.bag").read(int(known[0]), int(known[same]))
             for i in range(same):

@@ -23,27 +23,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from flarecli import encodings
-from flarecli.errors import FormatError
-from flarecli.formats import byte_ranges as spans
-from flarecli.lazy import pa
-from flarecli.model import Chunk, IntArray
+from flarecli.encodings import lookup
+from flarecli.errors import FormatError, ValueFitError
+from flarecli.formats import byte_ranges
+from flarecli.formats.shard_files import DAMAGED
+from flarecli.lazy import pa, pc
+from flarecli.model import Chunk, Column, IntArray
 from flarecli.storage import Location
 
 __all__ = [
     "Bag",
-    "DAMAGED",
     "TORN",
     "array",
     "body",
     "gathered",
     "opened",
     "pair",
+    "records",
     "single",
     "table",
 ]
 
 TORN = "A writer was interrupted: append to the dataset to repair it, or fetch it again."
-DAMAGED = "The file was damaged or cut short; fetch or pack it again."
 _TAIL_BYTES = 1 << 16  # read from the end of a bag before the size of its table is known
 _STEP_BYTES = 1 << 20  # bytes of a table per read: avoids a second copy of the table
 
@@ -55,13 +56,13 @@ class Bag:
     chunk   its file
     starts  int64 [N+1]: the start of each record, and the end of the last
     table   a view of `starts`, whose items are Python integers
-    held    the bytes of the file if they are mapped or in memory, else None
+    source  the bytes of the file if they are mapped or in memory, else None
     """
 
     chunk: Chunk
     starts: IntArray
     table: memoryview
-    held: bytes | mmap.mmap | None
+    source: bytes | mmap.mmap | None
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -73,20 +74,20 @@ def pair(bag: Chunk, idx: Chunk) -> IntArray:
     return  int64 [N+1]: 0, then the end of each record
     raises  FormatError if it is incomplete, decreases, or does not end with the bag
     """
-    size = spans.stored_size(idx)
+    size = byte_ranges.stored_size(idx)
     if size % 8:
         raise FormatError(
             f"file is {size} bytes, expected a multiple of 8", where=idx.at, hint=TORN
         )
     starts = table(idx.at, 0, size)
-    end, there = int(starts[-1]), spans.stored_size(bag)
-    if there < end:
+    end, size = int(starts[-1]), byte_ranges.stored_size(bag)
+    if size < end:
         raise FormatError(
-            f"file is {there} bytes; its index needs {end}", where=bag.at, hint=DAMAGED
+            f"file is {size} bytes; its index needs {end}", where=bag.at, hint=DAMAGED
         )
-    if there > end:
+    if size > end:
         raise FormatError(
-            f"{there - end} bytes follow the last record of its index", where=bag.at, hint=TORN
+            f"{size - end} bytes follow the last record of its index", where=bag.at, hint=TORN
         )
     return starts
 
@@ -97,7 +98,7 @@ def single(bag: Chunk) -> IntArray:
     return  int64 [N+1]: 0, then the end of each record
     raises  FormatError if the last 8 bytes are not the offset of a valid table
     """
-    at, size = bag.at, spans.stored_size(bag)
+    at, size = bag.at, byte_ranges.stored_size(bag)
     if size == 0:
         return np.zeros(1, np.int64)
     if size < 8:
@@ -143,10 +144,9 @@ def table(at: Location, start: int, stop: int, data: bytes | None = None) -> Int
 
 
 def _check(starts: IntArray, at: Location) -> None:
-    """Raise FormatError for a table that decreases: reads would return bytes of other records."""
-    decreases = starts[1:] < starts[:-1]
-    if decreases.any():
-        row = int(np.argmax(decreases))
+    """Raise FormatError for a table whose ends decrease."""
+    row = byte_ranges.first_decrease(starts)
+    if row is not None:
         end = int(starts[row + 1]) % (1 << 64)
         raise FormatError(
             f"record {row} starts at byte {int(starts[row])} and ends at byte {end}",
@@ -157,35 +157,24 @@ def _check(starts: IntArray, at: Location) -> None:
 
 def opened(bag: Chunk, starts: IntArray) -> Bag:
     """Map a bag if possible. Raises FormatError if the file is shorter than its table needs."""
-    view = spans.whole(bag)
-    held = (
-        view.obj
-        if view is not None
-        and isinstance(view.obj, (bytes, mmap.mmap))
-        and len(view.obj) == len(view)
-        else None
-    )
+    view = byte_ranges.whole(bag)
     if view is not None and len(view) < int(starts[-1]):
         raise FormatError(
             f"file is {len(view)} bytes; its table needs {int(starts[-1])}",
             where=bag.at,
             hint=DAMAGED,
         )
-    return Bag(bag, starts, starts.data, held)
+    return Bag(bag, starts, starts.data, byte_ranges.sliceable(view))
 
 
 def array(bag: Bag, start: int, stop: int) -> pa.Array:
     """Return records start..stop as large_binary over the mapped file, or over one read."""
     offsets = bag.starts[start : stop + 1]
-    if bag.held is not None:
-        data = pa.py_buffer(bag.held)
-    else:
-        low, high = int(offsets[0]), int(offsets[-1])
-        (part,) = spans.read(bag.chunk, [(low, high)])
-        data, offsets = pa.py_buffer(part), offsets - low
-    return pa.Array.from_buffers(
-        encodings.BINARY, stop - start, [None, pa.py_buffer(offsets), data]
-    )
+    if bag.source is not None:
+        return byte_ranges.rows_by_offsets(bag.source, offsets)
+    low, high = int(offsets[0]), int(offsets[-1])
+    (part,) = byte_ranges.read(bag.chunk, [(low, high)])
+    return byte_ranges.rows_by_offsets(part, offsets - low)
 
 
 def gathered(bag: Bag, records: IntArray) -> pa.Array:
@@ -199,31 +188,56 @@ def gathered(bag: Bag, records: IntArray) -> pa.Array:
     if last - first == len(records) - 1:
         return array(bag, first, last + 1)
     starts, ends = bag.starts[records], bag.starts[records + 1]
-    if bag.held is None:
-        parts = spans.read(bag.chunk, list(zip(starts.tolist(), ends.tolist(), strict=True)))
+    if bag.source is None:
+        parts = byte_ranges.read(bag.chunk, list(zip(starts.tolist(), ends.tolist(), strict=True)))
         return pa.array([bytes(part) for part in parts], encodings.BINARY)
     low = int(starts[0])
-    return spans.ragged(
-        np.frombuffer(bag.held, np.uint8)[low : int(ends[-1])], starts - low, ends - starts
+    return byte_ranges.ragged(
+        np.frombuffer(bag.source, np.uint8)[low : int(ends[-1])], starts - low, ends - starts
     )
 
 
 def body(columns: Sequence[pa.Array]) -> tuple[list[memoryview], IntArray]:
-    """Return the contents of a bag of these records.
+    """Return the contents of a bag with these records.
 
     columns  large_binary arrays without nulls, in order
     return   the bytes, and the end of each record, int64 [records]
     """
     parts, ends, base = [], [np.zeros(0, np.int64)], 0
     for column in columns:
-        offsets = (
-            np.frombuffer(column.buffers()[1], np.int64, len(column) + 1, column.offset * 8)
-            if len(column)
-            else np.zeros(1, np.int64)
-        )
-        low, high = int(offsets[0]), int(offsets[-1])
-        if high > low:
-            parts.append(memoryview(column.buffers()[2])[low:high])
-        ends.append(offsets[1:] + (base - low))
-        base += high - low
+        data, offsets = byte_ranges.value_bytes(column), byte_ranges.value_offsets(column)
+        if len(data):
+            parts.append(data)
+        ends.append(offsets[1:] + (base - offsets[0]))
+        base += len(data)
     return parts, np.concatenate(ends)
+
+
+def records(
+    one: Column, batches: Sequence[pa.RecordBatch]
+) -> tuple[list[pa.Array], IntArray | None]:
+    """Return the records of a column of each batch.
+
+    return  large_binary arrays; for a list also the number of records of each row, int64 [rows]
+    raises  ValueFitError with the first row that is null
+    """
+    arrays, counts, first = [], [np.zeros(0, np.int64)], 0
+    for batch in batches:
+        array = batch.column(one.name)
+        _raise_if_null(one, array, first + np.arange(len(array)))
+        if one.encoding.endswith("[]"):
+            offsets = array.offsets.to_numpy()
+            counts.append(np.diff(offsets))
+            array = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+            _raise_if_null(one, array, first + np.repeat(np.arange(batch.num_rows), counts[-1]))
+        arrays.append(encodings.stored(array, lookup(one.encoding.removesuffix("[]"))))
+        first += batch.num_rows
+    return arrays, np.concatenate(counts) if one.encoding.endswith("[]") else None
+
+
+def _raise_if_null(one: Column, array: pa.Array, rows: IntArray) -> None:
+    if array.null_count:
+        row = int(rows[pc.index(array.is_null(), True).as_py()])
+        raise ValueFitError(
+            f"column {one.name!r} is null; granular cannot store nulls", row=row, column=one.name
+        )

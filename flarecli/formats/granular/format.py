@@ -11,15 +11,18 @@ own: a playlist has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
+
+import numpy as np
 
 from flarecli.bisect import findings_of
-from flarecli.encodings import column
-from flarecli.errors import FlareError, FormatError, IntegrityError
-from flarecli.formats import byte_ranges as spans
+from flarecli.encodings import column, lookup
+from flarecli.errors import FlareError, FormatError, IntegrityError, UsageError, ValueFitError
+from flarecli.formats import byte_ranges
 from flarecli.formats.base import (
+    EACH,
     FLOATS,
     LISTED_PICTURES,
     SMALL_INTEGERS,
@@ -29,22 +32,26 @@ from flarecli.formats.base import (
     Substitutes,
 )
 from flarecli.formats.granular import bags
-from flarecli.formats.granular import read as granular_columns
+from flarecli.formats.granular import read as granular_read
+from flarecli.formats.granular import refs as bag_refs
 from flarecli.formats.granular import spec as granular_spec
-from flarecli.formats.granular import write as granular_write
 from flarecli.formats.granular.read import REFS_TABLE
 from flarecli.formats.granular.spec import (
     REFS,
+    SPEC,
     columns_of,
     companion_files,
     companions,
     has_refs,
     index_of,
+    shard_folder,
 )
 from flarecli.formats.granular.spec import (
     open_dataset as _open_dataset,
 )
-from flarecli.lazy import pa
+from flarecli.formats.shard_files import DAMAGED, check_row_count
+from flarecli.hashes import DEFAULT
+from flarecli.lazy import pa, pc
 from flarecli.model import (
     Chunk,
     Column,
@@ -59,8 +66,10 @@ from flarecli.model import (
 )
 from flarecli.storage import Location
 
-__all__ = ["Granular"]
+__all__ = ["Granular", "GranularRefs"]
 
+_NUMBER_BYTES = 5  # of a record number, at most, unless a shard has 2^32 records
+Parts: TypeAlias = Sequence["bytes | memoryview"]
 RECORD: Columns = (column("record", "bytes"),)
 MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # per step of verify; a larger row is one step
 
@@ -105,7 +114,7 @@ class Granular(Format):
             return None
         starts = shard.layout[column]
         try:
-            first, count = granular_columns.taken(shard, row, row + 1)[names.index(column)]
+            first, count = granular_read.taken(shard, row, row + 1)[names.index(column)]
         except FlareError:  # the record numbers of the row are damaged
             return bag, None, None
         return bag, int(starts[first[0]]), int(starts[first[0] + count[0]])
@@ -124,10 +133,7 @@ class Granular(Format):
             if chunk.files[0].name.endswith(".bag")
             else _open_folder(chunk, columns)
         )
-        if chunk.rows is not None and shard.rows != chunk.rows:
-            raise FormatError(
-                f"contains {shard.rows} rows; {chunk.rows} are listed", where=chunk.at
-            )
+        check_row_count(chunk, shard.rows)
         return shard
 
     def read_rows(
@@ -143,16 +149,18 @@ class Granular(Format):
         raises  FormatError with the row whose records are missing; UsageError for a range of a
                 column that is not a list
         """
-        return granular_columns.rows(shard, rows, columns, ranges)
+        return granular_read.rows(shard, rows, columns, ranges)
 
     def row_reader(
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
         """Return a function that reads one record of each column."""
-        plan = granular_columns.mapped_records(shard, columns)
+        plan = granular_read.mapped_records(shard, columns)
         if plan is None:
             return super().row_reader(shard, columns)
-        return lambda row: {name: held[table[row] : table[row + 1]] for name, held, table in plan}
+        return lambda row: {
+            name: source[table[row] : table[row + 1]] for name, source, table in plan
+        }
 
     def read_batch(
         self,
@@ -169,7 +177,7 @@ class Granular(Format):
                 record
         """
         names = [one.name for one in shard.columns] if columns is None else columns
-        return granular_columns.batch(shard, start, stop, names)
+        return granular_read.batch(shard, start, stop, names)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
         """Return the columns as `spec.arranged` does."""
@@ -179,7 +187,7 @@ class Granular(Format):
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
         """Return the bytes of an empty shard and of each row: records and index, int64 [rows]."""
-        return len(granular_spec.text(columns)), granular_write.weights(columns, batch, self.name)
+        return len(granular_spec.text(columns)), _weights(columns, batch, self.name)
 
     def write_shard(
         self,
@@ -196,14 +204,14 @@ class Granular(Format):
 
         raises  ValueFitError for a null
         """
-        files: dict[str, granular_write.Parts] = {}
+        files: dict[str, Parts] = {}
         for one in columns:
-            parts, ends = bags.body(granular_write.records(one, batches)[0])
+            parts, ends = bags.body(bags.records(one, batches)[0])
             files[f"{one.name}.bag"], files[f"{one.name}.idx"] = (
                 parts,
                 [ends.astype("<u8").tobytes()],
             )
-        return granular_write.put(
+        return _put(
             at,
             number,
             self.name,
@@ -217,8 +225,8 @@ class Granular(Format):
         """Check sizes of numbers and record numbers of rows and, with `values`, every record."""
         if not values:
             yield from (
-                Finding(str(at), "format", message, bags.DAMAGED)
-                for at, message in granular_columns.unfit(shard)
+                Finding(str(at), "format", message, DAMAGED)
+                for at, message in granular_read.unfit(shard)
             )
         names, stop = [one.name for one in shard.columns], 0
         next_records: dict[str, int] = {}
@@ -226,8 +234,8 @@ class Granular(Format):
             stop = min(shard.rows, start + MAX_STEP_ROWS)
             try:
                 while (
-                    granular_columns.weight(
-                        shard, places := granular_columns.taken(shard, start, stop, next_records)
+                    granular_read.weight(
+                        shard, places := granular_read.taken(shard, start, stop, next_records)
                     )
                     > MAX_STEP_BYTES
                     and stop > start + 1
@@ -244,8 +252,90 @@ class Granular(Format):
             if values:
                 yield from findings_of(
                     [(start, stop)],
-                    lambda first, last: granular_columns.batch(shard, first, last, names),
+                    lambda first, last: granular_read.batch(shard, first, last, names),
                 )
+
+
+class GranularRefs(Granular):
+    """The generation of granular 0.21 and older: a refs.bag, and bags with their tables at the end.
+
+    Lists are stored as `TYPE[]`. Empty records are rejected: if the first record is empty, the
+    table looks like that of an older version. `Granular` reads this generation too.
+    """
+
+    name = "granular-refs"
+    suffixes = ()
+    substitutes: ClassVar[Substitutes] = {
+        **Granular.substitutes,
+        **{listed: name for name, listed in LISTED_PICTURES.items()},
+        **{name: name for name in LISTED_PICTURES},
+        **dict.fromkeys(("bytes[]", "ndarray[]", "*[]"), EACH),
+    }
+    layout = "granular 0.21 or before, by its layout"
+
+    def sniff(self, name: str, head: bytes) -> bool:
+        """Return False: a bag may be of either generation, and `Granular` reads both."""
+        return False
+
+    def arrange(self, columns: Iterable[Column]) -> Columns:
+        """Return the columns as `spec.arranged` does."""
+        return granular_spec.arranged(columns, self, reserved=REFS_TABLE)
+
+    def row_sizes(
+        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
+    ) -> tuple[int, IntArray]:
+        """Return the bytes of an empty shard and, at most, of each row: records, tables and refs.
+
+        raises  ValueFitError with the first row, `[row]` of the batch, that has an empty record
+        """
+        numbers = (
+            8
+            + 3
+            + sum(
+                1 + 2 * _NUMBER_BYTES if one.encoding.endswith("[]") else _NUMBER_BYTES
+                for one in columns
+            )
+        )
+        return len(granular_spec.text(columns)), _weights(columns, batch, self.name) + numbers
+
+    def write_shard(
+        self,
+        at: Location,
+        number: int,
+        columns: Columns,
+        batches: Sequence[pa.RecordBatch],
+        settings: Settings,
+    ) -> Chunk:
+        """Write rows as one dataset, in `000000/` and so on, or in the folder if there is one
+        shard.
+
+        The spec.json is written last.
+
+        raises  ValueFitError with the row of a null or an empty record, before anything is written
+        """
+        files: dict[str, Parts] = {REFS: []}
+        taken = []
+        for one in columns:
+            arrays, counts = bags.records(one, batches)
+            parts, ends = bags.body(arrays)
+            _check_lengths(one, np.diff(ends, prepend=0), counts, self.name)
+            counts = np.ones(len(ends), np.int64) if counts is None else counts
+            taken.append((np.cumsum(counts) - counts, counts))
+            files[f"{one.name}.bag"] = [*parts, ends.astype("<u8").tobytes()]
+        parts, ends = bag_refs.packed(taken, [one.encoding.endswith("[]") for one in columns])
+        files[REFS] = [*parts, ends.astype("<u8").tobytes()]
+        return _put(
+            at,
+            number,
+            self.name,
+            columns,
+            files,
+            sum(batch.num_rows for batch in batches),
+            settings,
+        )
+
+
+# -- opening
 
 
 def _open_bag(chunk: Chunk, columns: Columns | None) -> Shard:
@@ -254,9 +344,9 @@ def _open_bag(chunk: Chunk, columns: Columns | None) -> Shard:
     if not chunk.beside and (chunk.at.folder / index_of(chunk.at.name)).exists():
         files, locations = companion_files(chunk, [index_of(chunk.at.name)])
         chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
-    bag = spans.of(chunk.at, chunk.files[0])
+    bag = byte_ranges.of(chunk.at, chunk.files[0])
     starts = (
-        bags.pair(bag, spans.of(chunk.beside[0], chunk.files[1]))
+        bags.pair(bag, byte_ranges.of(chunk.beside[0], chunk.files[1]))
         if chunk.beside
         else bags.single(bag)
     )
@@ -265,13 +355,14 @@ def _open_bag(chunk: Chunk, columns: Columns | None) -> Shard:
 
 
 def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
-    spec = columns_of(chunk.at, spans.stored_size(chunk))
+    spec = columns_of(chunk.at, byte_ranges.stored_size(chunk))
     if not chunk.beside:
         refs = "refs" not in spec and (chunk.at.folder / REFS).exists()
         files, locations = companion_files(chunk, companions(spec, refs))
         chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
     found = {
-        at.name: spans.of(at, file) for at, file in zip(chunk.beside, chunk.files[1:], strict=True)
+        at.name: byte_ranges.of(at, file)
+        for at, file in zip(chunk.beside, chunk.files[1:], strict=True)
     }
     refs = has_refs(spec, found)
     for name in companions(spec, refs):
@@ -292,7 +383,7 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
             raise FormatError(
                 f"contains no rows, but column {full!r} has {len(layout[full]) - 1} records",
                 where=found[REFS].at,
-                hint=bags.DAMAGED,
+                hint=DAMAGED,
                 column=full,
             )
         return Shard(chunk, columns, len(layout[REFS_TABLE]) - 1, layout)
@@ -306,3 +397,88 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
             hint=bags.TORN,
         )
     return Shard(chunk, columns, rows[least], layout)
+
+
+# -- writing
+
+
+def _weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
+    """Return the bytes of each row: its records, and 8 bytes of table per record; int64 [rows].
+
+    raises  ValueFitError with the first row that the format cannot store
+    """
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for one in columns:
+        encoding = lookup(one.encoding.removesuffix("[]"))
+        if encoding.size is not None and not one.encoding.endswith("[]"):
+            sizes += encoding.size + 8
+            continue
+        (array,), counts = bags.records(one, [batch])
+        lengths = pc.binary_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+        _check_lengths(one, lengths, counts, format)
+        lengths += 8
+        if counts is not None:
+            ends = np.concatenate(([0], np.cumsum(lengths)))
+            offsets = np.concatenate(([0], np.cumsum(counts)))
+            lengths = ends[offsets[1:]] - ends[offsets[:-1]]
+        sizes += lengths
+    return sizes
+
+
+def _check_lengths(one: Column, lengths: IntArray, counts: IntArray | None, format: str) -> None:
+    """Raise ValueFitError with the first row that has an empty record, if the format cannot store
+    it.
+    """
+    empty = lengths == 0
+    if format == "granular-refs" and empty.any():
+        first = int(np.argmax(empty))
+        row = first if counts is None else int(np.searchsorted(np.cumsum(counts), first, "right"))
+        hint = "Use -f granular."
+        raise ValueFitError(
+            f"column {one.name!r} has an empty record, which {format} cannot store",
+            row=row,
+            hint=hint,
+            column=one.name,
+        )
+
+
+def _put(
+    at: Location,
+    number: int,
+    name: str,
+    columns: Columns,
+    files: Mapping[str, Parts],
+    rows: int,
+    settings: Settings,
+) -> Chunk:
+    """Write the files of a shard, its spec.json last: a shard with a spec.json is complete.
+
+    raises  UsageError for a second shard if the settings do not split, or for a compression
+    """
+    if settings.compression is not None:
+        raise UsageError(
+            "granular shards are not compressed",
+            hint="Omit --compress, or choose another --format.",
+        )
+    whole = settings.shard_bytes is None and settings.shard_rows is None
+    if whole and number:
+        raise UsageError(
+            "the rows need more than one shard",
+            where=at,
+            hint="Use --shard-size.",
+        )
+    folder = "" if whole else f"{shard_folder(number)}/"
+    names = {DEFAULT, *settings.hashes}
+    written = {file: (at / f"{folder}{file}").write(parts, names) for file, parts in files.items()}
+    spec = (at / f"{folder}{SPEC}").write([granular_spec.text(columns)], names)
+    listed = (
+        File(f"{folder}{file}", one.size, one.hashes)
+        for file, one in {SPEC: spec, **written}.items()
+    )
+    return Chunk(
+        at / f"{folder}{SPEC}",
+        rows,
+        tuple(listed),
+        name,
+        tuple(at / f"{folder}{file}" for file in files),
+    )

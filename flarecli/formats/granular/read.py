@@ -11,13 +11,13 @@ import numpy as np
 from flarecli import encodings
 from flarecli.encodings import Encoding, lookup
 from flarecli.errors import FormatError, UsageError, ValueFitError
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import byte_ranges
 from flarecli.formats.granular import bags
 from flarecli.formats.granular import refs as bag_refs
 from flarecli.formats.granular.bags import Bag
 from flarecli.formats.granular.refs import Taken
 from flarecli.lazy import pa
-from flarecli.model import ByteArray, Chunk, Column, IntArray, Row, Shard
+from flarecli.model import Chunk, Column, Row, Shard
 from flarecli.storage import Location
 
 __all__ = ["REFS_TABLE", "batch", "rows", "taken", "unfit", "weight"]
@@ -45,9 +45,9 @@ def _bag(shard: Shard, name: str) -> Bag:
 
 def _file(chunk: Chunk, name: str) -> Chunk:
     if chunk.files[0].name.endswith(".bag"):
-        return spans.of(chunk.at, chunk.files[0])
+        return byte_ranges.of(chunk.at, chunk.files[0])
     return next(
-        spans.of(at, file)
+        byte_ranges.of(at, file)
         for at, file in zip(chunk.beside, chunk.files[1:], strict=True)
         if at.name == f"{name}.bag"
     )
@@ -62,12 +62,12 @@ def rows(
     names: Sequence[str] | None,
     ranges: Mapping[str, tuple[int, int]] | None,
 ) -> list[Row]:
-    """Return the records of rows, in the order asked; see `Granular.read_rows`."""
+    """Return the records of rows, in the requested order; see `Granular.read_rows`."""
     key = "rows" if names is None else ("rows", *names)
     plan = shard.memo.get(key)
     if plan and not ranges:
         return [
-            {name: held[table[row] : table[row + 1]] for name, held, table in plan}
+            {name: source[table[row] : table[row + 1]] for name, source, table in plan}
             for row in wanted
         ]
     names = [one.name for one in shard.columns] if names is None else names
@@ -76,9 +76,9 @@ def rows(
     if _has_refs(shard):
         return _rows_by_refs(shard, wanted, names, ranges or {})
     found = [_bag(shard, name) for name in names]
-    if all(bag.held is not None for bag in found):
+    if all(bag.source is not None for bag in found):
         shard.memo[key] = [
-            (name, bag.held, bag.table) for name, bag in zip(names, found, strict=True)
+            (name, bag.source, bag.table) for name, bag in zip(names, found, strict=True)
         ]
     columns = [_bytes_of(bag, [(row, row + 1) for row in wanted]) for bag in found]
     return (
@@ -104,12 +104,14 @@ def mapped_records(
 
 def _bytes_of(bag: Bag, runs: Sequence[tuple[int, int]]) -> list[bytes]:
     """Read runs of consecutive records, each as one bytes object."""
-    held, table = bag.held, bag.table
-    if held is not None:
-        return [held[table[first] : table[last]] for first, last in runs]
+    source, table = bag.source, bag.table
+    if source is not None:
+        return [source[table[first] : table[last]] for first, last in runs]
     return [
         bytes(part)
-        for part in spans.read(bag.chunk, [(table[first], table[last]) for first, last in runs])
+        for part in byte_ranges.read(
+            bag.chunk, [(table[first], table[last]) for first, last in runs]
+        )
     ]
 
 
@@ -212,9 +214,12 @@ def taken(
     """
     if not _has_refs(shard):
         return [(np.arange(start, stop), np.ones(stop - start, np.int64))] * len(shard.columns)
-    data, starts = _bytes(bags.array(_bag(shard, REFS_TABLE), start, stop))
+    refs = bags.array(_bag(shard, REFS_TABLE), start, stop)
+    data, offsets = byte_ranges.value_bytes(refs), byte_ranges.value_offsets(refs)
     lists = [one.encoding.endswith("[]") for one in shard.columns]
-    out = bag_refs.numbers(data, starts, lists, shard.chunk.at, start)
+    out = bag_refs.numbers(
+        np.frombuffer(data, np.uint8), offsets - offsets[0], lists, shard.chunk.at, start
+    )
     for one, (first, count) in zip(shard.columns, out, strict=True):
         there = len(shard.layout[one.name]) - 1
         beyond = (first > there) | (count > there) | (first + count > there)
@@ -242,13 +247,6 @@ def taken(
                 column=one.name,
             )
     return out
-
-
-def _bytes(array: pa.Array) -> tuple[ByteArray, IntArray]:
-    """Return a large_binary array as uint8 [bytes] and int64 [rows + 1]."""
-    offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)
-    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)
-    return data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
 
 
 def weight(shard: Shard, places: Sequence[Taken]) -> int:
@@ -285,13 +283,9 @@ def batch(shard: Shard, start: int, stop: int, names: Sequence[str]) -> pa.Recor
             strict=True,
         )
     )
-    by_name = {one.name: one for one in shard.columns}
-    arrays = [_column(shard, by_name[name], places[name], start, stop) for name in names]
-    if not arrays:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=pa.schema([encodings.field(by_name[name]) for name in names])
-    )
+    columns = byte_ranges.chosen(shard, names)
+    arrays = [_column(shard, one, places[one.name], start, stop) for one in columns]
+    return byte_ranges.record_batch(columns, arrays, stop - start)
 
 
 def _column(shard: Shard, one: Column, places: Taken | None, start: int, stop: int) -> pa.Array:
@@ -320,16 +314,14 @@ def _typed(raw: pa.Array, encoding: Encoding) -> pa.Array:
     """Return typed values; numbers share the bytes of the file. Raises ValueFitError for a wrong size."""
     if encoding.size is None:
         return encodings.typed(raw, encoding)
-    offsets = (
-        np.frombuffer(raw.buffers()[1], np.int64, len(raw) + 1, raw.offset * 8)
-        if len(raw)
-        else np.zeros(1, np.int64)
-    )
+    offsets = byte_ranges.value_offsets(raw)
     lengths = np.diff(offsets)
     wrong = lengths != encoding.size
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise ValueFitError(f"{lengths[row]} bytes, {encoding.name} has {encoding.size}", row=row)
+        raise ValueFitError(
+            f"expected {encoding.size} bytes for {encoding.name}, got {lengths[row]}", row=row
+        )
     if encoding.arrow.equals(encodings.BINARY):
         return raw
     data = (

@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from flarecli.errors import (
 )
 from flarecli.expansion import check_columns
 from flarecli.formats.base import Format
+from flarecli.formats.shard_files import check_names, parse_json
 from flarecli.model import Chunk, Column, Columns, File, Stream
 from flarecli.names import check_name
 from flarecli.storage import Location
@@ -87,14 +87,7 @@ def parse(data: bytes, where: object) -> dict[str, str]:
     raises  FormatError if it is not an object of texts, is empty, or has a duplicate key;
             UnsafeError for a key that is not a valid file name
     """
-    try:
-        value = json.loads(data.decode(), object_pairs_hook=_pairs)
-    except UnicodeDecodeError as error:
-        raise FormatError(f"not UTF-8 at byte {error.start}", where=where) from None
-    except RecursionError:
-        raise FormatError("JSON is nested too deeply", where=where) from None
-    except ValueError as error:
-        raise FormatError(f"not valid JSON: {error}", where=where) from None
+    value = parse_json(data, where)
     if not isinstance(value, dict) or not all(isinstance(kind, str) for kind in value.values()):
         raise FormatError("not an object of column names and types", where=where)
     if not value:
@@ -103,15 +96,6 @@ def parse(data: bytes, where: object) -> dict[str, str]:
     for key in value:
         _check_key(key, where)
     return value
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        seen: set[str] = set()
-        name = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"duplicate key {name!r:.60}")
-    return out
 
 
 def _check_key(key: str, where: object = "") -> None:
@@ -178,15 +162,9 @@ def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Col
     reserved  a name that no column may have
     raises    UsageError for a duplicate name, no columns, or a name that is not a valid file name
     """
-    out = tuple(sorted((form.held(one) for one in columns), key=lambda one: one.name))
-    if not out:
-        raise UsageError(
-            "a dataset needs at least one column",
-            hint="Name the columns to pack with -c.",
-        )
-    for i, one in enumerate(out):
-        if i and out[i - 1].name == one.name:
-            raise UsageError(f"two columns are named {one.name!r}")
+    out = tuple(sorted((form.stored_column(one) for one in columns), key=lambda one: one.name))
+    check_names(out, "a dataset needs at least one column")
+    for one in out:
         try:
             _check_key(one.name)
         except FlareError as error:
@@ -216,7 +194,7 @@ def columns_of(at: Location, size: int | None = None) -> dict[str, str]:
     """Read a spec.json. Raises FormatError if it is too large."""
     size = at.size() if size is None else size
     if size > MAX_SPEC_BYTES:
-        raise FormatError(f"file is {size} bytes, the limit is {MAX_SPEC_BYTES}", where=at)
+        raise FormatError(f"file is {size} bytes; at most {MAX_SPEC_BYTES} are read", where=at)
     return parse(at.read(0, size), at)
 
 

@@ -15,25 +15,31 @@ Each file may be compressed as a whole and then has the suffix of the compressio
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from flarecli import encodings
 from flarecli.bisect import findings_of
 from flarecli.encodings import lookup
-from flarecli.errors import FormatError, UsageError, ValueFitError
+from flarecli.errors import FormatError, ValueFitError
 from flarecli.expansion import check_rows
-from flarecli.formats import byte_ranges as spans
-from flarecli.formats.base import Format, Span
+from flarecli.formats import byte_ranges
 from flarecli.formats.mds import config as mds_config
-from flarecli.formats.mds import index as mds_index
-from flarecli.formats.mds import merge as mds_merge
-from flarecli.formats.mds import repair_index as mds_reindex
-from flarecli.formats.mds.index import name_of, present, raw_name, store
-from flarecli.formats.registry import INDEX
+from flarecli.formats.mds.format import (
+    MAX_CONFIG_BYTES,
+    MosaicFormat,
+    check_config_size,
+    check_shard_size,
+    read_starts,
+    row_count,
+    runs_of_rows,
+    step_of,
+    weights,
+)
+from flarecli.formats.mds.index import name_of, present, raw_name
+from flarecli.formats.shard_files import DAMAGED, write_file
 from flarecli.lazy import np, pa, pc
 from flarecli.model import (
     ByteArray,
@@ -49,70 +55,39 @@ from flarecli.model import (
 from flarecli.storage import Location
 
 __all__ = [
-    "LIMIT",
     "LineFormat",
-    "MosaicFormat",
+    "LineWriter",
     "Places",
-    "arranged",
-    "assembled",
-    "bodies",
     "bytes_of",
-    "checked",
-    "cut",
-    "ends",
     "find_all",
-    "first_decrease",
     "is_large",
     "joined",
-    "lengths",
     "lines_of",
-    "opened",
     "pieces",
-    "read_starts",
     "row_parts",
-    "step_of",
     "stored_columns",
-    "weights",
-    "write",
 ]
 
-LIMIT = (1 << 32) - 1  # starts are uint32
-_MAX_CONFIG_BYTES = 1 << 24  # enough for thousands of columns
-_STEP_ROWS, _STEP_BYTES = 8192, 4 << 20  # rows checked or joined at once; they fit the CPU cache
-# Arrow joins about 1 MiB at once, but at least 1 KiB per column, to outweigh the cost of the calls.
-_JOIN_BYTES, _JOIN_BYTES_PER_COLUMN = 1 << 20, 1 << 10
+# Bytes of a row that is written value by value, and bytes that are searched at once.
 _LARGE_ROW_BYTES, _SEARCH_BYTES = 16 << 20, 16 << 20
-_HINT = "The file was damaged or cut short; fetch or pack it again."
 
 Places = Mapping[
     str, tuple[IntArray, IntArray]
 ]  # column -> (starts, lengths) of its values, int64 [rows] each
 
 
-class MosaicFormat(Format):
-    """A format of MosaicML Streaming: an `index.json` lists its shards."""
+class LineWriter(NamedTuple):
+    """How a format writes lines.
 
-    index_files = (INDEX,)
-    checks_forward = True
+    header       bytes before the first line
+    fixed_bytes  bytes of a line besides its values
+    join         join the lines of a batch and check that they can be read back; raises ValueFitError
+                 with the first row that could not
+    """
 
-    open_dataset = staticmethod(mds_index.open_dataset)
-    merge_indexes = staticmethod(mds_merge.merge)
-    repair_index = staticmethod(mds_reindex.rebuild)
-
-    def written_by(self, listed_by: str) -> str | None:
-        """Return the version of the index that lists a dataset."""
-        return "MDS version 2" if listed_by == INDEX else None
-
-    def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
-        """Return the byte range of a row."""
-        starts = shard.layout["starts"]
-        return shard.chunk.at, int(starts[row]), int(starts[row + 1])
-
-    def write_index(
-        self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
-    ) -> dict[str, File]:
-        """Write `index.json` as the original does."""
-        return mds_index.write_index(at, chunks, columns, settings, self.name)
+    header: bytes
+    fixed_bytes: int
+    join: Callable[[pa.RecordBatch], Sequence[memoryview]]
 
 
 class LineFormat(MosaicFormat):
@@ -121,72 +96,110 @@ class LineFormat(MosaicFormat):
     is_multi_file = True
     sizes_are_exact = False  # as in the original, headers and `.meta` files do not count
 
+    def parse_layout(
+        self, columns: Columns, config: Mapping[str, Any], where: object
+    ) -> Mapping[str, Any]:
+        """Return the layout of lines; its `header` is the bytes before the first line."""
+        raise NotImplementedError
+
+    def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:
+        """Return how lines are written. Raises UsageError if they could not be read back."""
+        raise NotImplementedError
+
+    def check_lines(self, shard: Shard, start: int, stop: int, values: bool) -> None:
+        """Check lines start..stop and, with `values`, every value. Raises FormatError."""
+        raise NotImplementedError
+
     def sniff(self, name: str, head: bytes) -> bool:
         """Return whether a file has the original's name of a shard; other files end in `.json` too."""
         return name.endswith(self.suffixes) and name.rpartition("/")[2].startswith("shard.")
 
+    def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
+        """Read the `.meta` and compare it with the size of the data, which is read only if compressed.
 
-def opened(
-    chunk: Chunk,
-    columns: Columns | None,
-    form: str,
-    parse_layout: Callable[[Columns, Mapping[str, Any], object], Mapping[str, Any]],
-) -> Shard:
-    """Read the `.meta` of a shard and compare it with the size of the data, which is read only if
-    compressed.
+        columns  the columns that an index or a playlist lists
+        raises   FormatError if the table does not fit the data; IntegrityError if the columns are
+                 not the listed ones
+        """
+        chunk, meta = present(chunk), present(_companion(chunk))
+        _check_listed(chunk, meta)
+        data = byte_ranges.whole(meta)
+        if data is None:
+            data = memoryview(meta.at.read(0, byte_ranges.stored_size(meta)))
+        rows = row_count(data, len(data), chunk, meta.at)
+        end = 8 + 4 * rows
+        check_config_size(len(data) - end, meta.at)
+        stored = byte_ranges.stored_size(chunk) + byte_ranges.stored_size(meta)
+        check_rows(rows, 1, stored, meta.at)
+        config, own = mds_config.parse_config(bytes(data[end:]), self.name, meta.at)
+        check_rows(rows, len(own), stored, meta.at)
+        own = mds_config.agreed(own, columns, self.name, meta.at)
+        layout = self.parse_layout(own, config, meta.at)
+        starts = read_starts(data, rows, copy=bool(byte_ranges.suffix(meta)))
+        _check_table(starts, len(layout["header"]), _data_size(chunk), chunk, meta)
+        files = (*(chunk.files[:1] or (File(chunk.at.name),)), *meta.files)
+        chunk = replace(chunk, files=files, beside=(meta.at,))
+        return Shard(chunk, own, rows, {"starts": starts, **layout})
 
-    columns        the columns that an index or a playlist lists
-    parse_layout   (columns, config, where) -> further items of the layout, among them `header`: the
-                   bytes before the first line
-    raises         FormatError if the table does not fit the data; IntegrityError if the columns are
-                   not the listed ones
-    """
-    chunk, meta = present(chunk), present(_companion(chunk))
-    _check_listed(chunk, meta)
-    view = spans.whole(meta)
-    data = view if view is not None else memoryview(meta.at.read(0, spans.stored_size(meta)))
-    if len(data) < 8:
-        raise FormatError(f"file is {len(data)} bytes; an empty table needs 8", where=meta.at)
-    rows = int.from_bytes(data[:4], "little")
-    end = 8 + 4 * rows
-    if end > len(data):
-        raise FormatError(
-            f"file is {len(data)} bytes; its table of {rows} samples needs {end}", where=meta.at
+    def row_sizes(
+        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
+    ) -> tuple[int, IntArray]:
+        """Return 0 and the size of each line, int64 [rows]; as in the original, nothing else
+        counts.
+
+        raises  UsageError for names or settings that lines cannot store; ValueFitError naming the
+                first row that a line cannot store
+        """
+        writer = self.line_writer(columns, settings)
+        # First, so that a row that fits no shard is not joined.
+        sizes = weights(columns, batch, writer.fixed_bytes, 0, self.name)
+        for _ in _join_lines((batch,), writer.join):
+            pass
+        return 0, sizes
+
+    def write_shard(
+        self,
+        at: Location,
+        number: int,
+        columns: Columns,
+        batches: Sequence[pa.RecordBatch],
+        settings: Settings,
+    ) -> Chunk:
+        """Write all rows as `shard.00000.json` (csv, tsv, xsv) and its `.meta`, as the original
+        does.
+
+        raises  ValueFitError for a value that a line cannot store, or if the data would exceed 4
+                GiB
+        """
+        writer = self.line_writer(columns, settings)
+        sizes = [weights(columns, one, writer.fixed_bytes, 0, self.name) for one in batches]
+        lengths = np.concatenate([*sizes, np.zeros(0, np.int64)])
+        starts = np.full(len(lengths) + 1, len(writer.header), np.int64)
+        starts[1:] += np.cumsum(lengths)
+        size, name = int(starts[-1]), name_of(number, self.name)
+        check_shard_size(size, self.name, at / name)
+        config = mds_config.dumped(mds_config.config(self.name, columns, settings))
+        table = len(lengths).to_bytes(4, "little") + starts.astype("<u4").tobytes() + config
+        header = [writer.header] if writer.header else []
+        lines = itertools.chain(header, _join_lines(batches, writer.join))
+        to, file = write_file(at, name, lines, size, settings)
+        meta_at, meta = write_file(at, f"{name}.meta", [table], len(table), settings)
+        return Chunk(to, len(lengths), (file, meta), self.name, (meta_at,))
+
+    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
+        """Check the header, every line and, with `values`, every value."""
+        header = shard.layout["header"]
+        data = byte_ranges.read(shard.chunk, [(0, len(header))])[0] if header else b""
+        if data != header:
+            yield Finding(
+                str(shard.chunk.at),
+                FormatError.kind,
+                f"expected the header {header!r:.80}, got {bytes(data)!r:.80}",
+                "Fetch or pack it again.",
+            )
+        yield from findings_of(
+            runs_of_rows(shard), lambda start, stop: self.check_lines(shard, start, stop, values)
         )
-    if chunk.rows is not None and rows != chunk.rows:
-        raise FormatError(f"contains {rows} samples; {chunk.rows} are listed", where=meta.at)
-    if len(data) - end > _MAX_CONFIG_BYTES:
-        raise FormatError(
-            f"config is {len(data) - end} bytes; at most {_MAX_CONFIG_BYTES} are read",
-            where=meta.at,
-        )
-    stored = spans.stored_size(chunk) + spans.stored_size(meta)
-    check_rows(rows, 1, stored, meta.at)
-    config, own = mds_config.parse_config(bytes(data[end:]), form, meta.at)
-    check_rows(rows, len(own), stored, meta.at)
-    own = mds_config.agreed(own, columns, form, meta.at)
-    layout = dict(parse_layout(own, config, meta.at))
-    starts = read_starts(data, rows, copy=bool(spans.suffix(meta)))
-    _check(starts, len(layout["header"]), _data_size(chunk), chunk, meta)
-    files = (*(chunk.files[:1] or (File(chunk.at.name),)), *meta.files)
-    return Shard(
-        replace(chunk, files=files, beside=(meta.at,)), own, rows, {"starts": starts, **layout}
-    )
-
-
-def read_starts(data: memoryview, rows: int, *, copy: bool) -> UInt32Array:
-    """Return the start of each row from a shard's table, and the end: uint32 [rows + 1].
-
-    copy  False: the array is a view of `data` if that is aligned, and keeps it in memory
-    """
-    starts = np.frombuffer(data, "<u4", rows + 1, 4)
-    return np.require(starts, np.uint32, ["ALIGNED", "OWNDATA"] if copy else ["ALIGNED"])
-
-
-def first_decrease(starts: UInt32Array) -> int | None:
-    """Return the first row that ends before it starts, or None."""
-    decreases = starts[1:] < starts[:-1]
-    return int(np.argmax(decreases)) if decreases.any() else None
 
 
 def _check_listed(chunk: Chunk, meta: Chunk) -> None:
@@ -197,7 +210,7 @@ def _check_listed(chunk: Chunk, meta: Chunk) -> None:
     if (
         chunk.rows is not None
         and listed is not None
-        and listed > 8 + 4 * chunk.rows + _MAX_CONFIG_BYTES
+        and listed > 8 + 4 * chunk.rows + MAX_CONFIG_BYTES
     ):
         raise FormatError(
             f"lists {listed} bytes, too many for a table of {chunk.rows} samples",
@@ -208,9 +221,9 @@ def _check_listed(chunk: Chunk, meta: Chunk) -> None:
 def _companion(chunk: Chunk) -> Chunk:
     """Return the `.meta` of a shard, as listed or by its name."""
     if chunk.beside:
-        return spans.of(chunk.beside[0], chunk.files[1])
+        return byte_ranges.of(chunk.beside[0], chunk.files[1])
     at, name = chunk.at, chunk.files[0].name if chunk.files else chunk.at.name
-    return spans.of(at.folder / _meta_name(at.name), File(_meta_name(name)))
+    return byte_ranges.of(at.folder / _meta_name(at.name), File(_meta_name(name)))
 
 
 def _meta_name(name: str) -> str:
@@ -219,53 +232,53 @@ def _meta_name(name: str) -> str:
 
 
 def _data_size(chunk: Chunk) -> int:
-    if not spans.suffix(chunk):
-        return spans.stored_size(chunk)
+    if not byte_ranges.suffix(chunk):
+        return byte_ranges.stored_size(chunk)
     listed = chunk.files[0].raw_size if chunk.files else None
     if listed is not None:
         return listed  # checked when the data is decompressed
-    view = spans.whole(chunk)
+    view = byte_ranges.whole(chunk)
     return 0 if view is None else len(view)
 
 
-def _check(starts: UInt32Array, header: int, size: int, chunk: Chunk, meta: Chunk) -> None:
+def _check_table(starts: UInt32Array, header: int, size: int, chunk: Chunk, meta: Chunk) -> None:
     if int(starts[0]) != header:
         raise FormatError(
             f"expected the first line at byte {header} of the data, got {starts[0]}",
             where=meta.at,
-            hint=_HINT,
+            hint=DAMAGED,
         )
-    row = first_decrease(starts)
+    row = byte_ranges.first_decrease(starts)
     if row is not None:
         raise FormatError(
             f"line {row} starts at byte {starts[row]} and ends at byte {starts[row + 1]}",
             where=meta.at,
-            hint=_HINT,
+            hint=DAMAGED,
         )
     if int(starts[-1]) != size:
         raise FormatError(
-            f"file is {size} bytes; its table needs {starts[-1]}", where=chunk.at, hint=_HINT
+            f"file is {size} bytes; its table needs {starts[-1]}", where=chunk.at, hint=DAMAGED
         )
 
 
 def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
-    """Return lines with their newline in the order asked; close lines share a read."""
+    """Return lines with their newline in the requested order; close lines share a read."""
     table = memoryview(shard.layout["starts"])  # its items are Python integers
     view: memoryview | None = shard.memo.get("view")
     # A decompressed shard must not outlive its cache.
-    if view is None and not spans.suffix(shard.chunk):
-        view = spans.whole(shard.chunk)
+    if view is None and not byte_ranges.suffix(shard.chunk):
+        view = byte_ranges.whole(shard.chunk)
         if view is not None:
             shard.memo["view"] = view
     if view is not None and len(rows) == 1:
         return [view[table[rows[0]] : table[rows[0] + 1]]]
-    return spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
+    return byte_ranges.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
 
 
 def bytes_of(shard: Shard, start: int, stop: int) -> tuple[ByteArray, IntArray]:
     """Return the bytes of lines start..stop, uint8, and the start of each, int64 [rows + 1]."""
     starts = np.array(shard.layout["starts"][start : stop + 1], np.int64)
-    (part,) = spans.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
+    (part,) = byte_ranges.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
     return np.frombuffer(part, np.uint8), starts - starts[0]
 
 
@@ -281,124 +294,7 @@ def find_all(data: ByteArray, text: bytes) -> IntArray:
     return at
 
 
-def cut(data: ByteArray, places: Places, views: bool) -> Callable[[str], pa.Array]:
-    """Return a function that makes the array of a column's stored bytes; with `views`, without
-    copying.
-    """
-    make = spans.views if views and len(data) < spans.VIEW_LIMIT else spans.ragged
-    return lambda name: make(data, *places[name])
-
-
-def assembled(
-    shard: Shard, start: int, stop: int, names: Sequence[str] | None, raw: Callable[[str], pa.Array]
-) -> pa.RecordBatch:
-    """Return stored bytes as typed columns.
-
-    raw     name -> large_binary, binary_view, or fixed-size binary [rows]
-    raises  ValueFitError naming the row for text that is not UTF-8
-    """
-    by_name = {one.name: one for one in shard.columns}
-    arrays, fields = [], []
-    for name in by_name if names is None else names:
-        encoding, array = lookup(by_name[name].encoding), raw(name)
-        try:
-            arrays.append(
-                spans.viewed(array, encoding)
-                if pa.types.is_binary_view(array.type)
-                else encodings.typed(array, encoding)
-            )
-        except ValueFitError as error:
-            raise error.at(shard.chunk.at, start).changed(
-                message=f"column {name!r:.60}: {error.message}", column=name
-            ) from None
-        fields.append(encodings.field(by_name[name]).with_type(arrays[-1].type))
-    if not arrays:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def steps(shard: Shard) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of runs of rows with bounded bytes."""
-    starts, start = memoryview(shard.layout["starts"]), 0
-    while start < shard.rows:
-        stop = max(
-            start + 1,
-            min(
-                start + _STEP_ROWS,
-                shard.rows,
-                bisect_right(starts, starts[start] + _STEP_BYTES) - 1,
-            ),
-        )
-        yield start, stop
-        start = stop
-
-
-def checked(shard: Shard, check: Callable[[int, int], Any]) -> Iterator[Finding]:
-    """Check a shard run by run and yield a finding for each invalid row."""
-    return findings_of(steps(shard), check)
-
-
 # -- writing
-
-
-def arranged(columns: Columns) -> Columns:
-    """Return columns sorted by the code points of their names.
-
-    raises  UsageError for duplicate names, or no columns
-    """
-    out = tuple(sorted(columns, key=lambda one: one.name))
-    if not out:
-        raise UsageError(
-            "a shard needs at least one column", hint="Select the columns to pack with -c."
-        )
-    for one, two in pairwise(out):
-        if one.name == two.name:
-            raise UsageError(f"duplicate column name {one.name!r}")
-    return out
-
-
-def weights(columns: Columns, batch: pa.RecordBatch, fixed: int, base: int, form: str) -> IntArray:
-    """Return the size of each row: int64 [rows].
-
-    fixed   bytes of a row besides its columns of variable size
-    base    bytes of an empty shard
-    raises  ValueFitError naming the row and its largest column if it does not fit a shard, whose
-            starts are uint32
-    """
-    variable = [one.name for one in columns if one.size is None]
-    sizes = (
-        np.full(batch.num_rows, fixed, np.int64)
-        if not variable
-        else lengths(batch.column(variable[0])) + fixed
-    )
-    for name in variable[1:]:
-        sizes += lengths(batch.column(name))
-    if len(sizes) and base + int(sizes.max()) > LIMIT:
-        row = int(np.argmax(sizes > LIMIT - base))
-        name = max(variable, key=lambda one: int(lengths(batch.column(one).slice(row, 1))[0]))
-        message = f"column {name!r}: row has {sizes[row]} bytes; a {form} shard has at most 4 GiB"
-        raise ValueFitError(message, row=row, column=name)
-    return sizes
-
-
-def lengths(array: pa.Array) -> IntArray:
-    """Return the bytes of each value of a column of bytes or text, 0 for a null: int64 [rows]."""
-    if not array.null_count and array.type in (encodings.BINARY, encodings.TEXT):
-        bounds = ends(array)
-        return bounds[1:] - bounds[:-1]  # faster than Arrow
-    lengths = pc.fill_null(pc.binary_length(array), 0)
-    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
-
-
-def ends(array: pa.Array) -> IntArray:
-    """Return the offsets of a large_binary or large_string array: int64 [rows + 1]."""
-    return np.frombuffer(array.buffers()[1] or bytes(8), np.int64, len(array) + 1, array.offset * 8)
-
-
-def step_of(rows: int, size: int, columns: int) -> int:
-    """Return how many rows Arrow joins at once, of `rows` rows with `size` bytes."""
-    target = max(_JOIN_BYTES, columns * _JOIN_BYTES_PER_COLUMN)
-    return int(max(1, min(_STEP_ROWS, target * max(1, rows) // max(1, size))))
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -407,7 +303,7 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
 
 
-def bodies(
+def _join_lines(
     batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], Sequence[memoryview]]
 ) -> Iterator[memoryview]:
     """Yield the lines of batches, as the buffers that `body` returns for each piece.
@@ -462,51 +358,5 @@ def joined(parts: Sequence[Any]) -> tuple[memoryview, IntArray]:
         *(pa.scalar(part, encodings.BINARY) if isinstance(part, bytes) else part for part in parts),
         pa.scalar(b"", encodings.BINARY),
     )
-    offsets = np.frombuffer(body.buffers()[1], np.int64, len(body) + 1, body.offset * 8)
-    return memoryview(body.buffers()[2] or b"")[
-        int(offsets[0]) : int(offsets[-1])
-    ], offsets - offsets[0]
-
-
-def write(
-    at: Location,
-    number: int,
-    form: str,
-    columns: Columns,
-    settings: Settings,
-    header: bytes,
-    sizes: Sequence[IntArray],
-    bodies: Iterator[Any],
-) -> Chunk:
-    """Write the data file and its `.meta`.
-
-    sizes   sizes of the lines, batch by batch: int64 [rows]
-    bodies  the same lines, joined
-    raises  ValueFitError if the data would exceed 4 GiB
-    """
-    lengths = np.concatenate([*sizes, np.zeros(0, np.int64)])
-    starts = np.full(len(lengths) + 1, len(header), np.int64)
-    starts[1:] += np.cumsum(lengths)
-    size, name = int(starts[-1]), name_of(number, form)
-    if size > LIMIT:
-        raise ValueFitError(
-            f"shard would have {size} bytes; {form} allows {LIMIT}",
-            where=at / name,
-            hint="Choose a smaller --shard-size.",
-        )
-    table = b"".join(
-        (
-            len(lengths).to_bytes(4, "little"),
-            starts.astype("<u4").tobytes(),
-            mds_config.dumped(mds_config.config(form, columns, settings)),
-        )
-    )
-    to, file = store(at, name, _joined(header, bodies), size, settings)
-    companion, meta = store(at, f"{name}.meta", [table], len(table), settings)
-    return Chunk(to, len(lengths), (file, meta), form, (companion,))
-
-
-def _joined(header: bytes, bodies: Iterator[Any]) -> Iterator[Any]:
-    if header:
-        yield header
-    yield from bodies
+    offsets = byte_ranges.value_offsets(body)
+    return byte_ranges.value_bytes(body), offsets - offsets[0]

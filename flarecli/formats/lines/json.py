@@ -14,31 +14,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from flarecli import compress, encodings
 from flarecli.errors import FormatError, UsageError, ValueFitError
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import byte_ranges
 from flarecli.formats.base import BINARY, FLOATS, INTEGERS, LISTED_PICTURES, Substitutes
 from flarecli.formats.lines import base as lines
-from flarecli.formats.lines.base import LineFormat
+from flarecli.formats.lines.base import LineFormat, LineWriter
 from flarecli.formats.mds import config as mds_config
 from flarecli.lazy import pa, pc
 from flarecli.model import (
     ByteArray,
-    Chunk,
     Column,
     Columns,
-    Finding,
     IntArray,
     Row,
     Settings,
     Shard,
 )
-from flarecli.storage import Location
 
 __all__ = ["JSONShards", "Plan", "is_text", "parsed", "places", "planned", "split"]
 
@@ -61,9 +58,23 @@ class JSONShards(LineFormat):
         "*[]": "json_json",
     }
 
-    def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the `.meta`, but no lines. Raises FormatError or IntegrityError, see `lines.opened`."""
-        return lines.opened(chunk, columns, self.name, _layout)
+    def parse_layout(
+        self, columns: Columns, config: Mapping[str, Any], where: object
+    ) -> Mapping[str, Any]:
+        """Return the newline; there is no header."""
+        newline = mds_config.text_of(config, "newline", where, empty=True).encode()
+        return {"header": b"", "newline": newline}
+
+    def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:
+        """Return how lines are written. Raises UsageError for a newline that is not JSON whitespace."""
+        if not _WHITESPACE.issuperset(settings.newline):
+            raise UsageError(
+                f"JSON lines that end with {settings.newline!r:.60} cannot be read back",
+                hint="Choose a --newline such as '\\n' or '\\r\\n'.",
+            )
+        plan = planned(columns, settings.newline.encode())
+        fixed = len(plan.tail) + sum(len(before) for _, before, _ in plan.columns)
+        return LineWriter(b"", fixed, lambda piece: _body(columns, piece, plan))
 
     def read_rows(
         self,
@@ -72,7 +83,7 @@ class JSONShards(LineFormat):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Return the JSON text of each value in the order asked; the text of strings is not
+        """Return the JSON text of each value in the requested order; the text of strings is not
         checked.
 
         raises  FormatError naming the row of an invalid line
@@ -99,78 +110,30 @@ class JSONShards(LineFormat):
         """
         plan = _plan(shard)
         data, starts = lines.bytes_of(shard, start, stop)
-        found = places(data, starts, plan)
-        if found is not None:
-            return lines.assembled(shard, start, stop, columns, lines.cut(data, found, views))
-        cuts, whole = starts.data, data.tobytes()
+        located = places(data, starts, plan)
+        if located is not None:
+            return byte_ranges.typed_batch(
+                shard,
+                start,
+                stop,
+                columns,
+                lambda one: byte_ranges.values_at(data, *located[one.name], views),
+            )
+        bounds, text = starts.data, data.tobytes()
         rows = [
-            _values(shard, start + i, whole[cuts[i] : cuts[i + 1]], plan, True)
+            _values(shard, start + i, text[bounds[i] : bounds[i + 1]], plan, True)
             for i in range(stop - start)
         ]
-        return lines.assembled(
+        return byte_ranges.typed_batch(
             shard,
             start,
             stop,
             columns,
-            lambda name: pa.array([row[name] for row in rows], encodings.BINARY),
+            lambda one: pa.array([row[one.name] for row in rows], encodings.BINARY),
         )
 
-    def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return columns as JSON stores them, sorted by the code points of their names.
-
-        raises  UsageError for a column that JSON cannot store, duplicate names, or no columns
-        """
-        return lines.arranged(tuple(self.held(one) for one in columns))
-
-    def row_sizes(
-        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
-    ) -> tuple[int, IntArray]:
-        """Return 0 and the size of each line, int64 [rows]; as in the original, nothing else
-        counts.
-
-        raises  UsageError for a newline that is not JSON whitespace; ValueFitError naming the first
-                row with invalid JSON
-        """
-        _check_newline(settings)
-        plan = planned(columns, settings.newline.encode())
-        sizes = _weights(
-            columns, batch, plan
-        )  # first, so that a row that fits no shard is not joined
-        for _ in lines.bodies((batch,), lambda piece: _body(columns, piece, plan)):
-            pass
-        return 0, sizes
-
-    def write_shard(
-        self,
-        at: Location,
-        number: int,
-        columns: Columns,
-        batches: Sequence[pa.RecordBatch],
-        settings: Settings,
-    ) -> Chunk:
-        """Write all rows as `shard.00000.json` and its `.meta`, as the original does.
-
-        raises  ValueFitError for invalid JSON, or if the data would exceed 4 GiB
-        """
-        _check_newline(settings)
-        plan = planned(columns, settings.newline.encode())
-        sizes = [_weights(columns, batch, plan) for batch in batches]
-        return lines.write(
-            at,
-            number,
-            self.name,
-            columns,
-            settings,
-            b"",
-            sizes,
-            lines.bodies(batches, lambda piece: _body(columns, piece, plan)),
-        )
-
-    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
+    def check_lines(self, shard: Shard, start: int, stop: int, values: bool) -> None:
         """Check that every line is an object with these columns and, with `values`, every value."""
-        return lines.checked(shard, lambda start, stop: self._check(shard, start, stop, values))
-
-    def _check(self, shard: Shard, start: int, stop: int, values: bool) -> None:
         batch = self.read_batch(shard, start, stop)
         if not values:
             return
@@ -185,13 +148,6 @@ class JSONShards(LineFormat):
                     row=row,
                     column=one.name,
                 )
-
-
-def _layout(columns: Columns, config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
-    return {
-        "header": b"",
-        "newline": mds_config.text_of(config, "newline", where, empty=True).encode(),
-    }
 
 
 def _plan(shard: Shard) -> Plan:
@@ -221,19 +177,6 @@ def _values(
             column=name,
         )
     return values
-
-
-def _weights(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> IntArray:
-    fixed = len(plan.tail) + sum(len(before) for _, before, _ in plan.columns)
-    return lines.weights(columns, batch, fixed, 0, JSONShards.name)
-
-
-def _check_newline(settings: Settings) -> None:
-    if not _WHITESPACE.issuperset(settings.newline):
-        raise UsageError(
-            f"JSON lines that end with {settings.newline!r:.60} cannot be read back",
-            hint="Choose a --newline such as '\\n' or '\\r\\n'.",
-        )
 
 
 def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> Sequence[memoryview]:
@@ -401,7 +344,7 @@ def _are_numbers(data: ByteArray, start: IntArray, stop: IntArray) -> bool:
     return bool(
         pc.all(
             pc.match_substring_regex(
-                spans.ragged(data, start, stop - start), f"^(?:{_NUMBER_TEXT})$"
+                byte_ranges.ragged(data, start, stop - start), f"^(?:{_NUMBER_TEXT})$"
             ),
             min_count=0,
         ).as_py()

@@ -8,31 +8,27 @@ in csv, a tab in tsv and any text in xsv; the newline may be any text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from flarecli import compress
 from flarecli.errors import FormatError, UsageError, ValueFitError
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import byte_ranges
 from flarecli.formats.base import BINARY, FLOATS, INTEGERS, LISTED_PICTURES, Substitutes
 from flarecli.formats.lines import base as lines
-from flarecli.formats.lines.base import LineFormat
+from flarecli.formats.lines.base import LineFormat, LineWriter
 from flarecli.formats.mds import config as mds_config
 from flarecli.lazy import pa
 from flarecli.model import (
     ByteArray,
-    Chunk,
-    Column,
     Columns,
-    Finding,
     IntArray,
     Row,
     Settings,
     Shard,
 )
-from flarecli.storage import Location
 
 __all__ = ["CSV", "TSV", "XSV"]
 
@@ -56,13 +52,10 @@ class _Separated(LineFormat):
         "*[]": "json",
     }
 
-    def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the `.meta`, but no lines. Raises FormatError or IntegrityError, see `lines.opened`."""
-        return lines.opened(chunk, columns, self.name, self._layout)
-
-    def _layout(
+    def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
     ) -> Mapping[str, Any]:
+        """Return header, newline and separator."""
         newline = mds_config.text_of(config, "newline", where).encode()
         separator = (self.separator or mds_config.text_of(config, "separator", where)).encode()
         if not columns:
@@ -73,6 +66,15 @@ class _Separated(LineFormat):
             "separator": separator,
         }
 
+    def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:
+        """Return how lines are written. Raises UsageError if the header could not be read back."""
+        separator, newline = self._ends(columns, settings)
+        return LineWriter(
+            separator.join(one.name.encode() for one in columns) + newline,
+            len(separator) * (len(columns) - 1) + len(newline),
+            lambda piece: _body(columns, piece, separator, newline),
+        )
+
     def read_rows(
         self,
         shard: Shard,
@@ -80,7 +82,7 @@ class _Separated(LineFormat):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Return the text of each value in the order asked.
+        """Return the text of each value in the requested order.
 
         raises  FormatError naming a row with a wrong number of values
         """
@@ -108,31 +110,13 @@ class _Separated(LineFormat):
                 text that is not UTF-8
         """
         data, starts = lines.bytes_of(shard, start, stop)
-        return lines.assembled(
-            shard, start, stop, columns, lines.cut(data, _places(shard, start, data, starts), views)
-        )
-
-    def row_sizes(
-        self, columns: Columns, batch: pa.RecordBatch, settings: Settings
-    ) -> tuple[int, IntArray]:
-        """Return 0 and the size of each line, int64 [rows]; as in the original, the header does not
-        count.
-
-        raises  UsageError for names that a header cannot store; ValueFitError naming the first row
-                that a line cannot store
-        """
-        separator, newline = self._ends(columns, settings)
-        # First, so that a row that fits no shard is not joined.
-        sizes = self._weights(columns, batch, separator, newline)
-        for _ in lines.bodies((batch,), lambda piece: _body(columns, piece, separator, newline)):
-            pass
-        return 0, sizes
-
-    def _weights(
-        self, columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes
-    ) -> IntArray:
-        return lines.weights(
-            columns, batch, len(separator) * (len(columns) - 1) + len(newline), 0, self.name
+        places = _places(shard, start, data, starts)
+        return byte_ranges.typed_batch(
+            shard,
+            start,
+            stop,
+            columns,
+            lambda one: byte_ranges.values_at(data, *places[one.name], views),
         )
 
     def _ends(self, columns: Columns, settings: Settings) -> tuple[bytes, bytes]:
@@ -157,46 +141,8 @@ class _Separated(LineFormat):
             )
         return separator.encode(), newline.encode()
 
-    def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return columns as text stores them, sorted by the code points of their names.
-
-        raises  UsageError for a column that text cannot store, duplicate names, or no columns
-        """
-        return lines.arranged(tuple(self.held(one) for one in columns))
-
-    def write_shard(
-        self,
-        at: Location,
-        number: int,
-        columns: Columns,
-        batches: Sequence[pa.RecordBatch],
-        settings: Settings,
-    ) -> Chunk:
-        """Write all rows as `shard.00000.csv` (tsv, xsv) and its `.meta`, as the original does.
-
-        raises  ValueFitError for a value that a line cannot store, or if the data would exceed 4
-                GiB
-        """
-        separator, newline = self._ends(columns, settings)
-        sizes = [self._weights(columns, batch, separator, newline) for batch in batches]
-        header = separator.join(one.name.encode() for one in columns) + newline
-        bodies = lines.bodies(batches, lambda piece: _body(columns, piece, separator, newline))
-        return lines.write(at, number, self.name, columns, settings, header, sizes, bodies)
-
-    def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check the header, the number of values per line and, with `values`, that they are UTF-8."""
-        header = shard.layout["header"]
-        (found,) = spans.read(shard.chunk, [(0, len(header))])
-        if found != header:
-            yield Finding(
-                str(shard.chunk.at),
-                FormatError.kind,
-                f"expected the header {header!r:.80}, got {bytes(found)!r:.80}",
-                "Fetch or pack it again.",
-            )
-        yield from lines.checked(shard, lambda start, stop: self._check(shard, start, stop, values))
-
-    def _check(self, shard: Shard, start: int, stop: int, values: bool) -> None:
+    def check_lines(self, shard: Shard, start: int, stop: int, values: bool) -> None:
+        """Check the number of values per line and, with `values`, that they are UTF-8."""
         if values:
             self.read_batch(shard, start, stop)
         else:

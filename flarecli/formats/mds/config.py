@@ -19,11 +19,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from flarecli.encodings import column
 from flarecli.errors import FormatError, IntegrityError, Place, UsageError
 from flarecli.expansion import check_columns
+from flarecli.formats.shard_files import parse_json
 from flarecli.model import Columns, Settings
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "config",
     "dumped",
     "own_columns",
-    "parse",
     "parse_config",
     "size_limit",
     "text_of",
@@ -93,40 +93,12 @@ def _name_in_config(form: str, encoding: str) -> str:
     return encoding if form == "mds" else _NAMES_IN_CONFIG.get(encoding, "str")
 
 
-def parse(data: bytes, where: object) -> Any:
-    """Parse JSON strictly.
-
-    raises  FormatError for invalid JSON, repeated keys, NaN, and nesting too deep for the parser
-    """
-    try:
-        return json.loads(data.decode(), object_pairs_hook=_pairs, parse_constant=_not_json)
-    except UnicodeDecodeError as error:
-        raise FormatError(f"not UTF-8 at byte {error.start}", where=where) from None
-    except RecursionError:
-        raise FormatError("JSON is nested too deeply", where=where) from None
-    except ValueError as error:
-        raise FormatError(f"not valid JSON: {error}", where=where) from None
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in out:
-            raise ValueError(f"duplicate key {key!r:.60}")
-        out[key] = value
-    return out
-
-
-def _not_json(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
-
-
 def parse_config(data: bytes, form: str, where: object) -> tuple[dict[str, Any], Columns]:
     """Parse a shard's config; return it and its columns.
 
     raises  FormatError if it is invalid, or the config of another format
     """
-    value = parse(data, Place(where, item="config"))
+    value = parse_json(data, Place(where, item="config"))
     if not isinstance(value, dict):
         raise FormatError("config is not an object", where=where)
     if form != "mds" and value.get("format") != form:

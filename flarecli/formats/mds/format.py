@@ -19,26 +19,30 @@ import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import sub
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flarecli import compress, encodings
+from flarecli.bisect import findings_of
 from flarecli.encodings import lookup
 from flarecli.errors import FormatError, ValueFitError
 from flarecli.expansion import check_rows
-from flarecli.formats import byte_ranges as spans
-from flarecli.formats.base import LISTED_PICTURES, Substitutes
-from flarecli.formats.lines import base as lines
+from flarecli.formats import byte_ranges
+from flarecli.formats.base import LISTED_PICTURES, Format, Span, Substitutes
 from flarecli.formats.mds import config as mds_config
+from flarecli.formats.mds import index as mds_index
 from flarecli.formats.mds import read as mds_read
-from flarecli.formats.mds.index import name_of, present, store
-from flarecli.formats.mds.write import bodies
-from flarecli.lazy import np, pa
+from flarecli.formats.mds import repair_index
+from flarecli.formats.mds.index import name_of, present
+from flarecli.formats.registry import INDEX
+from flarecli.formats.shard_files import DAMAGED, check_names, check_row_count, write_file
+from flarecli.lazy import np, pa, pc
 from flarecli.model import (
     BoolArray,
     ByteArray,
     Chunk,
     Column,
     Columns,
+    File,
     Finding,
     IntArray,
     Row,
@@ -48,14 +52,70 @@ from flarecli.model import (
 )
 from flarecli.storage import Location
 
-__all__ = ["MDS"]
+__all__ = [
+    "MAX_CONFIG_BYTES",
+    "MDS",
+    "MosaicFormat",
+    "check_config_size",
+    "check_shard_size",
+    "lengths",
+    "read_starts",
+    "row_count",
+    "runs_of_rows",
+    "samples",
+    "step_of",
+    "weights",
+]
 
-_MAX_CONFIG_BYTES = 1 << 24  # enough for thousands of columns
+MAX_SHARD_BYTES = (1 << 32) - 1  # starts are uint32
+MAX_CONFIG_BYTES = 1 << 24  # enough for thousands of columns
+_STEP_ROWS, _STEP_BYTES = 8192, 4 << 20  # rows checked or joined at once; they fit the CPU cache
+# Arrow joins about 1 MiB at once, but at least 1 KiB per column, to outweigh the cost of the calls.
+_JOIN_BYTES, _JOIN_BYTES_PER_COLUMN = 1 << 20, 1 << 10
+_WORD_BYTES = (8, 4, 2, 1)  # bytes copied at a time
 _MAX_ROWS_WITHOUT_NUMPY = 256  # rows in a run that `verify_shard` checks one by one
 _HEAD_BYTES = 1 << 16  # first read of a remote shard whose row count is unknown
 
 
-class MDS(lines.MosaicFormat):
+class MosaicFormat(Format):
+    """A format of MosaicML Streaming: an `index.json` lists its shards.
+
+    The data of a shard, or its `.meta`, begins with a table: the number of samples and their starts.
+    """
+
+    index_files = (INDEX,)
+    checks_forward = True
+
+    open_dataset = staticmethod(mds_index.open_dataset)
+    merge_indexes = staticmethod(repair_index.merge)
+    repair_index = staticmethod(repair_index.rebuild)
+
+    def written_by(self, listed_by: str) -> str | None:
+        """Return the version of the index that lists a dataset."""
+        return "MDS version 2" if listed_by == INDEX else None
+
+    def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
+        """Return the byte range of a row."""
+        starts = shard.layout["starts"]
+        return shard.chunk.at, int(starts[row]), int(starts[row + 1])
+
+    def write_index(
+        self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
+    ) -> dict[str, File]:
+        """Write `index.json` as the original does."""
+        return mds_index.write_index(at, chunks, columns, settings, self.name)
+
+    def arrange(self, columns: Iterable[Column]) -> Columns:
+        """Return columns as the format stores them, sorted by the code points of their names.
+
+        raises  UsageError for a column that it cannot store, duplicate names, or no columns
+        """
+        out = tuple(sorted(map(self.stored_column, columns), key=lambda one: one.name))
+        check_names(out, "a shard needs at least one column")
+        return out
+
+
+class MDS(MosaicFormat):
     """The binary shards of MosaicML Streaming."""
 
     name = "mds"
@@ -94,45 +154,31 @@ class MDS(lines.MosaicFormat):
         raises   FormatError if the table does not fit the file or the config is invalid
         """
         chunk = present(chunk)
-        at, view = chunk.at, spans.whole(chunk)
-        size = len(view) if view is not None else spans.stored_size(chunk)
+        at, view = chunk.at, byte_ranges.whole(chunk)
+        size = len(view) if view is not None else byte_ranges.stored_size(chunk)
         guess = min(
             size, 8 + 4 * (chunk.rows + 1) + 2048 if chunk.rows is not None else _HEAD_BYTES
         )
         head = view if view is not None else memoryview(at.read(0, guess))
-        if size < 8:
-            raise FormatError(f"file is {size} bytes; an empty table needs 8", where=at)
-        rows = int.from_bytes(head[:4], "little")
+        rows = row_count(head, size, chunk, at)
         end = 8 + 4 * rows
-        if end > size:
-            raise FormatError(
-                f"file is {size} bytes; its table of {rows} samples needs {end}", where=at
-            )
-        if chunk.rows is not None and rows != chunk.rows:
-            raise FormatError(f"contains {rows} samples; {chunk.rows} are listed", where=at)
-        if spans.suffix(chunk):
-            check_rows(rows, 1, spans.stored_size(chunk), at)
+        if byte_ranges.suffix(chunk):
+            check_rows(rows, 1, byte_ranges.stored_size(chunk), at)
         if len(head) < end:
             head = memoryview(bytes(head) + at.read(len(head), end))
-        starts = lines.read_starts(head, rows, copy=bool(spans.suffix(chunk)))
+        starts = read_starts(head, rows, copy=bool(byte_ranges.suffix(chunk)))
         first, last = int(starts[0]), int(starts[-1])
-        if not end <= first <= size or last != size or lines.first_decrease(starts) is not None:
-            raise FormatError(
-                _table_fault(starts, end, size),
-                where=at,
-                hint="The file was damaged or cut short; fetch or pack it again.",
-            )
-        if first - end > _MAX_CONFIG_BYTES:
-            raise FormatError(
-                f"config is {first - end} bytes; at most {_MAX_CONFIG_BYTES} are read", where=at
-            )
+        row = byte_ranges.first_decrease(starts)
+        if not end <= first <= size or last != size or row is not None:
+            raise FormatError(_table_fault(starts, row, end, size), where=at, hint=DAMAGED)
+        check_config_size(first - end, at)
         if len(head) < first:
             head = memoryview(bytes(head) + at.read(len(head), first))
         own = mds_config.agreed(
             mds_config.own_columns(bytes(head[end:first]), self.name, at), columns, self.name, at
         )
-        if spans.suffix(chunk):
-            check_rows(rows, len(own), spans.stored_size(chunk), at)
+        if byte_ranges.suffix(chunk):
+            check_rows(rows, len(own), byte_ranges.stored_size(chunk), at)
         return Shard(chunk, own, rows, {"starts": starts})
 
     def read_batch(
@@ -149,26 +195,17 @@ class MDS(lines.MosaicFormat):
                 not UTF-8
         """
         data, places = _fields(shard, start, stop)
-        by_name = {column.name: column for column in shard.columns}
-        cut = lines.cut(data, places, views)
 
-        def raw(name: str) -> pa.Array:
-            one = by_name[name]
+        def raw(one: Column) -> pa.Array:
+            starts, lengths = places[one.name]
             if one.size is None or lookup(one.encoding).arrow.equals(encodings.BINARY):
-                return cut(name)
-            packed = data[places[name][0][:, None] + np.arange(one.size)]
+                return byte_ranges.values_at(data, starts, lengths, views)
+            packed = data[starts[:, None] + np.arange(one.size)]
             return pa.Array.from_buffers(
                 pa.binary(one.size), stop - start, [None, pa.py_buffer(packed)]
             )
 
-        return lines.assembled(shard, start, stop, columns, raw)
-
-    def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return columns as MDS stores them, sorted by the code points of their names.
-
-        raises  UsageError for duplicate names, no columns, or one that MDS cannot store
-        """
-        return lines.arranged(tuple(self.held(column) for column in columns))
+        return byte_ranges.typed_batch(shard, start, stop, columns, raw)
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
@@ -200,16 +237,10 @@ class MDS(lines.MosaicFormat):
         starts = np.full(rows + 1, 8 + 4 * rows + len(config), np.int64)
         starts[1:] += np.cumsum(np.concatenate([*sizes, np.zeros(0, np.int64)]) - 4)
         size = int(starts[-1])
-        if size > lines.LIMIT:
-            raise ValueFitError(
-                f"shard would have {size} bytes; MDS allows {lines.LIMIT}",
-                where=at / name,
-                hint="Choose a smaller --shard-size.",
-            )
+        check_shard_size(size, self.name, at / name)
         head = struct.pack("<I", rows) + starts.astype("<u4").tobytes() + config
-        to, file = store(
-            at, name, itertools.chain((head,), bodies(columns, batches)), size, settings
-        )
+        parts = itertools.chain((head,), samples(columns, batches))
+        to, file = write_file(at, name, parts, size, settings)
         return Chunk(to, rows, (file,), self.name)
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
@@ -225,13 +256,108 @@ class MDS(lines.MosaicFormat):
             ):
                 _fields(shard, start, stop)  # raises with the row
 
-        return lines.checked(shard, check)
+        return findings_of(runs_of_rows(shard), check)
 
 
-def _table_fault(starts: UInt32Array, end: int, size: int) -> str:
+# -- tables and rows of all shards of MosaicML Streaming
+
+
+def row_count(head: memoryview, size: int, chunk: Chunk, where: Location) -> int:
+    """Return the number of samples in the header of a table, checked before the table is read.
+
+    head    the first bytes of the file, at least 4 if it has so many
+    size    bytes of the whole file, decompressed
+    raises  FormatError if the table does not fit the file, or the number is not the listed one
+    """
+    if size < 8:
+        raise FormatError(f"file is {size} bytes; an empty table needs 8", where=where)
+    rows = int.from_bytes(head[:4], "little")
+    if 8 + 4 * rows > size:
+        raise FormatError(
+            f"file is {size} bytes; its table of {rows} samples needs {8 + 4 * rows}", where=where
+        )
+    check_row_count(chunk, rows, "samples", where)
+    return rows
+
+
+def read_starts(data: memoryview, rows: int, *, copy: bool) -> UInt32Array:
+    """Return the start of each row from a shard's table, and the end: uint32 [rows + 1].
+
+    copy  False: the array is a view of `data` if that is aligned, and keeps it in memory
+    """
+    starts = np.frombuffer(data, "<u4", rows + 1, 4)
+    return np.require(starts, np.uint32, ["ALIGNED", "OWNDATA"] if copy else ["ALIGNED"])
+
+
+def check_config_size(size: int, where: Location) -> None:
+    """Raise FormatError if a config is too large."""
+    if size > MAX_CONFIG_BYTES:
+        raise FormatError(
+            f"config is {size} bytes; at most {MAX_CONFIG_BYTES} are read", where=where
+        )
+
+
+def check_shard_size(size: int, form: str, where: Location) -> None:
+    """Raise ValueFitError if a shard is too large for its table."""
+    if size > MAX_SHARD_BYTES:
+        raise ValueFitError(
+            f"shard would have {size} bytes; {form} allows {MAX_SHARD_BYTES}",
+            where=where,
+            hint="Choose a smaller --shard-size.",
+        )
+
+
+def runs_of_rows(shard: Shard) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of runs of rows that are checked at once."""
+    return byte_ranges.runs(shard.layout["starts"], _STEP_ROWS, _STEP_BYTES)
+
+
+def weights(columns: Columns, batch: pa.RecordBatch, fixed: int, base: int, form: str) -> IntArray:
+    """Return the size of each row: int64 [rows].
+
+    fixed   bytes of a row besides its columns of variable size
+    base    bytes of an empty shard
+    raises  ValueFitError naming the row and its largest column if it does not fit a shard, whose
+            starts are uint32
+    """
+    variable = [one.name for one in columns if one.size is None]
+    sizes = (
+        np.full(batch.num_rows, fixed, np.int64)
+        if not variable
+        else lengths(batch.column(variable[0])) + fixed
+    )
+    for name in variable[1:]:
+        sizes += lengths(batch.column(name))
+    if len(sizes) and base + int(sizes.max()) > MAX_SHARD_BYTES:
+        row = int(np.argmax(sizes > MAX_SHARD_BYTES - base))
+        name = max(variable, key=lambda one: int(lengths(batch.column(one).slice(row, 1))[0]))
+        message = f"column {name!r}: row has {sizes[row]} bytes; a {form} shard has at most 4 GiB"
+        raise ValueFitError(message, row=row, column=name)
+    return sizes
+
+
+def lengths(array: pa.Array) -> IntArray:
+    """Return the bytes of each value of a column of bytes or text, 0 for a null: int64 [rows]."""
+    if not array.null_count and array.type in (encodings.BINARY, encodings.TEXT):
+        bounds = byte_ranges.value_offsets(array)
+        return bounds[1:] - bounds[:-1]  # faster than Arrow
+    lengths = pc.fill_null(pc.binary_length(array), 0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+
+
+def step_of(rows: int, size: int, columns: int) -> int:
+    """Return how many rows Arrow joins at once, of `rows` rows with `size` bytes."""
+    target = max(_JOIN_BYTES, columns * _JOIN_BYTES_PER_COLUMN)
+    return int(max(1, min(_STEP_ROWS, target * max(1, rows) // max(1, size))))
+
+
+# -- reading samples
+
+
+def _table_fault(starts: UInt32Array, row: int | None, end: int, size: int) -> str:
+    """Return the message for an invalid table; `row` is the first that ends before it starts."""
     if starts[0] < end:
         return f"sample 0 starts at byte {starts[0]}, inside the table"
-    row = lines.first_decrease(starts)
     if row is not None:
         return f"sample {row} starts at byte {starts[row]} and ends at byte {starts[row + 1]}"
     if size < starts[-1]:
@@ -247,7 +373,7 @@ def _fields(
     return  uint8 [bytes]; name -> (starts, lengths), int64 [rows] each
     """
     starts = np.array(shard.layout["starts"][start : stop + 1], np.int64)
-    (part,) = spans.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
+    (part,) = byte_ranges.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
     data = np.frombuffer(part, np.uint8)
     starts -= starts[0]
     rows, ends = stop - start, starts[1:]
@@ -290,7 +416,7 @@ def _config(columns: Columns, settings: Settings) -> bytes:
 
 def _weights(columns: Columns, batch: pa.RecordBatch, base: int) -> IntArray:
     fixed = 4 + sum([4 if column.size is None else column.size for column in columns])
-    return lines.weights(columns, batch, fixed, base, MDS.name)
+    return weights(columns, batch, fixed, base, MDS.name)
 
 
 def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int) -> bool:
@@ -299,9 +425,114 @@ def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int
     fixed  bytes of a row that do not depend on its lengths
     """
     bounds = shard.layout["starts"][start : stop + 1].tolist()
-    (part,) = spans.read(shard.chunk, [(bounds[0], bounds[-1])])
+    (part,) = byte_ranges.read(shard.chunk, [(bounds[0], bounds[-1])])
     sizes = [*map(sub, bounds[1:], bounds)]
     if min(sizes) < lengths.size:
         return False
     words = map(lengths.unpack_from, itertools.repeat(part), [at - bounds[0] for at in bounds[:-1]])
     return [*map(sum, words)] == [size - fixed for size in sizes]
+
+
+# -- writing samples
+#
+# numpy first joins adjacent fields of fixed size (lengths, numbers) for thousands of rows at once.
+# Arrow then joins them with the fields of variable size.
+
+
+def samples(columns: Columns, batches: Sequence[pa.RecordBatch]) -> Iterator[memoryview]:
+    """Yield the bytes of the samples in order, in pieces that fit the CPU cache.
+
+    raises  ValueFitError for a null, or a field that does not have the size of its column
+    """
+    for batch in batches:
+        for start in range(0, batch.num_rows, _STEP_ROWS):
+            yield from _join_samples(columns, batch.slice(start, _STEP_ROWS))
+
+
+def _join_samples(columns: Columns, batch: pa.RecordBatch) -> Iterator[memoryview]:
+    pieces = _pieces(columns, batch)
+    size = sum(len(byte_ranges.value_bytes(piece)) for piece in pieces)
+    step = step_of(batch.num_rows, size, len(pieces))
+    for start in range(0, batch.num_rows, step):
+        fields = [piece.slice(start, step) for piece in pieces]
+        body = (
+            fields[0]
+            if len(fields) == 1
+            else pc.binary_join_element_wise(*fields, pa.scalar(b"", encodings.BINARY))
+        )
+        yield byte_ranges.value_bytes(body)
+
+
+def _pieces(columns: Columns, batch: pa.RecordBatch) -> list[pa.Array]:
+    """Return the fields of the samples in order, with adjacent fixed fields joined: large_binary
+    [rows] each.
+    """
+    fields = []
+    for column in columns:
+        array = batch.column(column.name)
+        if array.null_count:  # Arrow would silently drop the whole row
+            raise ValueFitError(
+                f"column {column.name!r} is null; mds cannot store nulls", column=column.name
+            )
+        fields.append(
+            encodings.stored(array, lookup(column.encoding))
+            if column.size is None
+            else _fixed(array, column)
+        )
+    run: list[ByteArray] = [
+        _lengths([field for field in fields if isinstance(field, pa.Array)], batch.num_rows)
+    ]
+    pieces: list[pa.Array] = []
+    for field in fields:
+        if isinstance(field, pa.Array):
+            pieces += [*_joined(run), field]
+            run = []
+        else:
+            run.append(field)
+    return [*pieces, *_joined(run)]
+
+
+def _fixed(array: pa.Array, column: Column) -> ByteArray:
+    """Return the stored bytes of a column of fixed size: uint8 [rows, size]."""
+    encoding, size = lookup(column.encoding), column.size or 0
+    if encoding.arrow.equals(encodings.BINARY):
+        raw = encodings.stored(array, encoding)
+        offsets, data = byte_ranges.value_offsets(raw), raw.buffers()[2]
+        if (np.diff(offsets) != size).any():
+            raise ValueFitError(
+                f"column {column.name!r}: expected {size} bytes", column=column.name
+            )
+        first = int(offsets[0])
+    else:
+        data, first = array.buffers()[1], array.offset * size
+    return np.frombuffer(
+        data if data is not None else b"", np.uint8, len(array) * size, first
+    ).reshape(len(array), size)
+
+
+def _lengths(fields: Sequence[pa.Array], rows: int) -> ByteArray:
+    """Return the lengths of fields of variable size: uint8 [rows, 4 * fields]."""
+    words = np.empty((rows, len(fields)), "<u4")
+    for i, field in enumerate(fields):
+        words[:, i] = lengths(field)
+    return words.view(np.uint8)
+
+
+@functools.lru_cache(maxsize=64)
+def _word(width: int) -> np.dtype[Any]:
+    """Return the widest dtype that divides a field of `width` bytes, to copy it by."""
+    return np.dtype(f"u{next(size for size in _WORD_BYTES if width % size == 0)}")
+
+
+def _joined(run: Sequence[ByteArray]) -> list[pa.Array]:
+    """Join columns of fixed size to one large_binary array; an empty list if there are none."""
+    if not run:
+        return []
+    rows, size = len(run[0]), sum(field.shape[1] for field in run)
+    data, at = np.empty((rows, size), np.uint8), 0
+    for field in run:
+        width = field.shape[1]
+        word = _word(width)
+        data[:, at : at + width].view(word)[...] = field.view(word)
+        at += width
+    return [byte_ranges.rows_by_offsets(data, np.arange(rows + 1, dtype=np.int64) * size)]

@@ -10,17 +10,18 @@ written byte for byte as the original writes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flarecli import compress
 from flarecli.compress import suffix_of
 from flarecli.errors import FlareError, FormatError, MissingError, Place, UsageError
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import byte_ranges
 from flarecli.formats.mds import config as mds_config
 from flarecli.formats.registry import INDEX
-from flarecli.hashes import DEFAULT, Sums
+from flarecli.formats.shard_files import check_count, parse_json
+from flarecli.hashes import DEFAULT
 from flarecli.lazy import np
 from flarecli.model import Chunk, Columns, File, Settings, Stream
 from flarecli.names import check_name, shell_quoted
@@ -35,14 +36,12 @@ __all__ = [
     "present",
     "raw_name",
     "read_shards",
-    "store",
     "write_entries",
     "write_index",
 ]
 
 FAMILY = ("mds", "json", "csv", "tsv", "xsv")  # formats listed by an `index.json`
 _MAX_INDEX_BYTES = 1 << 30  # about 2 million shards
-_MAX_COUNT = 1 << 63
 _MAX_FILE_BYTES = 1 << 40  # a shard has at most 4 GiB; the sum of all sizes must fit an int64
 _MAX_HASH_KINDS = 100  # each is a column as long as the list of shards
 _TOP_KEYS, _FILE_KEYS = (
@@ -91,7 +90,7 @@ def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
     if size > _MAX_INDEX_BYTES:
         raise FormatError(f"file is {size} bytes; at most {_MAX_INDEX_BYTES} are read", where=where)
     try:
-        index = mds_config.parse(where.read(0, size), where) if size else None
+        index = parse_json(where.read(0, size), where) if size else None
     except FormatError as error:
         raise FormatError(error.message, where=error.place, hint=_truncated_hint(where)) from None
     if not size:
@@ -160,7 +159,7 @@ class Listed:
         self.form = form
         self._check_columns(shard, here)
         self._check_settings(shard, here)
-        rows = _count(shard.get("samples"), f"{here}.samples")
+        rows = check_count(shard.get("samples"), f"{here}.samples")
         main, raw = _pair(shard, "data", here, cached)
         if form == "mds":
             self._add_part((), 8 + 4 * rows, raw, rows, here)
@@ -269,12 +268,6 @@ def _pair(
     return raw, raw
 
 
-def _count(value: Any, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MAX_COUNT:
-        raise FormatError(f"expected a count, got {value!r:.60}", where=what)
-    return value
-
-
 def _check_keys(value: Mapping[str, Any], known: frozenset[str], where: object) -> None:
     """Raise FormatError if a key is missing and an unknown, similar key exists: a typing error."""
     if known <= value.keys():
@@ -297,7 +290,7 @@ def _file(value: Any, what: str) -> File:
         raise FormatError("hashes are not strings", where=what)
     name, size = (
         check_name(value["basename"], where=what),
-        _count(value.get("bytes"), f"{what}.bytes"),
+        check_count(value.get("bytes"), f"{what}.bytes"),
     )
     if size > _MAX_FILE_BYTES:
         raise FormatError(f"lists {size} bytes; at most {_MAX_FILE_BYTES} are read", where=what)
@@ -361,34 +354,13 @@ def raw_name(name: str) -> str:
     return head if last in compress.SUFFIXES else name
 
 
-def store(
-    at: Location, name: str, parts: Iterable[Any], size: int, settings: Settings
-) -> tuple[Location, File]:
-    """Write a file of `size` bytes, compressed if the settings say so, with the suffix in its name."""
-    wanted = {DEFAULT, *settings.hashes}
-    if settings.compression is None:
-        written = (at / name).write(parts, wanted)
-        return at / name, File(name, written.size, written.hashes)
-    raw_hashes, name = Sums(wanted), f"{name}.{compress.suffix_of(settings.compression)}"
-    written = (at / name).write(
-        compress.compressed(settings.compression, _hashed(parts, raw_hashes), size), wanted
-    )
-    return at / name, File(name, written.size, written.hashes, raw_hashes.size, raw_hashes.hex())
-
-
-def _hashed(parts: Iterable[Any], hashes: Sums) -> Iterator[Any]:
-    for part in parts:
-        hashes.update(part)
-        yield part
-
-
 def present(chunk: Chunk) -> Chunk:
     """Return a chunk, with the decompressed file if only that exists locally, as in the original's
     caches.
 
     The listed size and hashes of the decompressed bytes then apply to the file.
     """
-    if not chunk.at.is_local or not spans.suffix(chunk) or chunk.at.exists():
+    if not chunk.at.is_local or not byte_ranges.suffix(chunk) or chunk.at.exists():
         return chunk
     plain = chunk.at.folder / raw_name(chunk.at.name)
     try:

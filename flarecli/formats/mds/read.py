@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import mmap
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import numpy as np
 
 from flarecli.errors import FormatError, Place
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import byte_ranges
 from flarecli.model import IntArray, Row, Shard
 from flarecli.storage import needs_read_ahead, read_ahead
 
@@ -57,7 +56,7 @@ def read_rows(
     columns: Sequence[str] | None = None,
     ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Row]:
-    """Return the stored bytes of each field in the order asked; close rows share a read.
+    """Return the stored bytes of each field in the requested order; close rows share a read.
 
     raises  FormatError naming a row whose lengths do not add up
     """
@@ -66,7 +65,7 @@ def read_rows(
     )
     table, view, source, head, size, first, lead, sizes, rest = ready
     if source is None:
-        parts = spans.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
+        parts = byte_ranges.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
         return [_split(part, ready, shard, row) for part, row in zip(parts, rows, strict=True)]
     if len(rows) > 1 and view is not None and needs_read_ahead(view):
         read_ahead(view, [(table[row], table[row + 1]) for row in rows])
@@ -149,14 +148,8 @@ def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
         f"<{lengths}I"
         + "".join(f"{column.size}{'s' if column.name in wanted else 'x'}" for column in lead)
     )
-    view = spans.whole(shard.chunk)
-    source = (
-        view.obj
-        if view is not None
-        and isinstance(view.obj, (bytes, mmap.mmap))
-        and len(view.obj) == len(view)
-        else view
-    )
+    view = byte_ranges.whole(shard.chunk)
+    source = byte_ranges.sliceable(view) or view
     names = tuple(column.name for column in lead if column.name in wanted)
     others = shard.columns[len(lead) :]
     sizes = tuple(column.size for column in others if column.size is not None)
@@ -179,7 +172,7 @@ def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
         sizes,
         rest,
     )
-    if not spans.suffix(shard.chunk):  # a decompressed shard must not outlive its cache
+    if not byte_ranges.suffix(shard.chunk):  # a decompressed shard must not outlive its cache
         shard.memo[columns] = ready
     return ready
 
@@ -240,8 +233,8 @@ class _ColumnLayout(NamedTuple):
 
 def find_columns(
     shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None
-) -> spans.LocatedRows | None:
-    """Locate the stored bytes of each column, in the order asked.
+) -> byte_ranges.LocatedRows | None:
+    """Locate the stored bytes of each column, in the requested order.
 
     Columns of fixed size are gathered by numpy for all rows at once, and copied; so is everything
     of a compressed shard.
@@ -272,7 +265,7 @@ def find_columns(
         at = stop
     if np.count_nonzero(at != ends):
         return None
-    located = spans.LocatedRows(
+    located = byte_ranges.LocatedRows(
         ready.source,
         {
             name: (at, stop) if windows is None else windows[at]
@@ -280,7 +273,7 @@ def find_columns(
         },
     )
     return (
-        located.copied() if spans.suffix(shard.chunk) else located
+        located.copied() if byte_ranges.suffix(shard.chunk) else located
     )  # a decompressed shard must not outlive its cache
 
 

@@ -1,18 +1,32 @@
-"""Rebuild a lost `index.json` from the configs, row counts, sizes and checksums of its shards.
+"""Make an `index.json` of MosaicML Streaming: rebuild a lost one from its shards, or merge those of
+several datasets.
 
-For shards written by the original, the result is byte for byte the original index.
+A lost index is rebuilt from the configs, row counts, sizes and checksums of the shards. For shards
+written by the original, the result is byte for byte the original index.
+
+A merged index lists the shards of all datasets below one folder in order, by their full path below
+the folder, as `merge_index` of the original does. Shards are not copied, moved or deleted; an
+existing index is replaced atomically. Unlike the original, merging keeps all levels of a path,
+checks that the shards exist, and can be repeated.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flarecli.compress import SUFFIXES
-from flarecli.errors import FormatError, MissingError, UsageError
-from flarecli.formats import byte_ranges as spans
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    MissingError,
+    Place,
+    UnsafeError,
+    UsageError,
+)
+from flarecli.formats import byte_ranges
 from flarecli.formats.mds import config as mds_config
 from flarecli.formats.mds.index import (
     FAMILY,
@@ -21,15 +35,19 @@ from flarecli.formats.mds.index import (
     name_of,
     open_dataset,
     raw_name,
+    read_shards,
     write_entries,
 )
 from flarecli.formats.registry import INDEX, find
 from flarecli.hashes import Sums
 from flarecli.model import Chunk, File, Settings, Shard, Stream
+from flarecli.names import check_name
 from flarecli.storage import Location
 
-__all__ = ["rebuild"]
+__all__ = ["merge", "parts_below", "rebuild"]
 
+_FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
+_SCRATCH = ".flare"
 _NAME = re.compile(
     rf"shard\.(\d{{5,12}})\.({'|'.join(FAMILY)})(\.meta)?(?:\.({'|'.join(SUFFIXES)}))?", re.ASCII
 )
@@ -157,16 +175,16 @@ def _config(shard: Shard, form: str) -> bytes:
     if form == "mds":
         stop = int(shard.layout["starts"][0])
     else:
-        chunk = spans.of(chunk.beside[0])
-        view = spans.whole(chunk)
-        stop = spans.stored_size(chunk) if view is None else len(view)
-    return bytes(spans.read(chunk, [(start, stop)])[0])
+        chunk = byte_ranges.of(chunk.beside[0])
+        view = byte_ranges.whole(chunk)
+        stop = byte_ranges.stored_size(chunk) if view is None else len(view)
+    return bytes(byte_ranges.read(chunk, [(start, stop)])[0])
 
 
 def _entry(at: Location, found: _Found, shard: Shard, config: Mapping[str, Any]) -> dict[str, Any]:
     chunk = shard.chunk
     locations = (chunk.at, *chunk.beside)
-    zipped = {spans.suffix(spans.of(one)) for one in locations}
+    zipped = {byte_ranges.suffix(byte_ranges.of(one)) for one in locations}
     declared = config["compression"]
     if len(zipped) > 1 or (
         any(zipped) and (not isinstance(declared, str) or {declared.partition(":")[0]} != zipped)
@@ -189,13 +207,118 @@ def _entry(at: Location, found: _Found, shard: Shard, config: Mapping[str, Any])
 
 def _hashed(at: Location, hashes: list[str]) -> File:
     """Return size and hashes of a file and of its decompressed bytes."""
-    chunk, stored = spans.of(at), Sums(hashes)
+    chunk, stored = byte_ranges.of(at), Sums(hashes)
     size = at.size()
     for block in at.blocks(size) if hashes else ():
         stored.update(block)
-    view = spans.whole(chunk) if raw_name(at.name) != at.name else None
+    view = byte_ranges.whole(chunk) if raw_name(at.name) != at.name else None
     if view is None:
         return File(at.name, size, stored.hex())
     raw = Sums(hashes)
     raw.update(view)
     return File(at.name, size, stored.hex(), len(view), raw.hex())
+
+
+# -- merging
+
+
+def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, File]:
+    """Write one `index.json` for the datasets below a folder; return name -> File.
+
+    parts   folders or their `index.json`, in the order of the rows; None: every one below the
+            folder, in bytewise order of their paths
+    raises  UnsafeError for a part that is not below the folder; MissingError if a part, or a local
+            shard of one, does not exist; FormatError if the index of a part is invalid, two parts
+            list a shard differently, or their columns or formats differ
+    """
+    listed, shards = Listed(), []
+    seen: dict[str, tuple[Any, str]] = {}
+    for folder in (
+        parts_below(at) if parts is None else dict.fromkeys(_below(at, part) for part in parts)
+    ):
+        where = at / f"{folder}/{INDEX}"
+        for i, shard in enumerate(read_shards(where)[0]):
+            item = f"shards[{i}]"
+            here = Place(where, item=item)
+            try:
+                moved = {
+                    key: _moved(value, folder, f"{item}.{key}") if key in _FILES else value
+                    for key, value in shard.items()
+                }
+                listed.add(moved, item, frozenset())
+            except FlareError as error:
+                raise error.changed(address=str(where), item=error.address) from None
+            name = moved["raw_data"]["basename"]
+            if name in seen:
+                if seen[name][0] != moved:
+                    raise FormatError(
+                        f"entry of {name} differs from that in {seen[name][1]}",
+                        where=here,
+                        hint="Find out which of the two indexes was changed.",
+                    )
+                if seen[name][1] != str(where):  # one index may list a shard twice
+                    continue
+            seen[name] = moved, str(where)
+            _check_files(at, moved, here)
+            shards.append(moved)
+    if not shards:
+        raise MissingError("no index.json with a shard below this folder", where=at)
+    return write_entries(at, {"version": 2, "shards": shards}, is_sorted=False)
+
+
+def parts_below(root: Location) -> list[str]:
+    """Return the folders below `root` that contain an `index.json`, in bytewise order."""
+    names = (entry.name for entry in root.list() if entry.name.endswith(f"/{INDEX}"))
+    return [name.removesuffix(f"/{INDEX}") for name in names if _SCRATCH not in name.split("/")]
+
+
+def _below(root: Location, part: Location) -> str:
+    """Return the path of a part relative to the root. Raises UnsafeError if it is not below it."""
+    folder = part.folder if part.name == INDEX else part
+    store, base = _address(root)
+    own, path = _address(folder)
+    prefix = f"{base.rstrip('/')}/" if base else ""
+    if own != store or not path.startswith(prefix) or path.rstrip("/") == base.rstrip("/"):
+        raise UnsafeError(
+            f"not below {root}",
+            where=part,
+            hint="Move all parts below one folder first; an index lists only files below its folder.",
+        )
+    return check_name(path[len(prefix) :].rstrip("/"), where=part)
+
+
+def _address(at: Location) -> tuple[object, str]:
+    """Return a store and a path in it; all local paths are in one store, None."""
+    root = at.store.root
+    return (at.store, at.path) if not root else (None, f"{root.rstrip('/')}/{at.path}".rstrip("/"))
+
+
+def _moved(file: Any, folder: str, where: str) -> Any:
+    if file is None:
+        return None
+    if not isinstance(file, dict) or not isinstance(file.get("basename"), str):
+        raise FormatError("no basename", where=where)
+    return {**file, "basename": f"{folder}/{check_name(file['basename'], where=where)}"}
+
+
+def _check_files(root: Location, shard: Mapping[str, Any], here: Place) -> None:
+    """Check that the files of a local shard exist; the original's caches have one of the two."""
+    if not root.is_local:
+        return
+    for part in ("data",) if shard["format"] == "mds" else ("data", "meta"):
+        listed = [file for file in (shard.get(f"zip_{part}"), shard.get(f"raw_{part}")) if file]
+        found = [file for file in listed if (root / file["basename"]).exists()]
+        if listed and not found:
+            raise MissingError(
+                f"no such file; {here} lists it",
+                where=root / listed[0]["basename"],
+                hint="Fetch it, or leave out the part.",
+            )
+        for file in found[:1]:
+            size = (root / file["basename"]).size()
+            if size != file["bytes"]:
+                raise FormatError(
+                    f"file is {size} bytes; {here} lists {file['bytes']}",
+                    where=root / file["basename"],
+                    hint="Run `flare verify` on the part.",
+                )

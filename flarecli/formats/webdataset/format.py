@@ -2,7 +2,7 @@
 
     00000.tar         a/b.cls  a/b.jpg  a/c.cls  a/c.jpg  …  two blocks of zeros (`tar.py`)
     00000.idx.json    positions of the members, so that any row can be read (`index.py`)
-    shardindex.json   shards and their rows, as `widsindex create` writes it (`shardindex.py`)
+    shardindex.json   shards and their rows, as `widsindex create` writes it (`index.py`)
 
 The columns of a sample are `__key__` and then the extensions, in the order of their first use; a
 missing member is null. `scan.py` splits names into key and extension, `columns.py` maps extensions
@@ -27,17 +27,25 @@ the same bytes, and the end marker is two blocks.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
-
-from flarecli import compress, encodings
-from flarecli.encodings import Encoding, column, lookup
-from flarecli.errors import FormatError, IntegrityError, MissingError, UsageError, ValueFitError
-from flarecli.formats import byte_ranges as spans
+from flarecli import compress
+from flarecli.bisect import findings_of
+from flarecli.encodings import column, lookup
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    IntegrityError,
+    MissingError,
+    Place,
+    UnsafeError,
+    UsageError,
+)
+from flarecli.formats import byte_ranges, shard_files
 from flarecli.formats.base import FLOATS, INTEGERS, LISTED_PICTURES, Format, Span, Substitutes
+from flarecli.formats.shard_files import SELECT_COLUMNS, check_names
 from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.columns import (
@@ -48,27 +56,32 @@ from flarecli.formats.webdataset.columns import (
     extensions_of,
     meant,
 )
-from flarecli.formats.webdataset.scan import Table, key_text, read_table
-from flarecli.formats.webdataset.shardindex import SHARDS
-from flarecli.formats.webdataset.stream import scan
-from flarecli.formats.webdataset.verify import verify
-from flarecli.formats.webdataset.write import row_sizes, write_index, write_shard
-from flarecli.lazy import pa
+from flarecli.formats.webdataset.index import SHARDS, write_index
+from flarecli.formats.webdataset.scan import Table, key_text, read_stream, read_table
+from flarecli.formats.webdataset.write import row_sizes, write_shard
+from flarecli.lazy import np, pa, pc
 from flarecli.model import (
     ByteArray,
     Chunk,
     Column,
     Columns,
-    File,
     Finding,
     IntArray,
     Row,
     Shard,
     Stream,
+    finding_of,
 )
+from flarecli.names import check_name
 from flarecli.storage import Location
 
 __all__ = ["WebDataset"]
+
+_MAX_STEP_ROWS, _MAX_STEP_BYTES = 8192, 64 << 20  # rows whose values are checked at once
+_MAX_FINDINGS = 100  # of keys, and of padding
+_SUSPECT_KEY = r"^/|^~|(^|/)[A-Za-z]:|//|(^|/)[. ]+(/|$)|[\x00-\x1f\x7f\\]"
+_NOT_REPORTED = ("folder", "label")  # skipped members that contain no data
+_INDEX_HINT = "Pack the tar again to rebuild the index, or delete the index."
 
 
 class WebDataset(Format):
@@ -78,11 +91,11 @@ class WebDataset(Format):
     suffixes = (
         ".tar",
         *(f".tar.{name}" for name in compress.SUFFIXES),
-        *(one for one, kind in spans.TARS.items() if kind in compress.SUFFIXES),
+        *(one for one, kind in byte_ranges.TARS.items() if kind in compress.SUFFIXES),
     )
     index_files = (SHARDS,)
     key_column = KEY
-    holds_null = True  # a sample may lack a member
+    holds_null = True  # a sample may have no such member
     is_listed = True
     reads_streams = True
     substitutes: ClassVar[Substitutes] = {
@@ -100,7 +113,7 @@ class WebDataset(Format):
     row_sizes = staticmethod(row_sizes)
     write_shard = staticmethod(write_shard)
     write_index = staticmethod(write_index)
-    scan_stream = staticmethod(scan)
+    scan_stream = staticmethod(read_stream)
 
     def sniff(self, name: str, head: bytes) -> bool:
         """Return whether a name ends like a tar, or the first header has the magic of ustar."""
@@ -111,19 +124,12 @@ class WebDataset(Format):
 
         raises  MissingError if the folder contains no tar
         """
-        sizes = {entry.name: entry.size for entry in at.list() if "/" not in entry.name}
-        names = sorted(name for name in sizes if name.endswith(self.suffixes))
-        if not names:
-            raise MissingError("folder contains no .tar file", where=at)
-        indexes = [webdataset_index.name_of(name) for name in names]
-        parts = [(File(one, sizes[one]),) if one in sizes else () for one in indexes]
-        return Stream(
-            "data",
+        return shard_files.list_shards(
             at,
             self.name,
-            names,
-            sizes=np.array([sizes[name] for name in names], np.int64),
-            parts=parts if any(parts) else (),
+            ".tar",
+            lambda name: name.endswith(self.suffixes),
+            webdataset_index.name_of,
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
@@ -134,17 +140,11 @@ class WebDataset(Format):
         raises   FormatError for an invalid tar, or a wrong number of rows; IntegrityError for a
                  member without a column
         """
-        view = spans.whole(chunk)
-        size = len(view) if view is not None else spans.stored_size(chunk)
-        table = webdataset_index.read(chunk, size)
+        source = byte_ranges.in_order(chunk)
+        table = webdataset_index.read(chunk, source.size)
         if table is None:
-            table = read_table(
-                tar.Mapped(view) if view is not None else tar.Ranges(chunk.at, size), chunk.at
-            )
-        if chunk.rows is not None and table.rows != chunk.rows:
-            raise FormatError(
-                f"contains {table.rows} samples; {chunk.rows} are listed", where=chunk.at
-            )
+            table = read_table(source, chunk.at)
+        shard_files.check_row_count(chunk, table.rows, "samples")
         if columns is None:
             columns = (column(KEY, "str"), *(column(one, meant(one)) for one in table.extensions))
         table = _arranged(self, table, columns, chunk.at)
@@ -163,10 +163,10 @@ class WebDataset(Format):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Read the bytes of members, in the order of `rows`; None where a sample lacks one."""
+        """Read the bytes of members, in the order of `rows`; None where a sample has no such member."""
         starts, sizes, ends, keys, view, places = shard.memo.get("rows") or _row_tables(shard)
         plan = places.items() if columns is None else [(name, places[name]) for name in columns]
-        if view is None and (view := spans.whole(shard.chunk)) is None:
+        if view is None and (view := byte_ranges.whole(shard.chunk)) is None:
             return _ranged(shard, rows, plan)
         out: list[Row] = []
         for row in rows:
@@ -186,9 +186,10 @@ class WebDataset(Format):
     ) -> Callable[[int], Row]:
         """Return a function that reads one sample."""
         _, _, ends, keys, view, places = shard.memo.get("rows") or _row_tables(shard)
-        if view is None or not isinstance(view.obj, mmap.mmap) or len(view.obj) != len(view):
+        source = byte_ranges.sliceable(view)
+        if source is None:
             return super().row_reader(shard, columns)
-        source, starts, sizes = view.obj, shard.layout["starts"], shard.layout["sizes"]
+        starts, sizes = shard.layout["starts"], shard.layout["sizes"]
         names = places if columns is None else columns
         members = [
             (name, memoryview(starts[places[name]]), memoryview(sizes[places[name]]))
@@ -218,36 +219,28 @@ class WebDataset(Format):
         columns: Sequence[str] | None = None,
         views: bool = False,
     ) -> pa.RecordBatch:
-        """Read rows start..stop as typed columns, null where a sample lacks the member.
+        """Read rows start..stop as typed columns, null where a sample has no such member.
 
         raises  ValueFitError with the first row whose text is not UTF-8
         """
-        by_name = {one.name: one for one in shard.columns}
-        names = list(by_name) if columns is None else list(columns)
-        order = [name for name in by_name if name != KEY]
-        wanted = [name for name in names if name != KEY]
-        found = _members(shard, [order.index(name) for name in wanted], start, stop)
-        members = dict(zip(wanted, found, strict=True))
+        selected = byte_ranges.chosen(shard, columns)
+        order = [one.name for one in shard.columns if one.name != KEY]
+        members = iter(
+            _members(
+                shard, [order.index(one.name) for one in selected if one.name != KEY], start, stop
+            )
+        )
         arrays = []
-        for name in names:
-            if name == KEY:
+        for one in selected:
+            if one.name == KEY:
                 arrays.append(key_text(shard.layout["keys"], shard.layout["ends"], start, stop))
-                continue
-            try:
-                arrays.append(_array(*members[name], lookup(by_name[name].encoding), views))
-            except ValueFitError as error:
-                raise error.at(shard.chunk.at, start).of_column(name) from None
-        if not arrays:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
-        fields = [
-            encodings.field(by_name[name]).with_type(array.type)
-            for name, array in zip(names, arrays, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+            else:
+                arrays.append(_array(*next(members), one, shard.chunk.at, start, views))
+        return byte_ranges.record_batch(selected, arrays, stop - start)
 
-    def held(self, one: Column) -> Column:
+    def stored_column(self, one: Column) -> Column:
         """Return a column as a tar stores it; the key is text."""
-        return column(KEY, "str") if one.name == KEY else super().held(one)
+        return column(KEY, "str") if one.name == KEY else super().stored_column(one)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
         """Return the columns as a tar stores them, the key first.
@@ -257,44 +250,80 @@ class WebDataset(Format):
         raises  UsageError for a duplicate name or extension, for no column but the key, or an
                 encoding that a tar cannot store
         """
-        out = tuple(sorted(map(self.held, columns), key=lambda one: one.name != KEY))
+        out = tuple(sorted(map(self.stored_column, columns), key=lambda one: one.name != KEY))
         if all(one.name == KEY for one in out):
             raise UsageError(
                 "a sample needs at least one column besides the key",
-                hint="Name the columns to pack with -c.",
+                hint=SELECT_COLUMNS,
             )
-        names: set[str] = set()
+        check_names(out, "a sample needs at least one column besides the key")
         seen: dict[str, str] = {}
         for one in out:
-            if one.name in names:
-                raise UsageError(f"two columns are named {one.name!r}")
-            names.add(one.name)
             extension = KEY if one.name == KEY else extension_of(one)
             if len(extension.encode()) > MAX_EXTENSION_BYTES:
                 raise UsageError(
-                    f"column {one.name!r}: the extension is {len(extension.encode())} bytes,"
-                    f" the limit is {MAX_EXTENSION_BYTES}",
+                    f"column {one.name!r}: the extension is {len(extension.encode())} bytes;"
+                    f" at most {MAX_EXTENSION_BYTES} are allowed",
                     column=one.name,
                 )
             if extension in seen:
                 raise UsageError(
                     f"columns {seen[extension]!r} and {one.name!r} would have the same member name",
-                    hint="Name the columns to pack with -c.",
+                    hint=SELECT_COLUMNS,
                 )
             seen[extension] = one.name
         return out
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
         """Return the bytes from the first member of a sample to the end of its last member."""
-        held = shard.layout["sizes"][:, row] >= 0
-        starts, sizes = shard.layout["starts"][held, row], shard.layout["sizes"][held, row]
+        is_stored = shard.layout["sizes"][:, row] >= 0
+        starts, sizes = (
+            shard.layout["starts"][is_stored, row],
+            shard.layout["sizes"][is_stored, row],
+        )
         if not len(starts):
             return None
         return shard.chunk.at, int(starts.min()), int((starts + sizes).max())
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Read every header, even if there is an index, and, with `values`, check every value."""
-        return verify(self, shard, values)
+        """Read every header, even if there is an index, and, with `values`, check every value in
+        its encoding.
+        """
+        at, seen = shard.chunk.at, tar.Seen(padding=[])
+        try:
+            source = byte_ranges.in_order(shard.chunk)
+            table = read_table(source, at, seen)
+        except FlareError as error:
+            yield finding_of(error)
+            return
+        for byte in (seen.padding or [])[:_MAX_FINDINGS]:
+            yield Finding(str(at), "format", f"the padding from byte {byte} is not zeros")
+        if seen.end < len(tar.END) or source.size % tar.BLOCK:
+            yield Finding(
+                str(at),
+                "format",
+                f"the end marker is {seen.end} bytes,"
+                f" expected whole blocks and at least {len(tar.END)}",
+                "Pack it again.",
+            )
+        for kind, count in sorted(seen.skipped.items()):
+            if kind not in _NOT_REPORTED:
+                yield Finding(
+                    str(at),
+                    "skipped",
+                    f"skipped members of kind {kind}: {count}",
+                    "Pack the files themselves.",
+                )
+        yield from _verify_keys(table, at)
+        yield from _verify_index(shard, table, source.size)
+        if values:
+            sizes = np.maximum(shard.layout["sizes"], 0).sum(0)
+            starts = np.concatenate(([0], np.cumsum(sizes)))
+            runs = byte_ranges.runs(starts, _MAX_STEP_ROWS, _MAX_STEP_BYTES)
+            yield from findings_of(runs, partial(self.read_batch, shard))
+
+
+# -- opening and reading
 
 
 def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> Table:
@@ -304,31 +333,31 @@ def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> Tab
             without a column
     """
     for one in columns:
-        if not _is_held(form, one):
+        if not _can_store(form, one):
             raise FormatError(
                 f"column {one.name!r} is listed as {one.encoding}, which a tar cannot store",
                 where=at,
                 column=one.name,
             )
-    wanted = extensions_of(columns, table.extensions)
-    if extra := [one for one in table.extensions if one not in wanted]:
+    extensions = extensions_of(columns, table.extensions)
+    if extra := [one for one in table.extensions if one not in extensions]:
         hint = "Add the column to the playlist; use -c to read fewer columns."
         raise IntegrityError(
             f"members have the extension .{extra[0]}, but no such column is listed",
             where=at,
             hint=hint,
         )
-    if tuple(wanted) == table.extensions:
+    if tuple(extensions) == table.extensions:
         return table
-    starts, sizes = (np.full((len(wanted), table.rows), -1, np.int64) for _ in range(2))
-    order = [wanted.index(one) for one in table.extensions]
+    starts, sizes = (np.full((len(extensions), table.rows), -1, np.int64) for _ in range(2))
+    order = [extensions.index(one) for one in table.extensions]
     starts[order], sizes[order] = table.starts, table.sizes
-    return Table(tuple(wanted), table.keys, table.ends, starts, sizes)
+    return Table(tuple(extensions), table.keys, table.ends, starts, sizes)
 
 
-def _is_held(form: Format, one: Column) -> bool:
+def _can_store(form: Format, one: Column) -> bool:
     try:
-        return form.held(one) == one
+        return form.stored_column(one) == one
     except UsageError:
         return False
 
@@ -343,20 +372,20 @@ def _row_tables(shard: Shard) -> Any:
     names = [one.name for one in shard.columns if one.name != KEY]
     places = {one.name: names.index(one.name) if one.name != KEY else -1 for one in shard.columns}
     tables = (memoryview(shard.layout[name]) for name in ("starts", "sizes", "ends", "keys"))
-    view = None if spans.suffix(shard.chunk) else spans.whole(shard.chunk)
+    view = None if byte_ranges.suffix(shard.chunk) else byte_ranges.whole(shard.chunk)
     shard.memo["rows"] = (*tables, view, places)
     return shard.memo["rows"]
 
 
 def _ranged(shard: Shard, rows: Sequence[int], plan: Any) -> list[Row]:
     starts, sizes, ends, keys, _, _ = shard.memo["rows"]
-    wanted = [
+    ranges = [
         (starts[i, row], starts[i, row] + sizes[i, row])
         for row in rows
         for _, i in plan
         if i >= 0 and starts[i, row] >= 0
     ]
-    parts = iter(spans.read(shard.chunk, wanted))
+    parts = iter(byte_ranges.read(shard.chunk, ranges))
     out: list[Row] = []
     for row in rows:
         key = bytes(keys[ends[row - 1] if row else 0 : ends[row]])
@@ -378,14 +407,14 @@ def _members(
             -1
     """
     starts, sizes = (shard.layout[name][places, start:stop] for name in ("starts", "sizes"))
-    view = spans.whole(shard.chunk)
-    there = starts >= 0
-    if view is not None or not there.any():
+    view = byte_ranges.whole(shard.chunk)
+    is_stored = starts >= 0
+    if view is not None or not is_stored.any():
         data = np.frombuffer(b"" if view is None else view, np.uint8)
         return [(data, *pair) for pair in zip(starts, sizes, strict=True)]
-    low, high = int(starts[there].min()), int((starts + sizes)[there].max())
-    if 2 * int(sizes[there].sum()) > high - low:
-        (part,) = spans.read(shard.chunk, [(low, high)])
+    low, high = int(starts[is_stored].min()), int((starts + sizes)[is_stored].max())
+    if 2 * int(sizes[is_stored].sum()) > high - low:
+        (part,) = byte_ranges.read(shard.chunk, [(low, high)])
         data = np.frombuffer(part, np.uint8)
         return [
             (data, np.where(at < 0, -1, at - low), size)
@@ -393,7 +422,7 @@ def _members(
         ]
     out = []
     for at, size in zip(starts, sizes, strict=True):  # the members are far apart: read each of them
-        parts = spans.read(
+        parts = byte_ranges.read(
             shard.chunk,
             [(a, a + b) for a, b in zip(at.tolist(), size.tolist(), strict=True) if a >= 0],
         )
@@ -409,20 +438,73 @@ def _members(
 
 
 def _array(
-    data: ByteArray, starts: IntArray, sizes: IntArray, encoding: Encoding, views: bool
+    data: ByteArray,
+    starts: IntArray,
+    sizes: IntArray,
+    one: Column,
+    where: object,
+    first_row: int,
+    views: bool,
 ) -> pa.Array:
     """Return one column as a typed array; with `views`, as Arrow views of `data` if possible."""
-    there = starts >= 0
-    if not there.any():
-        return pa.nulls(len(starts), encoding.arrow)
-    lengths = np.where(there, sizes, 0)
-    low, high = int(starts[there].min()), int((starts + sizes)[there].max())
-    data, at = data[low:high], np.maximum.accumulate(np.where(there, starts - low, 0))
-    if views and high - low < spans.VIEW_LIMIT:
-        array = spans.viewed(spans.views(data, at, lengths), encoding)
-    else:
-        array = encodings.typed(spans.ragged(data, at, lengths), encoding)
-    if there.all():
+    is_stored = starts >= 0
+    if not is_stored.any():
+        return pa.nulls(len(starts), lookup(one.encoding).arrow)
+    lengths = np.where(is_stored, sizes, 0)
+    low, high = int(starts[is_stored].min()), int((starts + sizes)[is_stored].max())
+    data, at = data[low:high], np.maximum.accumulate(np.where(is_stored, starts - low, 0))
+    array = byte_ranges.typed(
+        byte_ranges.values_at(data, at, lengths, views), one, where, first_row
+    )
+    if is_stored.all():
         return array
-    validity = pa.py_buffer(np.packbits(there, bitorder="little"))
+    validity = pa.py_buffer(np.packbits(is_stored, bitorder="little"))
     return pa.Array.from_buffers(array.type, len(at), [validity, *array.buffers()[1:]])
+
+
+# -- verifying
+
+
+def _verify_keys(table: Table, at: object) -> Iterator[Finding]:
+    keys = key_text(table.keys, table.ends)
+    for row in pc.indices_nonzero(pc.match_substring_regex(keys, _SUSPECT_KEY))[
+        :_MAX_FINDINGS
+    ].to_pylist():
+        try:
+            check_name(keys[row].as_py().removeprefix("./"), where=Place(at, row))
+        except UnsafeError as error:
+            yield finding_of(error)
+
+
+def _verify_index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
+    """Compare the index of a tar with the tar."""
+    location = webdataset_index.location_of(shard.chunk)
+    try:
+        location.size()
+    except MissingError:
+        return
+    except FlareError as error:
+        yield finding_of(error)
+        return
+    index = webdataset_index.read(shard.chunk, size)
+    if index is None:
+        yield Finding(
+            str(location),
+            "index",
+            "not a valid index of this tar; the tar headers are read instead",
+            _INDEX_HINT,
+        )
+    elif not _same(index, table):
+        yield Finding(
+            str(location),
+            "index",
+            "the index lists other members than the tar contains",
+            _INDEX_HINT,
+        )
+
+
+def _same(index: Table, table: Table) -> bool:
+    return index.extensions == table.extensions and all(
+        np.array_equal(getattr(index, name), getattr(table, name))
+        for name in ("keys", "ends", "starts", "sizes")
+    )

@@ -1,6 +1,7 @@
-"""Index of a tar, `NAME.idx.json` in the folder of `NAME.tar`: positions of all members.
+"""The two indexes of a dataset: the members of each tar, and the tars.
 
-The format is flare's own: wids keeps its index in memory or in a pickle, which flare does not read.
+`NAME.idx.json` in the folder of `NAME.tar` has the positions of all members of that tar. The format
+is flare's own: wids keeps its index in memory or in a pickle, which flare does not read.
 It is JSON on one line:
 
     {"bytes": 20480, "columns": ["jpg", "cls"], "ends": "…", "format": "flare tar index 1",
@@ -10,12 +11,20 @@ It is JSON on one line:
     columns   extensions of the members
     keys      the keys of all samples, concatenated
     ends      int64 [rows]: end of each key
-    starts    int64 [columns, rows]: first byte of each member, -1 where a sample lacks it
-    sizes     int64 [columns, rows]: bytes of each member, -1 where a sample lacks it
+    starts    int64 [columns, rows]: first byte of each member, -1 if the sample has none
+    sizes     int64 [columns, rows]: bytes of each member, -1 if the sample has none
     xxh3_128  checksum of all bytes before `, "xxh3_128"`
 
 Arrays are base64 of little-endian bytes. A damaged, outdated or impossible index is ignored: the
 headers are read instead, and `verify` reports it.
+
+`shardindex.json` of wids lists the tars of a dataset and the number of rows in each:
+
+    {"__kind__": "wids-shard-index-v1", "wids_version": 1,
+     "shardlist": [{"url": "00000.tar", "nsamples": 100, "filesize": 20480, "md5sum": "…"}, …]}
+
+`filesize` and `md5sum` are optional, and other keys are allowed; a misspelt `filesize` or `md5sum`
+is an error.
 """
 
 from __future__ import annotations
@@ -24,21 +33,36 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from flarecli.errors import FormatError, ReachError, UnsafeError
+from flarecli.errors import FormatError, Place
+from flarecli.formats.shard_files import check_count, parse_json, read_optional
 from flarecli.formats.webdataset import tar
-from flarecli.formats.webdataset.columns import KEY
+from flarecli.formats.webdataset.columns import KEY, NAME
 from flarecli.formats.webdataset.scan import Table, key_text
-from flarecli.hashes import DEFAULT, Sums
-from flarecli.model import ByteArray, Chunk, IntArray
+from flarecli.hashes import DEFAULT, digest
+from flarecli.lazy import np, pa
+from flarecli.model import ByteArray, Chunk, Columns, File, IntArray, Settings, Stream
 from flarecli.storage import Location
+from flarecli.suggest import nearest
 
-__all__ = ["name_of", "parse", "location_of", "read", "text"]
+__all__ = [
+    "SHARDS",
+    "location_of",
+    "name_of",
+    "parse",
+    "read",
+    "read_shards",
+    "text",
+    "write_index",
+]
 
+SHARDS = "shardindex.json"  # the name that widsindex uses
+SHARDS_KIND, SHARDS_VERSION = "wids-shard-index-v1", 1
+_SHARDS_KEYS = ("url", "nsamples", "filesize", "md5sum")
+_MAX_SHARD_INDEX_BYTES = 1 << 30
+_SHARD_INDEX_HINT = "Fetch it again, or delete it: flare then lists the folder."
 _MAX_INDEX_BYTES = 64 << 20  # about a million samples
 _FORMAT = "flare tar index 1"
 _CHECKSUM = re.compile(rb', "xxh3_128": "([0-9a-f]{32})"}\n')
@@ -58,13 +82,8 @@ def location_of(chunk: Chunk) -> Location:
 
 def read(chunk: Chunk, size: int) -> Table | None:
     """Read the index of a tar of `size` bytes; return None if it is missing or cannot be used."""
-    try:
-        at = location_of(chunk)
-        index_size = at.size()
-        data = at.read(0, index_size) if index_size <= _MAX_INDEX_BYTES else b""
-    except (ReachError, FormatError, UnsafeError):
-        return None
-    return parse(data, size)
+    data = read_optional(location_of(chunk), _MAX_INDEX_BYTES)
+    return None if data is None else parse(data, size)
 
 
 def text(table: Table, size: int) -> bytes:
@@ -89,9 +108,7 @@ def _packed(values: IntArray | ByteArray) -> str:
 
 
 def _checksum(data: bytes | memoryview) -> bytes:
-    sums = Sums([DEFAULT])
-    sums.update(data)
-    return sums.hex()[DEFAULT].encode()
+    return digest(data).encode()
 
 
 def parse(data: bytes, size: int) -> Table | None:
@@ -138,12 +155,13 @@ def _is_possible(table: Table, rows: int, size: int) -> bool:
         rows and (table.starts < 0).all(0).any()
     ):
         return False
-    there = table.starts >= 0
+    is_stored = table.starts >= 0
     if (
-        rows and (np.where(there, table.starts, size).min(0)[1:] <= table.starts.max(0)[:-1]).any()
+        rows
+        and (np.where(is_stored, table.starts, size).min(0)[1:] <= table.starts.max(0)[:-1]).any()
     ):  # read_batch expects rows in the order of the file
         return False
-    starts, sizes = table.starts[there], table.sizes[there]
+    starts, sizes = table.starts[is_stored], table.sizes[is_stored]
     if not len(starts):
         return True
     if (
@@ -164,3 +182,95 @@ def _are_texts(table: Table) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
+
+
+# -- shardindex.json
+
+
+def read_shards(at: Location) -> Stream:
+    """Read a `shardindex.json`; no tar is opened.
+
+    raises  MissingError if the file is missing; FormatError if it is invalid
+    """
+    size = at.size()
+    if size > _MAX_SHARD_INDEX_BYTES:
+        raise FormatError(
+            f"file is {size} bytes; at most {_MAX_SHARD_INDEX_BYTES} are read", where=at
+        )
+    try:
+        return _stream(at, parse_json(at.read(0, size), at))
+    except FormatError as error:
+        raise FormatError(
+            error.message, where=error.place, hint=error.hint or _SHARD_INDEX_HINT
+        ) from None
+
+
+def _stream(at: Location, index: Any) -> Stream:
+    if not isinstance(index, dict) or not isinstance(index.get("shardlist"), list):
+        raise FormatError("shardlist is missing, or not a list", where=at)
+    version = index.get("wids_version")
+    if version != SHARDS_VERSION or isinstance(version, bool):
+        raise FormatError(
+            f"unsupported wids_version {version!r:.60}, expected {SHARDS_VERSION}", where=at
+        )
+    if index.get("__kind__") != SHARDS_KIND:
+        raise FormatError(
+            f"unsupported __kind__ {index.get('__kind__')!r:.60}, expected {SHARDS_KIND!r}",
+            where=at,
+        )
+    urls, rows, sizes, sums = [], [], [], []
+    for i, shard in enumerate(index["shardlist"]):
+        here = Place(at, item=f"shardlist[{i}]")
+        if not isinstance(shard, dict) or not isinstance(shard.get("url"), str) or not shard["url"]:
+            raise FormatError("url is missing, or not a string", where=here)
+        for key in ("filesize", "md5sum"):
+            if (
+                key not in shard
+                and (other := nearest(key, (name for name in shard if name not in _SHARDS_KEYS)))
+                is not None
+            ):
+                raise FormatError(f"unknown key {other!r:.60}; did you mean {key!r}?", where=here)
+        if not isinstance(md5 := shard.get("md5sum", ""), str):
+            raise FormatError("md5sum is not a string", where=here)
+        urls.append(shard["url"])
+        rows.append(check_count(shard.get("nsamples"), Place(at, item=f"shardlist[{i}].nsamples")))
+        has_size = "filesize" in shard
+        sizes.append(
+            check_count(shard["filesize"], Place(at, item=f"shardlist[{i}].filesize"))
+            if has_size
+            else -1
+        )
+        sums.append(md5.lower())
+    hashes = {"md5": sums} if any(sums) else {}
+    return Stream(
+        "data",
+        at.folder,
+        NAME,
+        urls,
+        rows=np.array(rows, np.int64),
+        sizes=np.array(sizes, np.int64),
+        hashes=hashes,
+    )
+
+
+def write_index(
+    at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
+) -> dict[str, File]:
+    """Write `shardindex.json` as `widsindex create` does, so that wids opens the folder; with MD5
+    checksums if known.
+    """
+    shards = []
+    for chunk in chunks:
+        file = chunk.files[0]
+        one = {
+            "url": file.name,
+            "md5sum": file.hashes.get("md5"),
+            "nsamples": chunk.rows,
+            "filesize": file.size,
+        }
+        shards.append({key: value for key, value in one.items() if value is not None})
+    data = json.dumps(
+        {"__kind__": SHARDS_KIND, "wids_version": SHARDS_VERSION, "shardlist": shards}, indent=2
+    ).encode()
+    written = (at / SHARDS).write([data], [DEFAULT])
+    return {SHARDS: File(SHARDS, written.size, written.hashes)}

@@ -1,4 +1,5 @@
-"""Samples of a tar: consecutive members that share a key, found by one pass over the headers.
+"""Samples of a tar: consecutive members that share a key. A file is scanned by its headers alone; a
+stream that cannot seek is read in one pass and in bounded memory.
 
 The rules are those of webdataset 1.0.2: the key of `a/b.seg.PNG` is `a/b`, up to the first dot
 after the last slash; the extension is the rest in lower case. A member is ignored if its name has
@@ -8,24 +9,28 @@ a key that is used again later is an error: its sample would be split.
 
 from __future__ import annotations
 
+import itertools
 import re
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from flarecli import encodings
+from flarecli import compress, encodings
+from flarecli.encodings import column
 from flarecli.errors import FlareError, FormatError, UnsafeError
+from flarecli.formats import byte_ranges
+from flarecli.formats.shard_files import DAMAGED
 from flarecli.formats.webdataset import tar
-from flarecli.formats.webdataset.columns import KEY
-from flarecli.lazy import pa, pc
-from flarecli.model import ByteArray, IntArray
+from flarecli.formats.webdataset.columns import KEY, extensions_of, meant
+from flarecli.lazy import np, pa, pc
+from flarecli.model import ByteArray, Columns, IntArray
 from flarecli.names import escape
 
-__all__ = ["MAX_EXTENSIONS", "Table", "key_text", "read_table", "split"]
+__all__ = ["MAX_EXTENSIONS", "Table", "key_text", "read_stream", "read_table", "split"]
 
+MAX_BATCH_ROWS, MAX_BATCH_BYTES = 8192, 16 << 20  # a larger sample is a batch of its own
+_MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _META = re.compile(rb"__[^/]*__(?:/|$)")
 MAX_EXTENSIONS = 1024  # of a shard
 _MAX_CELLS = 64  # cells of the table per member: bounds the memory of a sparse table
@@ -37,9 +42,9 @@ class Table:
 
     extensions  in lower case, in the order of their first use
     keys, ends  uint8: the keys of all samples, concatenated; int64 [rows]: the end of each key
-    starts      int64 [extensions, rows]: first byte of the member in the tar; -1: the sample lacks
-                it
-    sizes       int64 [extensions, rows]: bytes of the member; -1: the sample lacks it
+    starts      int64 [extensions, rows]: first byte of the member in the tar; -1: the sample has
+                none
+    sizes       int64 [extensions, rows]: bytes of the member; -1: the sample has none
     """
 
     extensions: tuple[str, ...]
@@ -53,7 +58,7 @@ class Table:
         """Number of samples."""
         return len(self.ends)
 
-    def as_found(self) -> Table:
+    def in_order_of_use(self) -> Table:
         """Return the table as `read_table` builds it.
 
         Extensions are in the order of their first use; one without a member is left out.
@@ -113,7 +118,7 @@ class _Column:
 
 
 class _Builder:
-    """The samples found so far; the last one may get more members."""
+    """The samples of the members so far; the last sample may get more members."""
 
     def __init__(self) -> None:
         self.columns: dict[str, _Column] = {}
@@ -138,58 +143,59 @@ class _Builder:
                 self.row += 1
                 self.keys += head
                 self.ends.append(len(self.keys))
-            found = self.of.get(extension) or self.column(extension)
-            if found.last == self.row:
+            one = self.of.get(extension) or self.column(extension)
+            if one.last == self.row:
                 raise FormatError(
                     f"duplicate member {escape(name.decode('utf-8', 'replace'))!r}"
                     f" at byte {start - tar.BLOCK}"
                 )
-            found.last = self.row
-            found.rows.append(self.row)
-            found.starts.append(start)
-            found.sizes.append(size)
+            one.last = self.row
+            one.rows.append(self.row)
+            one.starts.append(start)
+            one.sizes.append(size)
 
     def column(self, extension: bytes) -> _Column:
         """Return the column of an extension; create it if it is new."""
         name = _lower(extension)
         if name not in self.columns and len(self.columns) >= MAX_EXTENSIONS:
             raise FormatError(f"more than {MAX_EXTENSIONS} extensions")
-        found = self.of[extension] = self.columns.setdefault(name, _Column())
-        return found
+        one = self.of[extension] = self.columns.setdefault(name, _Column())
+        return one
 
 
-def read_table(source: tar.Source, where: object, seen: tar.Seen | None = None) -> Table:
+def read_table(source: byte_ranges.Source, where: object, seen: tar.Seen | None = None) -> Table:
     """Read all headers and return the samples.
 
     raises  FormatError with row and byte for an invalid tar, a duplicate key, or a duplicate member
             of a sample; UnsafeError for a name that is not UTF-8 or contains a NUL
     """
-    found = _Builder()
+    builder = _Builder()
     try:
-        found.add(tar.members(source, where, seen))
+        builder.add(tar.members(source, where, seen))
     except FlareError as error:
-        row = found.row if found.row >= 0 else None
+        row = builder.row if builder.row >= 0 else None
         raise error.changed(address=str(where), row=row) from None
-    if len(found.columns) * len(found.ends) > _MAX_CELLS * found.count + (1 << 20):
+    if len(builder.columns) * len(builder.ends) > _MAX_CELLS * builder.count + (1 << 20):
         raise FormatError(
-            f"{len(found.columns)} extensions in {len(found.ends)} samples,"
+            f"{len(builder.columns)} extensions in {len(builder.ends)} samples,"
             " most of which are missing",
             where=where,
         )
     table = _dense(
-        found.columns,
-        np.frombuffer(bytes(found.keys), np.uint8),
-        np.frombuffer(found.ends, np.int64),
+        builder.columns,
+        np.frombuffer(bytes(builder.keys), np.uint8),
+        np.frombuffer(builder.ends, np.int64),
     )
     _check_keys(table, where)
     return table
 
 
-def _lower(extension: bytes) -> str:
+def _lower(extension: bytes, error: type[FlareError] = UnsafeError) -> str:
+    """Return an extension as text in lower case. Raises `error` if it is not UTF-8."""
     try:
         text = extension.decode().lower()
     except UnicodeDecodeError:
-        raise UnsafeError(f"the extension {extension[:40]!r} is not UTF-8") from None
+        raise error(f"the extension {extension[:40]!r} is not UTF-8") from None
     if text == KEY:
         raise FormatError(f"the extension .{KEY} is reserved for the key of a sample")
     return text
@@ -238,3 +244,104 @@ def _is_not_utf8(data: bytes) -> bool:
 
 def _first(values: pa.Array, wrong: Callable[[Any], bool]) -> int:
     return next(i for i, value in enumerate(values) if wrong(value.as_py()))
+
+
+# -- streams
+
+
+def read_stream(
+    blocks: Iterable[bytes], columns: Columns | None = None, where: object = "-"
+) -> Iterator[pa.RecordBatch]:
+    """Yield the samples of a stream in order, as typed batches. Memory: one batch and its largest
+    member.
+
+    blocks   bytes of a tar, plain or compressed with gzip, bzip2 or zstd, in blocks of any length
+    columns  columns of the samples; None: the key, and the extensions of the first batch
+    raises   FormatError with row and byte for an invalid tar, a duplicate member of a sample, or an
+             extension that the columns do not include
+    """
+    batch: list[dict[str, bytes]] = []
+    size = first = 0
+    for sample in _samples(tar.Blocks(_decompressed(blocks, where)), where):
+        batch.append(sample)
+        size += sum(map(len, sample.values()))
+        if len(batch) >= MAX_BATCH_ROWS or size >= MAX_BATCH_BYTES:
+            columns = columns or _columns(batch)
+            yield _batch(batch, columns, first, where)
+            first, batch, size = first + len(batch), [], 0
+    if batch:
+        yield _batch(batch, columns or _columns(batch), first, where)
+
+
+def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
+    """Yield a dict per sample: extension -> bytes; the key is the value of KEY."""
+    sample: dict[str, bytes] = {}
+    known: set[str] = set()
+    row = 0
+    try:
+        for name, start, size in tar.members(source, where):
+            parts = split(name)
+            if parts is None:
+                continue
+            key = parts[0]
+            if sample and key != sample[KEY]:
+                yield sample
+                sample, row = {}, row + 1
+            extension = _lower(parts[1], FormatError)
+            known.add(extension)
+            if len(known) > MAX_EXTENSIONS:  # empty members do not count towards MAX_BATCH_BYTES
+                raise FormatError(f"more than {MAX_EXTENSIONS} extensions")
+            if extension in sample:
+                raise FormatError(
+                    f"duplicate member {escape(name.decode('utf-8', 'replace'))!r}"
+                    f" at byte {start - tar.BLOCK}"
+                )
+            data = source.window(start, size)
+            if len(data) < size:
+                raise FormatError(
+                    f"ends at byte {start + len(data)}, inside a member",
+                    hint=DAMAGED,
+                )
+            sample[KEY] = key
+            sample[extension] = bytes(data[:size])
+    except FlareError as error:
+        raise error.changed(address=str(where), row=row) from None
+    if sample:
+        yield sample
+
+
+def _columns(samples: list[dict[str, bytes]]) -> Columns:
+    names = dict.fromkeys(name for sample in samples for name in sample if name != KEY)
+    return (column(KEY, "str"), *(column(name, meant(name)) for name in names))
+
+
+def _batch(
+    samples: list[dict[str, bytes]], columns: Columns, first: int, where: object
+) -> pa.RecordBatch:
+    extensions = iter(extensions_of(columns, {name for sample in samples for name in sample}))
+    names = [KEY if one.name == KEY else next(extensions) for one in columns]
+    known, arrays = {KEY, *names}, []
+    for row, sample in enumerate(samples):
+        if not sample.keys() <= known:
+            name = next(name for name in sample if name not in known)
+            raise FormatError(
+                f"unexpected extension .{name}: the columns do not include it",
+                where=where,
+                row=first + row,
+                hint="Specify the columns, or read a file: then all headers are read first.",
+            )
+    for one, name in zip(columns, names, strict=True):
+        raw = pa.array([sample.get(name) for sample in samples], encodings.BINARY)
+        arrays.append(byte_ranges.typed(raw, one, where, first))
+    return byte_ranges.record_batch(columns, arrays, len(samples))
+
+
+def _decompressed(blocks: Iterable[bytes], where: object) -> Iterator[bytes]:
+    """Decompress a stream in bounded steps; its first bytes determine the compression."""
+    ahead = iter(blocks)
+    head = b""
+    while len(head) < 4 and (data := next(ahead, None)) is not None:
+        head += data
+    chained = itertools.chain([head], ahead)
+    kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+    return map(bytes, compress.stream(kind, chained, where)) if kind else chained

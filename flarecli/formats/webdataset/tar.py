@@ -36,23 +36,20 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from flarecli.errors import FormatError, ValueFitError
+from flarecli.formats import byte_ranges
+from flarecli.formats.shard_files import DAMAGED
+from flarecli.lazy import np
 from flarecli.model import ByteArray, IntArray
-from flarecli.storage import Location
 
 __all__ = [
     "BLOCK",
     "END",
     "MAX_MEMBER_BYTES",
     "Blocks",
-    "Mapped",
-    "Ranges",
     "Seen",
-    "Source",
     "check_size",
     "header",
     "headers",
@@ -78,47 +75,7 @@ _MAX_META_BYTES = 1 << 20  # bytes of the PAX records of one member; a name take
 MAX_MEMBER_BYTES = 8**11 - 1  # the largest number in the size field
 # the low word of adler32 is 1 + the sum of the bytes modulo this: a fast sum of bytes
 _ADLER = 65521
-_READ_BYTES = (
-    1 << 12,
-    1 << 20,
-)  # bytes per read of headers: between large members, and between small ones
-_HINT = "The file was damaged or cut short; fetch or pack it again."
-
-
-class Source(Protocol):
-    """Bytes that are read in order. `size` is the number of bytes, or None if it is not known yet."""
-
-    size: int | None
-
-    def window(self, start: int, need: int) -> memoryview:
-        """Return at least `need` bytes from `start`, fewer only at the end.
-
-        `start` never decreases.
-        """
-
-
-class Mapped:
-    """A file in memory, or mapped."""
-
-    def __init__(self, view: memoryview) -> None:
-        self.size: int | None = len(view)
-        self.view = view
-
-    def window(self, start: int, need: int) -> memoryview:
-        return self.view[start:]
-
-
-class Ranges:
-    """A file that is read in ranges; small ones between large members, whose data is skipped."""
-
-    def __init__(self, at: Location, size: int) -> None:
-        self.size: int | None = size
-        self._at, self._size, self._step, self._end = at, size, _READ_BYTES[1], 0
-
-    def window(self, start: int, need: int) -> memoryview:
-        self._step = _READ_BYTES[1] if start <= self._end else max(_READ_BYTES[0], self._step // 4)
-        self._end = min(self._size, start + max(need, self._step))
-        return memoryview(self._at.read(start, self._end)) if start < self._end else memoryview(b"")
+_CHECKED_BYTES = 1 << 20  # bytes after the end marker that are compared with zeros at once
 
 
 class Blocks:
@@ -177,7 +134,7 @@ def padded(size: _Size) -> _Size:
 
 
 def members(
-    source: Source, where: object, seen: Seen | None = None
+    source: byte_ranges.Source, where: object, seen: Seen | None = None
 ) -> Iterator[tuple[bytes, int, int]]:
     """Yield name, first byte and size of each file in a tar, in order, in one pass.
 
@@ -209,7 +166,7 @@ def members(
             % _ADLER
             and not _is_signed_sum(head, total)
         ):
-            raise FormatError(f"header checksum mismatch at byte {pos}", where=where, hint=_HINT)
+            raise FormatError(f"header checksum mismatch at byte {pos}", where=where, hint=DAMAGED)
         size = _octal(digits)
         if size is None:
             size = _base_256(digits, where, pos)
@@ -223,17 +180,17 @@ def members(
             size = _decimal(fields["size"], where, pos) if "size" in fields else size
         if limit is not None and start + size > limit:
             raise FormatError(
-                f"the member at byte {pos} has {size} bytes, the file ends at byte {limit}",
+                f"the member at byte {pos} is {size} bytes; the file ends at byte {limit}",
                 where=where,
-                hint=_HINT,
+                hint=DAMAGED,
             )
         begin = start + size
         pos = (begin + BLOCK - 1) & -BLOCK
         if kind in _META:
             if size > _MAX_META_BYTES:
                 raise FormatError(
-                    f"the PAX or GNU header at byte {start - BLOCK} has {size} bytes,"
-                    f" the limit is {_MAX_META_BYTES}",
+                    f"the PAX or GNU header at byte {start - BLOCK} is {size} bytes;"
+                    f" at most {_MAX_META_BYTES} are read",
                     where=where,
                 )
             if begin - base > len(view):
@@ -262,12 +219,12 @@ def members(
     _check_end(source, view[at:], pos, where, seen)
 
 
-def _cut(source: Source, end: int, pos: int, where: object) -> FormatError:
+def _cut(source: byte_ranges.Source, end: int, pos: int, where: object) -> FormatError:
     end = end if source.size is None else min(end, source.size)
     return FormatError(
         f"ends at byte {end}, {'inside a member' if end < pos else 'without an end marker'}",
         where=where,
-        hint=_HINT,
+        hint=DAMAGED,
     )
 
 
@@ -275,7 +232,7 @@ def _base_256(digits: bytes, where: object, pos: int) -> int:
     size = int.from_bytes(digits, "big") - (0x80 << 88)
     if not digits[0] & 0x80 or not 0 <= size < 1 << 63:
         raise FormatError(
-            f"invalid size of the member at byte {pos}: {digits!r}", where=where, hint=_HINT
+            f"invalid size of the member at byte {pos}: {digits!r}", where=where, hint=DAMAGED
         )
     return size
 
@@ -298,7 +255,7 @@ def _octal(text: bytes) -> int | None:
 def _decimal(text: bytes, where: object, pos: int) -> int:
     if not text.isdigit() or len(text) > 18:
         raise FormatError(
-            f"invalid size of the member at byte {pos}: {text[:40]!r}", where=where, hint=_HINT
+            f"invalid size of the member at byte {pos}: {text[:40]!r}", where=where, hint=DAMAGED
         )
     return int(text)
 
@@ -348,7 +305,7 @@ def _records(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
             or not equals
             or record[-1:] != b"\n"
         ):
-            raise FormatError(f"invalid PAX record at byte {at}", where=where, hint=_HINT)
+            raise FormatError(f"invalid PAX record at byte {at}", where=where, hint=DAMAGED)
         yield key, value
         at += length
 
@@ -375,17 +332,19 @@ def _skipped(kind: bytes, size: int, where: object, pos: int) -> str:
     return _SKIPPED[kind]
 
 
-def _check_end(source: Source, rest: memoryview, pos: int, where: object, seen: Seen) -> None:
+def _check_end(
+    source: byte_ranges.Source, rest: memoryview, pos: int, where: object, seen: Seen
+) -> None:
     """Check that only zeros follow the end marker, to the last byte."""
     while len(rest):
-        for at in range(0, len(rest), _READ_BYTES[1]):
-            part = bytes(rest[at : at + _READ_BYTES[1]])
+        for at in range(0, len(rest), _CHECKED_BYTES):
+            part = bytes(rest[at : at + _CHECKED_BYTES])
             if part.strip(b"\0"):
                 byte = pos + at + len(part) - len(part.lstrip(b"\0"))
                 hint = (
                     "Split concatenated tar files, and read each of them."
                     if not byte % BLOCK
-                    else _HINT
+                    else DAMAGED
                 )
                 raise FormatError(
                     f"data after the end marker, from byte {byte}", where=where, hint=hint
@@ -401,7 +360,7 @@ def check_size(size: int, where: object = "") -> None:
     """Raise ValueFitError for a size of 8 GiB or more, which does not fit the header field."""
     if size > MAX_MEMBER_BYTES:
         raise ValueFitError(
-            f"a member of {size} bytes; the limit of a tar header is {MAX_MEMBER_BYTES}",
+            f"a member of {size} bytes; a tar header allows {MAX_MEMBER_BYTES}",
             where=where,
         )
 
@@ -444,8 +403,8 @@ def _block(
     return bytes(block)
 
 
-_TEMPLATE = np.frombuffer(_block(b"", 0), np.uint8)
-_BASE_CHECKSUM = int(_TEMPLATE.sum()) - int(_TEMPLATE[148:156].sum()) + 256
+_TEMPLATE = _block(b"", 0)
+_BASE_CHECKSUM = sum(_TEMPLATE) - sum(_TEMPLATE[148:156]) + 256
 
 
 def headers(names: ByteArray, sizes: IntArray) -> ByteArray:
@@ -456,7 +415,7 @@ def headers(names: ByteArray, sizes: IntArray) -> ByteArray:
     return  uint8 [n, 512]
     """
     out = np.empty((len(names), BLOCK), np.uint8)
-    out[:] = _TEMPLATE
+    out[:] = np.frombuffer(_TEMPLATE, np.uint8)
     out[:, :100] = names
     digits = ((sizes[:, None] >> np.arange(30, -1, -3)) & 7).astype(np.uint8)
     out[:, 124:135] += digits

@@ -1,29 +1,28 @@
-"""Write samples as tar: Arrow joins headers, members and padding of up to 8192 rows at once."""
+"""Write samples as a tar. Arrow joins headers, members and padding: column by column for up to 8192
+rows at once, or all members of a few rows with many small columns.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-import numpy as np
-
-from flarecli import compress, encodings
+from flarecli import encodings
 from flarecli.encodings import lookup
 from flarecli.errors import Place, ValueFitError
+from flarecli.formats.byte_ranges import rows_by_offsets, value_bytes, value_offsets
+from flarecli.formats.shard_files import write_file
 from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.columns import KEY, NAME, extensions_of
 from flarecli.formats.webdataset.scan import Table
-from flarecli.formats.webdataset.shardindex import KIND, SHARDS, VERSION
-from flarecli.hashes import DEFAULT, Sums
-from flarecli.lazy import pa, pc
-from flarecli.model import ByteArray, Chunk, Column, Columns, File, IntArray, Settings
+from flarecli.lazy import np, pa, pc
+from flarecli.model import ByteArray, Chunk, Column, Columns, IntArray, Settings
 from flarecli.names import check_name, escape
 from flarecli.storage import Location
 
-__all__ = ["row_sizes", "write_index", "write_shard"]
+__all__ = ["row_sizes", "write_shard"]
 
 # Approximate bytes and rows that are joined at once: small enough for the CPU cache.
 _STEP_BYTES, _STEP_ROWS = 1 << 20, 8192
@@ -76,50 +75,11 @@ def write_shard(
     if any(KEY in batch.schema.names for batch in batches):
         _check_each(pa.chunked_array(keys, encodings.TEXT), to)
     table, raw_size = _table(columns, batches, keys, to)
-    parts: Iterable[Any] = _parts(columns, batches, keys)
-    wanted = {DEFAULT, *settings.hashes}
-    if settings.compression is None:
-        written = to.write(parts, wanted)
-        file = File(name, written.size, written.hashes)
-    else:
-        raw = Sums(wanted)
-        to = at / f"{name}.{compress.suffix_of(settings.compression)}"
-        written = to.write(
-            compress.compressed(settings.compression, _with_checksums(parts, raw), raw_size), wanted
-        )
-        file = File(to.name, written.size, written.hashes, raw.size, raw.hex())
-    index_at = at / webdataset_index.name_of(name)
-    index = index_at.write([webdataset_index.text(table.as_found(), raw_size)], wanted)
-    return Chunk(to, rows, (file, File(index_at.name, index.size, index.hashes)), NAME, (index_at,))
-
-
-def write_index(
-    at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
-) -> dict[str, File]:
-    """Write `shardindex.json` as `widsindex create` does, so that wids opens the folder; with MD5
-    checksums if known.
-    """
-    shards = []
-    for chunk in chunks:
-        file = chunk.files[0]
-        one = {
-            "url": file.name,
-            "md5sum": file.hashes.get("md5"),
-            "nsamples": chunk.rows,
-            "filesize": file.size,
-        }
-        shards.append({key: value for key, value in one.items() if value is not None})
-    data = json.dumps(
-        {"__kind__": KIND, "wids_version": VERSION, "shardlist": shards}, indent=2
-    ).encode()
-    written = (at / SHARDS).write([data], [DEFAULT])
-    return {SHARDS: File(SHARDS, written.size, written.hashes)}
-
-
-def _with_checksums(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
-    for part in parts:
-        sums.update(part)
-        yield part
+    to, file = write_file(at, name, _parts(columns, batches, keys), raw_size, settings)
+    text = webdataset_index.text(table.in_order_of_use(), raw_size)
+    plain = replace(settings, compression=None)
+    index_at, index = write_file(at, webdataset_index.name_of(name), [text], len(text), plain)
+    return Chunk(to, rows, (file, index), NAME, (index_at,))
 
 
 def _keys(batch: pa.RecordBatch, number: int, first: int) -> pa.Array:
@@ -206,8 +166,8 @@ def _stored(batch: pa.RecordBatch, one: Column) -> pa.Array:
 
 def _sizes(data: pa.Array) -> IntArray:
     """Return the size of each value of a large_binary array: int64 [rows]; -1 for a null."""
-    ends = np.frombuffer(data.buffers()[1] or bytes(8), np.int64, len(data) + 1, data.offset * 8)
-    sizes = ends[1:] - ends[:-1]
+    offsets = value_offsets(data)
+    sizes = offsets[1:] - offsets[:-1]
     if data.null_count:
         sizes[data.is_null().to_numpy(zero_copy_only=False)] = -1
     return sizes
@@ -277,10 +237,8 @@ def _table(
         else pa.array([], encodings.TEXT)
     )
     text = pa.concat_arrays(text.chunks) if isinstance(text, pa.ChunkedArray) else text
-    bounds = np.frombuffer(text.buffers()[1] or bytes(8), np.int64)[
-        text.offset : text.offset + len(text) + 1
-    ]
-    data = np.frombuffer(text.buffers()[2] or b"", np.uint8)[int(bounds[0]) : int(bounds[-1])]
+    bounds = value_offsets(text)
+    data = np.frombuffer(value_bytes(text), np.uint8)
     table = Table(
         tuple(extensions_of(columns)),
         data,
@@ -343,24 +301,24 @@ def _heads(names: pa.Array, sizes: IntArray) -> pa.Array:
     field = np.frombuffer(text.buffers()[2] or b"", np.uint8)[: len(names) * _NAME_BYTES].reshape(
         -1, _NAME_BYTES
     )
-    there = sizes >= 0
-    return _split(tar.headers(field[there], sizes[there]).reshape(-1), there * tar.BLOCK)
+    is_stored = sizes >= 0
+    return _split(
+        tar.headers(field[is_stored], sizes[is_stored]).reshape(-1), is_stored * tar.BLOCK
+    )
 
 
 def _split(data: ByteArray, lengths: IntArray) -> pa.Array:
-    bounds = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=bounds[1:])
-    return pa.Array.from_buffers(
-        encodings.BINARY, len(lengths), [None, pa.py_buffer(bounds), pa.py_buffer(data)]
-    )
+    """Return consecutive values of these lengths: large_binary [lengths]."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return rows_by_offsets(data, offsets)
 
 
 def _join(pieces: list[pa.Array]) -> memoryview:
     body = pc.binary_join_element_wise(
         *pieces, pa.scalar(b"", encodings.BINARY), null_handling="replace", null_replacement=""
     )
-    bounds = np.frombuffer(body.buffers()[1], np.int64, len(body) + 1, body.offset * 8)
-    return memoryview(body.buffers()[2] or b"")[int(bounds[0]) : int(bounds[-1])]
+    return value_bytes(body)
 
 
 def _without_copy(pieces: list[pa.Array]) -> Iterator[memoryview]:

@@ -1,0 +1,158 @@
+"""What several formats do with the files of a dataset: list a folder, write a file, read a small
+JSON file, and compare a shard with its listing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any, NoReturn
+
+from flarecli import compress
+from flarecli.errors import FlareError, FormatError, MissingError, Place, UsageError
+from flarecli.hashes import DEFAULT, Sums
+from flarecli.lazy import np
+from flarecli.model import Chunk, Columns, File, Settings, Stream
+from flarecli.storage import Location
+
+__all__ = [
+    "DAMAGED",
+    "SELECT_COLUMNS",
+    "check_count",
+    "check_names",
+    "check_row_count",
+    "list_shards",
+    "parse_json",
+    "read_optional",
+    "write_file",
+]
+
+DAMAGED = "The file was damaged or cut short; fetch or pack it again."
+SELECT_COLUMNS = "Select the columns to pack with -c."
+_COUNT_LIMIT = 1 << 63
+
+
+def list_shards(
+    at: Location,
+    name: str,
+    suffix: str,
+    is_shard: Callable[[str], bool],
+    index_name: Callable[[str], str] | None = None,
+    columns: Columns | None = None,
+) -> Stream:
+    """List the shards of a folder by name, without subfolders.
+
+    name        of the format
+    suffix      of its shards, for the message
+    index_name  name of a shard -> name of its index, which may exist
+    raises      MissingError if there are no shards
+    """
+    sizes = {entry.name: entry.size for entry in at.list() if "/" not in entry.name}
+    names = sorted(filter(is_shard, sizes))
+    if not names:
+        raise MissingError(f"folder contains no {suffix} file", where=at)
+    parts: list[tuple[File, ...]] = []
+    if index_name is not None:
+        indexes = map(index_name, names)
+        parts = [(File(one, sizes[one]),) if one in sizes else () for one in indexes]
+    return Stream(
+        "data",
+        at,
+        name,
+        names,
+        columns,
+        sizes=np.array([sizes[one] for one in names], np.int64),
+        parts=parts if any(parts) else (),
+    )
+
+
+def check_row_count(chunk: Chunk, rows: int, noun: str = "rows", where: object = None) -> None:
+    """Raise FormatError if a shard does not have the listed number of rows."""
+    if chunk.rows is not None and rows != chunk.rows:
+        raise FormatError(
+            f"contains {rows} {noun}; {chunk.rows} are listed",
+            where=chunk.at if where is None else where,
+        )
+
+
+def check_names(columns: Columns, needs: str) -> None:
+    """Raise UsageError if there are no columns, or two columns have the same name.
+
+    needs  message if there are no columns
+    """
+    if not columns:
+        raise UsageError(needs, hint=SELECT_COLUMNS)
+    for one, two in pairwise(sorted(column.name for column in columns)):
+        if one == two:
+            raise UsageError(f"duplicate column name {one!r}")
+
+
+# -- writing
+
+
+def write_file(
+    at: Location, name: str, parts: Iterable[Any], size: int, settings: Settings
+) -> tuple[Location, File]:
+    """Write a file of `size` bytes, compressed if the settings say so, with the suffix in its name."""
+    hashes = {DEFAULT, *settings.hashes}
+    if settings.compression is None:
+        written = (at / name).write(parts, hashes)
+        return at / name, File(name, written.size, written.hashes)
+    raw = Sums(hashes)
+    to = at / f"{name}.{compress.suffix_of(settings.compression)}"
+    written = to.write(compress.compressed(settings.compression, _hashed(parts, raw), size), hashes)
+    return to, File(to.name, written.size, written.hashes, raw.size, raw.hex())
+
+
+def _hashed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
+    for part in parts:
+        sums.update(part)
+        yield part
+
+
+# -- reading
+
+
+def read_optional(at: Location, max_bytes: int) -> bytes | None:
+    """Return the bytes of a file, none if it is too large; None if it cannot be read."""
+    try:
+        size = at.size()
+        return at.read(0, size) if size <= max_bytes else b""
+    except FlareError:
+        return None
+
+
+def parse_json(data: bytes, where: object) -> Any:
+    """Parse JSON strictly.
+
+    raises  FormatError for invalid JSON, repeated keys, NaN, and nesting too deep for the parser
+    """
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"not UTF-8 at byte {error.start}", where=where) from None
+    except RecursionError:
+        raise FormatError("JSON is nested too deeply", where=where) from None
+    except ValueError as error:
+        raise FormatError(f"not valid JSON: {error}", where=where) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in out:
+            raise ValueError(f"duplicate key {key!r:.60}")
+        out[key] = value
+    return out
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+def check_count(value: Any, where: object | Place) -> int:
+    """Return a number of rows or bytes in a JSON file. Raises FormatError for any other value."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _COUNT_LIMIT:
+        raise FormatError(f"expected a count, got {value!r:.60}", where=where)
+    return value

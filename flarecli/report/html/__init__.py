@@ -1,1 +1,0 @@
-"""HTML pages: one about a dataset, one about the findings of a check."""

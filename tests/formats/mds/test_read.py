@@ -1,0 +1,138 @@
+"""Reading single samples, mapped or by ranges, with all columns or some."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli.encodings import column, field
+from flarecli.errors import FormatError
+from flarecli.formats import find
+from flarecli.formats.mds.read import find_columns, read_rows
+from flarecli.model import Chunk, Settings
+from flarecli.storage import locate
+
+mds = find("mds")
+
+SIZES = {
+    "a": "int",
+    "b": "uint8",
+    "c": "bytes",
+    "d": "float64",
+    "e": "str",
+    "f": "ndarray:uint8:5000",
+}  # f is large for a column of one size
+
+
+def shard_of(folder, names, rows, maps):
+    columns = tuple(column(name, SIZES[name]) for name in names)
+    fields = [field(one) for one in columns]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([row[one.name] for row in rows], one.type) for one in fields],
+        schema=pa.schema(fields),
+    )
+    chunk = mds.write_shard(locate(str(folder)), 0, columns, [batch], Settings())
+    return mds.open_shard(
+        chunk if maps else Chunk(chunk.at.unmapped(), chunk.rows, chunk.files, chunk.format)
+    )
+
+
+def stored(row, name):
+    value = row[name]
+    if name == "a":
+        return value.to_bytes(8, "little", signed=True)
+    if name == "b":
+        return bytes([value])
+    if name == "d":
+        return pa.array([value], pa.float64()).buffers()[1].to_pybytes()[:8]
+    return value.encode() if name == "e" else value
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_column_is_read_from_its_position(tmp_path_factory, data):
+    names = sorted(data.draw(st.sets(st.sampled_from(sorted(SIZES)), min_size=1)))
+    rows = [
+        {
+            "a": i - 2,
+            "b": i,
+            "c": bytes([i]) * (i * 7 % 5),
+            "d": i / 3,
+            "e": "é" * (i % 3),
+            "f": bytes([i]) * 5000,
+        }
+        for i in range(data.draw(st.integers(1, 5)))
+    ]
+    maps = data.draw(st.booleans())
+    shard = shard_of(tmp_path_factory.mktemp("rows"), names, rows, maps)
+    some = data.draw(st.none() | st.lists(st.sampled_from(names), unique=True))
+    order = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6))
+    wanted = [
+        {name: stored(rows[i], name) for name in names if some is None or name in some}
+        for i in order
+    ]
+    assert read_rows(shard, order, some) == wanted
+    assert [list(row) for row in read_rows(shard, order, some)] == [
+        list(row) for row in wanted
+    ]  # in the order of the format
+    assert all(
+        type(value) is bytes for row in read_rows(shard, order, some) for value in row.values()
+    )
+    found = find_columns(shard, order, some)
+    assert (found is not None) is maps
+    if found is not None:
+        turned = {
+            name: [row[name] for row in wanted] for name in names if some is None or name in some
+        }
+        assert [(name, at_last(found, one)) for name, one in found.columns.items()] == list(
+            turned.items()
+        )
+
+
+def at_last(found, one):
+    if isinstance(one, np.ndarray):
+        return one.tolist()
+    return (
+        [bytes(found.source[start:stop]) for start, stop in zip(*one, strict=True)]
+        if isinstance(one, tuple)
+        else one
+    )
+
+
+def test_readers_do_not_keep_a_compressed_shard(tmp_path):
+    batch = pa.RecordBatch.from_arrays([pa.array([b"ab", b"c"], pa.large_binary())], ["b"])
+    chunk = mds.write_shard(
+        locate(str(tmp_path)), 0, (column("b", "bytes"),), [batch], Settings(compression="zstd")
+    )
+    found = find_columns(mds.open_shard(chunk), [1, 0, 1])
+    assert (found.source, found.columns) == (b"", {"b": [b"c", b"ab", b"c"]})
+
+
+@pytest.mark.parametrize("maps", [True, False])
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (3, "sample has 3 bytes; its lengths need 4"),  # not even those
+        (10, "sample has 10 bytes; its fields need 15"),  # the numbers in front do not fit
+        (13, "sample has 13 bytes; its fields need 15"),
+    ],
+)
+def test_a_sample_that_is_too_short_is_reported(tmp_path, maps, size, message):
+    shard = shard_of(tmp_path, ["a", "b", "c"], [{"a": 1, "b": 2, "c": b"xy"}], maps)
+    starts = np.array(shard.layout["starts"])
+    starts[1] = starts[0] + size
+    shard.layout["starts"] = starts
+    assert find_columns(shard, [0]) is None
+    with pytest.raises(FormatError) as caught:
+        read_rows(shard, [0])
+    assert str(caught.value) == f"{shard.chunk.at}[0]: {message}"
+
+
+def test_a_huge_declared_column_size_is_only_an_error(tmp_path):
+    shard = shard_of(tmp_path, ["a", "c"], [{"a": 1, "c": b"xy"}], True)
+    columns = (column("a", "ndarray:uint8:4294967295"), shard.columns[1])
+    hostile = type(shard)(shard.chunk, columns, shard.rows, shard.layout)
+    assert find_columns(hostile, [0]) is None
+    with pytest.raises(FormatError, match="sample has 14 bytes; its fields need [0-9]+$"):
+        read_rows(hostile, [0])
