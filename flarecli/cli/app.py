@@ -76,7 +76,6 @@ class _Base:
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """Parse arguments, which may print help or the version."""
         try:
             return super().make_context(info_name, args, parent, **extra)  # type: ignore[misc]
         except OSError as error:
@@ -99,7 +98,6 @@ class _Command(_Base, typer.core.TyperCommand):
     """One of the six commands."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the arguments for the usage line."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -122,11 +120,9 @@ class _Commands(_Base, typer.core.TyperGroup):
     """The six commands. Each is loaded when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Load a command."""
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             app = typer.Typer(add_completion=False, **_SETTINGS)
             module = importlib.import_module(f"flarecli.cli.{cmd_name}")
@@ -140,7 +136,6 @@ class _Commands(_Base, typer.core.TyperGroup):
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -155,7 +150,6 @@ class _Commands(_Base, typer.core.TyperGroup):
         raise UsageError(f"unknown command {name!r}", hint=hint)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
         try:
             result = super().invoke(ctx)
             printer.finish()
@@ -170,7 +164,7 @@ def _print_version(is_set: bool) -> None:
     if is_set:
         from flarecli import __version__
 
-        printer.print_line(f"flare {__version__}")
+        printer.Printer().line(f"flare {__version__}")
         raise typer.Exit
 
 

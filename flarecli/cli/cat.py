@@ -22,6 +22,7 @@ class Line(CatOptions, CommandLine):
         Option(
             group="Output",
             metavar="FORM",
+            choices=output.FORMS,
             suggest=lambda: output.FORMS,
             help="Form of the output: {choices}.",
         ),
@@ -35,8 +36,7 @@ class Line(CatOptions, CommandLine):
         Option(
             group="Output",
             flags=("--bytes",),
-            metavar="|".join(output.BYTES),
-            suggest=lambda: output.BYTES,
+            choices=output.BYTES,
             help="Print bytes as size and SHA-256, or as base64.",
         ),
     )
@@ -61,7 +61,9 @@ def command(line: Line) -> int:
     from flarecli import commands
 
     printer = line.printer()
-    output.check(line.to, line.raw, line.bytes_as, line.csv_safe)
+    if line.csv_safe and line.to not in output.DELIMITERS:
+        raise UsageError("--csv-safe has an effect only on CSV and TSV", hint="Add --to csv.")
+    output.check_terminal(line.to, line.raw)
     if line.raw is not None and (line.columns is not None or line.to != "jsonl"):
         raise UsageError(
             "--raw prints the bytes of one column; --columns and --to have no effect",

@@ -38,7 +38,6 @@ __all__ = [
     "json_text",
     "json_value",
     "print_error",
-    "print_line",
     "refuse_terminal",
     "shows_pictures",
     "write_text",
@@ -97,25 +96,17 @@ def is_reader_gone() -> bool:
         return True  # stdout has no descriptor, so its own `write` raised the error
 
 
-def print_line(text: str) -> None:
-    """Print one line to stdout, escaped."""
-    write_text(escape(text) + "\n")
-
-
 class _BinaryStdout(io.RawIOBase):
     """Binary file that writes to stdout, for Arrow, Parquet and tar."""
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """Write bytes."""
         with _stdout() as stream:
             return stream.buffer.write(data)
 
     def flush(self) -> None:
-        """Flush stdout."""
         finish()
 
 
@@ -266,7 +257,7 @@ class Printer:
 
     def line(self, text: str) -> None:
         """Print one line to stdout."""
-        print_line(text)
+        write_text(escape(text) + "\n")
 
     def text(self, text: str) -> None:
         """Print several lines to stdout."""

@@ -32,21 +32,21 @@ from flarecli.cli.printer import (
 )
 from flarecli.errors import FlareError, UsageError, ValueFitError
 from flarecli.expansion import MAX_DECODED_VALUE, MAX_PARQUET_VALUE, MAX_TEXT_VALUE
+from flarecli.lazy import np, pa
 from flarecli.model import ENCODING
 from flarecli.names import escape, shell_quoted
 from flarecli.suggest import choose
 from flarecli.units import format_size
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from rich.text import Text
 
-__all__ = ["BYTES", "FORMS", "Look", "cell", "check", "write"]
+__all__ = ["BYTES", "DELIMITERS", "FORMS", "Look", "cell", "check_terminal", "write"]
 
 FORMS = ("jsonl", "csv", "tsv", "table", "arrow", "parquet")
 BYTES = ("sha256", "base64")
 _BINARY = ("arrow", "parquet")
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
+DELIMITERS = {"csv": ",", "tsv": "\t"}
 _FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # and their full-width forms
 # encodings of values that become Python objects
 _DOCUMENTS = ("json", "json_json", "msgpack", "tree")
@@ -72,24 +72,12 @@ class Look:
     safe: bool = False
 
 
-def check(form: str, raw: str | None, bytes_as: str, csv_safe: bool = False) -> None:
-    """Check the options of the output before data is read.
+def check_terminal(form: str, raw: str | None) -> None:
+    """Raise UsageError for binary output to a terminal.
 
-    form      one of FORMS
-    raw       column whose stored bytes are printed alone
-    bytes_as  one of BYTES
-    csv_safe  put an apostrophe before text that looks like a formula
-    raises    UsageError for an unknown form, and for binary output to a terminal
+    form  one of FORMS
+    raw   column whose stored bytes are printed alone
     """
-    if form not in FORMS:
-        raise UsageError(
-            f"unknown form {form!r}",
-            hint=choose(form, FORMS, meant={"json": "jsonl", "ndjson": "jsonl"}),
-        )
-    if bytes_as not in BYTES:
-        raise UsageError(f"unknown form of bytes {bytes_as!r}", hint=choose(bytes_as, BYTES))
-    if csv_safe and form not in _DELIMITERS:
-        raise UsageError("--csv-safe has an effect only on CSV and TSV", hint="Add --to csv.")
     if raw is not None:
         refuse_terminal(f"--raw {raw}")
     elif form in _BINARY:
@@ -103,9 +91,11 @@ def write(
     raw: str | None = None,
     look: Look = Look(),
 ) -> None:
-    """Write batches to stdout in a form that `check` accepted.
+    """Write batches to stdout.
 
-    look    form of bytes and pickles
+    form    one of FORMS
+    raw     column whose stored bytes are printed alone, whatever the form
+    look    text form of bytes and pickles
     raises  ValueFitError for invalid values of a `json` column
     """
     if raw is not None:
@@ -119,8 +109,8 @@ def write(
         _write_arrow(batches)
     elif form == "parquet":
         _write_parquet(batches)
-    elif form in _DELIMITERS:
-        _write_separated(batches, _DELIMITERS[form], look)
+    elif form in DELIMITERS:
+        _write_separated(batches, DELIMITERS[form], look)
     elif is_terminal():
         _write_table(batches, printer, look)
     else:
@@ -132,8 +122,6 @@ def _parts(batch: pa.RecordBatch, look: Look) -> Iterator[pa.RecordBatch]:
 
     raises  ValueFitError for a value that is too large
     """
-    import numpy as np
-
     from flarecli.encodings import value_sizes
 
     sizes = np.zeros(batch.num_rows)
@@ -290,8 +278,6 @@ def half_blocks(data: bytes, caption: str) -> Text | None:
 
 
 def _write_arrow(batches: Iterable[pa.RecordBatch]) -> None:
-    import pyarrow as pa
-
     schema, batches = _with_schema(batches)
     with (
         pa.PythonFile(binary_stdout(), mode="w") as sink,
@@ -303,7 +289,6 @@ def _write_arrow(batches: Iterable[pa.RecordBatch]) -> None:
 
 
 def _write_parquet(batches: Iterable[pa.RecordBatch]) -> None:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema, batches = _with_schema(batches)
@@ -329,8 +314,6 @@ def _check_parquet(batch: pa.RecordBatch) -> None:
 
     The Parquet writer copies each value several times.
     """
-    import pyarrow as pa
-
     from flarecli.encodings import value_sizes
 
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
@@ -346,8 +329,6 @@ def _check_parquet(batch: pa.RecordBatch) -> None:
 
 def _with_schema(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the schema of the first batch, and all batches."""
-    import pyarrow as pa
-
     rest = iter(batches)
     first = next(rest, None)
     if first is None:
@@ -356,8 +337,6 @@ def _with_schema(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator
 
 
 def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
-    import pyarrow as pa
-
     from flarecli import encodings
 
     out = binary_stdout()
@@ -392,8 +371,6 @@ def _rows(batch: pa.RecordBatch, look: Look, numbers: bool = False) -> Iterator[
 
 def _values(array: pa.Array, field: pa.Field, look: Look, numbers: bool = False) -> list[Any]:
     """Return the JSON values of a column."""
-    import pyarrow as pa
-
     from flarecli.encodings import raw_values
 
     encoding, kind = (field.metadata or {}).get(ENCODING, b"").decode(), array.type
@@ -445,8 +422,6 @@ def _lists(array: pa.Array, item: pa.Field, look: Look) -> list[Any]:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
     return bool(
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)

@@ -17,14 +17,13 @@ from flarecli import commands
 from flarecli.encodings import value_sizes
 from flarecli.errors import ValueFitError
 from flarecli.expansion import MAX_TEXT_VALUE
+from flarecli.lazy import np, pa, pc
 from flarecli.media import is_image, sniff, thumbnail
 from flarecli.report.result import html_text
 from flarecli.units import format_count, format_size
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
-    import pyarrow as pa
 
     from flarecli.commands import Inspection, StreamInfo
 
@@ -165,8 +164,6 @@ def _columns(stream: StreamInfo) -> Iterator[str]:
 
 def _shard_sizes(shards: Sequence[tuple[str, int, int]]) -> str:
     """Plot the sizes of shards in order. If there are too many, a bar is the largest of a run."""
-    import numpy as np
-
     sizes = np.array([size for _, _, size in shards], np.int64)
     if len(sizes) > _MAX_BARS:
         starts = np.linspace(0, len(sizes), _MAX_BARS, endpoint=False).astype(np.int64)
@@ -177,8 +174,6 @@ def _shard_sizes(shards: Sequence[tuple[str, int, int]]) -> str:
 
 def _plots(batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
     """Yield a plot for each column whose values or sizes can be counted."""
-    import pyarrow as pa
-
     table = pa.Table.from_batches(batches)
     plots = [_column_plot(name, table.column(name).combine_chunks()) for name in table.schema.names]
     if any(plots):
@@ -188,10 +183,6 @@ def _plots(batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
 
 
 def _column_plot(name: str, array: pa.Array) -> str:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = array.type
     if isinstance(array, pa.ChunkedArray):  # too large for one Arrow array
         return ""
@@ -217,8 +208,6 @@ def _column_plot(name: str, array: pa.Array) -> str:
 
 def _word_plot(name: str, words: pa.Array) -> str:
     """Plot how often each value occurs, the most frequent first."""
-    import numpy as np
-
     counts = [(str(word["values"]), word["counts"]) for word in words.to_pylist()]
     counts.sort(key=lambda pair: (-pair[1], pair[0]))
     heights = np.array([count for _, count in counts])
@@ -228,8 +217,6 @@ def _word_plot(name: str, words: pa.Array) -> str:
 
 
 def _histogram(name: str, values: npt.NDArray[np.float64], text_of: Callable[[float], str]) -> str:
-    import numpy as np
-
     if not len(values):
         return ""
     with np.errstate(over="ignore", invalid="ignore"):

@@ -124,13 +124,13 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         ),
         (
             ["cat", "a", "--to", "xml"],
-            "unknown form 'xml'",
-            "Choose one of jsonl, csv, tsv, table, arrow, parquet.",
+            "--to: expected jsonl, csv, tsv, table, arrow or parquet, got 'xml'",
+            "",
         ),
         (
             ["cat", "a", "--bytes", "hex"],
-            "unknown form of bytes 'hex'",
-            "Choose one of sha256, base64.",
+            "--bytes: expected sha256 or base64, got 'hex'",
+            "",
         ),
         (
             ["cat", "a", "--rank", "8/8"],

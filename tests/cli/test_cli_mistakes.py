@@ -121,8 +121,8 @@ def told(place, monkeypatch, capfd):
         ),
         (
             "cat out --to json",
-            "unknown form 'json'",
-            "Did you mean jsonl? Choose one of jsonl, csv, tsv, table, arrow, parquet.",
+            "--to: expected jsonl, csv, tsv, table, arrow or parquet, got 'json'",
+            "Did you mean jsonl?",
         ),
         (
             "pack first.parquet new --encode id=string",
