@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from flarecli import sql
 from flarecli.arguments import Addresses
+from flarecli.commands.large_values import LargeValues
 from flarecli.commands.shard_choice import sample_size
 from flarecli.commands.source_notes import note_sources
 from flarecli.errors import UsageError
@@ -162,8 +163,12 @@ def read_rows(
     columns: Sequence[str],
     row_bytes: int = 1,
     exact: bool = False,
+    large: LargeValues | None = None,
 ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
-    """Yield row numbers and typed batches of bounded size for steps start..stop of an order."""
+    """Yield row numbers and typed batches of bounded size for steps start..stop of an order.
+
+    large  values that are not read
+    """
     near = max(1, min(_TAKEN, _TAKEN_BYTES // row_bytes))
     for begin in range(start, stop, _BLOCK):
         rows = order.rows(begin, min(begin + _BLOCK, stop))
@@ -171,10 +176,16 @@ def read_rows(
         if len(rows) < _RUN * len(breaks):
             for k in range(0, len(rows), near):
                 part = rows[k : k + near]
-                yield part, data.take(part, columns, exact)
+                if large is not None:
+                    yield from large.take(columns, part)
+                else:
+                    yield part, data.take(part, columns, exact)
             continue
         for run in np.split(rows, breaks):
             first = int(run[0])
+            if large is not None:
+                yield from large.scan(columns, first, int(run[-1]) + 1)
+                continue
             for batch in data.scan(columns, first, int(run[-1]) + 1, exact=exact):
                 yield np.arange(first, first + batch.num_rows, dtype=np.int64), batch
                 first += batch.num_rows

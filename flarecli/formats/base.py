@@ -9,7 +9,7 @@ object and never compares format names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from flarecli import encodings
 from flarecli.errors import UsageError
@@ -42,6 +42,7 @@ __all__ = [
     "Format",
     "INTEGERS",
     "LISTED_PICTURES",
+    "LargeValue",
     "SMALL_INTEGERS",
     "encoding_group",
 ]
@@ -51,6 +52,15 @@ Substitutes = Mapping[str, str | None]
 Span = tuple[
     "Location", int | None, int | None
 ]  # a file, its first byte and its end byte; None: unknown
+
+
+class LargeValue(NamedTuple):
+    """A value of a shard: its row, its column and its number of bytes."""
+
+    row: int
+    column: str
+    size: int
+
 
 # Encodings that formats often replace together, see `Format.substitutes`.
 SMALL_INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
@@ -234,6 +244,13 @@ class Format:
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
         """Return the file and byte range of a row, or of one of its columns; None if unknown."""
         return None
+
+    def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
+        """Return the values of more than `max_bytes` whose size an open shard knows.
+
+        No value is read. Default: a shard does not know the sizes of its values.
+        """
+        return []
 
     def packed_files(self, chunk: Chunk) -> list[tuple[str, int]] | None:
         """Return (path, row) of the files packed in a shard, in row order; None if it has none."""

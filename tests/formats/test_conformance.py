@@ -19,6 +19,7 @@ from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
 FORMATS = [name for name in formats.names() if name != "files"]
+KNOWS_SIZES = ("ffrecord", "granular", "granular-refs", "webdataset")  # before values are read
 WANTED = {"a": "str", "b": "bytes", "n": "int", "x": "float64"}
 SETTINGS = {"xsv": Settings(separator="|"), "tsv": Settings(separator="\t")}
 
@@ -113,6 +114,21 @@ def test_written_rows_are_read_in_any_order(name):
     some = [{one: row[one] for one in wanted[0]} for row in form.read_rows(shard, order)]
     assert some == [wanted[i] for i in order]
     assert form.read_rows(shard, []) == []
+
+
+def test_large_values_are_found_without_reading_them_or_are_unknown(name):
+    form = find(name)
+    chunk, columns, batch = write(name, samples_of(40))
+    shard = form.open_shard(chunk, columns)
+    sizes = [
+        (row, column, len(data))
+        for row, values in enumerate(stored(batch))
+        for column, data in values.items()
+    ]
+    for limit in (0, 15, 100, max(size for _, _, size in sizes)):
+        found = form.large_values(shard, limit)
+        larger = [one for one in sizes if one[2] > limit and one[1] != form.key_column]
+        assert sorted(found) == sorted(larger) if name in KNOWS_SIZES else found == []
 
 
 def test_rows_and_batches_are_equal(name):

@@ -367,7 +367,8 @@ def selected(
     options, source = plan.options, plan.source
     names = _needed_columns(plan, keys_only)
     place = None if plan.is_run else PLACE
-    batches = source.batches(names, options.where, plan.start, plan.stop, place, running)
+    unused = [] if options.where is not None else _unused_columns(plan)
+    batches = source.batches(names, options.where, plan.start, plan.stop, place, running, unused)
     if options.where is not None:
         schema = source.schema
         if names is not None:
@@ -392,6 +393,12 @@ def selected(
             renamed = [plan.renamed(name) for name in batch.schema.names]
             rest = batch.slice(dropped)
             yield rest if renamed == batch.schema.names else rest.rename_columns(renamed)
+
+
+def _unused_columns(plan: Plan) -> list[str]:
+    """Return the columns of the source that are only copied until `--max-object` is checked."""
+    used = {plan.key, *(link.source for link in plan.links)}
+    return [name for name in plan.source.schema.names if name not in used]
 
 
 def _needed_columns(plan: Plan, keys_only: bool) -> list[str] | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from flarecli import ingest, playlists, read
 from flarecli.arguments import Addresses, address_texts
 from flarecli.braces import WILDCARDS
+from flarecli.commands.large_values import LargeValues
 from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import average_row_bytes, check_no_rows, ordered, read_rows
 from flarecli.errors import NoRowsError
@@ -61,6 +61,7 @@ class Source:
         stop: int | None = None,
         place: str | None = None,
         running: ingest.SourceChecksum | None = None,
+        unused: Collection[str] = (),
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows start..stop.
 
@@ -68,6 +69,8 @@ class Source:
         where    condition; rows that cannot match it may be left out, other rows are not filtered
         place    name of an additional int64 column: the number of each row in the whole source
         running  checksum that is updated with the bytes that are read
+        unused   columns that are not used before `--max-object` is checked; zero bytes may replace
+                 their values above it, which are not read
         """
         raise NotImplementedError
 
@@ -115,6 +118,7 @@ class _IndexSource(Source):
         stop: int | None = None,
         place: str | None = None,
         running: ingest.SourceChecksum | None = None,
+        unused: Collection[str] = (),
     ) -> Iterator[pa.RecordBatch]:
         return self._index.batches(columns, where, place, start, stop, running)
 
@@ -139,8 +143,9 @@ class _IndexSource(Source):
 class _DatasetSource(Source):
     """Rows of a dataset.
 
-    rows   rows to select, such as `10:20`; None: all
-    exact  numbers that are stored as text are read as that text, so that they stay the same
+    rows       rows to select, such as `10:20`; None: all
+    exact      numbers that are stored as text are read as that text, so that they stay the same
+    max_bytes  maximum size of a value
     """
 
     def __init__(
@@ -151,8 +156,10 @@ class _DatasetSource(Source):
         found: Sequence[Playlist],
         rows: str | None,
         exact: bool,
+        max_bytes: int,
     ) -> None:
         self._data, self._parts, self._exact = read.Dataset(parts, found), parts, exact
+        self._max_bytes = max_bytes
         self._order = None if rows is None else ordered(len(self._data), rows)
         schema = self._data.exact if exact else self._data.schema
         count = len(self._data) if self._order is None else len(self._order)
@@ -168,24 +175,25 @@ class _DatasetSource(Source):
         stop: int | None = None,
         place: str | None = None,
         running: ingest.SourceChecksum | None = None,
+        unused: Collection[str] = (),
     ) -> Iterator[pa.RecordBatch]:
-        for rows, batch in self._numbered(columns, start, stop):
+        for rows, batch in self._numbered(columns, start, stop, unused):
             if place is not None:
                 batch = batch.append_column(pa.field(place, pa.int64()), pa.array(rows))
             yield batch
 
     def _numbered(
-        self, columns: Sequence[str] | None, start: int, stop: int | None
+        self, columns: Sequence[str] | None, start: int, stop: int | None, unused: Collection[str]
     ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
-        if self._order is not None:
-            stop = len(self._order) if stop is None else min(stop, len(self._order))
-            names = self._data.schema.names if columns is None else columns
-            size = average_row_bytes(self._parts, len(self._data))
-            yield from read_rows(self._data, self._order, start, stop, names, size, self._exact)
-            return
-        for batch in self._data.scan(columns, start, stop, exact=self._exact):
-            yield np.arange(start, start + batch.num_rows), batch
-            start += batch.num_rows
+        data, exact = self._data, self._exact
+        rows = len(data) if self._order is None else len(self._order)
+        stop = rows if stop is None else min(stop, rows)
+        names = data.schema.names if columns is None else columns
+        large = LargeValues(data, self._parts[0], self._max_bytes, unused, exact)
+        if self._order is None:
+            return large.scan(names, start, stop)
+        size = average_row_bytes(self._parts, len(data))
+        return read_rows(data, self._order, start, stop, names, size, exact, large)
 
     def sum(self) -> str:
         sums = Sums([DEFAULT])
@@ -231,7 +239,8 @@ def open_source(
         check_no_rows(shown, streams, rows)
         folder = ingest.open_folder(expanded[0], guard=guard, columns=columns)
         return _IndexSource(shown, name, folder, guard)
-    source = _DatasetSource(shown, name, read.select_streams(found, streams), found, rows, exact)
+    parts, max_bytes = read.select_streams(found, streams), guard.limits.max_bytes
+    source = _DatasetSource(shown, name, parts, found, rows, exact, max_bytes)
     source.notes = (*skipped, *(_single_file(found[0].streams[0]) if len(expanded) == 1 else ()))
     return source
 

@@ -31,7 +31,7 @@ from flarecli.errors import (
     ValueFitError,
 )
 from flarecli.formats import byte_ranges, shard_files
-from flarecli.formats.base import LISTED_PICTURES, Format, Span, Substitutes
+from flarecli.formats.base import LISTED_PICTURES, Format, LargeValue, Span, Substitutes
 from flarecli.formats.ffrecord import packed_folder
 from flarecli.formats.ffrecord import table as ffrecord_table
 from flarecli.formats.ffrecord.table import (
@@ -223,6 +223,13 @@ class FFRecord(Format):
         """Return the byte range of a record."""
         offsets = shard.layout["offsets"]
         return shard.chunk.at, int(offsets[row]), int(offsets[row + 1])
+
+    def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
+        """Return the records of more than `max_bytes`, by the table."""
+        sizes = np.diff(shard.layout["offsets"])
+        name = shard.columns[0].name
+        rows = np.flatnonzero(sizes > max_bytes).tolist()
+        return [LargeValue(row, name, int(sizes[row])) for row in rows]
 
     def packed_files(self, chunk: Chunk) -> list[tuple[str, int]] | None:
         """Return (path, row) of the files of a packed folder, in row order; None for other files."""

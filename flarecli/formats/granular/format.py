@@ -27,6 +27,7 @@ from flarecli.formats.base import (
     LISTED_PICTURES,
     SMALL_INTEGERS,
     Format,
+    LargeValue,
     Ranges,
     Span,
     Substitutes,
@@ -118,6 +119,10 @@ class Granular(Format):
         except FlareError:  # the record numbers of the row are damaged
             return bag, None, None
         return bag, int(starts[first[0]]), int(starts[first[0] + count[0]])
+
+    def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
+        """Return the values of more than `max_bytes`, by the tables of the bags."""
+        return granular_read.large_values(shard, max_bytes)
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Read the spec and the tables, but no records.

@@ -10,8 +10,9 @@ import numpy as np
 
 from flarecli import encodings
 from flarecli.encodings import Encoding, lookup
-from flarecli.errors import FormatError, UsageError, ValueFitError
+from flarecli.errors import FlareError, FormatError, UsageError, ValueFitError
 from flarecli.formats import byte_ranges
+from flarecli.formats.base import LargeValue
 from flarecli.formats.granular import bags
 from flarecli.formats.granular import refs as bag_refs
 from flarecli.formats.granular.bags import Bag
@@ -20,10 +21,11 @@ from flarecli.lazy import pa
 from flarecli.model import Chunk, Column, Row, Shard
 from flarecli.storage import Location
 
-__all__ = ["REFS_TABLE", "batch", "rows", "taken", "unfit", "weight"]
+__all__ = ["REFS_TABLE", "batch", "large_values", "rows", "taken", "unfit", "weight"]
 
 REFS_TABLE = "refs"  # key of its table in a layout; not a valid column name then
 _STEP_RECORDS = 1 << 16  # records whose sizes are checked at once
+_STEP_ROWS = 1 << 13  # rows whose record numbers are parsed at once
 MAX_OPEN_BAGS = 64  # each has a mapped file, and so a file handle
 _memos: list[dict[Any, Any]] = []  # memos of the shards with open bags
 
@@ -255,6 +257,28 @@ def weight(shard: Shard, places: Sequence[Taken]) -> int:
     for one, (first, count) in zip(shard.columns, places, strict=True):
         starts = shard.layout[one.name]
         out += int((starts[first + count] - starts[first]).sum())
+    return out
+
+
+def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
+    """Return the values of more than `max_bytes`; a list is a value.
+
+    Damaged record numbers of rows are not reported here: reading the rows raises.
+    """
+    out: list[LargeValue] = []
+    names = [one.name for one in shard.columns]
+    if all(int(shard.layout[name][-1]) <= max_bytes for name in names):
+        return out
+    for start in range(0, shard.rows, _STEP_ROWS):
+        try:
+            places = taken(shard, start, min(start + _STEP_ROWS, shard.rows))
+        except FlareError:
+            break
+        for name, (first, count) in zip(names, places, strict=True):
+            starts = shard.layout[name]
+            sizes = starts[first + count] - starts[first]
+            rows = np.flatnonzero(sizes > max_bytes).tolist()
+            out += [LargeValue(start + row, name, int(sizes[row])) for row in rows]
     return out
 
 

@@ -44,7 +44,15 @@ from flarecli.errors import (
     UsageError,
 )
 from flarecli.formats import byte_ranges, shard_files
-from flarecli.formats.base import FLOATS, INTEGERS, LISTED_PICTURES, Format, Span, Substitutes
+from flarecli.formats.base import (
+    FLOATS,
+    INTEGERS,
+    LISTED_PICTURES,
+    Format,
+    LargeValue,
+    Span,
+    Substitutes,
+)
 from flarecli.formats.shard_files import SELECT_COLUMNS, check_names
 from flarecli.formats.webdataset import index as webdataset_index
 from flarecli.formats.webdataset import tar
@@ -284,6 +292,13 @@ class WebDataset(Format):
         if not len(starts):
             return None
         return shard.chunk.at, int(starts.min()), int((starts + sizes).max())
+
+    def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
+        """Return the members of more than `max_bytes`, by the headers or the index."""
+        sizes = shard.layout["sizes"]
+        names = [one.name for one in shard.columns if one.name != KEY]
+        places = np.argwhere(sizes > max_bytes).tolist()
+        return [LargeValue(row, names[i], int(sizes[i, row])) for i, row in places]
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
         """Read every header, even if there is an index, and, with `values`, check every value in

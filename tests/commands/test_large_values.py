@@ -1,0 +1,171 @@
+"""Values of datasets above --max-object are refused with the same message, and are not read."""
+
+import json
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import flarecli
+from flarecli import commands, encodings
+from flarecli.encodings import column
+from flarecli.errors import ReachError
+from flarecli.formats import find
+from flarecli.model import Settings
+from flarecli.storage import locate
+
+LARGE = 256 << 20
+REASON = "a value of {size} bytes, larger than the limit of {limit} bytes"
+
+
+def sparse_record_file(path):
+    """An FFRecord file of three records, the second of zeros that take no space on the disk."""
+    checksum, block = 0, bytes(1 << 20)
+    for _ in range(LARGE >> 20):
+        checksum = zlib.crc32(block, checksum)
+    first = 12 + 12 * 3
+    table = struct.pack("<q3I", 3, zlib.crc32(b"a"), checksum, zlib.crc32(b"c"))
+    table += struct.pack("<3q", first, first + 1, first + 1 + LARGE)
+    with path.open("wb") as file:
+        file.write(struct.pack("<I", zlib.crc32(table)) + table + b"a")
+        file.seek(LARGE, 1)
+        file.write(b"c")
+
+
+def sparse_bags(folder):
+    """A Granular dataset of three rows; the second record of `data` takes no space on the disk."""
+    (folder / "spec.json").write_text('{"data": "bytes", "name": "utf8"}')
+    with (folder / "data.bag").open("wb") as file:
+        file.write(b"a")
+        file.seek(LARGE, 1)
+        file.write(b"c")
+    np.array([1, 1 + LARGE, 2 + LARGE], "<u8").tofile(folder / "data.idx")
+    (folder / "name.bag").write_bytes(b"xyz")
+    np.array([1, 2, 3], "<u8").tofile(folder / "name.idx")
+
+
+_PEAK = """
+import json, sys
+from flarecli import commands
+from flarecli.errors import FlareError
+
+def peak():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) >> 10 for line in file if line.startswith("VmHWM"))
+
+def run(verb, source, out, on_error, limit):
+    try:
+        done = getattr(commands, verb)(source, out, on_error=on_error, max_object=limit)
+        return [done.rows, done.failed]
+    except FlareError as error:
+        return [error.kind, error.exit_code, error.row, error.message]
+
+small, cases = json.loads(sys.argv[1])
+run("pack", small, small + "-packed", "fail", 1 << 20)
+run("unpack", small, small + "-unpacked", "fail", 1 << 20)
+before = peak()
+print(json.dumps([[run(*case, 1 << 20), peak() - before] for case in cases]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize("verb", ["pack"])
+def test_a_large_value_of_a_bag_or_record_file_takes_no_memory(tmp_path, verb):
+    for name in ("small", "records", "bags"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "small" / "x.bag").write_bytes(b"ab" + struct.pack("<2Q", 1, 2))
+    sparse_record_file(tmp_path / "records" / "a.ffr")
+    sparse_bags(tmp_path / "bags")
+    cases = [
+        [verb, str(tmp_path / name), str(tmp_path / f"{name}-{on_error}"), on_error]
+        for name in ("records", "bags")
+        for on_error in ("fail", "skip")
+    ]
+    argument = json.dumps([str(tmp_path / "small"), cases])
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, argument], capture_output=True, text=True, check=True
+    )
+    results = json.loads(done.stdout)
+    refused = ["reach", 3, 1, REASON.format(size=LARGE, limit=1 << 20)]
+    assert [result for result, _ in results] == [refused, [2, 1], refused, [2, 1]]
+    assert max(megabytes for _, megabytes in results) < 64
+    for name in ("records", "bags"):
+        (line,) = (tmp_path / f"{name}-skip" / "failed.jsonl").read_text().splitlines()
+        failed = json.loads(line)
+        assert (failed["row"], failed["column"], failed["kind"]) == (1, "data", "large")
+        assert failed["reason"] == refused[3]
+
+
+SIZES = [5, 60, 5, 5, 70, 80, 5, 5, 5, 60, 5, 5]
+
+
+def written(folder, form):
+    """A dataset with shards of four rows; row i has a key, text, and SIZES[i] bytes."""
+    one = find(form)
+    key = one.key_column or "key"
+    columns = one.arrange([column(key, "str"), column("txt", "str"), column("bin", "bytes")])
+    values = {
+        key: [f"k{i:02}" for i in range(len(SIZES))],
+        "txt": [f"text {i}" for i in range(len(SIZES))],
+        "bin": [bytes([i]) * size for i, size in enumerate(SIZES)],
+    }
+    schema = pa.schema([encodings.field(column) for column in columns])
+    arrays = [pa.array(values[field.name], field.type) for field in schema]
+    rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    settings = Settings(shard_rows=4)
+    chunks = [
+        one.write_shard(locate(str(folder)), i, columns, [rows.slice(4 * i, 4)], settings)
+        for i in range(3)
+    ]
+    one.write_index(locate(str(folder)), chunks, columns, settings)
+    return key
+
+
+@pytest.mark.parametrize("form", ["granular", "granular-refs", "webdataset", "mds"])
+@pytest.mark.parametrize("rows", [None, "11,9,4,2,1", "2:"])
+def test_rows_with_large_values_are_failures_in_order_with_their_keys(tmp_path, form, rows):
+    key = written(tmp_path / "data", form)
+    chosen = {None: range(12), "2:": range(2, 12)}.get(rows, [11, 9, 4, 2, 1])
+    options = {"rows": rows} if rows else {}
+    source, out = str(tmp_path / "data"), tmp_path / "out"
+    done = commands.pack(
+        source, str(out), key=key, max_object=50, on_error="skip", format="mds", **options
+    )
+    large = [row for row in chosen if SIZES[row] > 50]
+    assert (done.rows, done.failed) == (len(chosen) - len(large), len(large))
+    failed = [json.loads(line) for line in (out / "failed.jsonl").read_text().splitlines()]
+    assert [(one["key"], one["row"], one["column"], one["reason"]) for one in failed] == [
+        (f"k{row:02}", row % 4, "bin", REASON.format(size=SIZES[row], limit=50)) for row in large
+    ]
+    with flarecli.open(str(out)) as data:
+        kept = [row for row in chosen if row not in large]
+        assert [sample["bin"] for sample in data] == [bytes([row]) * SIZES[row] for row in kept]
+        assert [sample["txt"] for sample in data] == [f"text {row}" for row in kept]
+
+
+def test_a_condition_limit_or_shuffle_selects_rows_before_large_values_are_refused(tmp_path):
+    written(tmp_path / "data", "granular")
+    source = str(tmp_path / "data")
+    for number, (options, kept, failed) in enumerate(
+        [
+            ({"where": "octet_length(bin) < 50"}, 7 + 1, 0),
+            ({"where": "hex(bin)[1:2] = '01'"}, 0, 1),
+            ({"limit": 3}, 2, 1),
+            ({"shuffle": 7}, 8, 4),
+            ({"key": "txt", "on_duplicate": "first"}, 8, 4),
+        ]
+    ):
+        out = str(tmp_path / f"out{number}")
+        done = commands.pack(source, out, max_object=50, on_error="skip", **options)
+        assert (done.rows, done.failed) == (kept, failed)
+
+
+def test_a_large_key_is_refused_like_another_value(tmp_path):
+    written(tmp_path / "data", "granular")
+    with pytest.raises(ReachError) as caught:
+        commands.pack(str(tmp_path / "data"), str(tmp_path / "out"), key="bin", max_object=50)
+    assert (caught.value.message, caught.value.row) == (REASON.format(size=60, limit=50), 1)
