@@ -104,9 +104,18 @@ class Json(Part):
                 yield from table.select(names).combine_chunks().to_batches(_ROWS)
 
     def _pieces(self) -> Iterator[Piece]:
-        """Yield pieces of one object per line; for an array, `line` counts its rows."""
+        """Yield pieces of one object per line; for an array, `line` counts its rows.
+
+        Raises FormatError for a row that is nested too deeply for Arrow's parser.
+        """
         found = json_array_pieces(self.at) if self._is_array else pieces(self.at, "")
-        return (piece for piece in found if piece.data.strip())
+        for piece in found:
+            deep = first_deep_line(piece.data, MAX_DEPTH)
+            if deep >= 0:
+                message = f"nested more than {MAX_DEPTH} levels deep"
+                raise self._row_error(piece.line + deep, message)
+            if piece.data.strip():
+                yield piece
 
     # -- types
 
@@ -114,12 +123,14 @@ class Json(Part):
         """Infer columns and types from the first rows."""
         inferred = self._table(piece, None).schema
         schema = pa.schema([(field.name, _without_dates(field.type)) for field in inferred])
-        if _LONG_INTEGER.search(piece.data):
-            for at, field in enumerate(schema):
-                if field.type == pa.float64():
-                    wider = schema.set(at, pa.field(field.name, pa.uint64()))
-                    schema = schema if _read(piece.data, wider)[0] is None else wider
-        self._parse(piece, schema)
+        floats = [at for at, field in enumerate(schema) if field.type == pa.float64()]
+        if floats and _LONG_INTEGER.search(piece.data):
+            for at in floats:
+                wider = schema.set(at, pa.field(schema.field(at).name, pa.uint64()))
+                schema = schema if _read(piece.data, wider)[0] is None else wider
+        if schema != inferred:
+            self._table(piece, schema)
+        self._check_integers(piece, schema)
         return schema
 
     def _check_members(self, piece: Piece) -> None:
@@ -151,17 +162,22 @@ class Json(Part):
     def _parse(self, piece: Piece, schema: pa.Schema) -> pa.Table:
         """Parse a piece as columns of the given types. Raises FormatError for an inexact float."""
         table = self._table(piece, schema)
-        if _LONG_INTEGER.search(piece.data) and any(_has_floats(kind) for kind in schema.types):
-            for number, line in _records(piece):
-                if not _LONG_INTEGER.search(line):
-                    continue
-                if reason := _syntax_error(line):  # Arrow accepts several rows on a line
-                    raise self._row_error(number, reason)
-                self._check_exact(json.loads(line, parse_int=Decimal), schema, number)
+        self._check_integers(piece, schema)
         return table
 
-    def _check_exact(self, row: dict[str, Any], schema: pa.Schema, number: int) -> None:
+    def _check_integers(self, piece: Piece, schema: pa.Schema) -> None:
         """Raise FormatError for an integer in a column of floats that a float cannot represent."""
+        if not any(map(_has_floats, schema.types)) or not _LONG_INTEGER.search(piece.data):
+            return
+        for number, line in _records(piece):
+            if not _LONG_INTEGER.search(line):
+                continue
+            if reason := _syntax_error(line):  # Arrow accepts several rows on a line
+                raise self._row_error(number, reason)
+            self._check_exact(json.loads(line, parse_int=Decimal), schema, number)
+
+    def _check_exact(self, row: dict[str, Any], schema: pa.Schema, number: int) -> None:
+        """Raise FormatError if a row contains such an integer."""
         for field in schema:
             for value in _inexact_integers(row.get(field.name), field.type):
                 message = (
@@ -171,9 +187,6 @@ class Json(Part):
                 raise self._row_error(number, message, "Write it as text, in quotes.", field.name)
 
     def _table(self, piece: Piece, schema: pa.Schema | None) -> pa.Table:
-        deep = first_deep_line(piece.data, MAX_DEPTH)
-        if deep >= 0:
-            raise self._row_error(piece.line + deep, f"nested more than {MAX_DEPTH} levels deep")
         if schema is None:
             self._check_members(piece)
         table, _ = _read(piece.data, schema)
