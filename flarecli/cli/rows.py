@@ -531,6 +531,8 @@ def _text(value: Any) -> str:
     """
     if value is None:
         return ""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, str) else json_text(value)
+    if isinstance(value, str):
+        return value
+    if type(value) is int or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)  # the text of JSON, or none that JSON has
+    return json_text(value)

@@ -293,7 +293,10 @@ class Format:
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the size of an empty shard and the bytes that each row adds: int64 [rows]."""
+        """Return the size of an empty shard and the bytes that each row adds: int64 [rows].
+
+        raises  ValueFitError naming the first row that the format cannot store
+        """
         raise NotImplementedError
 
     def write_shard(
@@ -304,7 +307,10 @@ class Format:
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as shard `number` of the dataset in `at`; file names are relative to it."""
+        """Write rows as shard `number` of the dataset in `at`; file names are relative to it.
+
+        The rows were accepted by `row_sizes`.
+        """
         raise NotImplementedError
 
     def write_index(

@@ -16,7 +16,7 @@ Each file may be compressed as a whole and then has the suffix of the compressio
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -81,12 +81,14 @@ class LineWriter(NamedTuple):
 
     header       bytes before the first line
     fixed_bytes  bytes of a line besides its values
-    join         join the lines of a batch and check that they can be read back; raises ValueFitError
-                 with the first row that could not
+    check        check that the rows of a batch can be read back from lines; raises ValueFitError
+                 with the first row that cannot
+    join         return the lines of a batch that was checked, as buffers
     """
 
     header: bytes
     fixed_bytes: int
+    check: Callable[[pa.RecordBatch], None]
     join: Callable[[pa.RecordBatch], Sequence[memoryview]]
 
 
@@ -151,10 +153,15 @@ class LineFormat(MosaicFormat):
                 first row that a line cannot store
         """
         writer = self.line_writer(columns, settings)
-        # First, so that a row that fits no shard is not joined.
+        # First, so that a row that fits no shard is not read for the check.
         sizes = weights(columns, batch, writer.fixed_bytes, 0, self.name)
-        for _ in _join_lines((batch,), writer.join):
-            pass
+        first = 0
+        for piece in pieces(batch):
+            try:
+                writer.check(piece)
+            except ValueFitError as error:
+                raise error.at("", first) from None
+            first += piece.num_rows
         return 0, sizes
 
     def write_shard(
@@ -166,10 +173,9 @@ class LineFormat(MosaicFormat):
         settings: Settings,
     ) -> Chunk:
         """Write all rows as `shard.00000.json` (csv, tsv, xsv) and its `.meta`, as the original
-        does.
+        does. The rows were accepted by `row_sizes`.
 
-        raises  ValueFitError for a value that a line cannot store, or if the data would exceed 4
-                GiB
+        raises  ValueFitError if the data would exceed 4 GiB
         """
         writer = self.line_writer(columns, settings)
         sizes = [weights(columns, one, writer.fixed_bytes, 0, self.name) for one in batches]
@@ -181,7 +187,8 @@ class LineFormat(MosaicFormat):
         config = mds_config.dumped(mds_config.config(self.name, columns, settings))
         table = len(lengths).to_bytes(4, "little") + starts.astype("<u4").tobytes() + config
         header = [writer.header] if writer.header else []
-        lines = itertools.chain(header, _join_lines(batches, writer.join))
+        rows = (piece for batch in batches for piece in pieces(batch))
+        lines = itertools.chain(header, itertools.chain.from_iterable(map(writer.join, rows)))
         to, file = write_file(at, name, lines, size, settings)
         meta_at, meta = write_file(at, f"{name}.meta", [table], len(table), settings)
         return Chunk(to, len(lengths), (file, meta), self.name, (meta_at,))
@@ -301,23 +308,6 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield slices of a batch with `step_of` rows each."""
     step = step_of(batch.num_rows, batch.nbytes, batch.num_columns)
     return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
-
-
-def _join_lines(
-    batches: Iterable[pa.RecordBatch], body: Callable[[pa.RecordBatch], Sequence[memoryview]]
-) -> Iterator[memoryview]:
-    """Yield the lines of batches, as the buffers that `body` returns for each piece.
-
-    raises  ValueFitError of `body`, with the row counted from the first batch
-    """
-    first = 0
-    for batch in batches:
-        for piece in pieces(batch):
-            try:
-                yield from body(piece)
-            except ValueFitError as error:
-                raise error.at("", first) from None
-            first += piece.num_rows
 
 
 def is_large(piece: pa.RecordBatch) -> bool:

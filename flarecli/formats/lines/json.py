@@ -74,7 +74,12 @@ class JSONShards(LineFormat):
             )
         plan = planned(columns, settings.newline.encode())
         fixed = len(plan.tail) + sum(len(before) for _, before, _ in plan.columns)
-        return LineWriter(b"", fixed, lambda piece: _body(columns, piece, plan))
+        return LineWriter(
+            b"",
+            fixed,
+            lambda piece: _check(columns, piece, plan),
+            lambda piece: _body(columns, piece, plan),
+        )
 
     def read_rows(
         self,
@@ -179,35 +184,17 @@ def _values(
     return values
 
 
-def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> Sequence[memoryview]:
-    """Join lines, then split them again to check that every value is valid JSON.
-
-    A large row is not joined: each of its values is checked by itself.
-    """
+def _check(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> None:
+    """Raise ValueFitError for the first row with a null or with a value that is not valid JSON."""
     fields = lines.stored_columns(columns, batch)
-    parts = [*(part for name, before, _ in plan.columns for part in (before, fields[name]))]
-    if lines.is_large(batch):
-        values = lines.row_parts([*parts, plan.tail])
-        for (name, _, is_text), value in zip(plan.columns, values[1::2], strict=True):
-            if not (_TEXT if is_text else _NUMBER).fullmatch(value):
-                raise _invalid(name, is_text, 0, value)
-        return values
-    body, starts = lines.joined([*parts, plan.tail])
-    found = places(np.frombuffer(body, np.uint8), starts, plan)
-    if found is None or any(
-        (found[name][1] != pc.binary_length(array).to_numpy()).any()
-        for name, array in fields.items()
-    ):
-        _refuse(fields, plan)
-    return [body]
-
-
-def _refuse(fields: Mapping[str, pa.Array], plan: Plan) -> None:
-    """Raise ValueFitError for the first invalid value; JSON that `json.dumps` formats differently
-    is valid.
-    """
     kinds = {name: is_text for name, _, is_text in plan.columns}
-    for row in range(len(next(iter(fields.values())))):
+    unusual: set[int] = set()
+    for name, array in fields.items():
+        pattern = _TEXT_PATTERN if kinds[name] else _NUMBER_PATTERN
+        matches = pc.match_substring_regex(array, f"^(?:{pattern})$")
+        if not pc.all(matches, min_count=0).as_py():
+            unusual.update(pc.indices_nonzero(pc.invert(matches)).to_pylist())
+    for row in sorted(unusual):  # JSON that json.dumps formats differently is valid
         for name, array in fields.items():
             data = array[row].as_py()
             try:
@@ -221,6 +208,15 @@ def _refuse(fields: Mapping[str, pa.Array], plan: Plan) -> None:
                 raise _invalid(name, kinds[name], row, data)
 
 
+def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> Sequence[memoryview]:
+    """Return the lines of a batch that was checked. A large row is not joined, to copy nothing."""
+    fields = lines.stored_columns(columns, batch)
+    parts = [*(part for name, before, _ in plan.columns for part in (before, fields[name]))]
+    if lines.is_large(batch):
+        return lines.row_parts([*parts, plan.tail])
+    return [lines.joined([*parts, plan.tail])[0]]
+
+
 def _invalid(name: str, is_text: bool, row: int, value: bytes | memoryview) -> ValueFitError:
     expected, data = "string" if is_text else "number", bytes(value[:60])
     message = f"column {name!r}: expected a JSON {expected}, got {data!r}"
@@ -230,10 +226,11 @@ def _invalid(name: str, is_text: bool, row: int, value: bytes | memoryview) -> V
 # -- splitting lines
 
 _QUOTE, _SLASH, _COMMA, _SPACE, _OPEN, _CLOSE = b'"\\, {}'
-_NUMBER_TEXT = (
+_NUMBER_PATTERN = (
     r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity"
 )
-_NUMBER = re.compile(_NUMBER_TEXT.encode())
+_TEXT_PATTERN = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+_NUMBER = re.compile(_NUMBER_PATTERN.encode())
 _TEXT = re.compile(rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"')
 _WHITESPACE_RUN = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(
@@ -306,6 +303,7 @@ def places(
         return None
     quotes = quotes.reshape(rows, plan.quotes)
     out, at, k = {}, starts[:-1], 0
+    numbers: list[tuple[IntArray, IntArray]] = []
     for i, (name, before, is_text) in enumerate(plan.columns):
         start = at + len(before)
         k += 2  # the quotes of the key
@@ -318,11 +316,12 @@ def places(
             k += 2
         else:
             stop = quotes[:, k] - 2 if i + 1 < len(plan.columns) else starts[1:] - len(plan.tail)
-            if not _are_numbers(data, start, stop):
-                return None
+            numbers.append((start, stop))
         out[name] = (start, stop - start)
         at = stop
     if not (at + len(plan.tail) == starts[1:]).all() or not _has_text_at(data, at, plan.tail):
+        return None
+    if numbers and not _are_numbers(data, *map(np.concatenate, zip(*numbers, strict=True))):
         return None
     return out
 
@@ -344,7 +343,7 @@ def _are_numbers(data: ByteArray, start: IntArray, stop: IntArray) -> bool:
     return bool(
         pc.all(
             pc.match_substring_regex(
-                byte_ranges.ragged(data, start, stop - start), f"^(?:{_NUMBER_TEXT})$"
+                byte_ranges.ragged(data, start, stop - start), f"^(?:{_NUMBER_PATTERN})$"
             ),
             min_count=0,
         ).as_py()

@@ -8,7 +8,7 @@ in csv, a tab in tsv and any text in xsv; the newline may be any text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -72,7 +72,10 @@ class _Separated(LineFormat):
         return LineWriter(
             separator.join(one.name.encode() for one in columns) + newline,
             len(separator) * (len(columns) - 1) + len(newline),
-            lambda piece: _body(columns, piece, separator, newline),
+            lambda piece: _check(columns, piece, separator, newline),
+            lambda piece: [
+                _joined(lines.stored_columns(columns, piece).values(), separator, newline)[0]
+            ],
         )
 
     def read_rows(
@@ -232,15 +235,10 @@ def _cuts(
 # -- writing
 
 
-def _body(
-    columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes
-) -> Sequence[memoryview]:
-    """Join lines. Raises ValueFitError naming the first row that could not be read back."""
+def _check(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes) -> None:
+    """Raise ValueFitError for the first row that could not be read back."""
     fields = list(lines.stored_columns(columns, batch).values())
-    parts: list[Any] = [fields[0]]
-    for field in fields[1:]:
-        parts += [separator, field]
-    body, starts = lines.joined([*parts, newline])
+    body, starts = _joined(fields, separator, newline)
     data = np.frombuffer(body, np.uint8)
     each, ends = len(columns) - 1, starts[1:] - len(newline)
     suspects = np.union1d(
@@ -252,7 +250,14 @@ def _body(
         line = separator.join(values)
         if line.split(separator) != values or (line + newline).find(newline) != len(line):
             _refuse(columns, values, row, separator, newline)
-    return [body]
+
+
+def _joined(
+    fields: Iterable[pa.Array], separator: bytes, newline: bytes
+) -> tuple[memoryview, IntArray]:
+    """Return lines and the offset of each, int64 [rows + 1]."""
+    parts = [part for field in fields for part in (separator, field)]
+    return lines.joined([*parts[1:], newline])
 
 
 def _suspects(

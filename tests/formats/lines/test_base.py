@@ -314,26 +314,18 @@ def test_a_shard_without_rows_is_written_and_read(form, compression):
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])
-def test_an_invalid_value_is_reported_with_its_row_across_batches(form):
-    columns, bad = (
-        find(form).arrange([encodings.column("a", "str")]),
-        "," if form == "csv" else "bare",
-    )
+def test_an_invalid_value_is_reported_with_its_row(form):
+    columns = find(form).arrange([encodings.column("a", "str")])
+    bad = "," if form == "csv" else "bare"
     good = ['"x"'] * 9000
-    for batches, row in (
-        ([[bad, '""']], 0),
-        ([good, ['""', bad]], 9001),
-        ([[*good, bad]], 9000),
-        ([good, [], [*good, bad, bad]], 18_000),
+    for texts, row in (
+        ([bad, '""'], 0),
+        ([*good, '""', bad], 9001),
+        ([*good, bad, bad], 9000),
+        ([*good, *good, bad, *good, bad], 18_000),
     ):
         with pytest.raises(ValueFitError) as caught:
-            find(form).write_shard(
-                Location(MemoryStore(), ""),
-                0,
-                columns,
-                [batch_of(*one) for one in batches],
-                Settings(),
-            )
+            find(form).row_sizes(columns, batch_of(*texts), Settings())
         assert caught.value.row == row
     with pytest.raises(ValueFitError) as caught:
         find(form).row_sizes(columns, batch_of(*good, bad).slice(1), Settings())

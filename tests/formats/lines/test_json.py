@@ -282,14 +282,11 @@ def test_a_newline_that_json_cannot_end_with_is_refused_before_anything_is_writt
 def test_invalid_json_is_not_written(name, data):
     good = {"s": b'"x"', "i": b"1", "f": b"1.5"}
     kind = "string" if name == "s" else "number"
-    store, columns = MemoryStore(), columns_of(json_shards, TYPES)
+    columns = columns_of(json_shards, TYPES)
     batch = batch_of(columns, [good, {**good, name: data}])
-    with pytest.raises(ValueFitError):
-        json_shards.row_sizes(columns, batch, Settings())
     with pytest.raises(ValueFitError) as caught:
-        json_shards.write_shard(Location(store, ""), 0, columns, [batch], Settings())
+        json_shards.row_sizes(columns, batch, Settings())
     assert str(caught.value) == f"row 1: column {name!r}: expected a JSON {kind}, got {data!r}"
-    assert store.files == {}
 
 
 @pytest.mark.parametrize("value", ["", "a", 'é\n"\\\x01'])
