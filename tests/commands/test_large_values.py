@@ -15,6 +15,7 @@ from flarecli import commands, encodings
 from flarecli.encodings import column
 from flarecli.errors import ReachError
 from flarecli.formats import find
+from flarecli.formats.ffrecord.packed_folder import write_folder
 from flarecli.model import Settings
 from flarecli.storage import locate
 
@@ -73,7 +74,7 @@ print(json.dumps([[run(*case, 1 << 20), peak() - before] for case in cases]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
-@pytest.mark.parametrize("verb", ["pack"])
+@pytest.mark.parametrize("verb", ["pack", "unpack"])
 def test_a_large_value_of_a_bag_or_record_file_takes_no_memory(tmp_path, verb):
     for name in ("small", "records", "bags"):
         (tmp_path / name).mkdir()
@@ -145,6 +146,41 @@ def test_rows_with_large_values_are_failures_in_order_with_their_keys(tmp_path, 
         kept = [row for row in chosen if row not in large]
         assert [sample["bin"] for sample in data] == [bytes([row]) * SIZES[row] for row in kept]
         assert [sample["txt"] for sample in data] == [f"text {row}" for row in kept]
+
+
+@pytest.mark.parametrize("rows", [None, "11,9,4,2,1", "2:"])
+@pytest.mark.parametrize("form", ["granular", "webdataset"])
+def test_unpack_lists_rows_with_large_values_and_writes_the_others(tmp_path, form, rows):
+    key = written(tmp_path / "data", form)
+    chosen = {None: range(12), "2:": range(2, 12)}.get(rows, [11, 9, 4, 2, 1])
+    source, out = str(tmp_path / "data"), tmp_path / "out"
+    done = commands.unpack(
+        source, str(out), key=key, columns=["bin"], max_object=50, on_error="skip", rows=rows
+    )
+    large = [row for row in chosen if SIZES[row] > 50]
+    assert (done.rows, done.failed) == (len(chosen) - len(large), len(large))
+    failed = [json.loads(line) for line in (out / "failed.jsonl").read_text().splitlines()]
+    assert [(one["key"], one["row"]) for one in failed] == [
+        (f"k{row:02}", row % 4) for row in large
+    ]
+    files = {path.stem: path.read_bytes() for path in out.glob("k*")}
+    assert files == {f"k{row:02}": bytes([row]) * 5 for row in chosen if row not in large}
+
+
+def test_a_large_file_of_a_packed_folder_is_refused_with_its_position(tmp_path):
+    (tmp_path / "data").mkdir()
+    contents = {f"{i:02}": bytes([i]) * size for i, size in enumerate(SIZES * 3)}
+    write_folder(locate(str(tmp_path / "data")), "a.ffr", contents)
+    source, out = str(tmp_path / "data"), tmp_path / "out"
+    done = commands.unpack(source, str(out), max_object=50, on_error="skip")
+    large = [name for name, data in contents.items() if len(data) > 50]
+    assert (done.rows, done.failed) == (len(contents) - len(large), len(large))
+    failed = [json.loads(line) for line in (out / "failed.jsonl").read_text().splitlines()]
+    assert [(one["key"], one["reason"]) for one in failed] == [
+        (name, REASON.format(size=len(contents[name]), limit=50)) for name in large
+    ]
+    files = {path.name: path.read_bytes() for path in out.iterdir() if len(path.name) == 2}
+    assert files == {name: data for name, data in contents.items() if name not in large}
 
 
 def test_a_condition_limit_or_shuffle_selects_rows_before_large_values_are_refused(tmp_path):

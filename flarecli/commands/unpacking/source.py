@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from flarecli import encodings, formats, ingest, read, sql
 from flarecli.commands import tar_stream
+from flarecli.commands.large_values import LargeValues
 from flarecli.commands.options import UnpackOptions
 from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import (
@@ -122,10 +123,13 @@ def open_source(
     data = read.Dataset(parts, found)
     order = ordered(len(data), rows)
     stream = parts[0][0]
+    unused = set() if where is not None else _unused_columns(data.schema, options, text_columns)
+    large = LargeValues(data, parts[0], guard.limits.max_bytes, unused)
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         row_bytes = average_row_bytes(parts, len(data))
-        for numbers, batch in read_rows(data, order, skip, len(order), names, row_bytes):
+        numbered = read_rows(data, order, skip, len(order), names, row_bytes, large=large)
+        for numbers, batch in numbered:
             yield batch.append_column(_ROW_FIELD, pa.array(numbers))
 
     def checksum() -> str:
@@ -154,7 +158,7 @@ def open_source(
             schema=_FILE_SCHEMA,
             rows=len(files),
             rereads=True,
-            batches=partial(_read_files, data, files),
+            batches=partial(_read_files, large, data.schema.names, files),
             place=None,
         )
     return _select(source, where, options.limit)
@@ -192,19 +196,38 @@ def _packed_files(parts: Sequence[Sequence[Stream]]) -> list[tuple[str, int]] | 
 
 
 def _read_files(
-    data: read.Dataset, files: Sequence[tuple[str, int]], names: Sequence[str], skip: int
+    large: LargeValues,
+    columns: Sequence[str],
+    files: Sequence[tuple[str, int]],
+    names: Sequence[str],
+    skip: int,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the files of a packed folder, with name and bytes."""
-    for start in range(skip, len(files), _FILES_AT_ONCE):
-        some = files[start : start + _FILES_AT_ONCE]
-        paths = pa.array([path for path, _ in some], pa.large_string())
-        contents = data.take([row for _, row in some], [data.schema.names[0]]).column(0)
-        arrays = {"name": paths, "data": contents}
-        numbers = pa.array(np.arange(start, start + len(some)))
-        yield pa.RecordBatch.from_arrays(
-            [*(arrays[name] for name in names), numbers],
-            schema=pa.schema([*(_FILE_SCHEMA.field(name) for name in names), _ROW_FIELD]),
-        )
+    while skip < len(files):
+        records = np.array([row for _, row in files[skip : skip + _FILES_AT_ONCE]])
+        for _, batch in large.take(columns, records):
+            start, skip = skip, skip + batch.num_rows
+            paths = pa.array([path for path, _ in files[start:skip]], pa.large_string())
+            arrays = {"name": paths, "data": batch.column(0)}
+            numbers = pa.array(np.arange(start, skip))
+            yield pa.RecordBatch.from_arrays(
+                [*(arrays[name] for name in names), numbers],
+                schema=pa.schema([*(_FILE_SCHEMA.field(name) for name in names), _ROW_FIELD]),
+            )
+
+
+def _unused_columns(
+    schema: pa.Schema, options: UnpackOptions, text_columns: Collection[str]
+) -> set[str]:
+    """Return the columns of bytes that are only copied until `--max-object` is checked."""
+    pattern = options.name or ""
+    return {
+        field.name
+        for field in schema
+        if field.type != encodings.TEXT
+        and field.name not in text_columns
+        and field.name not in pattern
+    }
 
 
 def _number(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
