@@ -347,7 +347,10 @@ def test_an_unpack_of_datasets_names_the_shard_and_the_row_in_it(tmp_path, chose
     assert done.failed == len(found)
     with pytest.raises(ValueFitError) as caught:
         commands.unpack(sources, str(tmp_path / "v"), rows="9")
-    assert str(caught.value) == f"{sources[1]}/shard.00001.mds[1]: key is empty, and names a file"
+    assert (
+        str(caught.value)
+        == f"{sources[1]}/shard.00001.mds[1]: column 'key' is empty, so the file has no name"
+    )
 
 
 @pytest.mark.parametrize(
