@@ -193,7 +193,7 @@ def test_content_against_its_extension_is_counted_or_fails(pictures, tmp_path):
         pack(folder, tmp_path / "strict", strict=True)
     assert (
         str(caught.value)
-        == f"{folder}/i.parquet[2]: k2: p/02.jpg: is png, not jpeg as its name says"
+        == f"{folder}/i.parquet[2]: k2: p/02.jpg: content does not match the file extension: png, not jpeg"
     )
     assert (
         caught.value.hint

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from flarecli import commands, read
-from flarecli.commands.packing.media import Intake
+from flarecli.commands.packing.media import MediaOptions
 from flarecli.errors import MissingLibraryError, ValueFitError
 from flarecli.media import MediaInfo, Resize, check_header, ffprobe, probe
 
@@ -469,11 +469,12 @@ def test_media_info_is_packed_as_columns(tmp_path, monkeypatch, has_av):
 
 def test_a_pack_is_resumed_only_with_the_same_probe(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    without = Intake(info=True).options()
+    without = MediaOptions(info=True).recorded_options()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert without != Intake(info=True).options()
+    assert without != MediaOptions(info=True).recorded_options()
     assert (
-        Intake(Resize(32), films=False).options() == Intake(Resize(32)).options()
+        MediaOptions(Resize(32), uses_ffmpeg=False).recorded_options()
+        == MediaOptions(Resize(32)).recorded_options()
     )  # nothing is probed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flarecli.arguments import address_text, from_options
 from flarecli.commands.options import PackOptions
-from flarecli.commands.packing.media import Intake
+from flarecli.commands.packing.media import MediaOptions
 from flarecli.commands.packing.parts import pack_parts
 from flarecli.commands.packing.plan import PackTask
 from flarecli.commands.packing.run import Packed, pack_task
@@ -36,7 +36,7 @@ def pack(options: PackOptions) -> Packed:
         options.min_size,
         options.max_aspect,
     )
-    task = PackTask(options, Intake(resize, options.media_info, options.strict))
+    task = PackTask(options, MediaOptions(resize, options.media_info, options.strict))
     _ = task.settings, task.links, task.guard  # raise their errors before anything is read
     engines.check(options.engine)
     progress = options.progress or Progress()

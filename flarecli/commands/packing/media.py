@@ -1,7 +1,7 @@
-"""Images, video and audio of a pack: resize, probe, and compare with the kind in their names.
+"""Images, video and audio of a pack: resize, probe, and compare content with file names.
 
-    fetched rows -> values on threads, with bounded read-ahead -> the same rows in order, rejected
-    ones as failures
+    fetched rows -> values on threads, with bounded read-ahead -> the same rows in order, without
+    the rows that failed
 
 The result depends only on the bytes, the name and the options of a value, not on the number of
 threads. Pillow releases the GIL while it decodes, so threads use all cores.
@@ -38,104 +38,100 @@ from flarecli.units import format_count
 from flarecli.write import Failure, key_text
 from flarecli.write.fetch_links import Fetched
 
-__all__ = ["Intake", "Medium", "info_names", "media_of", "processed"]
+__all__ = ["MediaColumn", "MediaOptions", "info_names", "media_columns", "processed"]
 
 _AHEAD_BYTES = 32 << 20  # bytes of values in flight
-# values that a thread is handed at a time: handing one over costs a thirtieth of a photograph
-_AT_ONCE = 8
+_TASK_VALUES = 8  # values per task: a task costs a thirtieth of the time to resize a photograph
 _MAX_TASKS = 4096  # in memory at a time
-_HEAD = 512  # bytes read to detect the kind of a file
-_TOLD = 3  # names reported for each mismatch
-_PLAIN = (
-    "bytes",
-    "jpeg",
-    "png",
-    "jpeg_array",
-    "pil",
-    "mp4",
-    "webm",
-)  # encodings whose values are files
+_HEAD_BYTES = 512  # read to detect the kind of a file
+_MAX_NAMES = 3  # names reported for each mismatch
+# encodings whose values are files
+_FILE_ENCODINGS = ("bytes", "jpeg", "png", "jpeg_array", "pil", "mp4", "webm")
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
-    """What a pack asks of media.
+class MediaOptions:
+    """Processing of media files in a pack.
 
-    info    width, height, frames and duration of each become columns
-    strict  content that contradicts its name is a failed row
-    films   FFmpeg is asked for what the headers of films and sounds do not say; None: where it is
-            to be had, of an `info`
+    info         add width, height, frames and duration as columns
+    strict       fail rows whose content contradicts the file extension
+    uses_ffmpeg  read with FFmpeg the facts that headers of video and audio do not contain; None:
+                 if `info` is set and FFmpeg is installed
     """
 
     resize: Resize = field(default_factory=Resize)
     info: bool = False
     strict: bool = False
-    films: bool | None = None
+    uses_ffmpeg: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.films is None:  # to look for a library goes through all folders of packages
-            object.__setattr__(self, "films", self.info and has_ffmpeg())
+        if self.uses_ffmpeg is None:  # searching for a library takes time
+            object.__setattr__(self, "uses_ffmpeg", self.info and has_ffmpeg())
 
     @property
     def is_noop(self) -> bool:
-        """Whether nothing is asked for: then contradictions are counted all the same."""
-        return self == Intake()
+        """Whether no option is set; mismatches of content and extension are counted anyway."""
+        return self == MediaOptions()
 
     @property
     def option(self) -> str | None:
-        """The first option that wants files to look at; None if none was given."""
-        size, asked = self.resize, [("--media-info", self.info)]
-        asked += [("--resize", size.size is not None), ("--quality", size.quality is not None)]
-        asked += [("--min-size", size.min_size > 0), ("--max-aspect", size.max_aspect is not None)]
-        return next((name for name, is_given in asked if is_given), None)
+        """The first set option that needs a column of files; None if there is none."""
+        resize, options = self.resize, [("--media-info", self.info)]
+        options += [
+            ("--resize", resize.size is not None),
+            ("--quality", resize.quality is not None),
+        ]
+        options += [("--min-size", resize.min_size > 0)]
+        options += [("--max-aspect", resize.max_aspect is not None)]
+        return next((name for name, is_set in options if is_set), None)
 
     def recorded_options(self) -> dict[str, Any]:
-        """Give what decides which bytes come out; nothing if nothing is asked for."""
+        """Return the options that determine the bytes of the output; empty if none is set."""
         if self.is_noop:
             return {}
-        asked = {
-            **asdict(self),
-            "resize": {**asdict(self.resize), "size": self.resize.box and list(self.resize.box)},
+        resize = {**asdict(self.resize), "size": self.resize.box and list(self.resize.box)}
+        films = self.info and bool(self.uses_ffmpeg)
+        return {
+            "media": {"resize": resize, "info": self.info, "strict": self.strict, "films": films}
         }
-        return {"media": {**asked, "films": self.info and bool(self.films)}}
 
 
-class Medium(NamedTuple):
+class MediaColumn(NamedTuple):
     """A column of files.
 
-    promised   the kind that the column's own name or encoding promises
-    has_names  each value came from a file or an address, whose name may promise a kind
-    is_medium  pictures in it are resized, and all of it is measured
+    expected_kind  kind of media by the column's own name or encoding; None: unknown
+    has_names      each value came from a file or an address, whose extension names a kind
+    is_media       images are resized, and all values are measured
     """
 
     name: str
-    promised: str | None
+    expected_kind: str | None
     has_names: bool
-    is_medium: bool
+    is_media: bool
 
 
-def media_of(
+def media_columns(
     schema: pa.Schema, names: Sequence[str], named: Sequence[str], encode: Mapping[str, str]
-) -> list[Medium]:
-    """Tell which columns hold files: those that came from somewhere, and those of bytes.
+) -> list[MediaColumn]:
+    """Return the columns of files: those read from files or links, and those of bytes.
 
-    schema  of the rows before links are fetched; names of links are not in it
-    names   of the columns to pack; `named` are those whose values are fetched, or read from files
-    encode  encodings that were asked for: text and numbers are no files
+    schema  schema of the rows before links are fetched, without the columns of downloads
+    names   columns to pack
+    named   columns whose values are read from files or links
+    encode  encodings that the user chose: text and numbers are not files
     """
-    found = []
+    columns = []
     types = dict(zip(schema.names, schema.types, strict=True))
     for name in names:
-        given, said = encode.get(name), kind_of(f".{name}")
+        encoding, kind_by_name = encode.get(name), kind_of(f".{name}")
         is_bytes = name in types and _is_bytes(types[name])
         if name not in named and not is_bytes:
             continue
-        is_file = given is None or given in _PLAIN
-        promised = given if is_image(given) else said
-        found.append(
-            Medium(name, promised, name in named, is_file and (said is None or is_media(said)))
-        )
-    return found
+        is_file = encoding is None or encoding in _FILE_ENCODINGS
+        expected_kind = encoding if is_image(encoding) else kind_by_name
+        can_be_media = is_file and (kind_by_name is None or is_media(kind_by_name))
+        columns.append(MediaColumn(name, expected_kind, name in named, can_be_media))
+    return columns
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -144,252 +140,246 @@ def _is_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def info_names(media: Sequence[Medium], taken: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Name the columns of measures: medium -> measure -> column; `width` if one column is measured,
-    else `image_width`.
+def info_names(columns: Sequence[MediaColumn], used: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the names of media info columns: column -> measure -> its column, such as `width` if
+    one column is measured, else `image_width`.
 
-    raises  UsageError if the names are taken
+    used    names of the other columns
+    raises  UsageError if a name is used already
     """
-    measured = [one.name for one in media if one.is_medium]
-    plain = len(measured) == 1 and not set(INFO_COLUMNS) & set(taken)
-    named = {
-        one: {name: name if plain else f"{one}_{name}" for name in INFO_COLUMNS} for one in measured
+    measured = [column.name for column in columns if column.is_media]
+    is_short = len(measured) == 1 and not set(INFO_COLUMNS) & set(used)
+    names = {
+        column: {name: name if is_short else f"{column}_{name}" for name in INFO_COLUMNS}
+        for column in measured
     }
-    for name in (column for columns in named.values() for column in columns.values()):
-        if name in taken:
+    for name in (one for by_measure in names.values() for one in by_measure.values()):
+        if name in used:
             raise UsageError(
                 f"two columns would be named {name!r}",
-                hint="Rename the one of the source, or leave out --media-info.",
+                hint="Rename the column in the source, or omit --media-info.",
             )
-    return named
+    return names
 
 
-class _Taken(NamedTuple):
-    """One value: its bytes, why it is refused, what it is against its name, and its measures."""
+class _Value(NamedTuple):
+    """One processed value.
+
+    data      the new bytes; None: unchanged
+    error     why its row fails
+    mismatch  how content and extension disagree, such as `png, not jpeg`
+    info      width, height, frames, duration in seconds
+    """
 
     data: bytes | None
-    refused: str | None = None
-    wrong: str | None = None
+    error: str | None = None
+    mismatch: str | None = None
     info: tuple[int | float, ...] = (0, 0, 0, 0.0)
 
 
-_Run: TypeAlias = list[
-    _Taken | None
-]  # what became of values that follow one another; None: a null, or as it came
+_Values: TypeAlias = list[_Value | None]  # of consecutive rows; None: a null, or unchanged
 
 
-def _take(data: bytes, name: str, medium: Medium, asked: Intake) -> _Taken:
-    """Process one value; errors are returned, not raised."""
-    head = data[:_HEAD]
-    wrong = _contradiction(head, name, medium)
-    if wrong is not None and asked.strict:
-        return _Taken(None, f"is {wrong} as its name says", wrong)
-    if not medium.is_medium:
-        return _Taken(data, None, wrong)
-    if not asked.resize.is_noop and _is_meant(head, name, medium):
-        try:
-            data = resize_image(data, asked.resize)
-        except ValueFitError as error:
-            return _Taken(None, error.message, wrong)
-    if not asked.info:
-        return _Taken(data, None, wrong)
-    found = ffprobe(data, bool(asked.films))
-    return _Taken(
-        data,
-        None,
-        wrong,
-        (found.width or 0, found.height or 0, found.frames or 0, found.duration or 0.0),
-    )
-
-
-def _contradiction(head: bytes, name: str, medium: Medium) -> str | None:
-    if not medium.has_names:
+def _mismatch(head: bytes, name: str, column: MediaColumn) -> str | None:
+    if not column.has_names:
         return None
-    return mismatch(name if kind_of(name) else f".{medium.name}", head)
+    return mismatch(name if kind_of(name) else f".{column.name}", head)
 
 
-def _is_meant(head: bytes, name: str, medium: Medium) -> bool:
-    """Return whether a value is, or should be, an image: by its bytes, else by its name, else yes."""
-    found, promised = sniff(head), kind_of(name) or medium.promised
+def _mismatch_error(difference: str) -> str:
+    return f"content does not match the file extension: {difference}"
+
+
+def _process(data: bytes, name: str, column: MediaColumn, options: MediaOptions) -> _Value:
+    """Resize and measure one value; errors are returned, not raised."""
+    head = data[:_HEAD_BYTES]
+    difference = _mismatch(head, name, column)
+    if difference is not None and options.strict:
+        return _Value(None, _mismatch_error(difference), difference)
+    resized = None
+    if not options.resize.is_noop and _should_be_image(head, name, column):
+        try:
+            resized = resize_image(data, options.resize)
+        except ValueFitError as error:
+            return _Value(None, error.message, difference)
+    changed = None if resized is data else resized
+    if not options.info:
+        return _Value(changed, None, difference)
+    found = ffprobe(data if resized is None else resized, bool(options.uses_ffmpeg))
+    info = (found.width or 0, found.height or 0, found.frames or 0, found.duration or 0.0)
+    return _Value(changed, None, difference, info)
+
+
+def _should_be_image(head: bytes, name: str, column: MediaColumn) -> bool:
+    """Return whether a value is an image by its bytes or its name. A value with a name and of
+    unknown kind is treated as an image, so that damaged images fail.
+    """
+    kind, expected_kind = sniff(head), kind_of(name) or column.expected_kind
     return (
-        is_image(found)
-        or is_image(promised)
-        or (medium.has_names and found is None and promised is None)
+        is_image(kind)
+        or is_image(expected_kind)
+        or (column.has_names and kind is None and expected_kind is None)
     )
 
 
-class _Contradictions:
-    """Values that do not match the kind in their names: count, and first names."""
+class _Mismatches:
+    """Values whose content contradicts their extension: counts, and the first names."""
 
     def __init__(self) -> None:
         self._counts, self._names = Counter[tuple[str, str]](), dict[tuple[str, str], list[str]]()
 
-    def add(
-        self, part: Fetched, media: Sequence[Medium], found: Sequence[Sequence[_Taken | None]]
-    ) -> None:
-        for medium, column in zip(media, found, strict=True):
-            for row, one in enumerate(column):
-                if one is not None and one.wrong is not None:
-                    self._counts[medium.name, one.wrong] += 1
-                    names = self._names.setdefault((medium.name, one.wrong), [])
-                    if len(names) < _TOLD:
-                        names.append(redact(_name(part, medium, row)))
+    def add(self, part: Fetched, columns: Sequence[MediaColumn], values: Sequence[_Values]) -> None:
+        for column, column_values in zip(columns, values, strict=True):
+            for row, value in enumerate(column_values):
+                if value is not None and value.mismatch is not None:
+                    self._counts[column.name, value.mismatch] += 1
+                    names = self._names.setdefault((column.name, value.mismatch), [])
+                    if len(names) < _MAX_NAMES:
+                        names.append(redact(_file_name(part, column, row)))
 
     def notes(self) -> Iterator[str]:
-        for (column, wrong), count in sorted(self._counts.items()):
-            names = ", ".join(name for name in self._names[column, wrong] if name) + (
-                ", …" if count > _TOLD else ""
-            )
-            yield f"column {column!r}: {format_count(count, 'value')} {'is' if count == 1 else 'are'} {wrong}: {names}"
+        for (column, difference), count in sorted(self._counts.items()):
+            names = ", ".join(name for name in self._names[column, difference] if name)
+            more = ", …" if count > _MAX_NAMES else ""
+            verb = "is" if count == 1 else "are"
+            yield f"column {column!r}: {format_count(count, 'value')} {verb} {difference}: {names}{more}"
 
 
 def processed(
     parts: Generator[Fetched, None, None],
-    media: Sequence[Medium],
-    asked: Intake,
-    infos: dict[str, dict[str, str]],
+    columns: Sequence[MediaColumn],
+    options: MediaOptions,
+    infos: Mapping[str, Mapping[str, str]],
     key: str | None,
     progress: Progress,
     jobs: int,
 ) -> Generator[Fetched, None, None]:
-    """Bring the columns of files to what is asked for, side by side; rows come in order.
+    """Yield the rows with processed media columns, in order.
 
+    infos   names of the media info columns, as returned by `info_names`
     key     the column that names rows in failures
-    jobs    threads, no more than there are cores; 1: none, all is done by whoever takes the rows
-    return  the same rows; those of refused files are failures; int64 and float64 columns of
-            measures at the end
+    jobs    maximum number of threads; 1: process values in the calling thread
+    return  rows whose values were processed, and failures for the others; media info columns
+            (int64, float64) come last
     """
-    contradictions = _Contradictions()
-    is_work = asked.info or not asked.resize.is_noop
+    mismatches = _Mismatches()
+    needs_work = options.info or not options.resize.is_noop
 
     def tasks() -> Iterator[_Task]:
         for part in parts:
-            for medium in media:
-                works = is_work and medium.is_medium
-                step = _AT_ONCE if works else max(1, part.batch.num_rows)
+            for column in columns:
+                is_work = needs_work and column.is_media
+                step = _TASK_VALUES if is_work else max(1, part.batch.num_rows)
                 for start in range(0, max(1, part.batch.num_rows), step):
-                    yield _Task(part, medium, start, start + step, works)
+                    yield _Task(part, column, start, start + step, is_work)
 
-    def run(task: _Task) -> tuple[_Task, _Run]:
-        return task, task.run(asked)
+    def run(task: _Task) -> tuple[_Task, _Values]:
+        return task, task.run(options)
 
-    runs = ordered_map(
+    results = ordered_map(
         run,
         tasks(),
-        workers=min(jobs, cpu_count()) if is_work and jobs > 1 else 0,
+        workers=min(jobs, cpu_count()) if needs_work and jobs > 1 else 0,
         max_items=_MAX_TASKS,
         max_bytes=_AHEAD_BYTES,
         weigh=lambda task: task.size,
     )
-    found: list[list[_Taken | None]] = [[] for _ in media]
+    values: list[_Values] = [[] for _ in columns]
     try:
-        for task, values in runs:
-            found[media.index(task.medium)] += values
-            if task.medium is media[-1] and task.stop >= task.part.batch.num_rows:
-                contradictions.add(task.part, media, found)
-                yield _finished(task.part, media, found, infos, key)
-                found = [[] for _ in media]
-        for note in contradictions.notes():
+        for task, some in results:
+            values[columns.index(task.column)] += some
+            if task.column is columns[-1] and task.stop >= task.part.batch.num_rows:
+                mismatches.add(task.part, columns, values)
+                yield _with_values(task.part, columns, values, infos, key)
+                values = [[] for _ in columns]
+        for note in mismatches.notes():
             progress.note(note)
     finally:
-        runs.close()
+        results.close()
         parts.close()
 
 
 class _Task(NamedTuple):
-    """Rows `start` to `stop` of a column; `works` if values are converted or measured."""
+    """Rows `start` to `stop` of a column; `is_work` if values are resized or measured."""
 
     part: Fetched
-    medium: Medium
+    column: MediaColumn
     start: int
     stop: int
-    works: bool
+    is_work: bool
+
+    def _array(self) -> pa.Array:
+        array = self.part.batch.column(self.column.name)
+        return array.slice(self.start, self.stop - self.start)
 
     @property
     def size(self) -> int:
         """Bytes of the column's values."""
-        column = self.part.batch.column(self.medium.name)
-        size: int = column.slice(self.start, self.stop - self.start).nbytes
+        size: int = self._array().nbytes
         return size
 
-    def run(self, asked: Intake) -> _Run:
-        """Return what becomes of the values."""
-        column = self.part.batch.column(self.medium.name)
-        names = self.part.names.get(self.medium.name)
-        return (_take_run if self.works else _looked_at)(
-            column.slice(self.start, self.stop - self.start),
-            names and names[self.start : self.stop],
-            self.medium,
-            asked,
-        )
+    def run(self, options: MediaOptions) -> _Values:
+        """Process the values."""
+        names = self.part.names.get(self.column.name)
+        values: _Values = []
+        for row, data in enumerate(raw_values(self._array()), self.start):
+            if data is None:
+                values.append(None)
+                continue
+            name = names[row] if names else ""
+            if self.is_work:
+                values.append(_process(bytes(data), name, self.column, options))
+                continue
+            difference = _mismatch(bytes(data[:_HEAD_BYTES]), name, self.column)
+            if difference is None:
+                values.append(None)
+            else:
+                error = _mismatch_error(difference) if options.strict else None
+                values.append(_Value(None, error, difference))
+        return values
 
 
-def _name(part: Fetched, medium: Medium, row: int) -> str:
-    names = part.names.get(medium.name)
+def _file_name(part: Fetched, column: MediaColumn, row: int) -> str:
+    names = part.names.get(column.name)
     return names[row] if names is not None else ""
 
 
-def _looked_at(
-    column: pa.Array, names: Sequence[str] | None, medium: Medium, asked: Intake
-) -> _Run:
-    found: _Run = []
-    for row, memory in enumerate(raw_values(column)):
-        head = b"" if memory is None else bytes(memory[:_HEAD])
-        wrong = (
-            None if memory is None else _contradiction(head, names[row] if names else "", medium)
-        )
-        refused = f"is {wrong} as its name says" if wrong is not None and asked.strict else None
-        found.append(None if wrong is None else _Taken(None, refused, wrong))
-    return found
-
-
-def _take_run(column: pa.Array, names: Sequence[str] | None, medium: Medium, asked: Intake) -> _Run:
-    found: _Run = []
-    for row, value in enumerate(raw_values(column)):
-        data = None if value is None else bytes(value)
-        taken = None if data is None else _take(data, names[row] if names else "", medium, asked)
-        found.append(
-            taken._replace(data=None) if taken is not None and taken.data is data else taken
-        )  # None: as it came
-    return found
-
-
-def _finished(
+def _with_values(
     part: Fetched,
-    media: Sequence[Medium],
-    found: list[list[_Taken | None]],
-    infos: dict[str, dict[str, str]],
+    columns: Sequence[MediaColumn],
+    values: Sequence[_Values],
+    infos: Mapping[str, Mapping[str, str]],
     key: str | None,
 ) -> Fetched:
     """Return the rows with the processed values."""
-    refused: dict[int, Failure] = {}
+    failures: dict[int, Failure] = {}
     keys = part.batch.column(key) if key is not None else None
     batch = part.batch
-    for medium, column in zip(media, found, strict=True):
-        for row, one in enumerate(column):
-            if one is not None and one.refused is not None and row not in refused:
-                name = redact(_name(part, medium, row)) or medium.name
-                refused[row] = Failure(
+    for column, column_values in zip(columns, values, strict=True):
+        for row, value in enumerate(column_values):
+            if value is not None and value.error is not None and row not in failures:
+                name = redact(_file_name(part, column, row)) or column.name
+                failures[row] = Failure(
                     int(part.rows[row]),
                     "" if keys is None else key_text(keys[row]),
-                    medium.name,
+                    column.name,
                     "value",
-                    f"{name}: {one.refused}",
+                    f"{name}: {value.error}",
                 )
-        if any(one is not None and one.data is not None for one in column):
-            at, old = batch.schema.get_field_index(medium.name), batch.column(medium.name)
-            values = [
-                old[row].as_py() if one is None or one.data is None else one.data
-                for row, one in enumerate(column)
+        if any(value is not None and value.data is not None for value in column_values):
+            at, unchanged = batch.schema.get_field_index(column.name), batch.column(column.name)
+            new = [
+                unchanged[row].as_py() if value is None or value.data is None else value.data
+                for row, value in enumerate(column_values)
             ]
+            metadata = batch.schema.field(at).metadata
             batch = batch.set_column(
                 at,
-                pa.field(medium.name, pa.large_binary(), metadata=batch.schema.field(at).metadata),
-                pa.array(values, pa.large_binary()),
+                pa.field(column.name, pa.large_binary(), metadata=metadata),
+                pa.array(new, pa.large_binary()),
             )
-        for place, (measure, name) in enumerate(infos.get(medium.name, {}).items()):
-            numbers = [0 if one is None else one.info[place] for one in column]
-            batch = batch.append_column(
-                name, pa.array(numbers, pa.float64() if measure == "duration" else pa.int64())
-            )
-    return replace(part, batch=batch).without(refused)
+        for i, (measure, name) in enumerate(infos.get(column.name, {}).items()):
+            numbers = [0 if value is None else value.info[i] for value in column_values]
+            kind = pa.float64() if measure == "duration" else pa.int64()
+            batch = batch.append_column(name, pa.array(numbers, kind))
+    return replace(part, batch=batch).without(failures)

@@ -16,7 +16,13 @@ from flarecli import encodings, sql
 from flarecli.arguments import address_text, address_texts, name_list
 from flarecli.commands.external_shuffle import shuffled
 from flarecli.commands.options import PackOptions
-from flarecli.commands.packing.media import Intake, Medium, info_names, media_of, processed
+from flarecli.commands.packing.media import (
+    MediaColumn,
+    MediaOptions,
+    info_names,
+    media_columns,
+    processed,
+)
 from flarecli.commands.packing.source import Source, open_source
 from flarecli.commands.provenance import PLACE, Places
 from flarecli.commands.row_order import first_rows
@@ -39,7 +45,7 @@ _NAME_OF = "name of the file in "  # prefix of internal columns: the file names 
 class PackTask:
     """The options of a pack, or of one part of it. It can be pickled.
 
-    intake         processing of media; created once, so that all parts process media alike
+    media          processing of media; created once, so that all parts process media alike
     rows           first row of the part in the source, and the row after its last; None: all rows
     source_digest  checksum of the source, if known; otherwise it is computed
     encodings      column -> encoding, if known; otherwise they are inferred from the first rows
@@ -47,7 +53,7 @@ class PackTask:
     """
 
     options: PackOptions
-    intake: Intake
+    media: MediaOptions
     rows: tuple[int, int] | None = None
     source_digest: str | None = None
     encodings: Mapping[str, str] | None = None
@@ -167,7 +173,7 @@ class PackTask:
             "allow_empty": options.allow_empty,
             "allow_missing": options.allow_missing,
             **({} if self.rows is None else {"rows": list(self.rows)}),
-            **self.intake.recorded_options(),
+            **self.media.recorded_options(),
             **(access if options.on_error == "skip" else {}),
             **({"null_separated": True} if options.from0 else {}),
             **({"streams": streams} if streams else {}),
@@ -324,24 +330,24 @@ def _checked_names(plan: Plan) -> list[str]:
     return [*names, *(name for name in infos if name not in names)]
 
 
-def _media(plan: Plan, names: Sequence[str]) -> tuple[list[Medium], dict[str, dict[str, str]]]:
+def _media(plan: Plan, names: Sequence[str]) -> tuple[list[MediaColumn], dict[str, dict[str, str]]]:
     """Return the columns of files, and the names of their media info columns."""
-    schema, intake = plan.source.schema, plan.task.intake
+    schema, options = plan.source.schema, plan.task.media
     if plan.is_statement:
         schema, _ = sql.select(schema, iter(()), plan.options.where or "")
     fetched_names = [link.name for link in plan.links]
     named = [*fetched_names, *(name for name in plan.source.files if name in names)]
-    found = media_of(schema, names, named, plan.task.encode)
-    if intake.option is not None and not any(one.is_medium for one in found):
+    columns = media_columns(schema, names, named, plan.task.encode)
+    if options.option is not None and not any(column.is_media for column in columns):
         raise UsageError(
-            f"{intake.option}: no column contains files",
+            f"{options.option}: no column contains files",
             hint="Fetch a column of links with --fetch.",
         )
-    if not intake.info:
-        return found, {}
+    if not options.info:
+        return columns, {}
     replaced = {link.source for link in plan.links}
     used = [name for name in (*schema.names, *fetched_names) if name not in replaced]
-    return found, info_names(found, used)
+    return columns, info_names(columns, used)
 
 
 def check_keys(plan: Plan) -> None:
@@ -539,13 +545,13 @@ def fetched(
             spool=spool,
         )
     parts = _limited(plan, parts)
-    media, infos = _media(plan, names)
-    if task.intake.is_noop:
-        media = [one for one in media if one.has_names]
-    if not media:
+    columns, infos = _media(plan, names)
+    if task.media.is_noop:
+        columns = [column for column in columns if column.has_names]
+    if not columns:
         return parts
     jobs = task.limits.jobs
-    return processed(parts, media, task.intake, infos, plan.row_name, plan.progress, jobs)
+    return processed(parts, columns, task.media, infos, plan.row_name, plan.progress, jobs)
 
 
 def _limited(
