@@ -11,7 +11,7 @@ from formats_data import RECORD, SHARD, WORKLOADS, picks, samples
 import flarecli
 from flarecli import formats
 from flarecli.model import Settings
-from flarecli.write.columns import Typed
+from flarecli.write.columns import ColumnConverter
 
 TYPES = {"int": pa.int64(), "float64": pa.float64(), "str": pa.string(), "bytes": pa.large_binary()}
 BATCH_BYTES = 8 << 20
@@ -43,7 +43,7 @@ def write(form: str, folder: Path, data: list[pa.RecordBatch], kinds: dict[str, 
     settings = Settings(shard_bytes=SHARDS.get(form, SHARD))
     with flarecli.Writer(str(folder), format=form, settings=settings) as writer:
         columns = writer.name_columns({name: kinds[name] for name in data[0].schema.names})
-        typed, first = Typed(columns, None), 0
+        typed, first = ColumnConverter(columns, None), 0
         for batch in data:
             fit, rows, _ = typed.convert(batch, np.arange(first, first + batch.num_rows))
             writer.write_typed(fit, rows)

@@ -22,7 +22,7 @@ from flarecli.formats import DEFAULT, find
 from flarecli.model import Columns, Settings
 from flarecli.names import is_url, whole_path
 from flarecli.write import Journal, Target, Writer, claim, error_of, parts
-from flarecli.write.columns import Typed, check_names, chosen_encodings
+from flarecli.write.columns import ColumnConverter, check_names, chosen_encodings
 
 try:
     from ray.data.block import BlockMetadata
@@ -190,7 +190,7 @@ class FlareSink(Datasink[Any]):
         """
         out = f"{self._at}/{parts.part_name(ctx.task_idx)}"
         writer: Writer | None = None
-        typed: Typed | None = None
+        typed: ColumnConverter | None = None
         rows = 0
         try:
             for block in blocks:
@@ -201,7 +201,7 @@ class FlareSink(Datasink[Any]):
                         writer = Writer(
                             out, format=self._format, settings=self._settings, overwrite=True
                         )
-                        typed = Typed(self._columns(writer, batch), None)
+                        typed = ColumnConverter(self._columns(writer, batch), None)
                     _put(writer, typed, batch, rows)
                     rows += batch.num_rows
             if writer is None:
@@ -253,7 +253,7 @@ def _whole(address: str) -> str:
     return os.path.abspath(whole_path(address)) if address and not is_url(address) else address
 
 
-def _put(writer: Writer, typed: Typed, batch: pa.RecordBatch, first: int) -> None:
+def _put(writer: Writer, typed: ColumnConverter, batch: pa.RecordBatch, first: int) -> None:
     fit, places, failures = typed.convert(batch, first + np.arange(batch.num_rows))
     if failures:
         raise error_of(failures[0], writer.target.shown, "Remove such rows before writing.")

@@ -500,9 +500,11 @@ def test_an_index_changed_between_two_runs_is_refused(links):
     index("files/59.bin")
     done = run([*line, "--resume"], links)
     assert (done.returncode, done.stdout) == (2, "")
-    error = "out: the unfinished pack was started with another source, or with this one before it was changed"
+    error = (
+        "out: the unfinished pack was started with another source, or before the source was changed"
+    )
     assert done.stderr.splitlines()[-2:] == [
         f"error: {error}",
-        "hint: Give --overwrite to begin anew.",
+        "hint: Use --overwrite to start again.",
     ]
     assert run([*line, "--overwrite"], links).returncode == 0

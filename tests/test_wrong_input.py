@@ -140,28 +140,28 @@ def test_a_column_that_is_not_there(here, capfd):
         capfd,
         "pack ok.csv out --fetch url:image",
         2,
-        "no column 'url', which --fetch names",
+        "--fetch: no column 'url'",
         "Choose from k, n, t.",
     )
     wrong(
         capfd,
         "pack ok.csv out --key id",
         2,
-        "no column 'id', which --key names",
+        "--key: no column 'id'",
         "Choose from k, n, t.",
     )
     wrong(
         capfd,
         "pack ok.csv out -c n,x",
         2,
-        "no column 'x', which --columns names",
+        "--columns: no column 'x'",
         "Choose from k, n, t.",
     )
     wrong(
         capfd,
         "pack ok.csv out --encode x=str",
         2,
-        "no column 'x', which --encode names",
+        "--encode: no column 'x'",
         "Choose from k, n, t.",
     )
     assert not (here / "out").exists()
@@ -252,7 +252,7 @@ def test_a_target_that_cannot_be_made(here, capfd):
         "pack ok.csv file",
         2,
         "file: is a file; expected a folder",
-        "Name the folder to write, last.",
+        "Name the output folder last.",
     )
     wrong(capfd, "pack ok.csv file/out", 3, f"{here}/file: is a file; expected a folder")
     hint = "Name a folder, or a bucket such as s3://bucket/folder."
@@ -274,10 +274,10 @@ def test_a_target_without_permission(here, capfd):
 def test_non_empty_target(here, capfd):
     (here / "out").mkdir()
     (here / "out" / "notes.txt").write_text("mine")
-    hint = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
+    hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
     wrong(capfd, "pack ok.csv out", 2, "out: the folder is not empty", hint)
     wrong(capfd, "pack ok.csv out --resume", 2, "out: the folder is not empty", hint)
-    hint = "Name another folder: --overwrite replaces what was packed, and something else is there."
+    hint = "Name another folder: --overwrite replaces only output of `flare pack`."
     wrong(capfd, "pack ok.csv out --overwrite", 2, "out: the folder is not empty", hint)
     assert [p.name for p in (here / "out").iterdir()] == ["notes.txt"]
 
@@ -402,7 +402,7 @@ def test_an_unfinished_pack(here, capfd):
             "d: an unfinished pack",
             "Run the same `flare pack` command again with --resume.",
         )
-    hint = "Run the same command with --resume, or with --overwrite to begin anew."
+    hint = "Run the same command with --resume, or use --overwrite to start again."
     wrong(capfd, "pack ok.csv d", 4, "d: an unfinished pack", hint)
     assert main(["verify", "d"]) == 1
     assert "an unfinished pack" in capfd.readouterr().out
@@ -531,5 +531,5 @@ def test_other_options_than_the_half_pack_had(here, capfd):
         "pack bad.csv out --shard-rows 20 --resume",
         2,
         "out: the unfinished pack was started with shard_rows 10, not 20",
-        "Give --overwrite to begin anew.",
+        "Use --overwrite to start again.",
     )

@@ -1,11 +1,11 @@
-"""Writing datasets: links are prefetched, rows become shards, a journal records them."""
+"""Write datasets: download links ahead, write rows as shards, and record them in a journal."""
 
 from __future__ import annotations
 
 from flarecli.write.failures import FAILED, Failure, drop_rows, error_of, too_large
 from flarecli.write.folder_target import FolderTarget
 from flarecli.write.journal import Journal
-from flarecli.write.keys import Keys, is_unnamed, key_text
+from flarecli.write.keys import Keys, is_empty_key, key_text
 from flarecli.write.open_target import bucket_of, claim
 from flarecli.write.spool import Spool
 from flarecli.write.target import Contents, Target
@@ -25,7 +25,7 @@ __all__ = [
     "claim",
     "drop_rows",
     "error_of",
-    "is_unnamed",
+    "is_empty_key",
     "key_text",
     "too_large",
 ]

@@ -1,15 +1,14 @@
-"""A folder of a bucket that a pack writes: claimed by a lease, noted in a journal, finished by its
-playlist.
+"""A target in a bucket: locked by a lease, recorded in a journal, committed by its playlist.
 
     OUT/.flare/lock            the owner (`lease.py`)
-    OUT/.flare/journal/…       what is done, an object for each step (`storage/append_log.py`)
-    OUT/.flare/failed.jsonl/…  rows left out
-    OUT/.flare/new/…           with `overwrite`, a complete dataset with its own journal; `finish`
+    OUT/.flare/journal/…       completed steps, an object each (`storage/append_log.py`)
+    OUT/.flare/failed.jsonl/…  failed rows
+    OUT/.flare/new/…           with `overwrite`: the new dataset with its own journal; `finish`
                                copies it to OUT
-    OUT/.flare/done            it was copied: the rest of `.flare` is to be deleted
+    OUT/.flare/done            the copy is complete: the rest of `.flare` can be deleted
 
-Objects cannot be renamed. The playlist is the commit: if it exists, all that it lists is complete,
-whatever `.flare` holds.
+Objects cannot be renamed. The playlist is the commit: if it exists, all files that it lists are
+complete, whatever `.flare` contains.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _PARALLEL_REQUESTS = 32  # for small objects
 
 
 class BucketTarget(Target):
-    """A claimed folder of a bucket."""
+    """A target in a bucket."""
 
     def __init__(self, out: Location, *, resume: bool = False, overwrite: bool = False) -> None:
         self.contents = DatasetContents()
@@ -44,9 +43,7 @@ class BucketTarget(Target):
             try:
                 self._admit(resume, overwrite)
             except UsageError:
-                if not _has_objects(
-                    out / SCRATCH
-                ):  # else another pack has begun: the lease names it
+                if not _has_objects(out / SCRATCH):  # otherwise the lease names another pack
                     raise
             if self.is_done:
                 return
@@ -71,8 +68,8 @@ class BucketTarget(Target):
         self.contents.check_replaceable(self._out, names, self.shown, is_begun)
 
     def _admit(self, resume: bool, overwrite: bool) -> None:
-        """Accept a folder without unfinished output that is empty, or finished and may be resumed
-        or replaced.
+        """Accept an empty folder, or finished output that may be resumed or replaced. Raises
+        UsageError for another folder.
         """
         if next(self._others(), None) is None:
             return
@@ -84,17 +81,14 @@ class BucketTarget(Target):
             self.is_done = True
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
-        """Continue from the state that an earlier process left.
-
-        It may have been killed at any time.
-        """
+        """Continue from the state of an earlier process, which may have been killed at any time."""
         if _has_objects(self._new):
             if not resume and not overwrite:
                 raise self._unfinished()
             if self._done.exists():
                 self._clear()
             elif (self._new / PLAYLIST).exists() and self._is_new_complete():
-                if (self._out / PLAYLIST).exists():  # of the old dataset, as it is deleted first
+                if (self._out / PLAYLIST).exists():  # of the old dataset: it is deleted first
                     self._check_replaceable()
                 self._replace()
                 self._clear()
@@ -116,9 +110,8 @@ class BucketTarget(Target):
         self._admit(resume, overwrite)
 
     def _is_new_complete(self) -> bool:
-        """Return whether the dataset that is to replace the old one still has all its files.
-
-        If not, its playlist is deleted: it counts as unfinished again.
+        """Return whether the new dataset still has all its files. If not, delete its playlist: it
+        is then unfinished again.
         """
         try:
             check_dataset(self._new)
@@ -132,7 +125,9 @@ class BucketTarget(Target):
         self._clear()
 
     def _clear(self) -> None:
-        """Delete the scratch objects but the lock; `done` last, as it allows to delete the others."""
+        """Delete the scratch objects except the lock; delete `done` last, since it marks the others
+        as deletable.
+        """
         inside = self._out / SCRATCH
         with contextlib.suppress(MissingError):
             _remove(
@@ -141,9 +136,8 @@ class BucketTarget(Target):
         self._done.delete()
 
     def _replace(self) -> None:
-        """Copy the new dataset over the old one, its playlist last.
-
-        A second run completes an interrupted one.
+        """Replace the old dataset by a copy of the new one, its playlist last. A second call completes
+        an interrupted one.
         """
         fresh = [
             entry.name for entry in self._new.list() if not entry.name.startswith(f"{SCRATCH}/")
@@ -161,7 +155,7 @@ class BucketTarget(Target):
     def finish(self) -> None:
         try:
             if self.at is self._new:
-                self._check_replaceable()  # again: objects may have been added meanwhile
+                self._check_replaceable()  # again: objects may have been added since
                 self._replace()
             self._clear()
         finally:
@@ -182,10 +176,8 @@ class BucketTarget(Target):
             self.release()
 
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run the call in a thread: the code that was interrupted may hold locks that requests
-        need.
-
-        If no thread can be started, the lease expires.
+        """Run the call in a thread, since the interrupted code may hold locks that requests need. If
+        no thread can be started, let the lease expire.
         """
         try:
             start_thread(threading.Thread(target=call, name="flare-dropped", daemon=True))
@@ -204,7 +196,7 @@ def _has_objects(at: Location) -> bool:
 
 
 def _remove(at: Location, entries: Iterable[Entry]) -> None:
-    """Delete objects in parallel, last first: a kill leaves the start of numbered ones."""
+    """Delete objects in parallel, last first: after a kill, the first of numbered objects remain."""
     names = [entry.name for entry in entries][::-1]
     for i in range(0, len(names), _PARALLEL_REQUESTS):
         some = names[i : i + _PARALLEL_REQUESTS]

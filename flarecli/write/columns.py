@@ -1,4 +1,4 @@
-"""Typed columns: encodings are chosen once, then every batch is converted to them."""
+"""Typed columns: choose encodings once, and convert every batch to them."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from flarecli.errors import UsageError, ValueFitError
 from flarecli.model import Columns, IntArray
 from flarecli.suggest import choose
 from flarecli.write.failures import Failure, drop_rows
-from flarecli.write.keys import is_unnamed, key_text
+from flarecli.write.keys import is_empty_key, key_text
 
-__all__ = ["Typed", "check_columns", "chosen_encodings", "fitted", "record_batches"]
+__all__ = ["ColumnConverter", "check_columns", "chosen_encodings", "convert_all", "record_batches"]
 
-_EMPTY = "is empty, and names the row"
+_EMPTY = "is empty; keys must not be empty"
 _ADDRESS = "(?i)^(?:https?|s3|gs|az|hf|file)://"
 
 
 def chosen_encodings(
     batch: pa.RecordBatch,
     names: Sequence[str],
-    given: Mapping[str, str],
+    encode: Mapping[str, str],
     extensions: Mapping[str, str],
-    before: Mapping[str, str],
+    stored: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return an encoding for each column: given, as stored before, or inferred.
+    """Return an encoding for each column: chosen by the user, as in the source, or inferred.
 
-    batch       only its first row is used for columns of bytes, so that the choice does not depend
+    batch       for columns of bytes, only its first row is used, so that the result does not depend
                 on the size of batches
+    encode      column -> encoding chosen by the user
     extensions  column -> extension of the first row's link
-    before      column -> encoding in the source dataset
+    stored      column -> encoding in the source dataset
     raises      UsageError for an unknown encoding, or a type that has no encoding
     """
     out = {}
     for name in names:
         field = batch.schema.field(name)
-        kept = encodings.source_of(field)  # None for a column that a query made
-        own = given.get(name) or (before.get(name, kept.name) if kept else None)
-        if own is None:
+        source = encodings.source_of(field)  # None for a column that a query created
+        encoding = encode.get(name) or (stored.get(name, source.name) if source else None)
+        if encoding is None:
             column = batch.column(name)
             first = column[0].as_py() if batch.num_rows and _is_bytes(column.type) else None
-            own = encodings.infer_encoding(field, first, extensions.get(name, ""))
-        encodings.lookup(own)
-        out[name] = own
+            encoding = encodings.infer_encoding(field, first, extensions.get(name, ""))
+        encodings.lookup(encoding)
+        out[name] = encoding
     return out
 
 
@@ -58,18 +59,18 @@ def _is_bytes(kind: pa.DataType) -> bool:
     )
 
 
-class Typed:
+class ColumnConverter:
     """Converts batches to the encodings of `columns`.
 
-    Rows that do not fit are left out and reported. So are rows with nulls, unless `nulls` is set.
+    Rows that do not fit become failures. So do rows with nulls, unless `allows_nulls` is set.
     """
 
-    def __init__(self, columns: Columns, key: str | None, nulls: bool = False) -> None:
-        self._columns, self._key, self._nulls = columns, key, nulls
+    def __init__(self, columns: Columns, key: str | None, allows_nulls: bool = False) -> None:
+        self._columns, self._key, self._allows_nulls = columns, key, allows_nulls
         self._encodings = [encodings.lookup(column.encoding) for column in columns]
         self._schema = pa.schema([encodings.field(column) for column in columns])
-        # Of the previous batch: usually the schema is the same.
-        self._had: tuple[pa.Schema, list[encodings.Encoding | None]] | None = None
+        # of the previous batch, which usually has the same schema
+        self._source: tuple[pa.Schema, list[encodings.Encoding | None]] | None = None
 
     def convert(
         self, batch: pa.RecordBatch, rows: IntArray
@@ -77,7 +78,8 @@ class Typed:
         """Convert a batch.
 
         rows    int64 [rows of the batch]: the position of each row in the selection
-        return  typed columns of the rows that fit, their positions, and the failures, in order
+        return  typed columns of the rows that fit, the positions of these rows, and the failures,
+                in order
         """
         typed, reasons = self.cast(batch)
         if not reasons:
@@ -91,32 +93,32 @@ class Typed:
         return *drop_rows(typed, rows, reasons), out
 
     def cast(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, tuple[str, str]]]:
-        """Return all rows as typed columns, and position -> (column, reason) for those that fail."""
+        """Return all rows as typed columns; and for failed rows, position -> (column, reason)."""
         arrays, reasons = [], self._unnamed(batch)
-        for column, encoding, had in zip(
+        for column, encoding, source in zip(
             self._columns, self._encodings, self._encodings_of(batch.schema), strict=True
         ):
-            array, failures = encodings.coerce(batch.column(column.name), encoding, had)
+            array, failures = encodings.coerce(batch.column(column.name), encoding, source)
             arrays.append(array)
             for at, reason in (
-                one for one in failures if not (self._nulls and one[1] == "is null")
+                one for one in failures if not (self._allows_nulls and one[1] == "is null")
             ):
                 reasons.setdefault(at, (column.name, reason))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), reasons
 
     def _encodings_of(self, schema: pa.Schema) -> list[encodings.Encoding | None]:
-        """Return the encodings that the columns of a batch have already."""
-        if self._had is None or not self._had[0].equals(schema, check_metadata=True):
+        """Return the encodings that the columns of a batch already have."""
+        if self._source is None or not self._source[0].equals(schema, check_metadata=True):
             found = [encodings.source_of(schema.field(column.name)) for column in self._columns]
-            self._had = schema, found
-        return self._had[1]
+            self._source = schema, found
+        return self._source[1]
 
     def _unnamed(self, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
         """Return position -> (column, reason) for rows with a null or empty key."""
         wrong = (
             ()
             if self._key is None
-            else np.flatnonzero(is_unnamed(batch.column(self._key))).tolist()
+            else np.flatnonzero(is_empty_key(batch.column(self._key))).tolist()
         )
         return {
             at: (self._key or "", "is null" if not batch.column(self._key)[at].is_valid else _EMPTY)
@@ -144,10 +146,10 @@ def record_batches(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     return batches
 
 
-def fitted(typed: Typed, batch: pa.RecordBatch, rows: IntArray) -> pa.RecordBatch:
+def convert_all(typed: ColumnConverter, batch: pa.RecordBatch, rows: IntArray) -> pa.RecordBatch:
     """Return a batch as typed columns.
 
-    raises  ValueFitError for the first row that does not fit: it names row, column and Arrow type
+    raises  ValueFitError with row, column and Arrow type for the first row that does not fit
     """
     out, reasons = typed.cast(batch)
     if reasons:
@@ -158,19 +160,19 @@ def fitted(typed: Typed, batch: pa.RecordBatch, rows: IntArray) -> pa.RecordBatc
     return out
 
 
-def check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raise UsageError unless a batch has each column once and no others."""
-    for name in found:
-        if found.count(name) > 1:
+def check_columns(names: Sequence[str], expected: Sequence[str]) -> None:
+    """Raise UsageError unless a batch has each expected column once, and no other column."""
+    for name in names:
+        if names.count(name) > 1:
             raise UsageError(
-                f"column {name!r} occurs {found.count(name)} times in the batch", column=name
+                f"column {name!r} occurs {names.count(name)} times in the batch", column=name
             )
-    for name in sorted(set(found) ^ set(wanted)):
-        what = "unknown" if name in found else "missing"
-        raise UsageError(f"column {name!r} is {what} in the batch", column=name)
+    for name in sorted(set(names) ^ set(expected)):
+        problem = "unknown" if name in names else "missing"
+        raise UsageError(f"column {name!r} is {problem} in the batch", column=name)
 
 
-def looks_like_addresses(batch: pa.RecordBatch) -> list[str]:
+def address_columns(batch: pa.RecordBatch) -> list[str]:
     """Return the text columns whose first values are all addresses."""
     out = []
     for name in batch.schema.names:
@@ -182,13 +184,13 @@ def looks_like_addresses(batch: pa.RecordBatch) -> list[str]:
     return out
 
 
-def check_names(schema: pa.Schema, wanted: Sequence[str], what: str) -> None:
-    """Raise UsageError for the first name that is not a column; `what` is the option with it."""
-    there = set(schema.names)
-    for name in wanted:
-        if name not in there:
+def check_names(schema: pa.Schema, names: Sequence[str], option: str) -> None:
+    """Raise UsageError for the first name that is not a column; `option` is the option with it."""
+    known = set(schema.names)
+    for name in names:
+        if name not in known:
             raise UsageError(
-                f"no column {name!r}, which {what} names",
+                f"{option}: no column {name!r}",
                 hint=choose(name, schema.names, "Choose from"),
                 column=name,
             )

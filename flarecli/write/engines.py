@@ -16,11 +16,12 @@ __all__ = ["ENGINES", "check", "joined", "run"]
 ENGINES = ("local", "ray")
 
 _TASKS_PER_CPU = 4  # tasks submitted to the cluster at a time
-_ALONE = {
+# a cluster of this machine that listens on loopback only
+_LOCAL_CLUSTER = {
     "address": "local",
     "include_dashboard": False,
     "_node_ip_address": "127.0.0.1",
-}  # a cluster that listens on loopback only
+}
 _RETRIES = 20  # of a task whose worker or node was lost
 
 A = TypeVar("A")
@@ -28,12 +29,12 @@ B = TypeVar("B")
 
 
 def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tuple[int, B]]:
-    """Run `work` on each item; yield the position of the item and the result, as tasks finish.
+    """Run `work` on each item; yield the position of each item and its result, as tasks finish.
 
-    engine  `local`: in this process, in order; `ray`: on the cluster at RAY_ADDRESS, or else a
+    engine  `local`: in this process, in order; `ray`: on the cluster at RAY_ADDRESS, or on a new
             cluster of this machine
-    raises  MissingLibraryError without ray; ReachError if the cluster cannot be reached or lost a
-            task too often; what the work raises
+    raises  MissingLibraryError if ray is not installed; ReachError if the cluster cannot be reached
+            or lost a task too often; errors of `work`
     """
     return (
         _on_ray(work, items)
@@ -43,25 +44,25 @@ def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tup
 
 
 def check(engine: str) -> None:
-    """Raise UsageError if there is no such engine."""
+    """Raise UsageError for an unknown engine."""
     if engine not in ENGINES:
-        raise UsageError(f"--engine is {engine!r}", hint=f"Choose one of {', '.join(ENGINES)}.")
+        raise UsageError(f"--engine: expected {' or '.join(ENGINES)}, got {engine!r}")
 
 
 @contextlib.contextmanager
 def joined(engine: str) -> Iterator[None]:
-    """Keep one connection to the cluster for all `run` calls in the body. Raises what `run` raises."""
+    """Keep one connection to the cluster for all `run` calls in the block. Raises errors of `run`."""
     if engine != "ray":
         yield
         return
     ray = _ray()
-    began = not ray.is_initialized()
-    if began:
-        _join(ray)
+    is_new = not ray.is_initialized()
+    if is_new:
+        _connect(ray)
     try:
         yield
     finally:
-        if began:
+        if is_new:
             ray.shutdown()
 
 
@@ -74,22 +75,21 @@ def _ray() -> Any:
         ) from None
 
 
-def _join(ray: Any) -> None:
+def _connect(ray: Any) -> None:
     address = os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics over the network
     inner: Any = importlib.import_module("ray._private.worker")
-    inner._worker_logs_enabled = (
-        False  # lost workers are printed on stdout otherwise, even with log_to_driver=False
-    )
+    # otherwise ray prints lost workers on stdout, even with log_to_driver=False
+    inner._worker_logs_enabled = False
     try:
         ray.init(
-            **({"address": address} if address else _ALONE),
+            **({"address": address} if address else _LOCAL_CLUSTER),
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ReachError(
-            f"no Ray cluster: {error}",
+            f"cannot connect to a Ray cluster: {error}",
             hint="Check RAY_ADDRESS, or unset it to use this machine.",
         ) from None
 
@@ -122,5 +122,5 @@ def _ended(ray: Any, waiting: dict[Any, int]) -> tuple[int, Any]:
     except ray.exceptions.RayError as error:
         raise ReachError(
             f"the cluster lost task {i} {_RETRIES} times: {type(error).__name__}",
-            hint="Run it again with --resume.",
+            hint="Run the same command with --resume.",
         ) from None

@@ -31,10 +31,11 @@ SKIP_HINT = "Use --on-error skip to leave such rows out and list them in failed.
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A row that was not packed: its position in the selection, key, column, kind and reason.
+    """A failed row: its position in the selection, key, column, kind of failure, and reason.
 
-    file, file_row  the file of the index, and the row in it, from 0; None if a query made the row
-    hint            the option that allows it, if there is one; not stored
+    file, file_row  the file of the row in the source, and the row number in that file; None if a
+                    query created the row
+    hint            the option that allows the row, if there is one; not stored
     """
 
     row: int
@@ -48,11 +49,11 @@ class Failure:
 
     @property
     def where(self) -> str:
-        """The position for messages: in the index, if that is known."""
+        """The address of the row for messages: in its file, if that is known."""
         return f"row {self.row}" if self.file is None else f"{self.file}[{self.file_row}]"
 
     def redacted(self) -> Failure:
-        """Return the failure as it may be stored, without secrets of addresses."""
+        """Return a copy without secrets of addresses, for output files."""
         key = redact(self.key) if is_url(self.key) else redact_text(self.key)
         return replace(self, key=key, reason=redact_text(self.reason))
 
@@ -132,33 +133,34 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
 
 
 class Failed:
-    """The list of failed rows of one pack.
+    """The list of failed rows of one output.
 
-    state   the state in the journal, to resume from: bytes and counts
-    counts  kind -> rows
+    state       state in the journal of an interrupted run: bytes and counts
+    counts      kind of failure -> number of rows
+    unrecorded  failures that are not in the journal yet
     """
 
     def __init__(self, at: Location, state: Mapping[str, Any] | None = None) -> None:
         self._at = at / FAILED
         self._list = open_log(self._at)
         self.counts: Counter[str] = Counter((state or {}).get("kinds", {}))
-        self._waiting: list[Failure] = []
-        self.unnoted = deque[Failure]()  # failures after the last shard in the journal
+        self._pending: list[Failure] = []
+        self.unrecorded = deque[Failure]()
         self._sums = Sums([DEFAULT])
-        self._begin(int((state or {}).get("bytes", 0)))
+        self._truncate(int((state or {}).get("bytes", 0)))
 
     @property
     def count(self) -> int:
-        """Number of failed rows so far."""
+        """Number of failed rows."""
         return self.counts.total()
 
-    def _begin(self, size: int) -> None:
-        """Cut the list to the size in the journal; later rows are packed again."""
+    def _truncate(self, size: int) -> None:
+        """Truncate the list to its size in the journal; later rows are processed again."""
         if self._list.size < size:
             raise FormatError(
                 f"file is {self._list.size} bytes; the journal lists {size}",
                 where=self._at,
-                hint="Give --overwrite to begin anew.",
+                hint="Use --overwrite to start again.",
             )
         self._list.cut(size)
         for block in self._list.blocks() if size else ():
@@ -166,25 +168,25 @@ class Failed:
 
     def add(self, failure: Failure) -> None:
         """Add a failure; rows must ascend."""
-        self._waiting.append(failure)
-        self.unnoted.append(failure)
+        self._pending.append(failure)
+        self.unrecorded.append(failure)
         self.counts[failure.kind] += 1
 
-    def noted(self, until: int) -> None:
-        """Drop failures of rows before `until` from `unnoted`: the journal includes them."""
-        while self.unnoted and self.unnoted[0].row < until:
-            self.unnoted.popleft()
+    def forget(self, until: int) -> None:
+        """Remove failures of rows before `until` from `unrecorded`: they are in the journal."""
+        while self.unrecorded and self.unrecorded[0].row < until:
+            self.unrecorded.popleft()
 
     def settle(self, until: int) -> dict[str, Any]:
         """Write the failures of rows before `until`, and return the state for the journal."""
-        ready = [one for one in self._waiting if one.row < until]
-        self._waiting = self._waiting[len(ready) :]
+        ready = [one for one in self._pending if one.row < until]
+        self._pending = self._pending[len(ready) :]
         if ready:
             lines = b"".join(one.line() for one in ready)
             self._list.append(lines)
             self._sums.update(lines)
-        noted = self.counts - Counter(one.kind for one in self._waiting)
-        return {"bytes": self._sums.size, "kinds": dict(sorted(noted.items()))}
+        written = self.counts - Counter(one.kind for one in self._pending)
+        return {"bytes": self._sums.size, "kinds": dict(sorted(written.items()))}
 
     def files(self) -> dict[str, File]:
         """Publish the list and return its entry for the playlist; empty if no row failed."""

@@ -47,20 +47,22 @@ __all__ = ["BytesColumnBuilder", "Fetched", "Link", "fetch"]
 
 MAX_SLICE_ROWS = 1024
 MAX_ROWS_AHEAD = 4096  # rows whose links are requested before they are needed
-MAX_RUN_ROWS = 128  # rows that are taken at a time while all their links are plain bytes
-MAX_SHOWN_HINTS = 3  # different hints on private addresses that one note each shows
-# Fetched bytes of an output batch, about. A batch is in memory twice while it is converted, and a
-# shard keeps its last batch whole.
+MAX_RUN_ROWS = 128  # rows that are processed at a time while all their links are plain bytes
+MAX_SHOWN_HINTS = 3  # notes with different hints on private addresses
+# Approximate downloaded bytes of an output batch. A batch is in memory twice while it is converted,
+# and the last batch of a shard stays in memory.
 _BATCH_BYTES = 4 << 20
-_RELEASE_BYTES = 1 << 20  # the engine is told of freed memory in steps: each call wakes its thread
-SPOOL_CHECK_S = 1.0  # how often a wait for a link is interrupted to save the spool
-# The first wait for a link lasts at most this long and ends with a later link: to be woken by each
-# response costs more.
+_RELEASE_BYTES = 1 << 20  # freed memory is reported in steps, since each report wakes the engine
+SPOOL_CHECK_S = 1.0  # interval of checks whether to save the spool, while waiting for a link
+# The first wait for a link ends after this time, or when a later link arrives: waking for each
+# response would cost more.
 _FIRST_WAIT_S = 0.003
-_TEXT_KINDS = frozenset({"html", "xml", "json", "str"})  # for these, a web page is a valid value
+_TEXT_KINDS = frozenset(
+    {"html", "xml", "json", "str"}
+)  # a web page is a valid value of these kinds
 _MARKUP_STARTS = frozenset(b"<\xef\t\n\v\f\r ")  # first bytes of a body that may be a web page
-# A column that fills less than this part of its buffer is copied out, so that keeping the column
-# does not keep the whole buffer.
+# A column that fills less than 1/_MIN_FILL of its buffer is copied, so that it does not keep the
+# whole buffer in memory.
 _MIN_FILL = 16
 
 
@@ -69,10 +71,10 @@ class Fetched:
     """Rows with the bytes of their links, in order.
 
     rows        int64 [rows of batch]: the position of each row in the selection
-    failures    rows left out, in order
-    until       every row before this one is in this or an earlier Fetched, as a row or a failure
-    extensions  column -> extension of its first row's link in lower case, empty if there is none
-    names       column -> the link of each row, as in the index
+    failures    failed rows, in order
+    until       all rows before this row are in this or an earlier Fetched, as rows or failures
+    extensions  column -> lower-case extension of its first row's link; empty if there is none
+    names       column -> link of each row, as in the index
     """
 
     batch: pa.RecordBatch
@@ -83,7 +85,7 @@ class Fetched:
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def without(self, failures: Mapping[int, Failure]) -> Fetched:
-        """Return the rows without those that failed; `failures` are by row number in the batch."""
+        """Return a copy in which some rows are failures: row number in the batch -> failure."""
         if not failures:
             return self
         batch, rows = drop_rows(self.batch, self.rows, failures)
@@ -97,7 +99,7 @@ class Fetched:
         )
 
 
-_TAKEN = LinkFailure("", "")  # replaces bytes that are in a column: they must not stay in memory
+_CONSUMED = LinkFailure("", "")  # replaces bytes that were copied to a column, to free memory
 
 
 def fetch(
@@ -119,7 +121,7 @@ def fetch(
 
     at         folder of the index, where relative links start
     first_row  position of the first row in the selection
-    spool      provides what an earlier run fetched, and saves what this run fetches
+    spool      provides the downloads of an earlier run, and saves those of this run
     raises     UsageError if a source column is not text
     """
     if not links:
@@ -161,21 +163,21 @@ class _Slice:
 
     first        position of the first row in the selection
     texts        for each link column, the addresses of all rows
-    outcomes     what is known of each link; the engine replaces None
-    wanted       the requests of the engine
-    has_objects  whether any link names an object of a bucket
+    outcomes     the outcome of each link; None until the engine sets it
+    request      the request to the engine
+    has_objects  True if a link names an object of a bucket
     """
 
     batch: pa.RecordBatch
     first: int
     texts: Sequence[Sequence[str | None]]
     outcomes: list[Outcome]
-    wanted: BatchRequest
+    request: BatchRequest
     has_objects: bool
 
 
 class _Fetcher:
-    """Requests links ahead of their rows, and makes columns of the responses on one thread."""
+    """Requests links ahead of their rows, and copies the responses to columns."""
 
     def __init__(
         self,
@@ -195,7 +197,9 @@ class _Fetcher:
         self._resolver = LinkResolver(at, guard)
         self._objects = ObjectReader(at, limits)
         self._engine: Engine | None = None
-        self._arrived = SimpleQueue[None]()  # the engine puts None when an awaited link has arrived
+        self._arrived = SimpleQueue[
+            None
+        ]()  # gets None from the engine when an awaited link arrives
         self.slices = deque[_Slice]()
         self._taken_rows: list[int] = []  # rows of the first slice that are in the builders
         self._builders = [BytesColumnBuilder(_BATCH_BYTES + _RELEASE_BYTES) for _ in links]
@@ -235,7 +239,7 @@ class _Fetcher:
         if self._saved:
             for i in self._use_saved(flat, outcomes, first):
                 urls[i] = origins[i] = ""
-        wanted = BatchRequest(
+        request = BatchRequest(
             urls,
             origins,
             users,
@@ -248,16 +252,16 @@ class _Fetcher:
         if requested := outcomes.count(None):
             if self._engine is None:
                 self._engine = Engine(self._limits, self._limits.ahead_bytes)
-            self._engine.submit_batch(wanted)
+            self._engine.submit_batch(request)
             self._requested += requested
-        self.slices.append(_Slice(batch, first, texts, outcomes, wanted, has_objects))
+        self.slices.append(_Slice(batch, first, texts, outcomes, request, has_objects))
         if self._spool is not None and (self._requested or has_objects):
             self._spool.is_remote = True
 
     def _use_saved(
         self, texts: Sequence[str | None], outcomes: list[Outcome], first: int
     ) -> Iterator[int]:
-        """Use the links that an earlier run fetched, and yield their places."""
+        """Set the outcomes of links that an earlier run downloaded, and yield their positions."""
         for i, text in enumerate(texts):
             row, link = divmod(i, len(self._links))
             saved = self._saved.pop((first + row, link), None)
@@ -285,7 +289,7 @@ class _Fetcher:
             yield "the retry budget was used up: later transient errors were not retried"
         if self._engine is not None and self._engine.without_length:
             count = format_count(self._engine.without_length, "object")
-            yield f"{count} came without a length: flare cannot detect whether they are truncated"
+            yield f"{count} without a length: flare cannot detect whether the objects are truncated"
 
     def summary(self) -> str:
         """Return a line with the number of links and bytes."""
@@ -362,10 +366,10 @@ class _Fetcher:
                     yield FetchedLink(part.first + row, i, address, data, is_page)
 
     def _take_run(self, part: _Slice, row: int, max_bytes: int) -> int:
-        """Move the next rows into the builders while their links are plain bytes; return how many.
+        """Move the next rows into the builders while their links are plain bytes; return their number.
 
-        A link that has not arrived, failed, is empty or may be a web page ends the run. So does
-        the first link at which the run has `max_bytes`.
+        The run ends at a link that has not arrived, failed, is empty, or may be a web page; and
+        when it has `max_bytes`.
         """
         width, begin = len(self._links), row * len(self._links)
         outcomes = part.outcomes[begin : begin + MAX_RUN_ROWS * width]
@@ -385,10 +389,10 @@ class _Fetcher:
             taken: Any = outcomes[: rows * width]
             for i, builder in enumerate(self._builders):
                 builder.add(taken[i::width])
-            # An interrupt may come between any two lines, and the spool saves both: until the rows
-            # are listed here, the outcomes must keep the bytes.
+            # An interrupt may occur between any two lines, and the spool saves the listed rows and
+            # the outcomes: the outcomes must keep the bytes until the rows are listed.
             self._taken_rows += range(row, row + rows)
-            part.outcomes[begin : begin + len(taken)] = [_TAKEN] * len(taken)
+            part.outcomes[begin : begin + len(taken)] = [_CONSUMED] * len(taken)
             size = size if count == len(taken) else sum(map(len, taken))
             self._fetched += len(taken)
             self._fetched_bytes += size
@@ -400,7 +404,7 @@ class _Fetcher:
     def _take_row(self, part: _Slice, row: int) -> tuple[str, LinkFailure] | None:
         """Wait for the links of a row and move them into the builders.
 
-        If a link failed, nothing is moved, and its column and failure are returned.
+        If a link failed, move nothing, and return its column and failure.
         """
         width = len(self._links)
         values: list[bytes] = []
@@ -418,7 +422,7 @@ class _Fetcher:
             for builder, value in zip(self._builders, values, strict=True):
                 builder.add((value,))
             self._taken_rows.append(row)
-        part.outcomes[row * width : (row + 1) * width] = [_TAKEN] * width  # as in `_take_run`
+        part.outcomes[row * width : (row + 1) * width] = [_CONSUMED] * width  # as in `_take_run`
         return failed
 
     def _value(self, part: _Slice, place: int, text: str, may_be_page: bool) -> bytes | LinkFailure:
@@ -429,10 +433,10 @@ class _Fetcher:
             return outcome
         if isinstance(outcome, Fault):
             if outcome.kind == "bug":
-                raise RuntimeError(outcome.message)  # --on-error skip must not hide it
+                raise RuntimeError(outcome.message)  # must not become a failed row
             if outcome.kind == "unsafe" and outcome.hint and len(self._hints) < MAX_SHOWN_HINTS:
                 self._hints[outcome.hint] = None
-            message = f"{redact(part.wanted.urls[place])}: {outcome.message}"
+            message = f"{redact(part.request.urls[place])}: {outcome.message}"
             return LinkFailure(outcome.kind, redact_text(message), outcome.hint)
         if isinstance(outcome, FetchedLink):
             body = bytes(outcome.data)
@@ -471,14 +475,14 @@ class _Fetcher:
     ):
         """Wait for a link and return its outcome."""
         self._release(part, place)
-        wanted, outcome = part.wanted, part.outcomes[place]
+        request, outcome = part.request, part.outcomes[place]
         if outcome is None:
-            wanted.awaited = min(place + MAX_RUN_ROWS, len(part.outcomes) - 1)
+            request.awaited = min(place + MAX_RUN_ROWS, len(part.outcomes) - 1)
             with contextlib.suppress(Empty):
                 self._arrived.get(timeout=_FIRST_WAIT_S)
-            # The engine writes the outcome and then reads `awaited`, so this writes before it
-            # reads.
-            wanted.awaited = place
+            # The engine writes the outcome and then reads `awaited`; here the order is reversed, so
+            # no arrival is missed.
+            request.awaited = place
             while (outcome := part.outcomes[place]) is None:
                 if self._spool is None:
                     get_interruptibly(self._arrived)
@@ -486,19 +490,19 @@ class _Fetcher:
                     with contextlib.suppress(Empty):
                         self._arrived.get(timeout=SPOOL_CHECK_S)
                     self._spool.save()
-            wanted.awaited = -1
+            request.awaited = -1
         return outcome
 
     def _release(self, part: _Slice, place: int) -> None:
-        """Tell the engine how many bytes were freed, and which link is needed next."""
+        """Report to the engine the freed bytes, and the link that is needed next."""
         if self._engine is not None:
-            self._engine.release(self._freed_bytes, part.wanted.first + place)
+            self._engine.release(self._freed_bytes, part.request.first + place)
             self._freed_bytes = 0
 
     def _check_body(
         self, body: bytes, is_page: bool, text: str, may_be_page: bool
     ) -> LinkFailure | None:
-        """Return a failure if a body is empty, or a web page where another kind is expected."""
+        """Return a failure if a body is empty, or an unexpected web page."""
         if not body:
             reason = f"{redact(text)}: no data (0 bytes)"
             return None if self._allow_empty else LinkFailure("empty", reason)
@@ -547,7 +551,7 @@ class _Fetcher:
 
 
 def _fetched_bytes(outcome: Outcome) -> tuple[bytes | None, bool]:
-    """Return the bytes of a link, if they were fetched, and whether the server calls them HTML."""
+    """Return the downloaded bytes of a link, if any, and whether their Content-Type is HTML."""
     if isinstance(outcome, FetchedLink):
         return outcome.data, outcome.is_page
     if isinstance(outcome, Page):
@@ -562,12 +566,12 @@ def _failure(row: int, key: str, column: str, failure: LinkFailure) -> Failure:
 
 
 class BytesColumnBuilder:
-    """Builds large_binary columns with one copy of each value; not for reuse by other threads.
+    """Builds large_binary columns with one copy of each value. Not thread-safe.
 
     The buffer comes from Arrow's allocator, which neither clears memory nor returns it to the
     system between two columns.
 
-    max_bytes  size of the buffer; a column with more bytes costs another copy
+    max_bytes  size of the buffer; the values of a larger column are copied twice
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -577,8 +581,8 @@ class BytesColumnBuilder:
 
     def _reset(self) -> None:
         self._size, self._offsets = 0, [0]
-        self._overflow: list[bytes] = []  # values after the buffer was full
-        self._used = 0  # bytes of the buffer
+        self._overflow: list[bytes] = []  # values that did not fit the buffer
+        self._used = 0  # used bytes of the buffer
 
     def add(self, values: Sequence[bytes]) -> None:
         """Append values."""
@@ -604,11 +608,11 @@ class BytesColumnBuilder:
 
     @property
     def rows(self) -> int:
-        """Values in the unfinished column."""
+        """Number of values in the unfinished column."""
         return len(self._offsets) - 1
 
     def finish(self) -> pa.Array:
-        """Return the column, and start another."""
+        """Return the column, and start the next one."""
         used = self._buffer[: self._used]
         if self._overflow:
             data = pa.py_buffer(b"".join((used, *self._overflow)))

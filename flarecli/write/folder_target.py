@@ -1,12 +1,12 @@
-"""A local folder that a pack or an unpack writes: claimed by a lock, noted in a journal.
+"""A local folder as the target of a pack or an unpack: locked, and recorded in a journal.
 
-    OUT/.flare/          locked with flock while a process works there, so a lock never outlives its
-                         process
-    OUT/.flare/lock      the owner: process id, host, start
-    OUT/.flare/journal   what is done; while it exists, no reader accepts OUT as a dataset
-    OUT/.flare/*.part    files being written
+    OUT/.flare/          locked with flock while a process writes; the lock ends with its process
+    OUT/.flare/lock      the owner: process id, host, start time
+    OUT/.flare/journal   completed steps; while it exists, readers refuse OUT
+    OUT/.flare/*.part    files that are being written
 
-With `overwrite` the new files are written to `.NAME.flare-new` beside OUT; `finish` renames it.
+With `overwrite`, new files are written to the folder `.NAME.flare-new` next to OUT; `finish`
+renames it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ __all__ = ["FolderTarget", "remove_unfinished_files"]
 
 _NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result there."
 _LOCK = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_claimed: set[int] = set()  # scratch folders that this process has locked
+_claimed: set[int] = set()  # file descriptors of locked scratch folders
 
 
 class FolderTarget(Target):
-    """A claimed local folder.
+    """A local folder.
 
-    folder  where files are written; `final` is where they are after `finish`
+    folder  folder to which files are written
+    final   folder that contains them after `finish`
     """
 
     def __init__(
@@ -53,22 +54,22 @@ class FolderTarget(Target):
         noun, self.hint = self.contents.noun, self.contents.hint
         if is_url(out) and not out.startswith("file://"):
             raise UsageError(
-                "this is written to local folders only",
+                "cannot write to this address: expected a local folder",
                 where=redact(out),
                 hint="Name a folder; `flare pack` also writes to buckets.",
             )
         if not local_path(out):  # an unset variable would mean the root folder
-            raise UsageError("the target is an empty name", hint="Name a folder.")
+            raise UsageError("the name of the output folder is empty", hint="Name a folder.")
         self.shown = local_path(out).rstrip("/") or "/"
         self.final = os.path.realpath(whole_path(self.shown))
         if os.path.lexists(self.final) and not os.path.isdir(self.final):
             raise UsageError(
                 "is a file; expected a folder",
                 where=self.shown,
-                hint="Name the folder to write, last.",
+                hint="Name the output folder last.",
             )
         if overwrite:
-            self.hint = f"Name another folder: --overwrite replaces what was {noun}ed, and something else is there."
+            self.hint = f"Name another folder: --overwrite replaces only output of `flare {noun}`."
         final = Location(LocalStore(self.final, self.shown, maps=False))
         is_begun = self._is_begun()  # unfinished output is removed in place, under its lock
         self._replaces = (
@@ -76,7 +77,7 @@ class FolderTarget(Target):
             and not is_begun
             and (self.contents.is_finished(final) or os.path.isdir(self._sibling("new")))
         )
-        # complete, but killed before the scratch folder was removed
+        # complete, but the process was killed before it removed the scratch folder
         self._is_replaced = is_begun and os.path.isfile(os.path.join(self.final, PLAYLIST))
         if self._replaces or (is_begun and overwrite and not resume):
             self._check_replaceable()
@@ -104,7 +105,7 @@ class FolderTarget(Target):
             self.contents.check_replaceable(at, names, self.shown, self._is_begun())
 
     def _claim(self, resume: bool, overwrite: bool) -> None:
-        """Try once to lock the folder. Nothing is claimed if it was finished or removed meanwhile."""
+        """Try once to lock the folder. Claim nothing if another process finished or removed it."""
         scratch, made = os.path.join(self.folder, SCRATCH), list[str]()
         if not os.path.isdir(scratch):
             if self._has_files():
@@ -123,7 +124,7 @@ class FolderTarget(Target):
             self._lock(fd, scratch, made)
             with contextlib.suppress(FileNotFoundError):
                 self._store.pin()
-            if not _is_same(fd, scratch):  # compared after `pin`: both are of the same folder
+            if not _is_same(fd, scratch):  # after `pin`, so that both are of the same folder
                 return
             is_begun = os.path.exists(os.path.join(scratch, "journal"))
             if is_begun and not resume and not overwrite:
@@ -136,7 +137,7 @@ class FolderTarget(Target):
             if overwrite and not resume:
                 self.contents.remove_begun(self.at, self.folder, self.shown)
             _remove_parts(fd)
-            self._sign(scratch)
+            self._write_owner(scratch)
             self._fd, fd = fd, -1
             _claimed.add(self._fd)
         finally:
@@ -148,7 +149,7 @@ class FolderTarget(Target):
             flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self.shown, _NO_LOCKS_HINT)
         except BlockingIOError:
             raise BusyError(
-                f"another {self.contents.noun} is at work there ({_owner(scratch)})",
+                f"another {self.contents.noun} is writing to this folder ({_owner(scratch)})",
                 where=self.shown,
                 hint="Wait until it ends.",
             ) from None
@@ -159,10 +160,10 @@ class FolderTarget(Target):
             raise
 
     def _has_files(self) -> bool:
-        """Return whether the folder holds files that no pack at work there can have written.
+        """Return whether the folder contains files that are not from a running pack.
 
-        A pack makes its scratch folder first. If the scratch folder exists by now, the files are
-        those of a pack that began after the caller looked.
+        A pack creates its scratch folder first. If the scratch folder exists by now, the files are
+        from a pack that started after the caller's check.
         """
         try:
             names = os.listdir(self.folder)
@@ -170,7 +171,7 @@ class FolderTarget(Target):
             return False
         return bool(names) and not os.path.isdir(os.path.join(self.folder, SCRATCH))
 
-    def _sign(self, scratch: str) -> None:
+    def _write_owner(self, scratch: str) -> None:
         owner = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -186,20 +187,20 @@ class FolderTarget(Target):
             raise self._store.error(error, f"{SCRATCH}/lock") from None
 
     def check(self, now: bool = False) -> None:
-        """Raise ReachError unless the folder is still the one that was locked, by device and inode."""
+        """Raise ReachError if the folder is not the locked folder any more, by device and inode."""
         self._store.check_root()
         if not _is_same(self._fd, os.path.join(self.folder, SCRATCH)):
             raise ReachError(
-                "the scratch folder was moved or deleted while it was in use",
+                "the scratch folder was moved or deleted during the run",
                 where=os.path.join(self.shown, SCRATCH),
-                hint="Name another folder, or empty this one first.",
+                hint="Name another folder, or empty this folder first.",
             )
 
     def finish(self) -> None:
         try:
             self.check()
             if self._replaces:
-                self._check_replaceable()  # again: files may have been added meanwhile
+                self._check_replaceable()  # again: files may have been added since
                 self._replace()
             elif self._is_replaced:
                 shutil.rmtree(self._sibling("old"), ignore_errors=True)
@@ -212,11 +213,11 @@ class FolderTarget(Target):
             self.release()
 
     def _replace(self) -> None:
-        """Rename the new folder to the final one; `overwrite` with `resume` completes a kill in
-        between.
+        """Rename the new folder to the final name; `overwrite` with `resume` completes an
+        interrupted rename.
         """
         old = self._sibling("old")
-        if os.path.isdir(old) and os.path.isdir(self.final):  # of an earlier kill
+        if os.path.isdir(old) and os.path.isdir(self.final):  # left by a killed process
             shutil.rmtree(old)
         if os.path.isdir(self.final):
             os.rename(self.final, old)
@@ -234,7 +235,7 @@ class FolderTarget(Target):
     def abandon(self, keep: bool) -> None:
         with contextlib.suppress(OSError, UsageError):
             if not keep:
-                self.check()  # a folder that took the place of a moved one is not ours
+                self.check()  # a folder that replaced a moved folder is not ours
                 if not self._replaces:
                     self._check_replaceable()
                 self.contents.remove_begun(self.at, self.folder, self.shown)
@@ -254,13 +255,15 @@ class FolderTarget(Target):
 
 
 def remove_unfinished_files() -> None:
-    """Remove files being written, for a process that ends at once: its threads cannot be stopped."""
+    """Remove unfinished files before the process exits without waiting for its threads."""
     for scratch in list(_claimed):
         _remove_parts(scratch)
 
 
 def _owner(scratch: str) -> str:
-    """Return the owner of a lock, for messages. It signs after it locks, so wait for that a moment."""
+    """Return the owner of a lock, for messages. An owner writes its name shortly after it locks the
+    folder, so retry for a second.
+    """
     for _ in range(20):
         with (
             contextlib.suppress(OSError, ValueError, KeyError),
@@ -269,11 +272,11 @@ def _owner(scratch: str) -> str:
             owner = json.load(file)
             return f"process {int(owner['pid'])} on {str(owner['host'])[:80]}, since {str(owner['start'])[:30]}"
         time.sleep(0.05)
-    return "it has not said who it is"
+    return "unknown process"
 
 
 def _missing_folders(path: str) -> list[str]:
-    """Return a folder and those above it that do not exist yet, deepest first."""
+    """Return the folders of a path that do not exist yet, deepest first."""
     out = list[str]()
     while not os.path.lexists(path):
         out.append(path)

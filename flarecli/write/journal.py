@@ -5,9 +5,10 @@
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  a durable shard
 
 `next` is the first row of the next shard in the selection; `failed` is the state of `failed.jsonl`.
-If the source is checksummed while it is read, the first line contains what is known beforehand, and
-each later line has a key `source`: the bytes read so far and their checksum. A resumed pack raises
-if its source starts with other bytes. A torn last line is ignored.
+If the checksum of the source is computed while the source is read, `source` of the first line is the
+checksum of its sizes and footers, and each later line has a key `source`: the number of bytes read so
+far and their checksum. A resumed pack raises UsageError if its source starts with other bytes. A torn
+last line is ignored.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from flarecli.storage.local import SCRATCH
 
 __all__ = ["Journal", "key_difference"]
 
-_CHANGED = "another source, or with this one before it was changed"
+_CHANGED = "another source, or before the source was changed"
 
 
 class Journal:
     """The journal of one target.
 
-    head     source and options; those of an existing journal must be equal
-    running  checksums the source while it is read; a journal with the checksum of the whole source
-             is accepted too
-    columns  name and encoding of each; None: not known yet
-    shards   one entry for each finished shard, in order
-    raises   UsageError if it belongs to another pack; FormatError if it is not a journal;
-             ReachError if it cannot be written
+    head      source and options; an existing journal must have the same
+    checksum  checksum of the source, computed while the source is read; a journal with the
+              checksum of the whole source is accepted too
+    columns   (name, encoding) of each column; None: not known yet
+    shards    one entry for each finished shard, in order
+    raises    UsageError if the journal belongs to another pack; FormatError if it is damaged;
+              ReachError if it cannot be written
     """
 
     def __init__(
-        self, at: Location, head: Mapping[str, Any], running: SourceChecksum | None = None
+        self, at: Location, head: Mapping[str, Any], checksum: SourceChecksum | None = None
     ) -> None:
-        self._at, self._running = at, running
+        self._at, self._checksum = at, checksum
         self._log = open_log(at / f"{SCRATCH}/journal")
         self.columns: list[tuple[str, str]] | None = None
         self.shards: list[dict[str, Any]] = []
@@ -65,24 +66,28 @@ class Journal:
             return
         first, *rest = _checked(lines, self._at)
         head = json.loads(json.dumps(head))
-        if self._running is not None and first != head == {
+        if self._checksum is not None and first != head == {
             **first,
             "source": head["source"],
-        }:  # by a version that read the whole source first
-            head["source"], self._running = self._running.total(), None
+        }:  # written by a version that read the whole source first
+            head["source"], self._checksum = self._checksum.total(), None
         if first != head:
             raise self._of_another(_difference(first, head))
-        there = {entry.name: entry.size for entry in self._at.list()} if rest else {}
-        good, noted = lines[0].stop, None
+        sizes = {entry.name: entry.size for entry in self._at.list()} if rest else {}
+        good, state = lines[0].stop, None
         for line, entry in zip(lines[1:], rest, strict=True):
             if "columns" in entry:
                 self.columns = [(name, encoding) for name, encoding in entry["columns"]]
-            elif _is_there(entry, there):
+            elif _has_files(entry, sizes):
                 self.shards.append(entry)
             else:
                 break
-            good, noted = line.stop, entry.get("source")
-        if self._running is not None and good > lines[0].stop and not self._running.matches(noted):
+            good, state = line.stop, entry.get("source")
+        if (
+            self._checksum is not None
+            and good > lines[0].stop
+            and not self._checksum.matches(state)
+        ):
             raise self._of_another(_CHANGED)
         if good < stop:  # the rows of the other lines are written again
             self._log.cut(good)
@@ -91,26 +96,25 @@ class Journal:
         return UsageError(
             f"the unfinished pack was started with {difference}",
             where=self._at,
-            hint="Give --overwrite to begin anew.",
+            hint="Use --overwrite to start again.",
         )
 
-    def source_noted(self) -> list[Any] | None:
-        """Return the bytes of the source read so far and their checksum.
-
-        None if the checksum was known before the pack started.
+    def source_state(self) -> list[Any] | None:
+        """Return the number of bytes of the source read so far, and their checksum; None if the
+        checksum was known before the pack started.
         """
-        return None if self._running is None else self._running.state()
+        return None if self._checksum is None else self._checksum.state()
 
-    def agrees(self, noted: Any) -> bool:
-        """Return whether the source starts with the bytes of a `source_noted` result."""
-        return noted is None if self._running is None else self._running.matches(noted)
+    def source_matches(self, state: Any) -> bool:
+        """Return whether the source starts with the bytes of a `source_state` result."""
+        return state is None if self._checksum is None else self._checksum.matches(state)
 
-    def note_columns(self, columns: list[tuple[str, str]]) -> None:
+    def record_columns(self, columns: list[tuple[str, str]]) -> None:
         """Record the columns."""
         self.columns = columns
         self._note({"columns": columns})
 
-    def note_shard(
+    def record_shard(
         self, rows: int, next: int, files: tuple[File, ...], failed: Mapping[str, Any]
     ) -> None:
         """Record a durable shard, the first row of the next one, and the state of `failed.jsonl`."""
@@ -131,10 +135,10 @@ class Journal:
             "failed": dict(failed),
         }
         self._note(entry)
-        self.shards.append(entry)  # only after it was recorded
+        self.shards.append(entry)  # after the line was written
 
     def _note(self, entry: dict[str, Any]) -> None:
-        source = {} if self._running is None else {"source": self._running.state()}
+        source = {} if self._checksum is None else {"source": self._checksum.state()}
         self._log.append(format_line({**entry, **source}))
 
     def close(self) -> None:
@@ -143,13 +147,13 @@ class Journal:
 
 
 def _checked(lines: list[LogLine], at: Location) -> list[dict[str, Any]]:
-    """Return the entries of a journal. Raises FormatError if a line is not one."""
+    """Return the entries of a journal. Raises FormatError for an invalid line."""
     entries = [line.entry for line in lines if line.entry is not None]
     if len(entries) < len(lines) or not all(
         _are_columns(entry["columns"]) for entry in entries[1:] if "columns" in entry
     ):
         raise FormatError(
-            "its journal cannot be read", where=at, hint="Give --overwrite to begin anew."
+            "cannot read the journal", where=at, hint="Use --overwrite to start again."
         )
     return entries
 
@@ -162,14 +166,14 @@ def _are_columns(value: Any) -> bool:
     )
 
 
-def _is_there(entry: dict[str, Any], there: Mapping[str, int]) -> bool:
+def _has_files(entry: dict[str, Any], sizes: Mapping[str, int]) -> bool:
     """Return whether the files of a shard exist with their sizes."""
     with contextlib.suppress(Exception):
         files = [File(**file) for file in entry["files"]]
-        is_noted = all(isinstance(entry[name], int) for name in ("rows", "next")) and isinstance(
+        is_valid = all(isinstance(entry[name], int) for name in ("rows", "next")) and isinstance(
             entry["failed"], dict
         )
-        return is_noted and bool(files) and all(there.get(file.name) == file.size for file in files)
+        return is_valid and bool(files) and all(sizes.get(file.name) == file.size for file in files)
     return False
 
 
@@ -181,7 +185,7 @@ def _difference(had: Mapping[str, Any], has: Mapping[str, Any]) -> str:
             continue
         if isinstance(one, dict) and isinstance(two, dict):
             return _difference(one, two)
-        if key == "source":  # checksums, which say nothing to a reader
+        if key == "source":  # checksums mean nothing to the user
             return _CHANGED
         return key_difference(key, one, two)
     return "other options"

@@ -1,7 +1,7 @@
-"""Detection of duplicate keys, with 24 bytes per key: a 128-bit hash and the first row.
+"""Detection of duplicate keys. Each key takes 24 bytes: a 128-bit hash and its first row.
 
-Hashes are in sorted runs of doubling length that are merged as they grow, so that a batch needs a
-few binary searches.
+The hashes are kept in sorted runs of doubling length, which are merged as they grow, so a batch
+needs only a few binary searches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flarecli.model import IntArray
 from flarecli.names import is_url
 from flarecli.redact import redact, redact_text
 
-__all__ = ["Keys", "is_unnamed", "key_text"]
+__all__ = ["Keys", "is_empty_key", "key_text"]
 
 
 class _Run:
@@ -31,7 +31,7 @@ class _Run:
         at: IntArray = np.searchsorted(self.high, high)
         out = np.full(len(high), -1, np.int64)
         live = at < len(self.high)
-        while live.any():  # almost always once: equal first halves are rare
+        while live.any():  # nearly always one iteration: equal first halves are rare
             same = live & (self.high[np.minimum(at, len(self.high) - 1)] == high)
             hit = same & (self.low[np.minimum(at, len(self.high) - 1)] == low)
             out[hit] = self.rows[at[hit]]
@@ -42,8 +42,8 @@ class _Run:
 
 
 def key_text(key: pa.Scalar) -> str:
-    """Give a key as reports name it: an address without its secrets, text that is not UTF-8 with
-    escapes, a null as nothing.
+    """Return a key as text for reports: addresses without secrets, invalid UTF-8 as escapes, a null
+    as an empty text.
     """
     if not key.is_valid:
         return ""
@@ -53,7 +53,7 @@ def key_text(key: pa.Scalar) -> str:
     return redact_text(str(key.as_py()))
 
 
-def is_unnamed(keys: pa.Array) -> npt.NDArray[np.bool_]:
+def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:
     """Return whether each key is null or empty.
 
     return  bool [rows]
@@ -82,17 +82,17 @@ def _is_sized(kind: pa.DataType) -> bool:
 
 
 class Keys:
-    """Finds rows whose key was used by an earlier row."""
+    """Finds rows with the key of an earlier row."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
 
     def seen(self, keys: pa.Array, rows: int | IntArray) -> IntArray:
-        """Add a batch of keys; return the first row of each key, -1 for a new one.
+        """Add a batch of keys; return the first row with each key, or -1 for a new key.
 
-        keys    text or bytes or numbers [rows]; nulls count as new
-        rows    int64 [rows]: the number of each row, or that of the first one where they follow one
-                another
+        keys    text, bytes or numbers [rows]; a null is always new
+        rows    int64 [rows]: the number of each row; an int is the number of the first of
+                consecutive rows
         return  int64 [rows]
         """
         if isinstance(rows, int):

@@ -1,12 +1,10 @@
-"""The lock of a pack into a bucket: an object that its owner writes again every few seconds, so
-that a dead one shows.
+"""A lease: the lock of a target in a bucket, an object that its owner renews every few seconds.
 
-    OUT/.flare/lock     who that is: process, host, start, a word of its own, and a count that goes
-                        up
+    OUT/.flare/lock     the owner: process id, host, start time, a random token, and a counter
 
-It is made, and taken over, on condition that nobody else was faster. Nothing is read from a clock
-of another machine: who wants a lock that is there watches whether it changes. An owner on the same
-machine is looked for among its processes, which takes no time.
+The object is created and taken over by conditional puts, so only one process succeeds. Clocks of
+other machines are not used: a process that wants an existing lock checks whether the object
+changes within DEAD_S. For an owner on the same machine, it checks the process instead.
 """
 
 from __future__ import annotations
@@ -28,17 +26,18 @@ from flarecli.storage.cloud.store import Snapshot, snapshot, swap
 __all__ = ["DEAD_S", "Lease"]
 
 _DELETED = "the lock of this pack was deleted"
-BEAT_S = 5.0  # how often the lock is written
-_TRIES = 9  # to get a free lock: five seconds in total
-DEAD_S = 60.0  # how long a lock must not change before it is taken over
+BEAT_S = 5.0  # interval of renewals
+_MAX_ATTEMPTS = 9  # to get a free lock: five seconds in total
+DEAD_S = 60.0  # a lock that does not change for this time is taken over
 
 
 class Lease:
-    """A lock on a folder of a bucket, held while its process lives and reaches the bucket.
+    """A lock on a folder of a bucket. It expires if its process ends or cannot reach the bucket.
 
-    waits   watch a lock whose owner may be dead; else it counts as alive
-    raises  BusyError, naming the owner, while another process is at work there; ReachError where no
-            thread can write it again
+    waits   wait for DEAD_S to see whether the owner of an existing lock is dead; False: it counts as
+            alive
+    raises  BusyError with the owner if another process has the lock; ReachError if the thread that
+            renews the lock cannot be started
     """
 
     def __init__(self, at: Location, where: str, waits: bool) -> None:
@@ -48,14 +47,16 @@ class Lease:
             "host": socket.gethostname(),
             "start": time.strftime("%Y-%m-%d %H:%M:%S"),
             "machine": _machine(),
-            "ticks": _ticks(os.getpid()),
+            "ticks": _start_ticks(os.getpid()),
             "token": uuid.uuid4().hex,
         }
-        self._beats, self._lost = 0, ""
+        self._renewals, self._lost = 0, ""
         self._mutex, self._ended = threading.Lock(), threading.Event()
-        self._held = self._taken(waits)
+        self._snapshot = self._acquire(waits)
         self._last = _now()
-        self._thread = threading.Thread(target=self._beat_on, name="flare-lease", daemon=True)
+        self._thread = threading.Thread(
+            target=self._renew_until_ended, name="flare-lease", daemon=True
+        )
         try:
             start_thread(self._thread)
         except BaseException:
@@ -63,41 +64,41 @@ class Lease:
             raise
 
     def _next(self) -> bytes:
-        self._beats += 1
-        return json.dumps({**self._owner, "beat": self._beats}).encode()
+        self._renewals += 1
+        return json.dumps({**self._owner, "beat": self._renewals}).encode()
 
-    def _taken(self, waits: bool) -> Snapshot:
-        for number in range(_TRIES):
-            found = snapshot(self._at)
-            if found is not None and not self._is_dead(found, waits):
-                continue  # it was released
+    def _acquire(self, waits: bool) -> Snapshot:
+        for number in range(_MAX_ATTEMPTS):
+            current = snapshot(self._at)
+            if current is not None and not self._is_dead(current, waits):
+                continue  # the lock was released
             with contextlib.suppress(BusyError):
-                return swap(self._at, self._next(), found)
+                return swap(self._at, self._next(), current)
             time.sleep(0.01 * 2**number)
         raise BusyError(
-            "others were faster each time, or the store refuses every condition",
+            "cannot create the lock: other processes were faster, or the store refuses conditional puts",
             where=self._where,
             hint="Try again in a minute.",
         )
 
-    def _is_dead(self, found: Snapshot, waits: bool) -> bool:
-        """Find out whether the owner is dead; False if the lock went away meanwhile. Raises
-        BusyError if the owner is alive, or may be.
+    def _is_dead(self, current: Snapshot, waits: bool) -> bool:
+        """Return whether the owner is dead; False if the lock was released meanwhile. Raises
+        BusyError if the owner may be alive.
         """
-        owner = _parsed(found.data)
-        lives = (
-            _lives(owner.get("pid"), owner.get("ticks"))
+        owner = _parsed(current.data)
+        is_alive = (
+            _is_alive(owner.get("pid"), owner.get("ticks"))
             if owner.get("machine") and owner["machine"] == _machine()
             else None
         )
-        if lives is False:
+        if is_alive is False:
             return True
-        if lives:
+        if is_alive:
             raise self._busy(owner, "Wait until it ends.")
         if not waits:
             raise self._busy(
                 owner,
-                f"Wait until it ends; if it is dead, --resume takes over after {DEAD_S:.0f} seconds.",
+                f"Wait until it ends. If it was killed, --resume takes over the lock after {DEAD_S:.0f} seconds.",
             )
         stop = _now() + DEAD_S
         while _now() < stop:
@@ -105,54 +106,55 @@ class Lease:
             now = snapshot(self._at)
             if now is None:
                 return False
-            if now.data != found.data:
+            if now.data != current.data:
                 raise self._busy(_parsed(now.data), "Wait until it ends.")
         return True
 
     def _busy(self, owner: dict[str, Any], hint: str) -> BusyError:
-        named = f"process {owner.get('pid', '?')} on {str(owner.get('host', '?'))[:80]}, since {str(owner.get('start', '?'))[:30]}"
-        return BusyError(f"another pack is at work there ({named})", where=self._where, hint=hint)
+        process = f"process {owner.get('pid', '?')} on {str(owner.get('host', '?'))[:80]}, since {str(owner.get('start', '?'))[:30]}"
+        return BusyError(
+            f"another pack is writing to this folder ({process})", where=self._where, hint=hint
+        )
 
-    def _beat_on(self) -> None:
+    def _renew_until_ended(self) -> None:
         while not self._ended.wait(BEAT_S):
-            with contextlib.suppress(FlareError):  # may be transient; `check` reports it if not
-                self._beat()
+            with contextlib.suppress(FlareError):  # `check` reports an error that is not transient
+                self._renew()
             if self._lost:
                 return
 
-    def _beat(self) -> None:
+    def _renew(self) -> None:
         with self._mutex:
             if self._ended.is_set() or self._lost:
                 return
             try:
-                self._held = swap(self._at, self._next(), self._held)
+                self._snapshot = swap(self._at, self._next(), self._snapshot)
             except BusyError:
                 self._lost = (
-                    _DELETED if snapshot(self._at) is None else "another pack has taken over"
+                    _DELETED if snapshot(self._at) is None else "another pack took over the lock"
                 )
                 return
             self._last = _now()
 
     def check(self, now: bool = False) -> None:
-        """Raise BusyError if the lock is no longer ours, ReachError if that cannot be known.
+        """Raise BusyError if another process has the lock, or ReachError if the lock cannot be read.
 
-        now  write the lock first; otherwise the answer may be as old as the last time that it was
-             written
+        now  renew the lock first; False: rely on a recent renewal
         """
         if now or _now() - self._last > BEAT_S * 1.5:
-            self._beat()
+            self._renew()
         if self._lost:
-            hint = "Stop one of the two, then run this one again with --resume."
+            hint = "Stop one of the two packs, then run this pack again with --resume."
             if self._lost == _DELETED:
                 hint = "Run the same command with --resume."
             raise BusyError(self._lost, where=self._where, hint=hint)
 
     def expire(self) -> None:
-        """Stop renewing the lock, without a request: other processes see that its owner is dead."""
+        """Stop renewing the lock, without a request: it expires."""
         self._ended.set()
 
     def release(self) -> None:
-        """Release the lock, if it is still ours."""
+        """Release the lock, unless another process took it over."""
         self._ended.set()
         with self._mutex, contextlib.suppress(FlareError):
             now = None if self._lost else snapshot(self._at)
@@ -162,9 +164,9 @@ class Lease:
 
 def _parsed(data: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
-        found = json.loads(data)
-        if isinstance(found, dict):
-            return found
+        owner = json.loads(data)
+        if isinstance(owner, dict):
+            return owner
     return {}
 
 
@@ -174,9 +176,7 @@ def _now() -> float:
 
 
 def _machine() -> str:
-    """Return the id of the boot and container that process ids belong to; empty where
-    that cannot be told.
-    """
+    """Return the id of the boot and of the process namespace; empty if it is unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -184,14 +184,15 @@ def _machine() -> str:
         return ""
 
 
-def _lives(pid: object, ticks: object) -> bool | None:
-    """Return whether a process of this machine is still the same one; None if that cannot be
-    seen.
+def _is_alive(pid: object, ticks: object) -> bool | None:
+    """Return whether a process of this machine still runs; None if it is unknown.
+
+    ticks  its start time, since process ids are reused
     """
     if not isinstance(pid, int) or pid < 1:
         return None
     if os.path.exists(f"/proc/{pid}"):
-        return _ticks(pid) == ticks
+        return _start_ticks(pid) == ticks
     try:
         os.kill(pid, 0)  # raises if it has ended or is hidden
     except ProcessLookupError:
@@ -201,8 +202,8 @@ def _lives(pid: object, ticks: object) -> bool | None:
     return None
 
 
-def _ticks(pid: object) -> int | None:
-    """Return the start of a process in ticks since boot; None if it has ended."""
+def _start_ticks(pid: object) -> int | None:
+    """Return the start time of a process in ticks since boot; None if it has ended."""
     try:
         with open(f"/proc/{int(str(pid))}/stat", encoding="utf-8", errors="replace") as file:
             state, *rest = file.read().rpartition(")")[2].split()

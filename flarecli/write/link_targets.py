@@ -1,6 +1,6 @@
-"""Link targets: what the addresses in an index name, and reading those that are not on the web.
+"""Link targets: resolve the addresses in an index, and read files and bucket objects.
 
-Rows of any index may name public web addresses; private ones need an option. Rows of a local
+Rows of any index may name public web addresses; private addresses need an option. Rows of a local
 index may also name files in its folder, and bucket objects, which are read with the user's
 credentials.
 """
@@ -42,7 +42,7 @@ _READ_AHEAD = 16  # bucket objects that are read at a time
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A column of addresses, and the column for the fetched bytes with its encoding, if given."""
+    """A column of addresses, and the column for the downloaded bytes, with its encoding if set."""
 
     source: str
     name: str
@@ -51,14 +51,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkFailure:
-    """Why a link has no value: a kind for scripts, a reason, and an optional hint."""
+    """A failed link: kind of failure, reason, and an optional hint."""
 
     kind: str
     reason: str
     hint: str = ""
 
 
-# What is known of a link. None: a download in progress. A Location or a Future: a file or object.
+# The outcome of a link. None: a download in progress. Location, Future: a file or an object to read.
 Outcome: TypeAlias = (
     "bytes | FetchedLink | Page | Fault | LinkFailure | Location"
     " | Future[bytes | LinkFailure | None] | None"
@@ -77,7 +77,7 @@ class LinkResolver:
         self.buckets: dict[str, bool] = {}
 
     def resolve(self, text: str | None, source: str) -> Address | Location | LinkFailure:
-        """Return what the text in column `source` names, or why it cannot be followed."""
+        """Return the target of the address in column `source`, or a failure."""
         if not text:
             return LinkFailure("null", f"{source} is {'null' if text is None else 'empty'}")
         try:
@@ -87,8 +87,8 @@ class LinkResolver:
         except UnicodeEncodeError:
             return LinkFailure("value", f"{source} is not UTF-8")
         except FlareError as error:
-            is_about_folder = error.address in ("", str(self._at))  # the address is what is wrong
-            message = error.message if is_about_folder else f"{redact(text)}: {error.message}"
+            names_text = error.address not in ("", str(self._at))
+            message = f"{redact(text)}: {error.message}" if names_text else error.message
             return LinkFailure(error.kind, redact_text(message), error.hint)
 
     def _target(self, text: str) -> Address | Location:
@@ -111,9 +111,9 @@ class LinkResolver:
 
 
 class ObjectReader:
-    """Reads linked files and bucket objects whole; relative links start at `index_folder`.
+    """Reads linked files and bucket objects; relative links start at `index_folder`.
 
-    Objects are read ahead on threads, except large ones, which are read when their row is due.
+    Small objects are read ahead on threads; large objects are read when their row is processed.
     """
 
     def __init__(self, index_folder: Location, limits: Limits) -> None:
@@ -121,7 +121,7 @@ class ObjectReader:
         self._in_flight = set[Future[bytes | LinkFailure | None]]()
 
     def read_ahead(self, outcomes: list[Outcome], start: int) -> None:
-        """Replace the bucket objects among the next outcomes by Futures of their bytes."""
+        """Start to read the bucket objects among the next outcomes: Locations become Futures."""
         for i in range(start, min(start + _READ_AHEAD, len(outcomes))):
             target = outcomes[i]
             if isinstance(target, Location) and not target.is_local:
@@ -152,15 +152,15 @@ class ObjectReader:
         return at.read(0, size)
 
     def close(self) -> None:
-        """Wait for the reads in flight, so that none outlives the pack."""
+        """Wait for the reads in flight."""
         wait(list(self._in_flight))
 
 
 def _size(at: Location) -> int:
     """Return the size of a file or an object.
 
-    If the size is refused, one byte is read: the error of a read gives the reason, the error of a
-    HEAD request does not.
+    If the size is denied, read one byte: the error of a GET request contains the reason, the error of
+    a HEAD request does not.
     """
     try:
         return at.size()
@@ -173,7 +173,7 @@ def _size(at: Location) -> int:
 
 
 def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
-    """Return the texts of a column; bytes that are not UTF-8 become surrogate escapes.
+    """Return the texts of a column, with invalid UTF-8 as surrogate escapes.
 
     raises  UsageError if the column is not text
     """

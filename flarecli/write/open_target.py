@@ -1,4 +1,4 @@
-"""Claim the folder or the bucket prefix that a dataset is written to."""
+"""Claim the target of a pack: a local folder, or a folder in a bucket."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def claim(
 ) -> Target:
     """Claim a folder, on a disk or in a bucket, for a pack.
 
-    raises  UsageError if `out` cannot be written to; what `Target` raises; what `check_files`
-            raises for a finished dataset
+    raises  UsageError if `out` cannot be written to; errors of `Target`; errors of `check_files`
+            for a finished dataset
     """
     out = address_text(out)
     at = bucket_of(out, guard)

@@ -1,4 +1,4 @@
-"""Parts of a pack: datasets in `00000/`, `00001/`, … that one index and one playlist join.
+"""Parts of a pack: datasets in `00000/`, `00001/`, …, joined by one index and one playlist.
 
 Parts are packed independently and in any order. Joining reads only their playlists.
 """
@@ -40,25 +40,21 @@ def span(number: int, part_rows: int, rows: int) -> tuple[int, int]:
 
 
 class _Files(Mapping[str, File]):
-    """Files of many parts in columns, about 60 bytes per file; each `File` is built on access."""
+    """Files of many parts, stored in columns with about 60 bytes per file."""
 
     def __init__(self) -> None:
-        self._names: list[str] = []  # names in a part: few
+        self._names: list[str] = []  # few: names of files in their part
         self._folders: list[str] = []
-        self._which, self._folder, self._sizes, self._sums = (
-            array("H"),
-            array("q"),
-            array("q"),
-            bytearray(),
-        )
-        self._others: dict[str, File] = {}  # with other sums, or of no part
+        self._name_indexes, self._folder_indexes = array("H"), array("q")
+        self._sizes, self._sums = array("q"), bytearray()
+        self._others: dict[str, File] = {}  # files with other checksums, and files of no part
 
     def add(self, folder: str, file: File) -> None:
-        """Add a file of a part, with its name in the part."""
-        sum = file.hashes.get(DEFAULT, "")
+        """Add a file of a part; its name is relative to the folder of the part."""
+        checksum = file.hashes.get(DEFAULT, "")
         if (
             set(file.hashes) != {DEFAULT}
-            or len(sum) != _HEX
+            or len(checksum) != _HEX
             or file.size is None
             or file.raw_size is not None
             or len(self._names) > 1000
@@ -69,17 +65,17 @@ class _Files(Mapping[str, File]):
             self._names.append(file.name)
         if not self._folders or self._folders[-1] != folder:
             self._folders.append(folder)
-        self._which.append(self._names.index(file.name))
-        self._folder.append(len(self._folders) - 1)
+        self._name_indexes.append(self._names.index(file.name))
+        self._folder_indexes.append(len(self._folders) - 1)
         self._sizes.append(file.size)
-        self._sums += sum.encode("ascii")
+        self._sums += checksum.encode("ascii")
 
     def put(self, file: File) -> None:
         """Add a file of the whole dataset."""
         self._others[file.name] = file
 
     def _at(self, i: int) -> File:
-        name = f"{self._folders[self._folder[i]]}/{self._names[self._which[i]]}"
+        name = f"{self._folders[self._folder_indexes[i]]}/{self._names[self._name_indexes[i]]}"
         return File(
             name, self._sizes[i], {DEFAULT: self._sums[i * _HEX : (i + 1) * _HEX].decode("ascii")}
         )
@@ -87,7 +83,7 @@ class _Files(Mapping[str, File]):
     def __getitem__(self, name: str) -> File:
         if name in self._others:
             return self._others[name]
-        for i in range(len(self._which)):
+        for i in range(len(self._name_indexes)):
             if (file := self._at(i)).name == name:
                 return file
         raise KeyError(name)
@@ -96,11 +92,11 @@ class _Files(Mapping[str, File]):
         return (file.name for file in self.values())
 
     def __len__(self) -> int:
-        return len(self._which) + len(self._others)
+        return len(self._name_indexes) + len(self._others)
 
     def values(self) -> Any:
-        """Yield the files."""
-        return itertools.chain(map(self._at, range(len(self._which))), self._others.values())
+        """Return an iterator over the files."""
+        return itertools.chain(map(self._at, range(len(self._name_indexes))), self._others.values())
 
 
 class _Shards:
@@ -128,7 +124,7 @@ class _Shards:
             raise FormatError(
                 "columns differ from those of earlier parts",
                 where=self._at / name,
-                hint="Give --encode for the columns that differ.",
+                hint="Set the encoding of the columns that differ with --encode.",
             )
         self._urls += [f"{name}/{url}" for url in part.urls]
         for key, counts in self._counts.items():
@@ -150,7 +146,7 @@ class _Shards:
         """Return all shards as one stream."""
         first = self._first
         if first is None:
-            raise NoRowsError("no part has a row", where=self._at)
+            raise NoRowsError("no part contains rows", where=self._at)
         rows, sizes, raw_sizes = (
             np.frombuffer(counts, np.int64) if len(counts) else np.zeros(0, np.int64)
             for counts in self._counts.values()
@@ -178,15 +174,17 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
     """Write the index and, last, the playlist of all parts below a folder; return its stream.
 
     names   folders of the parts, in the order of the rows
-    raises  FormatError for a playlist that cannot be read, or parts of other columns
+    raises  FormatError for an invalid playlist, or for parts with different columns
     """
     shards, files, failures = _Shards(at), _Files(), _Failures(at)
-    held: list[str] = []
+    with_rows: list[str] = []
     for name in names:
         where = at / f"{name}/{playlists.PLAYLIST}"
         data = where.read(0, where.size())
         part = playlists.parse(data, where).streams[0]
-        check_streams(at / name, [part], "Run the same command with --resume to pack it again.")
+        check_streams(
+            at / name, [part], "Run the same command with --resume to pack the part again."
+        )
         shards.add(name, part)
         for file in (
             *part.files.values(),
@@ -195,12 +193,12 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
             files.add(name, file)
         failures.add(name, part)
         if len(part):
-            held.append(name)
+            with_rows.append(name)
     if failures.parts:
         written = (at / FAILED).write(failures.lines(), {DEFAULT})
         files.put(File(FAILED, written.size, written.hashes))
-    if held:
-        merged = find(shards.format).merge_indexes(at, [at / name for name in held])
+    if with_rows:
+        merged = find(shards.format).merge_indexes(at, [at / name for name in with_rows])
         for file in merged.values():
             files.put(file)
     stream = shards.stream(headers, files)
@@ -209,13 +207,12 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
 
 
 class _Failures:
-    """The failed rows of all parts, with positions in the index, or in the whole selection."""
+    """The failed rows of all parts. Rows without a file are numbered in the whole selection."""
 
     def __init__(self, at: Location) -> None:
         self._at, self._before = at, 0
-        self.parts: list[
-            tuple[str, int]
-        ] = []  # parts with failed rows, and the rows selected before each
+        # parts with failed rows, and the number of selected rows before each
+        self.parts: list[tuple[str, int]] = []
 
     def add(self, name: str, part: Stream) -> None:
         """Count the rows and the failed rows of a part."""
@@ -231,11 +228,6 @@ class _Failures:
             where = self._at / f"{name}/{FAILED}"
             for line in where.read(0, where.size()).splitlines():
                 entry = json.loads(line)
-                yield (
-                    json.dumps(
-                        entry
-                        if entry["file"] is not None
-                        else {**entry, "row": before + entry["row"]}
-                    )
-                    + "\n"
-                ).encode()
+                if entry["file"] is None:
+                    entry["row"] += before
+                yield (json.dumps(entry) + "\n").encode()

@@ -10,20 +10,20 @@ from flarecli.arguments import checked
 from flarecli.errors import UsageError
 from flarecli.model import Column, Columns, Settings
 
-__all__ = ["SHARD_LIMIT", "column_pairs", "held_settings"]
+__all__ = ["SHARD_LIMIT", "column_pairs", "checked_settings"]
 
 _COLUMNS_ERROR = "columns: expected names with encodings"
 _COLUMNS_HINT = 'Use a mapping such as {"image": "jpeg", "label": "int"}.'
 SHARD_LIMIT = (1 << 32) - 1  # the largest uint32 offset
 
 
-def held_settings(settings: Settings) -> Settings:
-    """Return the settings with Python integers. Raises UsageError for invalid ones."""
-    return _held(**{name: getattr(settings, name) for name in settings.__slots__})
+def checked_settings(settings: Settings) -> Settings:
+    """Return the settings with Python integers. Raises UsageError for invalid settings."""
+    return _checked(**{name: getattr(settings, name) for name in settings.__slots__})
 
 
 @checked
-def _held(
+def _checked(
     compression: str | None,
     hashes: Sequence[str],
     shard_bytes: int | None,
@@ -35,17 +35,15 @@ def _held(
         compress.suffix_of(compression)
     sums.Sums(hashes)
     if shard_bytes is not None and shard_bytes > SHARD_LIMIT:
-        raise UsageError(
-            f"a shard of {shard_bytes} bytes is past 4 GiB, which its offsets cannot reach"
-        )
-    for count, noun in ((shard_bytes, "bytes"), (shard_rows, "rows")):
-        if count is not None and count < (noun == "rows"):
-            raise UsageError(f"a shard of {count} {noun} holds nothing")
+        raise UsageError(f"shard_bytes: expected at most {SHARD_LIMIT} (4 GiB), got {shard_bytes}")
+    for name, value, minimum in (("shard_bytes", shard_bytes, 0), ("shard_rows", shard_rows, 1)):
+        if value is not None and value < minimum:
+            raise UsageError(f"{name}: expected at least {minimum}, got {value}")
     return Settings(compression, tuple(hashes), shard_bytes, shard_rows, newline, separator)
 
 
 def column_pairs(columns: Mapping[str, str] | Columns) -> list[tuple[str, str]]:
-    """Return the name and encoding of each column. Raises UsageError if one is missing."""
+    """Return the name and encoding of each column. Raises UsageError for other values."""
     try:
         pairs = (
             [*columns.items()]

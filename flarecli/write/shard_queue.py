@@ -1,4 +1,4 @@
-"""Shards that are compressed, hashed and written while rows come in; each is noted in order."""
+"""Queue of shards that are compressed, hashed and written on threads, and recorded in order."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from flarecli.errors import UsageError
 from flarecli.model import Chunk
 from flarecli.prefetch import OrderedQueue
 
-__all__ = ["ShardQueue", "rows_lost"]
+__all__ = ["ShardQueue", "rows_lost_error"]
 
-Note: TypeAlias = "Callable[[Chunk, int], None]"
+Record: TypeAlias = "Callable[[Chunk, int], None]"
 _MAX_BYTES = 256 << 20  # rows in shards that are being written
 
 
 class _Task(NamedTuple):
-    """A shard to write: the row at which the next shard begins, and the bytes of its rows."""
+    """A shard to write: the first row of the next shard, and the bytes of its rows."""
 
     write: Callable[[], Chunk]
     next: int
@@ -24,14 +24,14 @@ class _Task(NamedTuple):
 
 
 class ShardQueue:
-    """Writes shards on threads; its length is the number of shards that are not noted yet.
+    """Writes shards on threads; its length is the number of shards that are not recorded yet.
 
-    jobs  shards written at a time; 1: each by the thread that adds it
+    jobs  maximum number of shards written at a time; 1: shards are written by the calling thread
 
-    `note` is called for each shard, in order, with the row at which the next one begins, by the
-    thread that adds or closes. It is an argument of each call because the queue must not refer to
-    its Writer, which is abandoned when nothing refers to it. After a shard has failed its rows are
-    lost: every later call raises, so that no dataset is finished without them.
+    `add` and `close` call `record` for each shard, in order, with the first row of the next shard.
+    `record` is an argument of each call because the queue must not refer to its Writer, which is
+    abandoned when it is garbage collected. After a shard failed, its rows are lost: all later calls
+    raise, so that no dataset is finished without them.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -47,35 +47,35 @@ class ShardQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, write: Callable[[], Chunk], next: int, size: int, note: Note) -> None:
-        """Write a shard of `size` bytes, and note those that are done.
+    def add(self, write: Callable[[], Chunk], next: int, size: int, record: Record) -> None:
+        """Write a shard of `size` bytes, and record the finished shards.
 
-        raises  the error of this or an earlier shard; no shard after that one is noted. UsageError
-                once an error was raised
+        raises  the error of this or an earlier shard; no shard after the failed shard is recorded.
+                UsageError after an earlier call raised
         """
-        self._run(lambda: self._queue.put(_Task(write, next, size)), note)
+        self._run(lambda: self._queue.put(_Task(write, next, size)), record)
 
-    def close(self, note: Note) -> None:
-        """Wait for all shards and note them. Raises what `add` raises."""
-        self._run(self._queue.drain, note)
+    def close(self, record: Record) -> None:
+        """Wait for all shards and record them. Raises the errors of `add`."""
+        self._run(self._queue.drain, record)
         self._queue.close(wait=True)
 
-    def _run(self, due: Callable[[], Iterable[tuple[Chunk, int]]], note: Note) -> None:
+    def _run(self, finished: Callable[[], Iterable[tuple[Chunk, int]]], record: Record) -> None:
         if self._is_broken:
-            raise rows_lost()
+            raise rows_lost_error()
         try:
-            for chunk, next in due():
-                note(chunk, next)
+            for chunk, next in finished():
+                record(chunk, next)
         except BaseException:
             self._is_broken = True
-            self._queue.close(wait=True)  # no shard is being written after this
+            self._queue.close(wait=True)  # afterwards no shard is being written
             raise
 
 
-def rows_lost() -> UsageError:
-    """Return the error for calls after rows were lost."""
-    hint = "Open another Writer with resume=True: its `rows` says where to go on."
-    return UsageError("a shard before could not be written, so none is taken behind it", hint=hint)
+def rows_lost_error() -> UsageError:
+    """Return the error of calls after rows were lost."""
+    hint = "Open another Writer with resume=True, and continue after its `rows`."
+    return UsageError("an earlier shard could not be written, so later rows are refused", hint=hint)
 
 
 def _run(task: _Task) -> tuple[Chunk, int]:

@@ -6,12 +6,11 @@ A file is a line of JSON, the bytes whose sizes it lists, and the xxh3_128 of bo
 
     {"kind": "rows", "first": …, "next": …, "source": …, "failures": […], "batches": [[[row, …],
     size], …]}
-        rows `first` to `next` of the selection as typed columns, an Arrow IPC message for each
-        batch
+        rows `first` to `next` of the selection as typed columns, one Arrow IPC message per batch
     {"kind": "links", "links": [[row, column, digest of the address, is a page, size], …]}
-        objects of later rows
+        downloads of later rows
 
-A download is written once. A file is deleted when its rows are in shards of the journal. A file
+Each download is saved once. A file is deleted when its rows are in shards of the journal. A file
 that is damaged, or does not continue earlier rows, is ignored: its rows are fetched again.
 """
 
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FetchedLink", "Spool", "address_digest"]
 
-SAVE_S = 30.0  # how often the spool is saved
+SAVE_S = 30.0  # interval at which the spool is saved
 _NAME = re.compile(r"fetched\.(\d{5,9})", re.ASCII)
 _HEX = 32  # characters of the checksum
 
@@ -55,12 +54,19 @@ def address_digest(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FetchedLink:
-    """A downloaded link: the row in the selection, the position of the link in the row, the bytes."""
+    """A downloaded link.
+
+    row      position of its row in the selection
+    link     position of the link column
+    address  digest of its address
+    data     bytes, or a buffer
+    is_page  the server declared it as HTML
+    """
 
     row: int
     link: int
-    address: str  # its digest
-    data: Any  # bytes, or a buffer
+    address: str
+    data: Any
     is_page: bool = False
 
 
@@ -75,9 +81,9 @@ class _Saved:
 class Spool:
     """The spool of one Writer.
 
-    kept     (row, link) -> download of an earlier run; its user removes it
-    arrived  returns the downloads for rows that the Writer does not have yet
-    until    every row before this one was written to the Writer, or failed
+    kept       (row, link) -> download of an earlier run; the fetcher removes used downloads
+    arrived    returns the downloads of rows that the Writer does not have yet
+    until      all rows before this row were written to the Writer, or failed
     is_remote  whether any link is remote: local files are not saved
     """
 
@@ -99,9 +105,8 @@ class Spool:
     # -- reading
 
     def restore(self) -> int:
-        """Write rows of an earlier run to the Writer, load its links; return the number of rows.
-
-        The next row to fetch is `until`.
+        """Write the rows of an earlier run to the Writer and load its downloads. Return the number of
+        rows; the next row to fetch is `until`.
         """
         names: list[str] = []
         with contextlib.suppress(MissingError):
@@ -127,8 +132,8 @@ class Spool:
             batches = list(_batches(self._writer, head["batches"], body, first, stop))
             failures = [Failure(**one) for one in head["failures"]]
         except (FlareError, pa.ArrowException, ValueError, KeyError, TypeError, IndexError):
-            return 0  # damaged, or by another version
-        if not (first <= self.until < stop and self._writer.agrees(head["source"])):
+            return 0  # damaged, or written by another version
+        if not (first <= self.until < stop and self._writer.source_matches(head["source"])):
             return 0
         rows = 0
         for failure in failures:
@@ -162,7 +167,7 @@ class Spool:
         if not self.is_remote or (not now and time.monotonic() < self._due):
             return
         self._next = max(self._next, self._writer.next)
-        rows = [one for one in self._writer.unnoted if one[1][0] >= self._next]
+        rows = [one for one in self._writer.unrecorded if one[1][0] >= self._next]
         if rows:
             self._save_rows(rows)
         links = [
@@ -180,12 +185,12 @@ class Spool:
     def _save_rows(self, rows: Sequence[tuple[pa.RecordBatch, IntArray]]) -> None:
         first, stop = self._next, int(rows[-1][1][-1]) + 1
         buffers = [batch.serialize() for batch, _ in rows]
-        failures = [one for one in self._writer.failed.unnoted if first <= one.row < stop]
+        failures = [one for one in self._writer.failed.unrecorded if first <= one.row < stop]
         head = {
             "kind": "rows",
             "first": first,
             "next": stop,
-            "source": self._writer.source_noted(),
+            "source": self._writer.source_state(),
             "failures": [asdict(one.redacted()) for one in failures],
             "batches": [
                 [its.tolist(), data.size] for (_, its), data in zip(rows, buffers, strict=True)

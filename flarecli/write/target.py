@@ -1,5 +1,5 @@
-"""Targets: a claimed folder, on a disk or in a bucket, and the policy that decides what it may
-replace.
+"""Targets: a folder that one process writes to, on a disk or in a bucket, and the policy for files
+that may be replaced.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _PART = re.compile(r"\d{5,}")  # the name of a part of a pack
 class Contents(ABC):
     """The policy for one kind of output: which folders are finished, and which may be replaced.
 
-    noun         what writes it, for messages
-    hint         what to do about a folder that holds something else
+    noun  the command that writes it, for messages
+    hint  hint for a folder that contains something else
     """
 
     noun: str
@@ -54,21 +54,22 @@ class Contents(ABC):
 
     @abstractmethod
     def is_finished(self, at: Location) -> bool:
-        """Return whether a folder holds finished output of this kind."""
+        """Return whether a folder contains finished output of this kind."""
 
     @abstractmethod
     def check_replaceable(
         self, at: Location, names: Iterable[str], shown: str, is_begun: bool
     ) -> None:
-        """Raise UsageError for the first file in a folder that is not ours: replacing removes all.
+        """Raise UsageError for the first file in a folder that does not belong to its output, since
+        replacing the output removes all files.
 
         names     files and folders directly in the folder
         shown     the folder, for messages
-        is_begun  unfinished output lies there
+        is_begun  the folder contains unfinished output
         """
 
     def remove_begun(self, at: Location, folder: str, shown: str) -> None:
-        """Remove unfinished output from a local folder, after `check_replaceable` accepted it.
+        """Remove unfinished output from a local folder, after `check_replaceable` accepted the folder.
 
         folder  the path of `at`
         """
@@ -88,7 +89,7 @@ class DatasetContents(Contents):
     """Datasets: a playlist or the index of a format, and the files that they list."""
 
     noun = "pack"
-    hint = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
+    hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
 
     def is_finished(self, at: Location) -> bool:
         return any((at / name).exists() for name in _DATASET)
@@ -96,10 +97,10 @@ class DatasetContents(Contents):
     def check_replaceable(
         self, at: Location, names: Iterable[str], shown: str, is_begun: bool
     ) -> None:
-        """Raise UsageError for the first file that is not part of the dataset.
+        """Raise UsageError for the first file that does not belong to the dataset.
 
-        Files are ours if a list names them. The shards of an unfinished dataset, and of one whose
-        playlist cannot be read, are known by their names.
+        Files belong to it if a list names them. Shards of an unfinished dataset, or of a dataset
+        whose playlist is unreadable, are recognised by their names.
         """
         names, listed = list(names), _listed(at)
         own = {*_DATASET, FAILED, SCRATCH, *listed}
@@ -118,9 +119,9 @@ class DatasetContents(Contents):
             for other in below:
                 if other not in own:
                     raise UsageError(
-                        f"it holds {other!r}, which is no part of a dataset",
+                        f"contains another file {other!r}, which does not belong to the dataset",
                         where=shown,
-                        hint="Move that elsewhere first.",
+                        hint="Move this file elsewhere first.",
                     )
 
     def _is_part(self, at: Location, name: str, shown: str) -> bool:
@@ -140,14 +141,14 @@ class DatasetContents(Contents):
 
 
 class Target(ABC):
-    """A folder that this process has claimed: no other process writes there.
+    """A folder that only this process writes to.
 
     shown    the address as the user typed it
-    at       where files are written: with `overwrite` this is not the final folder
-    is_done  a finished output is there already and `resume` was given; nothing is claimed
-    raises   UsageError if something else is there; UnfinishedError for unfinished output without
-             `resume`; BusyError, naming the owner, while another process works there; ReachError
-             if the folder cannot be made
+    at       folder to which files are written; with `overwrite` not the final folder
+    is_done  the folder contains finished output, and `resume` is set; then nothing is locked
+    raises   UsageError if the folder contains something else; UnfinishedError for unfinished output
+             without `resume`; BusyError with the owner if another process writes to the folder;
+             ReachError if the folder cannot be created
     """
 
     contents: Contents
@@ -158,13 +159,13 @@ class Target(ABC):
 
     @property
     def playlist(self) -> str:
-        """The address that the playlist will have, as the user would type it."""
+        """The final address of the playlist, as the user would type it."""
         return f"{self.shown.rstrip('/')}/{PLAYLIST}"
 
     def _check_finished(self, at: Location, is_allowed: bool) -> None:
-        """Raise UsageError unless a folder with files holds finished output.
+        """Raise UsageError unless a folder with files contains finished output.
 
-        is_allowed  `resume` or `overwrite` was given; otherwise finished output is refused too
+        is_allowed  whether `resume` or `overwrite` is set; if not, finished output is refused too
         """
         if not (is_allowed and self.contents.is_finished(at)):
             raise UsageError("the folder is not empty", where=self.shown, hint=self.hint)
@@ -173,30 +174,31 @@ class Target(ABC):
         return UnfinishedError(
             f"an unfinished {self.contents.noun}",
             where=self.shown,
-            hint="Run the same command with --resume, or with --overwrite to begin anew.",
+            hint="Run the same command with --resume, or use --overwrite to start again.",
         )
 
     @abstractmethod
     def check(self, now: bool = False) -> None:
-        """Raise ReachError or BusyError if this process no longer holds the folder.
+        """Raise ReachError or BusyError if this process has lost its lock on the folder.
 
-        now  ask the store; otherwise the answer for a bucket may be some seconds old
+        now  send a request; False: rely on the state of a bucket some seconds ago
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Remove the scratch folder: the output is complete. Call it after everything is written."""
+        """Complete the output: remove the scratch folder. Call it after all files are written."""
 
     @abstractmethod
     def abandon(self, keep: bool) -> None:
         """Release the folder after a failure.
 
-        keep  leave what is done for `resume`; otherwise remove it, unless other files are there
+        keep  keep finished files for a resume; False: remove them, unless the folder contains other
+              files
         """
 
     @abstractmethod
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run a call of a garbage collector's finalizer, where it cannot wait for itself."""
+        """Run the call of a finalizer so that it cannot wait for a lock of the interrupted code."""
 
     @abstractmethod
     def release(self) -> None:
@@ -204,47 +206,47 @@ class Target(ABC):
 
 
 def check_dataset(at: Location) -> None:
-    """Check that every file that a playlist in a folder lists is there with its size.
+    """Check that every file that the playlist in a folder lists exists with its size. Without a
+    readable playlist, check nothing.
 
-    Nothing is checked where no playlist can be read.
-
-    raises  what `check_files` raises
+    raises  errors of `check_files`
     """
     try:
         found = playlists.read(at / PLAYLIST)
     except FlareError:
         return
-    check_streams(at, found.streams, "Give --overwrite to pack it again.")
+    check_streams(at, found.streams, "Use --overwrite to pack the dataset again.")
 
 
 def check_streams(at: Location, streams: Iterable[Stream], hint: str) -> None:
-    """Check that all files that streams list are in a folder. Raises what `check_files` raises."""
+    """Check that all files that streams list are in a folder. Raises errors of `check_files`."""
     check_files(at, (pair for one in streams for pair in _sizes(one)), hint)
 
 
 def check_files(at: Location, files: Iterable[tuple[str, int | None]], hint: str) -> None:
     """Check that files are in a folder, each with its size; None: any size.
 
-    raises  MissingError for the first that is missing; IntegrityError for the first of another size
+    raises  MissingError for the first missing file; IntegrityError for the first file with another
+            size
     """
-    there: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     with contextlib.suppress(MissingError):
-        there = {entry.name: entry.size for entry in at.list()}
-    for name, size in files:
-        found = there.get(name)
-        if found is None:
-            listed = "" if size is None else f", expected {size} bytes"
+        sizes = {entry.name: entry.size for entry in at.list()}
+    for name, expected in files:
+        size = sizes.get(name)
+        if size is None:
+            listed = "" if expected is None else f", expected {expected} bytes"
             raise MissingError(f"the file is missing{listed}", where=at / name, hint=hint)
-        if found < 0:
+        if size < 0:
             raise IntegrityError("not a regular file", where=at / name, hint=hint)
-        if size not in (None, found):
+        if expected not in (None, size):
             raise IntegrityError(
-                f"the file is {found} bytes, expected {size}", where=at / name, hint=hint
+                f"the file is {size} bytes, expected {expected}", where=at / name, hint=hint
             )
 
 
 def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
-    """Yield the name and the size of each file that a stream lists below its own folder."""
+    """Yield the name and the size of each file that a stream lists in its own folder."""
     sizes = itertools.repeat(-1) if stream.sizes is None else stream.sizes.tolist()
     listed = itertools.chain(
         zip(stream.urls, sizes, strict=False),
@@ -258,16 +260,15 @@ def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
 
 
 def _listed(at: Location) -> set[str]:
-    """Name the files that a playlist there lists, an index.json or a spec.json; nothing where none
-    can be read.
+    """Return the names of the files that the playlist, index.json or spec.json of a folder lists;
+    empty if none of them can be read.
     """
     names: set[str] = set()
     with contextlib.suppress(FlareError):
         found = playlists.read(at / PLAYLIST)
-        for one in (
-            one for one in found.streams if not facts(one.format).is_plain
-        ):  # a playlist may also list what nobody packed
-            names.update(bare(name) for name in _files(one))
+        for one in found.streams:
+            if not facts(one.format).is_plain:  # plain files were not written by a pack
+                names.update(bare(name) for name in _files(one))
         names.update(
             name for one in found.streams for name in one.files if name.endswith(f"/{PLAYLIST}")
         )
@@ -275,9 +276,8 @@ def _listed(at: Location) -> set[str]:
         with contextlib.suppress(FlareError):
             if (at / index).exists():
                 names.update(_files(find(format).open_dataset(at)))
-    names.update(
-        [f"{folder}/{INDEX}" for folder in {name.rpartition("/")[0] for name in names} if folder]
-    )  # of parts that were merged
+    folders = {name.rpartition("/")[0] for name in names} - {""}
+    names.update([f"{folder}/{INDEX}" for folder in folders])  # of merged parts
     return names
 
 

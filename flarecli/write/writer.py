@@ -24,18 +24,18 @@ from flarecli.model import Chunk, Columns, File, IntArray, Playlist, Settings, S
 from flarecli.names import escape
 from flarecli.storage import Guard
 from flarecli.write.columns import (
-    Typed,
+    ColumnConverter,
     check_columns,
     chosen_encodings,
-    fitted,
+    convert_all,
     record_batches,
 )
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
 from flarecli.write.open_target import claim
 from flarecli.write.settings import SHARD_LIMIT as _SHARD_LIMIT
-from flarecli.write.settings import column_pairs, held_settings
-from flarecli.write.shard_queue import ShardQueue, rows_lost
+from flarecli.write.settings import checked_settings, column_pairs
+from flarecli.write.shard_queue import ShardQueue, rows_lost_error
 from flarecli.write.target import Target, check_files
 
 __all__ = ["Writer"]
@@ -51,21 +51,22 @@ class Writer:
             writer.write({"image": data, "label": 3})
 
     At the end of the block, `close()` writes the index and then the playlist. After an exception,
-    `abandon()` keeps the finished shards: a Writer with `resume=True` continues, and its `rows` is
-    the number of rows that are written already. A Writer that is garbage collected while open is
+    `abandon()` keeps the finished shards. A later Writer with `resume=True` continues after them;
+    its `rows` is the number of rows in them. A Writer that is garbage collected while open is
     abandoned with a ResourceWarning.
 
     columns    name -> encoding, or Columns; None: inferred by the first `write_batch`
     settings   shard limits, compression and checksums
-    head       facts that a resumed pack must share with the first one
-    running    checksums the source while it is read; see `Journal`
+    head       source and options that a resumed pack must repeat
+    source_checksum  checksum of a source that is computed while the source is read: see `Journal`
     guard      limits of requests to a remote target
-    jobs       shards compressed and written at a time; a later call raises their errors
-    playlist   write `playlist.yaml`; without it the format's own index is the commit, as in a
-               dataset by the original library
-    unnoted    typed rows that are in no shard of the journal: batches with their positions in the
-               selection, in order
-    raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown name
+    jobs       maximum number of shards that are compressed and written at a time; their errors are
+               raised by a later call
+    playlist   write `playlist.yaml`; if False, the format's own index is the commit, as in datasets
+               of the original library
+    unrecorded  rows that are in no shard of the journal: batches, and the positions of their rows
+               in the selection, in order
+    raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown format
     """
 
     @checked
@@ -77,7 +78,7 @@ class Writer:
         columns: Mapping[str, str] | Columns | None = None,
         settings: Settings | None = None,
         head: Mapping[str, Any] | None = None,
-        running: SourceChecksum | None = None,
+        source_checksum: SourceChecksum | None = None,
         resume: bool = False,
         overwrite: bool = False,
         guard: Guard | None = None,
@@ -86,31 +87,33 @@ class Writer:
     ) -> None:
         if jobs < 1:
             raise UsageError(f"jobs must be at least 1, got {jobs}")
-        self._format, self.settings = formats.find(format), held_settings(settings or Settings())
+        self._format, self.settings = formats.find(format), checked_settings(settings or Settings())
         is_cut = self.settings.shard_bytes is not None or self.settings.shard_rows is not None
-        self._inside = self._format.shards_in if is_cut else ""
-        given = None if columns is None else self._arranged(columns)
+        self._subfolder = self._format.shards_in if is_cut else ""
+        arranged = None if columns is None else self._arranged(columns)
         self.target = claim(path, resume=resume, overwrite=overwrite, guard=guard)
         self.columns: Columns | None = None
         self._chunks: list[Chunk] = []
-        self._held: list[pa.RecordBatch] = []
-        self._held_rows, self._held_size, self._base = 0, 0, 0
-        # The last checked batch, and the sizes of its rows.
-        self._weighed: tuple[pa.RecordBatch | None, IntArray] = (None, np.zeros(0, np.int64))
-        self.unnoted = deque[tuple[pa.RecordBatch, IntArray]]()
+        self._buffered: list[pa.RecordBatch] = []
+        self._buffered_rows, self._buffered_bytes, self._header_bytes = 0, 0, 0
+        # the last checked batch, and the sizes of its rows
+        self._measured: tuple[pa.RecordBatch | None, IntArray] = (None, np.zeros(0, np.int64))
+        self.unrecorded = deque[tuple[pa.RecordBatch, IntArray]]()
         self._samples = _SampleBuffer()
-        self._names: set[bytes] = set()  # keys in the unfinished shard, if the format needs them
-        # Writing uncompressed bytes costs less than a thread.
+        self._shard_keys: set[bytes] = (
+            set()
+        )  # keys in the unfinished shard, if the format needs them
+        # writing uncompressed bytes costs less than a thread
         self._queue = ShardQueue(jobs if self.settings.compression else 1)
         self._ended = self.target.is_done
         self._writes_playlist = playlist
         self._is_abandoned = False
-        # True while rows move between fields: an interrupt would lose them or write them twice.
-        self._is_torn = False
+        # True while rows are moved between fields: an interrupt would lose or repeat them
+        self._is_inconsistent = False
         self.rows = self.next = 0
-        self.taken = 0  # bytes of the rows written by this Writer, as stored in shards
+        self.written_bytes = 0  # stored size of the rows that this Writer wrote
         if self._ended:
-            self.rows = self._rows_there()
+            self.rows = self._listed_rows()
             return
         try:
             self._begin(
@@ -120,10 +123,10 @@ class Writer:
                     "settings": asdict(self.settings),
                     **(head or {}),
                 },
-                running,
+                source_checksum,
             )
-            if given is not None:
-                self._name_columns(given)
+            if arranged is not None:
+                self._name_columns(arranged)
         except BaseException:
             self.target.abandon(keep=True)
             raise
@@ -132,8 +135,8 @@ class Writer:
         )
         self._dropped.atexit = False  # the lock dies with its process
 
-    def _begin(self, head: dict[str, Any], running: SourceChecksum | None) -> None:
-        self._journal = Journal(self.target.at, head, running)
+    def _begin(self, head: dict[str, Any], source_checksum: SourceChecksum | None) -> None:
+        self._journal = Journal(self.target.at, head, source_checksum)
         for entry in self._journal.shards:
             files = tuple(File(**file) for file in entry["files"])
             main, *beside = (self.target.at / file.name for file in files)
@@ -148,7 +151,7 @@ class Writer:
                 encodings.column(name, encoding) for name, encoding in self._journal.columns
             )
 
-    def _rows_there(self) -> int:
+    def _listed_rows(self) -> int:
         """Return the rows of a finished dataset; 0 if no playlist lists them."""
         with contextlib.suppress(FlareError):
             return sum(
@@ -159,11 +162,11 @@ class Writer:
 
     def _check_open(self) -> None:
         """Raise UsageError if the Writer is closed or has lost rows."""
-        if self._is_torn and not self._ended:
-            raise rows_lost()
+        if self._is_inconsistent and not self._ended:
+            raise rows_lost_error()
         if self._ended:
             raise UsageError(
-                "the dataset is finished"
+                "the dataset is already finished"
                 if self.is_done or not self._is_abandoned
                 else "the Writer was abandoned",
                 where=self.target.shown,
@@ -180,12 +183,12 @@ class Writer:
     def _name_columns(self, columns: Columns) -> None:
         if self.columns is None:
             self.columns = columns
-            self._journal.note_columns([(column.name, column.encoding) for column in columns])
+            self._journal.record_columns([(column.name, column.encoding) for column in columns])
         elif columns != self.columns:
             raise UsageError(
                 "the unfinished pack has other columns",
                 where=self.target.shown,
-                hint="Give --overwrite to begin anew.",
+                hint="Use --overwrite to start again.",
             )
 
     @property
@@ -195,22 +198,22 @@ class Writer:
 
     @property
     def is_done(self) -> bool:
-        """Whether the target was a finished dataset already, so that there is nothing to write."""
+        """Whether the target was already a finished dataset; then nothing is written."""
         return self.target.is_done
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row was written so far, neither to a shard nor to memory."""
-        return not (self._chunks or len(self._queue) or self._held_rows or self._samples)
+        """Whether no row was written so far."""
+        return not (self._chunks or len(self._queue) or self._buffered_rows or self._samples)
 
     @property
     def shards(self) -> int:
-        """Shards finished so far."""
+        """Number of finished shards."""
         return len(self._chunks)
 
     @property
     def size(self) -> int:
-        """Bytes of the shards finished so far."""
+        """Total size of the finished shards in bytes."""
         return sum(file.size or 0 for chunk in self._chunks for file in chunk.files)
 
     def name_columns(self, columns: Mapping[str, str] | Columns) -> Columns:
@@ -219,27 +222,25 @@ class Writer:
         return self.columns or ()
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Write one sample: column -> Python value, or bytes stored as they are.
+        """Write one sample: column -> Python value, or bytes that are stored unchanged.
 
         raises  UsageError for a missing or unknown column, or if the dataset is finished;
                 ValueFitError for a value that does not fit its encoding. ValueFitError with a row
-                for an earlier sample that the format cannot store; only that sample is left out
+                number for an earlier sample that the format cannot store; only that sample is
+                dropped
         """
         self._check_open()
         if self.columns is None:
-            raise UsageError("the columns are not known", hint="Give columns= to the Writer.")
-        self._samples.add(self.columns, sample, self.rows + self._held_rows)
+            raise UsageError("the columns are unknown", hint="Pass columns= to the Writer.")
+        self._samples.add(self.columns, sample, self.rows + self._buffered_rows)
         if self._samples.is_full:
             self._write_samples()
 
     def _write_samples(self) -> None:
-        """Write the buffered samples.
-
-        If one cannot be stored, raise its error and drop only that one.
-        """
+        """Write the buffered samples. If a sample cannot be stored, drop it and raise its error."""
         if not self._samples:
             return
-        first, refused = self.rows + self._held_rows, -1
+        first, refused = self.rows + self._buffered_rows, -1
         try:
             self.write_typed(
                 self._samples.batch(self.columns or (), first),
@@ -250,39 +251,39 @@ class Writer:
                 refused = error.row - first
             raise
         finally:
-            self._samples.remove(self.rows + self._held_rows - first, refused)
+            self._samples.remove(self.rows + self._buffered_rows - first, refused)
 
-    def unheld(self, batch: pa.RecordBatch) -> tuple[int, FlareError] | None:
-        """Return the first row that fits its encodings but not the format, and the error; or None."""
-        if self._weighed[0] is batch:
+    def find_unstorable(self, batch: pa.RecordBatch) -> tuple[int, FlareError] | None:
+        """Return a row that the format cannot store, and its error; None if there is no such row."""
+        if self._measured[0] is batch:
             return None
         try:
-            self._base, sizes = self._format.row_sizes(self.columns or (), batch, self.settings)
+            self._header_bytes, sizes = self._format.row_sizes(
+                self.columns or (), batch, self.settings
+            )
         except (ValueFitError, UnsafeError) as error:
             if error.row is None or error.address:
                 raise
             return error.row, error
-        self._weighed = batch, sizes
+        self._measured = batch, sizes
         return None
 
     def write_batch(
         self, batch: pa.RecordBatch | pa.Table, rows: IntArray | Sequence[int] | None = None
     ) -> None:
-        """Write a batch or a table: each column is cast to its encoding, and every value is
-        checked.
+        """Write a batch or a table: cast each column to its encoding, and check every value.
 
-        Columns are found by name. Where the Writer has no columns yet, they are inferred from the
-        first batch. A batch is written as a whole or, if a value does not fit, not at all.
+        Columns are matched by name. If the Writer has no columns yet, they are inferred from the
+        first batch. If a value cannot be stored, nothing of the batch is written.
 
-        rows    int64 [rows of the batch], ascending: the row of the source that each one is, noted
-                in the journal; by default the rows are counted
-        raises  UsageError for a missing or unknown column; ValueFitError, naming row and column,
-                for a null or for a value that the encoding or the format cannot hold; it names
-                the Arrow type where that is not the encoding's own
+        rows    int64 [rows of the batch], ascending: the source row of each row, for the journal;
+                default: rows are counted
+        raises  UsageError for a missing or unknown column; ValueFitError with row and column for a
+                null, or a value that the encoding or the format cannot store
         """
         self._check_open()
         batches = record_batches(batch)
-        places = None if rows is None else _places(rows, batch.num_rows)
+        places = None if rows is None else _row_numbers(rows, batch.num_rows)
         names = batch.schema.names
         if self.columns is None:
             check_columns(names, names)
@@ -291,29 +292,27 @@ class Writer:
             self.name_columns(chosen_encodings(batches[0], names, {}, {}, {}))
         columns = self.columns or ()
         check_columns(names, [column.name for column in columns])
-        self._write_samples()  # rows keep the order in which they were given
+        self._write_samples()  # rows keep their order
         if places is None:
-            first = self.rows + self._held_rows
+            first = self.rows + self._buffered_rows
             places = np.arange(first, first + batch.num_rows)
-        typed = Typed(columns, None, self._format.holds_null)
+        typed = ColumnConverter(columns, None, self._format.holds_null)
         ready, start = [], 0
         for one in batches:
             its = places[start : start + one.num_rows]
-            ready.append((fitted(typed, one, its), its))
+            ready.append((convert_all(typed, one, its), its))
             start += one.num_rows
         for one, its in ready if len(ready) > 1 else ():
-            self._check_held(one, its)
+            self._check_storable(one, its)
         for one, its in ready:
             self.write_typed(one, its)
 
     def write_typed(self, batch: pa.RecordBatch, rows: IntArray) -> None:
-        """Write columns that already have the types of their encodings, as from `Typed.convert`.
-
-        The types are checked, the values are not.
+        """Write columns that `ColumnConverter.convert` returned. Types are checked, values are not.
 
         rows    int64 [rows of the batch]: the position of each row in the selection
-        raises  ValueFitError with `row` for a row that the format cannot store: nothing of the
-                batch is written. ValueFitError for a key that is in the shard already: earlier
+        raises  ValueFitError with `row` for a row that the format cannot store; nothing of the
+                batch is written. ValueFitError for a key that is already in the shard; earlier
                 rows are written
         """
         self._check_open()
@@ -325,50 +324,51 @@ class Writer:
                     f"got {field.type}",
                     column=field.name,
                 )
-        self._check_held(batch, rows)
-        sizes, self._weighed = self._weighed[1], (None, np.zeros(0, np.int64))
+        self._check_storable(batch, rows)
+        sizes, self._measured = self._measured[1], (None, np.zeros(0, np.int64))
         ends = np.cumsum(sizes)
-        self.taken += int(ends[-1]) if len(ends) else 0
+        self.written_bytes += int(ends[-1]) if len(ends) else 0
         limit = min(self.settings.shard_bytes or _SHARD_LIMIT, _SHARD_LIMIT)
-        most = self.settings.shard_rows or 1 << 62
+        max_rows = self.settings.shard_rows or 1 << 62
         start, before = 0, 0
         while start < batch.num_rows:
-            room = limit - self._base - self._held_size
+            room = limit - self._header_bytes - self._buffered_bytes
             stop = min(
-                int(np.searchsorted(ends, before + room, "right")), start + most - self._held_rows
+                int(np.searchsorted(ends, before + room, "right")),
+                start + max_rows - self._buffered_rows,
             )
-            if stop <= start and not self._held_rows:
-                stop = start + 1  # larger than a shard: it gets its own
+            if stop <= start and not self._buffered_rows:
+                stop = start + 1  # a row that is larger than a shard gets its own shard
             if stop > start:
-                self._tell_apart(batch.slice(start, stop - start), rows[start:])
-                self._is_torn = True
+                self._check_keys(batch.slice(start, stop - start), rows[start:])
+                self._is_inconsistent = True
                 part = batch.slice(start, stop - start)
-                self.unnoted.append((part, rows[start:stop]))
-                self._held.append(part)
-                self._held_rows += stop - start
-                self._held_size += int(ends[stop - 1]) - before
-                self._is_torn = False
+                self.unrecorded.append((part, rows[start:stop]))
+                self._buffered.append(part)
+                self._buffered_rows += stop - start
+                self._buffered_bytes += int(ends[stop - 1]) - before
+                self._is_inconsistent = False
                 start, before = stop, int(ends[stop - 1])
             if start < batch.num_rows:
                 self._flush(int(rows[start]))
 
-    def _check_held(self, batch: pa.RecordBatch, rows: IntArray) -> None:
+    def _check_storable(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Raise the error of the first row that the format cannot store."""
-        if found := self.unheld(batch):
+        if found := self.find_unstorable(batch):
             raise found[1].changed(row=int(rows[found[0]]))
 
-    def _tell_apart(self, batch: pa.RecordBatch, rows: IntArray) -> None:
-        """Raise ValueFitError for a key that is in the unfinished shard already."""
+    def _check_keys(self, batch: pa.RecordBatch, rows: IntArray) -> None:
+        """Raise ValueFitError for a key that is already in the unfinished shard."""
         column = self._format.key_column
         if column not in batch.schema.names:
             return
         names = batch.column(column).cast(pa.large_binary()).to_pylist()
-        if len(fresh := set(names)) == len(names) and self._names.isdisjoint(fresh):
-            self._names |= fresh
+        if len(fresh := set(names)) == len(names) and self._shard_keys.isdisjoint(fresh):
+            self._shard_keys |= fresh
             return
         fresh = set()
         for name, row in zip(names, rows.tolist(), strict=False):
-            if name in self._names or name in fresh:
+            if name in self._shard_keys or name in fresh:
                 shown = escape(name.decode("utf-8", "backslashreplace"))
                 raise ValueFitError(
                     f"duplicate key {shown!r:.80} in the same shard",
@@ -379,75 +379,81 @@ class Writer:
 
     def _flush(self, next: int) -> None:
         """Queue the buffered rows as one shard; `next` is the first row of the shard after it."""
-        self._is_torn = True
-        number, size = len(self._chunks) + len(self._queue), self._held_size
-        write = partial(self._write_shard, number, self._held)
-        self.rows += self._held_rows
-        self._held, self._held_rows, self._held_size, self._names = [], 0, 0, set()
-        self._queue.add(write, next, size, self._note)
-        self._is_torn = False
+        self._is_inconsistent = True
+        number, size = len(self._chunks) + len(self._queue), self._buffered_bytes
+        write = partial(self._write_shard, number, self._buffered)
+        self.rows += self._buffered_rows
+        self._buffered, self._buffered_rows, self._buffered_bytes, self._shard_keys = (
+            [],
+            0,
+            0,
+            set(),
+        )
+        self._queue.add(write, next, size, self._record)
+        self._is_inconsistent = False
 
-    def _note(self, chunk: Chunk, next: int) -> None:
+    def _record(self, chunk: Chunk, next: int) -> None:
         self._chunks.append(chunk)
         self.target.check()
-        self._journal.note_shard(chunk.rows or 0, next, chunk.files, self.failed.settle(next))
+        self._journal.record_shard(chunk.rows or 0, next, chunk.files, self.failed.settle(next))
         self.next = next
-        self.failed.noted(next)
-        while self.unnoted and self.unnoted[0][1][-1] < next:
-            self.unnoted.popleft()
+        self.failed.forget(next)
+        while self.unrecorded and self.unrecorded[0][1][-1] < next:
+            self.unrecorded.popleft()
 
     def _write_shard(self, number: int, held: list[pa.RecordBatch]) -> Chunk:
         at = self.target.at
         chunk = self._format.write_shard(
-            at / self._inside if self._inside else at,
+            at / self._subfolder if self._subfolder else at,
             number,
             self.columns or (),
             held,
             self.settings,
         )
-        if not self._inside:
+        if not self._subfolder:
             return chunk
         return replace(
             chunk,
-            files=tuple(replace(file, name=f"{self._inside}/{file.name}") for file in chunk.files),
+            files=tuple(
+                replace(file, name=f"{self._subfolder}/{file.name}") for file in chunk.files
+            ),
         )
 
     def keep(self) -> None:
-        """Keep the scratch folder for a resume, even if no shard is finished."""
+        """Keep the scratch folder for a resume even if no shard is finished."""
         self._journal.is_kept = True
 
-    def source_noted(self) -> list[Any] | None:
-        """Return the bytes of the source read so far and their checksum.
-
-        None if the checksum was known before the pack started.
+    def source_state(self) -> list[Any] | None:
+        """Return the number of bytes of the source read so far, and their checksum; None if the
+        checksum was known before the pack started.
         """
-        return self._journal.source_noted()
+        return self._journal.source_state()
 
-    def agrees(self, noted: Any) -> bool:
-        """Return whether the source starts with the bytes that `source_noted` returned."""
-        return self._journal.agrees(noted)
+    def source_matches(self, state: Any) -> bool:
+        """Return whether the source starts with the bytes that `source_state` returned."""
+        return self._journal.source_matches(state)
 
     def fail(self, failure: Failure) -> None:
-        """List a row that is left out. Call it in row order, before later rows are written."""
+        """Add a failed row to the list. Call it in row order, before later rows are written."""
         self.failed.add(failure)
 
     @checked
     def close(self, source: Mapping[str, Any] | None = None) -> str:
-        """Write the last shard, the index and the playlist, and return the playlist's path.
+        """Write the last shard, the index and the playlist; return the path of the playlist.
 
-        Further calls return the path again. If it raises, call `abandon` to release the target; a
-        `with` block does both.
+        Further calls return the path again. If `close` raises, call `abandon` to release the
+        target; a `with` block does both.
 
         source  the source that the playlist records
         """
-        if self._is_abandoned or self._is_torn:
+        if self._is_abandoned or self._is_inconsistent:
             self._check_open()
         if self._ended:
             return self.playlist
         self._write_samples()
-        if self._held_rows:
+        if self._buffered_rows:
             self._flush(1 << 62)
-        self._queue.close(self._note)
+        self._queue.close(self._record)
         self.failed.settle(1 << 62)
         self.target.check()
         files = self._format.write_index(
@@ -458,7 +464,7 @@ class Writer:
         check_files(
             self.target.at,
             ((one.name, one.size) for one in (*written, *files.values(), *failed.values())),
-            "Run the same command with --resume to write it again.",
+            "Run the same command with --resume to write the file again.",
         )
         self.target.check(now=True)
         if self._writes_playlist:
@@ -506,19 +512,21 @@ class Writer:
         )
 
     def abandon(self) -> None:
-        """Stop without a playlist. Finished shards stay for a resume; without any, nothing stays."""
+        """Stop without writing a playlist. Keep finished shards for a resume; if there are none,
+        remove the output.
+        """
         if self._ended:
             return
         self._ended = self._is_abandoned = True
         self._dropped.detach()
-        with contextlib.suppress(Exception):  # the first error was raised already
-            self._queue.close(self._note)
+        with contextlib.suppress(Exception):  # an earlier error was already raised
+            self._queue.close(self._record)
         _release(self.target, self.failed, self._journal)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
             "a Writer cannot be sent to another process",
-            hint="Open a Writer in each process, each for its own folder.",
+            hint="Open a separate Writer in each process, with a separate folder.",
         )
 
     def __enter__(self) -> Writer:
@@ -541,19 +549,19 @@ class Writer:
 
 
 class _SampleBuffer:
-    """Encoded samples that are not a batch yet; `len()` is their number."""
+    """Encoded samples that will be written as one batch; `len()` is their number."""
 
     def __init__(self) -> None:
-        self._held: list[dict[str, Any]] = []
+        self._buffered: list[dict[str, Any]] = []
         self._size = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._buffered)
 
     @property
     def is_full(self) -> bool:
         """Whether the samples should be written as a batch."""
-        return len(self._held) >= MAX_BUFFERED_SAMPLES or self._size >= MAX_BUFFERED_BYTES
+        return len(self._buffered) >= MAX_BUFFERED_SAMPLES or self._size >= MAX_BUFFERED_BYTES
 
     def add(self, columns: Columns, sample: Mapping[str, Any], first: int) -> None:
         """Encode a sample; `first` is the row of the first buffered sample.
@@ -577,13 +585,13 @@ class _SampleBuffer:
                     encodings.lookup(column.encoding), sample[column.name]
                 )
             except FlareError as error:
-                at = first + len(self._held)
+                at = first + len(self._buffered)
                 raise error.changed(address="", row=at).of_column(column.name) from None
-        self._held.append(row)
+        self._buffered.append(row)
         self._size += _sample_size(row)
 
     def batch(self, columns: Columns, first: int) -> pa.RecordBatch:
-        """Return the samples as typed columns; `first` is the row of the first.
+        """Return the samples as typed columns; `first` is the row of the first sample.
 
         raises  ValueFitError with the row of bytes that are not UTF-8
         """
@@ -593,7 +601,7 @@ class _SampleBuffer:
             try:
                 arrays.append(
                     encodings.typed(
-                        pa.array([sample[column.name] for sample in self._held], encoding.raw),
+                        pa.array([sample[column.name] for sample in self._buffered], encoding.raw),
                         encoding,
                     )
                 )
@@ -604,9 +612,11 @@ class _SampleBuffer:
         )
 
     def remove(self, count: int, refused: int = -1) -> None:
-        """Remove the first `count` samples, and the one at position `refused`."""
-        self._held = [sample for i, sample in enumerate(self._held) if i >= count and i != refused]
-        self._size = sum(map(_sample_size, self._held))
+        """Remove the first `count` samples, and the sample at position `refused`."""
+        self._buffered = [
+            sample for i, sample in enumerate(self._buffered) if i >= count and i != refused
+        ]
+        self._size = sum(map(_sample_size, self._buffered))
 
 
 def _sample_size(row: Mapping[str, Any]) -> int:
@@ -616,7 +626,7 @@ def _sample_size(row: Mapping[str, Any]) -> int:
     )
 
 
-def _places(rows: IntArray | Sequence[int], count: int) -> IntArray:
+def _row_numbers(rows: IntArray | Sequence[int], count: int) -> IntArray:
     """Return row numbers as an array. Raises UsageError unless there are `count`, ascending."""
     places = np.asarray(rows)
     if not count and not places.size:
@@ -635,10 +645,10 @@ def _release(target: Target, failed: Failed, journal: Journal) -> None:
 
 
 def _drop(pid: int, target: Target, *held: Any) -> None:
-    """Abandon the target of a garbage collected Writer; a forked copy of the Writer does nothing."""
+    """Abandon the target of a garbage collected Writer; do nothing in a forked process."""
     if os.getpid() != pid:
         return
-    # Release first: the warning may be an error, and who sees it may open the target at once.
+    # Release first: if the warning is raised as an error, its handler may open the target.
     target.run_finalizer(partial(_release, target, *held))
     warnings.warn(
         f"{target.shown}: a Writer was garbage collected without close()",

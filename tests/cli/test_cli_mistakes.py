@@ -66,7 +66,7 @@ def told(place, monkeypatch, capfd):
         ),
         (
             "pack first.parquet new --key idd",
-            "no column 'idd', which --key names",
+            "--key: no column 'idd'",
             "Did you mean id? Choose from id, text.",
         ),
         (
@@ -102,17 +102,17 @@ def told(place, monkeypatch, capfd):
         (
             "pack first.parquet first.parquet",
             "first.parquet: is a file; expected a folder",
-            "Name the folder to write, last.",
+            "Name the output folder last.",
         ),
         (
             "pack first.parquet files --overwrite",
             "files: the folder is not empty",
-            "Name another folder: --overwrite replaces what was packed, and something else is there.",
+            "Name another folder: --overwrite replaces only output of `flare pack`.",
         ),
         (
             "unpack out files --overwrite",
             "files: the folder is not empty",
-            "Name another folder: --overwrite replaces what was unpacked, and something else is there.",
+            "Name another folder: --overwrite replaces only output of `flare unpack`.",
         ),
         (
             "pack files new -c jpeg",

@@ -133,14 +133,14 @@ def test_what_a_query_gives_does_not_depend_on_the_places(addresses, tmp_path, q
 def test_a_resumed_pack_lists_the_same_bytes(addresses, tmp_path, monkeypatch, chosen):
     options = SKIP | {"shard_rows": 6} | chosen
     commands.pack(addresses, str(tmp_path / "whole"), **options)
-    note = Journal.note_shard
+    note = Journal.record_shard
 
     def stopped(self, *args):
         note(self, *args)
         if len(self.shards) % 3 == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Journal, "note_shard", stopped)
+    monkeypatch.setattr(Journal, "record_shard", stopped)
     for _ in range(20):
         try:
             commands.pack(addresses, str(tmp_path / "out"), resume=True, **options)
@@ -279,7 +279,7 @@ def test_a_row_without_a_key_is_a_failed_row_in_every_format(tmp_path, format):
     )
     assert (done.rows, done.failed, dict(done.reasons)) == (2, 4, {"null": 4})
     column = "__key__" if format == "webdataset" else "id"
-    empty, null = f"{column} is empty, and names the row", f"{column} is null"
+    empty, null = f"{column} is empty; keys must not be empty", f"{column} is null"
     told = [
         (one["row"], one["key"], one["column"], one["reason"]) for one in failed(tmp_path / "out")
     ]
@@ -301,7 +301,7 @@ def test_a_row_without_a_key_ends_a_pack_that_skips_nothing(tmp_path):
     (tmp_path / "x.csv").write_text("id,n\na,1\n,2\n")
     with pytest.raises(ValueFitError) as caught:
         commands.pack(str(tmp_path / "x.csv"), str(tmp_path / "out"), key="id")
-    assert str(caught.value) == f"{tmp_path}/x.csv[1]: id is empty, and names the row"
+    assert str(caught.value) == f"{tmp_path}/x.csv[1]: id is empty; keys must not be empty"
 
 
 def test_an_unpack_names_file_and_row_and_a_finished_one_says_again_what_failed(tmp_path):

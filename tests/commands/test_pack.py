@@ -157,17 +157,17 @@ def test_a_resumed_pack_gives_the_bytes_of_an_unbroken_one(tmp_path, server, mon
     """Interrupted again and again, just before or just after a shard is noted in the journal."""
     source = index(tmp_path, server, bad={3, 40, 41, 100})
     whole = commands.pack(source, f"{tmp_path}/whole", on_error="skip", **LINK)
-    note_shard = Journal.note_shard
+    record_shard = Journal.record_shard
 
     def stops(self, *args):
         if noted:
-            note_shard(self, *args)
+            record_shard(self, *args)
         if len(self.shards) >= self.stop:
             raise KeyboardInterrupt
         if not noted:
-            note_shard(self, *args)
+            record_shard(self, *args)
 
-    monkeypatch.setattr(Journal, "note_shard", stops)
+    monkeypatch.setattr(Journal, "record_shard", stops)
     for stop in (1, 2, whole.shards - 1):
         monkeypatch.setattr(Journal, "stop", stop, raising=False)
         with pytest.raises(KeyboardInterrupt):
@@ -189,7 +189,7 @@ def test_a_resume_reaches_as_far_as_before_where_that_decides_which_rows_come(
 
     def run(out, stop=99, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(Journal, "note_shard", _stopping(stop))
+            patch.setattr(Journal, "record_shard", _stopping(stop))
             return commands.pack(
                 str(tmp_path / "i.parquet"),
                 str(tmp_path / out),
@@ -216,10 +216,10 @@ def test_a_resume_reaches_as_far_as_before_where_that_decides_which_rows_come(
 
 
 def _stopping(stop):
-    note_shard = Journal.note_shard
+    record_shard = Journal.record_shard
 
     def stops(self, *args):
-        note_shard(self, *args)
+        record_shard(self, *args)
         if len(self.shards) >= stop:
             raise KeyboardInterrupt
 

@@ -11,9 +11,7 @@ from flarecli.write import Writer
 from flarecli.write.journal import Journal
 from flarecli.write.link_targets import ObjectReader
 
-CHANGED = (
-    "the unfinished pack was started with another source, or with this one before it was changed"
-)
+CHANGED = "the unfinished pack was started with another source, or before the source was changed"
 
 
 def interrupted(*_, **__):
@@ -32,7 +30,7 @@ def dataset(path, first, rows=12):
 def test_a_dataset_that_was_changed_is_neither_gone_on_with_nor_taken_for_done(
     tmp_path, monkeypatch
 ):
-    note, out = Journal.note_shard, tmp_path / "out"
+    note, out = Journal.record_shard, tmp_path / "out"
 
     def stops(self, *args):
         note(self, *args)
@@ -41,7 +39,7 @@ def test_a_dataset_that_was_changed_is_neither_gone_on_with_nor_taken_for_done(
 
     source = dataset(tmp_path / "d", 0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Journal, "note_shard", stops)
+        patch.setattr(Journal, "record_shard", stops)
         commands.pack(source, str(out), shard_rows=2)
     dataset(tmp_path / "d", 100)
     with pytest.raises(UsageError) as caught:
@@ -71,7 +69,7 @@ def test_columns_that_were_noted_and_no_shard_are_held_against_the_rows_they_cam
     index, out = tmp_path / "i.parquet", tmp_path / "out"
     pq.write_table(pa.table({"a": [b"\x89PNG\r\n\x1a\n" + bytes(20)] * 50}), index, **plain)
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "note_shard", interrupted)
+        patch.setattr(Journal, "record_shard", interrupted)
         patch.setattr(
             "flarecli.write.folder_target.FolderTarget.abandon", lambda self, keep: self.release()
         )

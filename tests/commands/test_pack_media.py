@@ -257,7 +257,7 @@ def test_measures_are_named_by_their_column_where_names_are_taken(pictures, tmp_
         )
     assert (str(caught.value), caught.value.hint) == (
         "two columns would be named 'image_width'",
-        "Rename the one of the source, or leave out --media-info.",
+        "Rename the column in the source, or omit --media-info.",
     )
     with pytest.raises(UsageError) as caught:
         commands.pack(str(folder / "i.parquet"), str(tmp_path / "no"), media_info=True)

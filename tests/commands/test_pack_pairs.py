@@ -218,7 +218,7 @@ def test_an_interrupted_pack_with_any_option_goes_on_to_the_same_bytes(
         options["columns"] = ["t"]
     commands.pack(index, str(tmp_path / "whole"), **options)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Journal, "note_shard", _stopping(Journal.note_shard))
+        patch.setattr(Journal, "record_shard", _stopping(Journal.record_shard))
         commands.pack(index, str(tmp_path / "out"), **options)
     commands.pack(index, str(tmp_path / "out"), resume=True, **{**options, "jobs": 3})
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
@@ -229,7 +229,7 @@ def test_a_resume_with_any_other_option_is_refused_and_changes_nothing(
 ) -> None:
     begun = {"shard_rows": 2, "key": "id"}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Journal, "note_shard", _stopping(Journal.note_shard))
+        patch.setattr(Journal, "record_shard", _stopping(Journal.record_shard))
         commands.pack(index, str(tmp_path / "out"), **begun)
     before = {
         name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"
@@ -277,7 +277,7 @@ def test_rows_of_several_files_are_counted_over_all_of_them(
         )
     for stop in (3, 6):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Journal, "note_shard", _stopping(Journal.note_shard, stop // 2))
+            patch.setattr(Journal, "record_shard", _stopping(Journal.record_shard, stop // 2))
             commands.pack(names, str(tmp_path / f"out{stop}"), shard_rows=2, key="k")
         commands.pack(names, str(tmp_path / f"out{stop}"), shard_rows=2, key="k", resume=True)
         assert [row["n"] for row in read.open(str(tmp_path / f"out{stop}"))] == list(range(12))

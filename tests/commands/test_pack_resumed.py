@@ -12,9 +12,7 @@ from flarecli import commands
 from flarecli.errors import UsageError
 from flarecli.write.journal import Journal
 
-CHANGED = (
-    "the unfinished pack was started with another source, or with this one before it was changed"
-)
+CHANGED = "the unfinished pack was started with another source, or before the source was changed"
 GROUP, ROWS = 500, 4000
 
 
@@ -34,7 +32,7 @@ def table(path, changed=(), **options):
 
 def cut_short(monkeypatch, shards, *args, **options):
     """Pack until so many shards are noted."""
-    note = Journal.note_shard
+    note = Journal.record_shard
 
     def stops(self, *args):
         note(self, *args)
@@ -42,7 +40,7 @@ def cut_short(monkeypatch, shards, *args, **options):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "note_shard", stops)
+        patch.setattr(Journal, "record_shard", stops)
         with pytest.raises(KeyboardInterrupt):
             commands.pack(*args, **options)
 
@@ -111,7 +109,7 @@ def test_a_change_in_what_was_read_is_refused(tmp_path, monkeypatch, few_rows, r
         commands.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200, resume=True)
     assert (str(caught.value), caught.value.hint) == (
         f"{tmp_path}/out: {CHANGED}",
-        "Give --overwrite to begin anew.",
+        "Use --overwrite to start again.",
     )
     assert (files(tmp_path / "out"), lines(tmp_path / "out")) == before
     table(tmp_path / "i.parquet")
@@ -136,7 +134,7 @@ def test_columns_that_the_first_rows_told_are_held_against_them(tmp_path, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "note_shard", stops)
+        patch.setattr(Journal, "record_shard", stops)
         patch.setattr(
             "flarecli.write.folder_target.FolderTarget.abandon", lambda self, keep: self.release()
         )
@@ -235,14 +233,14 @@ def test_what_chooses_among_all_rows_is_summed_beforehand(tmp_path, monkeypatch,
 def test_a_file_cut_while_it_is_packed_is_an_error(tmp_path, monkeypatch, few_rows):
     table(tmp_path / "i.parquet")
     size = (tmp_path / "i.parquet").stat().st_size
-    note = Journal.note_shard
+    note = Journal.record_shard
 
     def cuts(self, *args):
         note(self, *args)
         with open(tmp_path / "i.parquet", "r+b") as file:
             file.truncate(size // 2)
 
-    monkeypatch.setattr(Journal, "note_shard", cuts)
+    monkeypatch.setattr(Journal, "record_shard", cuts)
     with pytest.raises(Exception) as caught:
         commands.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200)
     assert (

@@ -164,7 +164,7 @@ def test_a_row_that_fails_ends_the_pack_and_names_its_part(tmp_path: Path) -> No
             {"key": "id", "on_duplicate": "first"},
             "--on-duplicate first needs the keys of all parts",
         ),
-        ({"engine": "slurm"}, "--engine is 'slurm'"),
+        ({"engine": "slurm"}, "--engine: expected local or ray, got 'slurm'"),
         ({"part_rows": 0}, "--part-rows: expected at least 1, got 0"),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_second_pack_into_the_same_target_is_refused_by_name(
     monkeypatch.setattr(engines, "run", twice)
     flarecli.pack(index, out, part_rows=20)
     assert isinstance(caught[0], BusyError)
-    assert f"another pack is at work there (process {os.getpid()} on " in caught[0].message
+    assert f"another pack is writing to this folder (process {os.getpid()} on " in caught[0].message
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -258,7 +258,9 @@ def test_a_part_that_a_lost_driver_left_at_work_is_waited_for(
         flarecli.pack(index, str(tmp_path / "b"), part_rows=20)
     others[0].abandon(False)
     assert caught.value.where == f"part 00001: {tmp_path / 'b/00001'}"
-    assert f"another pack is at work there (process {os.getpid()} on " in caught.value.message
+    assert (
+        f"another pack is writing to this folder (process {os.getpid()} on " in caught.value.message
+    )
 
 
 def test_killed_anywhere_and_resumed_it_gives_the_bytes_of_an_unbroken_pack(
@@ -337,11 +339,16 @@ def test_parts_that_are_there_are_replaced_and_nothing_else(
         (out / name).write_text("mine")
         with pytest.raises(UsageError) as caught:
             flarecli.pack(index, str(out), format=format, part_rows=30, overwrite=True)
-        assert caught.value.message == "it holds 'notes.txt', which is no part of a dataset"
+        assert (
+            caught.value.message
+            == "contains another file 'notes.txt', which does not belong to the dataset"
+        )
         assert (out / name).read_text() == "mine"
         (out / name).unlink()
     (out / "00007").mkdir()
-    with pytest.raises(UsageError, match="it holds '00007', which is no part of a dataset"):
+    with pytest.raises(
+        UsageError, match="contains another file '00007', which does not belong to the dataset"
+    ):
         flarecli.pack(index, str(out), format=format, part_rows=30, overwrite=True)
     (out / "00007").rmdir()
     flarecli.pack(index, str(out), format=format, part_rows=30, overwrite=True)

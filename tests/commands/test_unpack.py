@@ -313,7 +313,7 @@ def test_a_folder_in_use_is_refused_with_the_way_out(plain, tmp_path):
             commands.unpack(str(plain), str(to), **options)
         assert str(caught.value) == f"{to}: the folder is not empty"
         hint = "Use --resume to continue an unfinished unpack, --overwrite to replace an unpacked folder, or name another folder."
-        replacing = "Name another folder: --overwrite replaces what was unpacked, and something else is there."
+        replacing = "Name another folder: --overwrite replaces only output of `flare unpack`."
         assert caught.value.hint == (replacing if "overwrite" in options else hint)
     assert tree(to) == {"mine": b"mine"}
 
@@ -421,7 +421,7 @@ def test_a_half_unpack_is_called_one(plain, tmp_path, monkeypatch):
 def test_two_unpacks_into_one_folder_are_not_mixed(plain, tmp_path):
     to = tmp_path / "f"
     first = outlets.Folder(str(to), {"x": 1}, resume=False, overwrite=False)
-    with pytest.raises(BusyError, match="another unpack is at work there"):
+    with pytest.raises(BusyError, match="another unpack is writing to this folder"):
         commands.unpack(str(plain), str(to), resume=True)
     first.abandon()
     assert not to.exists()

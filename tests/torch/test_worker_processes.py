@@ -222,7 +222,7 @@ def test_objects_that_cannot_be_pickled_raise_an_error_with_a_hint(packed, tmp_p
     try:
         for one, hint in (
             (run, "Send the dataset and the cursor, and call data.run(cursor=cursor) there."),
-            (writer, "Open a Writer in each process, each for its own folder."),
+            (writer, "Open a separate Writer in each process, with a separate folder."),
         ):
             with pytest.raises(UsageError) as caught:
                 pickle.dumps(one)

@@ -13,8 +13,8 @@ from flarecli.model import Settings
 from flarecli.write import Failure, Writer
 
 COLUMNS = {"n": "int"}
-GONE = "a shard before could not be written, so none is taken behind it"
-AGAIN = "Open another Writer with resume=True: its `rows` says where to go on."
+GONE = "an earlier shard could not be written, so later rows are refused"
+AGAIN = "Open another Writer with resume=True, and continue after its `rows`."
 
 
 def files(folder):

@@ -85,7 +85,7 @@ def test_what_came_to_lie_in_the_old_dataset_of_a_bucket_meanwhile_stays():
         pack(out, range(3)),
         {"columns": {"n": "int"}, "settings": Settings(shard_rows=2), "overwrite": True},
     )
-    message = f"{out}: it holds 'photos.tar', which is no part of a dataset"
+    message = f"{out}: contains another file 'photos.tar', which does not belong to the dataset"
     with pytest.raises(UsageError) as caught, Writer(out, **how) as writer:
         for row in range(100, 104):
             writer.write({"n": row})
@@ -159,7 +159,7 @@ def test_a_pack_whose_lock_was_taken_over_neither_replaces_nor_removes_anything(
     def lost(self, path, *more, **named):
         if path.endswith("a/shard.00000.mds") and not swapping:
             swapping.append(path)
-            writer.target._lease._lost = "another pack has taken over"
+            writer.target._lease._lost = "another pack took over the lock"
         return real(self, path, *more, **named)
 
     with monkeypatch.context() as patch, pytest.raises(BusyError):
@@ -179,7 +179,7 @@ def test_a_pack_whose_lock_was_taken_over_neither_replaces_nor_removes_anything(
     )  # one shard, and no playlist: whoever took over puts the rest there
     other = Writer(f"{bucket}/b", columns={"n": "int"})
     (locate(f"{bucket}/b") / "shard.00000.mds").write([b"of who took over"])
-    other.target._lease._lost = "another pack has taken over"
+    other.target._lease._lost = "another pack took over the lock"
     other.abandon()
     assert objects(f"{bucket}/b") == {"shard.00000.mds": b"of who took over"}
 
@@ -206,7 +206,7 @@ def test_a_lock_that_another_took_over_is_noticed_before_a_step_counts_on_it_and
     writer.target._lease._last -= 100  # as after a night's sleep
     with pytest.raises(BusyError) as caught:
         writer.target.check()
-    assert str(caught.value) == f"{out}: another pack has taken over"
+    assert str(caught.value) == f"{out}: another pack took over the lock"
     writer.abandon()
     assert (locate(out) / ".flare/lock").read() == b'{"token": "theirs"}'
 

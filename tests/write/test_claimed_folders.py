@@ -75,7 +75,10 @@ def test_what_looks_like_a_shard_and_is_none_of_a_half_pack_is_not_removed(tmp_p
     (tmp_path / "out" / name).write_text("mine")
     with pytest.raises(UsageError) as caught:
         pack(tmp_path / "out", 6, overwrite=True)
-    assert str(caught.value) == f"{tmp_path}/out: it holds {name!r}, which is no part of a dataset"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/out: contains another file {name!r}, which does not belong to the dataset"
+    )
     assert (tmp_path / "out" / name).read_text() == "mine"
     with pytest.raises(RuntimeError), Writer(str(tmp_path / "new"), columns=COLUMNS):
         (tmp_path / "new" / name).write_text("mine")

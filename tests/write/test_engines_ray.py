@@ -175,4 +175,4 @@ def test_a_check_that_was_interrupted_goes_on_on_the_cluster(
 def test_an_engine_that_there_is_not_is_refused(index: str) -> None:
     with pytest.raises(UsageError) as caught:
         flarecli.verify(index, engine="slurm")
-    assert caught.value.message == "--engine is 'slurm'"
+    assert caught.value.message == "--engine: expected local or ray, got 'slurm'"

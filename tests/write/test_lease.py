@@ -20,7 +20,7 @@ def test_a_store_that_refuses_every_condition_is_not_asked_for_ever(tmp_path, mo
         Lease(locate(str(tmp_path)) / "lock", "s3://b/out", waits=False)
     assert (
         str(caught.value)
-        == "s3://b/out: others were faster each time, or the store refuses every condition"
+        == "s3://b/out: cannot create the lock: other processes were faster, or the store refuses conditional puts"
     )
     assert caught.value.hint == "Try again in a minute."
     assert len(asked) == 9

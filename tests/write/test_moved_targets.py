@@ -19,7 +19,7 @@ from flarecli.write import Failure, Writer, parts
 
 COLUMNS = {"n": "int"}
 MOVED = "the folder was moved or deleted while it was written"
-AGAIN = "Run the same command with --resume to write it again."
+AGAIN = "Run the same command with --resume to write the file again."
 
 
 def files(folder):
@@ -112,7 +112,7 @@ def test_a_scratch_folder_that_was_deleted_is_named(tmp_path):
         shutil.rmtree(tmp_path / "out" / ".flare")
         write(writer, 9)
     assert str(caught.value) == (
-        f"{tmp_path}/out/.flare: the scratch folder was moved or deleted while it was in use"
+        f"{tmp_path}/out/.flare: the scratch folder was moved or deleted during the run"
     )
     assert not (tmp_path / "out" / "playlist.yaml").exists()
 
@@ -175,7 +175,7 @@ def test_a_finished_dataset_that_lost_a_file_is_not_resumed(tmp_path, how, name)
     with pytest.raises(kind) as caught:
         pack(tmp_path / "out", 5, resume=True)
     assert str(caught.value) == f"{tmp_path}/out/{name}: {message.format(size)}"
-    assert caught.value.hint == "Give --overwrite to pack it again."
+    assert caught.value.hint == "Use --overwrite to pack the dataset again."
 
 
 def source(path, rows):

@@ -10,7 +10,7 @@ from flarecli.model import Settings
 from flarecli.write import Writer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-HINT = "Move that elsewhere first."
+HINT = "Move this file elsewhere first."
 
 
 def files(folder):
@@ -41,7 +41,7 @@ def refused(out, name, **options):
     with pytest.raises(UsageError) as caught:
         pack(out, 9, overwrite=True, **options)
     assert (str(caught.value), caught.value.hint) == (
-        f"{out}: it holds {name!r}, which is no part of a dataset",
+        f"{out}: contains another file {name!r}, which does not belong to the dataset",
         HINT,
     )
     assert files(out) == before
@@ -118,7 +118,8 @@ def test_what_came_to_lie_in_the_old_dataset_meanwhile_stays(tmp_path):
             new.write({"b": b"%d" % row})
         (tmp_path / "out" / "notes.txt").write_text("mine")
     assert (
-        str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
+        str(caught.value)
+        == f"{tmp_path}/out: contains another file 'notes.txt', which does not belong to the dataset"
     )
     assert files(tmp_path / "out") == {**old, "notes.txt": b"mine"}
     (tmp_path / "out" / "notes.txt").rename(tmp_path / "notes.txt")

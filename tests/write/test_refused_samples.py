@@ -8,7 +8,7 @@ from flarecli.model import Settings
 from flarecli.write.journal import Journal
 from flarecli.write.shard_queue import ShardQueue
 
-LOST = "a shard before could not be written, so none is taken behind it"
+LOST = "an earlier shard could not be written, so later rows are refused"
 
 
 def told(do):
@@ -87,7 +87,7 @@ def test_rows_that_an_interrupt_met_between_two_hands_are_not_passed_over(tmp_pa
             do()
         assert (caught.value.message, caught.value.hint) == (
             LOST,
-            "Open another Writer with resume=True: its `rows` says where to go on.",
+            "Open another Writer with resume=True, and continue after its `rows`.",
         )
     writer.abandon()
     assert (
@@ -109,7 +109,7 @@ def test_a_shard_that_the_journal_could_not_note_is_nothing_to_go_on_from(tmp_pa
         str(tmp_path / "d"), columns={"n": "int"}, settings=Settings(shard_rows=2)
     )
     with monkeypatch.context() as patched:
-        patched.setattr(Journal, "note_shard", full)
+        patched.setattr(Journal, "record_shard", full)
         with pytest.raises(OSError, match="No space left"):
             for n in range(2000):
                 writer.write({"n": n})

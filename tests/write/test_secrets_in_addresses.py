@@ -51,6 +51,25 @@ def test_tokens_of_unusual_names_are_neither_printed_nor_stored(web, tmp_path, c
     assert not [name for name, data in stored.items() if TOKEN.encode() in data]
 
 
+@pytest.mark.parametrize("target", ["files", "-"])
+def test_keys_of_rows_that_unpack_skips_are_stored_without_secrets(
+    tmp_path, monkeypatch, capfdbinary, target
+):
+    monkeypatch.chdir(tmp_path)
+    keys = [
+        f"https://me:{TOKEN}@cdn.example/a.jpg?X-Amz-Signature={TOKEN}",
+        f"s3://b/../c?sig={TOKEN}",
+    ]
+    with flarecli.Writer("data", columns={"key": "str", "x": "bytes"}) as writer:
+        for key in ("a", *keys):
+            writer.write({"key": key, "x": b"1"})
+    assert main(["unpack", "data", target, "--on-error", "skip"]) == 1
+    out, err = capfdbinary.readouterr()
+    stored = Path("files/failed.jsonl").read_bytes() if target == "files" else out
+    assert b"https://cdn.example/a.jpg" in stored
+    assert TOKEN.encode() not in stored + err
+
+
 @pytest.mark.parametrize("command", ["cat", "inspect --shards", "verify", "verify --json"])
 def test_tokens_in_a_playlist_are_not_printed(web, tmp_path, capfd, command):
     """A dataset with a lost shard and a damaged one, both signed."""

@@ -222,6 +222,6 @@ def test_an_interrupt_while_a_thread_starts_leaves_no_shard_that_is_still_being_
         queue.add(make, 10, 1, lambda made, next: None)
     assert (len(queue), ended) == (0, [1] if is_running else [])
     with pytest.raises(
-        UsageError, match="^a shard before could not be written, so none is taken behind it$"
+        UsageError, match="^an earlier shard could not be written, so later rows are refused$"
     ):
         queue.close(lambda made, next: None)

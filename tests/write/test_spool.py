@@ -281,8 +281,8 @@ def test_an_index_that_changed_is_refused_though_no_shard_is_finished(
     server.may_end.set()
     assert main([*arguments, "--resume"]) == 2
     assert capsys.readouterr().err.splitlines()[0] == (
-        f"error: {tmp_path}/out: the unfinished pack was started with another source, or with "
-        "this one before it was changed"
+        f"error: {tmp_path}/out: the unfinished pack was started with another source, or "
+        "before the source was changed"
     )
 
 

@@ -45,7 +45,7 @@ def test_a_pack_that_begins_while_another_looks_at_the_folder_is_named(
     with pytest.raises(BusyError) as caught:
         opened(tmp_path / "out", resume=True)
     assert str(caught.value).startswith(
-        f"{tmp_path}/out: another pack is at work there (process {os.getpid()} on "
+        f"{tmp_path}/out: another pack is writing to this folder (process {os.getpid()} on "
     )
     others[0].close()
 

@@ -144,7 +144,7 @@ def test_an_exception_leaves_no_index_and_a_resume_gives_the_same_bytes(tmp_path
         pack(tmp_path / "out", samples(300))
     assert (
         caught.value.hint
-        == "Run the same command with --resume, or with --overwrite to begin anew."
+        == "Run the same command with --resume, or use --overwrite to start again."
     )
     assert pack(tmp_path / "out", samples(300), resume=True) == whole
 
@@ -172,7 +172,7 @@ def test_other_settings_are_not_mixed_into_a_half_pack(tmp_path):
         str(caught.value)
         == f"{tmp_path}/out: the unfinished pack was started with shard_bytes 4000, not 5000"
     )
-    assert caught.value.hint == "Give --overwrite to begin anew."
+    assert caught.value.hint == "Use --overwrite to start again."
 
 
 def test_a_journal_cut_anywhere_still_resumes_to_the_same_bytes(tmp_path):
@@ -258,7 +258,7 @@ def test_no_row_is_taken_that_no_shard_would_hold(tmp_path):
         ):
             with pytest.raises(UsageError) as caught:
                 write()
-            assert str(caught.value) == f"{tmp_path}/out: the dataset is finished"
+            assert str(caught.value) == f"{tmp_path}/out: the dataset is already finished"
         assert one.close() == f"{tmp_path}/out/playlist.yaml"
     assert files(tmp_path / "out") == whole
     given_up = Writer(str(tmp_path / "other"), columns=COLUMNS)
@@ -276,8 +276,8 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
         with pytest.raises(UsageError) as caught:
             Writer(str(tmp_path), columns=COLUMNS, overwrite=overwrite)
         assert str(caught.value) == f"{tmp_path}: the folder is not empty"
-        replacing = "Name another folder: --overwrite replaces what was packed, and something else is there."
-        hint = "Give --resume to go on with an unfinished pack, --overwrite to replace a dataset, or name another folder."
+        replacing = "Name another folder: --overwrite replaces only output of `flare pack`."
+        hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
         assert caught.value.hint == (replacing if overwrite else hint)
     assert files(tmp_path) == {"notes.txt": b"mine"}
     with pytest.raises(UsageError, match="is a file; expected a folder$"):
@@ -312,7 +312,8 @@ def test_overwriting_refuses_a_folder_that_holds_more_than_a_dataset(tmp_path):
     with pytest.raises(UsageError) as caught:
         pack(tmp_path / "out", samples(300), overwrite=True)
     assert (
-        str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
+        str(caught.value)
+        == f"{tmp_path}/out: contains another file 'notes.txt', which does not belong to the dataset"
     )
     assert files(tmp_path / "out") == {**old, "notes.txt": b"mine"}
 
@@ -460,7 +461,10 @@ def test_two_packs_into_one_folder_one_wins_and_is_named(tmp_path):
         for options in ({}, {"resume": True}, {"overwrite": True}):
             with pytest.raises(BusyError) as caught:
                 Writer(str(tmp_path / "out"), columns=COLUMNS, **options)
-            assert f"another pack is at work there (process {other.pid} on " in caught.value.message
+            assert (
+                f"another pack is writing to this folder (process {other.pid} on "
+                in caught.value.message
+            )
             assert caught.value.exit_code == 3
     finally:
         go.set()
@@ -507,9 +511,9 @@ def test_a_sample_that_does_not_fit_is_refused_by_name(tmp_path, sample, message
         (Settings(hashes=("crc",)), "unknown hash 'crc'"),
         (
             Settings(shard_bytes=1 << 32),
-            "a shard of 4294967296 bytes is past 4 GiB, which its offsets cannot reach",
+            "shard_bytes: expected at most 4294967295 (4 GiB), got 4294967296",
         ),
-        (Settings(shard_rows=0), "a shard of 0 rows holds nothing"),
+        (Settings(shard_rows=0), "shard_rows: expected at least 1, got 0"),
     ],
 )
 def test_settings_that_nothing_can_be_written_with_are_refused_first(tmp_path, how, message):
@@ -603,7 +607,8 @@ def test_beginning_anew_in_a_half_pack_removes_nothing_else(tmp_path):
     with pytest.raises(UsageError) as caught:
         pack(tmp_path / "out", rows, overwrite=True)
     assert (
-        str(caught.value) == f"{tmp_path}/out: it holds 'notes.txt', which is no part of a dataset"
+        str(caught.value)
+        == f"{tmp_path}/out: contains another file 'notes.txt', which does not belong to the dataset"
     )
     assert (tmp_path / "out" / "notes.txt").read_text() == "precious"
 
@@ -666,7 +671,9 @@ def test_a_half_pack_of_each_format_is_begun_anew(tmp_path, format, compression)
     with pytest.raises(RuntimeError):
         write("out", 5)
     (tmp_path / "out" / "12 notes").write_text("mine")
-    with pytest.raises(UsageError, match="it holds '12 notes', which is no part of a dataset$"):
+    with pytest.raises(
+        UsageError, match="contains another file '12 notes', which does not belong to the dataset$"
+    ):
         write("out", 7, overwrite=True)
     (tmp_path / "out" / "12 notes").unlink()
     assert write("out", 7, overwrite=True) == write("other", 7)
@@ -677,7 +684,7 @@ def test_a_half_pack_of_each_format_is_begun_anew(tmp_path, format, compression)
 def test_an_empty_target_is_not_the_root_folder(out):
     with pytest.raises(UsageError) as caught:
         Writer(out, columns=COLUMNS)
-    assert str(caught.value) == "the target is an empty name"
+    assert str(caught.value) == "the name of the output folder is empty"
 
 
 def test_a_list_of_failed_rows_that_went_is_never_filled_with_zeros(tmp_path):
@@ -699,7 +706,7 @@ def test_a_journal_that_is_none_is_a_format_error(tmp_path, line):
     (tmp_path / "out" / ".flare" / "journal").write_text(line)
     with pytest.raises(FormatError) as caught:
         Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True)
-    assert str(caught.value) == f"{tmp_path}/out: its journal cannot be read"
+    assert str(caught.value) == f"{tmp_path}/out: cannot read the journal"
 
 
 LISTS = {

@@ -93,7 +93,7 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
             columns: Columns = tuple(encodings.column(*one) for one in journal.columns)
         else:
             columns = _columns(plan)
-            journal.note_columns([(column.name, column.encoding) for column in columns])
+            journal.record_columns([(column.name, column.encoding) for column in columns])
         common = replace(
             task,
             options=replace(options, limit=None, resume=True, overwrite=False, progress=None),

@@ -33,7 +33,7 @@ from flarecli.model import Settings
 from flarecli.names import shell_quoted
 from flarecli.progress import Progress
 from flarecli.storage import Guard, Limits
-from flarecli.write import Failure, Keys, Spool, fetch_links, is_unnamed, key_text, too_large
+from flarecli.write import Failure, Keys, Spool, fetch_links, is_empty_key, key_text, too_large
 from flarecli.write.columns import check_names
 
 __all__ = ["PackTask", "Plan", "check_keys", "fetched", "parse_link", "selected"]
@@ -360,12 +360,12 @@ def check_keys(plan: Plan) -> None:
 
 
 def selected(
-    plan: Plan, skip: int = 0, running: SourceChecksum | None = None, keys_only: bool = False
+    plan: Plan, skip: int = 0, checksum: SourceChecksum | None = None, keys_only: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """Yield the selected rows from row `skip` of the selection on: where, limit, shuffle, then
     duplicate keys.
 
-    running    checksum that is updated with the bytes of the source
+    checksum    checksum that is updated with the bytes of the source
     keys_only  read no columns but the key and those of the condition
     return     batches with an additional column PLACE, the number of each row in the source, unless
                the rows are consecutive or a query made them
@@ -374,7 +374,7 @@ def selected(
     names = _needed_columns(plan, keys_only)
     place = None if plan.is_run else PLACE
     unused = [] if options.where is not None else _unused_columns(plan)
-    batches = source.batches(names, options.where, plan.start, plan.stop, place, running, unused)
+    batches = source.batches(names, options.where, plan.start, plan.stop, place, checksum, unused)
     if options.where is not None:
         schema = source.schema
         if names is not None:
@@ -471,7 +471,7 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
         has_places = PLACE in batch.schema.names
         rows = batch.column(PLACE).to_numpy() if has_places else np.arange(row, row + len(column))
         row += batch.num_rows
-        earlier = np.where(is_unnamed(column), -1, keys.seen(column, rows))
+        earlier = np.where(is_empty_key(column), -1, keys.seen(column, rows))
         again = np.flatnonzero(earlier >= 0)
         if len(again) and plan.options.on_duplicate == "error":
             first = int(again[0])
@@ -512,16 +512,16 @@ def fetched(
     skip: int = 0,
     limit: int | None = None,
     spool: Spool | None = None,
-    running: SourceChecksum | None = None,
+    checksum: SourceChecksum | None = None,
 ) -> Generator[fetch_links.Fetched, None, None]:
     """Yield the selection from row `skip` on, with downloaded links and processed media.
 
     limit    maximum number of rows
     spool    keeps what was fetched
-    running  checksum that is updated with the bytes of the source
+    checksum  checksum that is updated with the bytes of the source
     """
     task, names = plan.task, plan.names
-    rows = plan.places.passed(selected(plan, skip, running), skip)
+    rows = plan.places.passed(selected(plan, skip, checksum), skip)
     if limit is not None:
         rows = first_rows(rows, limit)
     files = [

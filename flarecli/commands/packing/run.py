@@ -44,7 +44,7 @@ from flarecli.write import (
     fetch_links,
     key_text,
 )
-from flarecli.write.columns import Typed, chosen_encodings, looks_like_addresses
+from flarecli.write.columns import ColumnConverter, address_columns, chosen_encodings
 
 __all__ = [
     "Estimate",
@@ -91,11 +91,11 @@ def source_record(
     task: PackTask,
     source: Source,
     options: Mapping[str, Any],
-    running: SourceChecksum | None = None,
+    checksum: SourceChecksum | None = None,
 ) -> dict[str, str]:
     """Return the record of a playlist's source: its address, its checksum and one of the options."""
     how = json.dumps([task.options.format, task.settings, options], sort_keys=True, default=asdict)
-    digest = task.source_digest or (source.sum() if running is None else running.total())
+    digest = task.source_digest or (source.sum() if checksum is None else checksum.total())
     return {
         "address": source.name.text,
         DEFAULT: digest,
@@ -138,21 +138,23 @@ def pack_task(task: PackTask, progress: Progress) -> Packed:
     source, recorded = plan.source, task.recorded_options()
     if options.dry_run:
         return dry_run(plan)
-    running = None
+    checksum = None
     if task.source_digest is None and options.where is None and options.shuffle is None:
-        running = source.running()  # otherwise all of the source is read before the first row
-    if running is not None:
-        digest = running.header
+        checksum = (
+            source.source_checksum()
+        )  # otherwise all of the source is read before the first row
+    if checksum is not None:
+        digest = checksum.header
     else:
         digest = task.source_digest or source.sum()
         task = replace(task, source_digest=digest)
-    record = partial(source_record, task, source, recorded, running)
+    record = partial(source_record, task, source, recorded, checksum)
     writer = Writer(
         task.out,
         format=options.format,
         settings=task.settings,
         head={"source": digest, "options": recorded},
-        running=running,
+        source_checksum=checksum,
         resume=options.resume,
         overwrite=options.overwrite,
         guard=task.guard,
@@ -167,7 +169,7 @@ def pack_task(task: PackTask, progress: Progress) -> Packed:
                 writer.name_columns(task.encodings)
             spool = Spool(writer) if plan.links else None
             try:
-                _write(plan, writer, spool, running)
+                _write(plan, writer, spool, checksum)
             except KeyboardInterrupt:  # also for SIGTERM and SIGHUP
                 if spool is not None:
                     with contextlib.suppress(FlareError):  # the interrupt is reported
@@ -197,7 +199,9 @@ def pack_task(task: PackTask, progress: Progress) -> Packed:
     )
 
 
-def _write(plan: Plan, writer: Writer, spool: Spool | None, running: SourceChecksum | None) -> None:
+def _write(
+    plan: Plan, writer: Writer, spool: Spool | None, checksum: SourceChecksum | None
+) -> None:
     """Convert the rows to typed columns and write them; failed rows are listed, or end the run."""
     progress, skips = plan.progress, plan.options.on_error == "skip"
     progress.start("pack", _expected_rows(plan))
@@ -209,13 +213,13 @@ def _write(plan: Plan, writer: Writer, spool: Spool | None, running: SourceCheck
             progress.note(f"{kept} more rows were fetched by an earlier run")
         first = spool.until
     holds_null = plan.task.format.holds_null
-    typed = Typed(writer.columns, plan.row_name, holds_null) if writer.columns else None
-    written_bytes = writer.taken
-    with contextlib.closing(fetched(plan, first, spool=spool, running=running)) as parts:
+    typed = ColumnConverter(writer.columns, plan.row_name, holds_null) if writer.columns else None
+    written_bytes = writer.written_bytes
+    with contextlib.closing(fetched(plan, first, spool=spool, checksum=checksum)) as parts:
         for part in parts:
             if typed is None and part.batch.num_rows:
                 columns = _named_columns(plan, writer, part)
-                typed = Typed(columns, plan.row_name, holds_null)
+                typed = ColumnConverter(columns, plan.row_name, holds_null)
             failures = list(part.failures)
             batch, rows = None, part.rows
             if typed is not None and part.batch.num_rows:
@@ -239,8 +243,8 @@ def _write(plan: Plan, writer: Writer, spool: Spool | None, running: SourceCheck
                 spool.until = part.until
                 spool.save()
             count = part.batch.num_rows + len(part.failures)
-            progress.advance(count, writer.taken - written_bytes)
-            written_bytes = writer.taken
+            progress.advance(count, writer.written_bytes - written_bytes)
+            written_bytes = writer.written_bytes
     if plan.duplicates:
         progress.note(f"left out {plan.duplicates} rows with the key of an earlier row")
 
@@ -267,9 +271,11 @@ def _storable(
     """Leave out the rows that fit their encodings but not the format, such as a separator in a line
     of CSV; only the first of them if it ends the run.
     """
-    if not batch.num_rows or writer.unheld(batch) is None:
+    if not batch.num_rows or writer.find_unstorable(batch) is None:
         return batch, rows, []
-    failing = failing_rows(0, batch.num_rows, lambda start, stop: writer.unheld(batch[start:stop]))
+    failing = failing_rows(
+        0, batch.num_rows, lambda start, stop: writer.find_unstorable(batch[start:stop])
+    )
     found = list(islice(failing, None if plan.options.on_error == "skip" else 1))
     failures = []
     for at, (_, error) in found:
@@ -286,7 +292,7 @@ def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Col
     chosen = chosen_encodings(
         part.batch, names, plan.task.encode, part.extensions, plan.source.stored
     )
-    found = [name for name in looks_like_addresses(part.batch) if name in names]
+    found = [name for name in address_columns(part.batch) if name in names]
     note_addresses(found, plan.progress)
     for name, encoding in chosen.items():
         plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
@@ -373,7 +379,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     """Convert the first rows, and estimate the total size from them."""
     task, format, settings = plan.task, plan.task.format, plan.task.settings
     rows = _selected_rows(plan)
-    typed: Typed | None = None
+    typed: ColumnConverter | None = None
     columns: Columns = ()
     addresses: tuple[str, ...] = ()
     base = body = seen = 0
@@ -384,13 +390,13 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
         if not part.batch.num_rows:
             continue
         if typed is None:
-            found = looks_like_addresses(part.batch)
+            found = address_columns(part.batch)
             addresses = tuple(name for name in found if name in plan.names)
             chosen = chosen_encodings(
                 part.batch, plan.names, task.encode, part.extensions, plan.source.stored
             )
             columns = format.arrange(encodings.column(name, one) for name, one in chosen.items())
-            typed = Typed(columns, plan.row_name)
+            typed = ColumnConverter(columns, plan.row_name)
         batch, _, unfit = typed.convert(part.batch, part.rows)
         base, sizes = format.row_sizes(columns, batch, settings)
         body += int(sizes.sum())

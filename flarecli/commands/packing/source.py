@@ -60,17 +60,17 @@ class Source:
         start: int = 0,
         stop: int | None = None,
         place: str | None = None,
-        running: ingest.SourceChecksum | None = None,
+        checksum: ingest.SourceChecksum | None = None,
         unused: Collection[str] = (),
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows start..stop.
 
-        columns  columns to read; None: all
-        where    condition; rows that cannot match it may be left out, other rows are not filtered
-        place    name of an additional int64 column: the number of each row in the whole source
-        running  checksum that is updated with the bytes that are read
-        unused   columns that are not used before `--max-object` is checked; zero bytes may replace
-                 their values above it, which are not read
+        columns   columns to read; None: all
+        where     condition; rows that cannot match it may be left out, other rows are not filtered
+        place     name of an additional int64 column: the number of each row in the whole source
+        checksum  checksum that is updated with the bytes that are read
+        unused    columns that are not used before `--max-object` is checked: values above the limit
+                  need not be read, and may be replaced by zero bytes
         """
         raise NotImplementedError
 
@@ -82,7 +82,7 @@ class Source:
         """Return the file with a row of the source, and the row in that file."""
         raise NotImplementedError
 
-    def running(self) -> ingest.SourceChecksum | None:
+    def source_checksum(self) -> ingest.SourceChecksum | None:
         """Return the checksum to update by `batches`; None if it is computed before reading."""
         return None
 
@@ -117,10 +117,10 @@ class _IndexSource(Source):
         start: int = 0,
         stop: int | None = None,
         place: str | None = None,
-        running: ingest.SourceChecksum | None = None,
+        checksum: ingest.SourceChecksum | None = None,
         unused: Collection[str] = (),
     ) -> Iterator[pa.RecordBatch]:
-        return self._index.batches(columns, where, place, start, stop, running)
+        return self._index.batches(columns, where, place, start, stop, checksum)
 
     def sum(self) -> str:
         return self._index.sum()
@@ -128,7 +128,7 @@ class _IndexSource(Source):
     def place(self, row: int) -> tuple[str, int]:
         return self._index.place(row)
 
-    def running(self) -> ingest.SourceChecksum | None:
+    def source_checksum(self) -> ingest.SourceChecksum | None:
         return None if self.files else self._index.source_checksum()
 
     def count(self, where: str) -> int | None:
@@ -174,7 +174,7 @@ class _DatasetSource(Source):
         start: int = 0,
         stop: int | None = None,
         place: str | None = None,
-        running: ingest.SourceChecksum | None = None,
+        checksum: ingest.SourceChecksum | None = None,
         unused: Collection[str] = (),
     ) -> Iterator[pa.RecordBatch]:
         for rows, batch in self._numbered(columns, start, stop, unused):

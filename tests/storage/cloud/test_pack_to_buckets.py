@@ -125,7 +125,10 @@ def test_an_existing_dataset_is_refused_resumed_or_replaced(s3, index):
     assert second != first and not any(name.startswith(".flare/") for name in second)
     assert [*commands.verify(out)] == []
     put(out, "thesis.doc", b"mine")
-    with pytest.raises(UsageError, match=r"it holds 'thesis.doc', which is no part of a dataset"):
+    with pytest.raises(
+        UsageError,
+        match=r"contains another file 'thesis.doc', which does not belong to the dataset",
+    ):
         commands.pack(index, out, **options(overwrite=True))
     assert objects(out) == {**second, "thesis.doc": b"mine"}
 
@@ -177,7 +180,7 @@ def test_a_second_pack_into_a_folder_is_refused(request, kind):
             Writer(out, columns={"id": "int"}, **more)
         named = f"process {os.getpid()} on {owner['host']}, since {owner['start']}"
         assert (str(caught.value), caught.value.exit_code) == (
-            f"{out}: another pack is at work there ({named})",
+            f"{out}: another pack is writing to this folder ({named})",
             3,
         )
     first.write({"id": 1})
@@ -222,7 +225,7 @@ def test_only_a_lock_that_does_not_change_is_taken_over(s3, monkeypatch):
     elsewhere(s3)
     with pytest.raises(
         BusyError,
-        match=r"another pack is at work there \(process 4 on far, since 2020-01-01 00:00:00\)",
+        match=r"another pack is writing to this folder \(process 4 on far, since 2020-01-01 00:00:00\)",
     ):
         Writer(f"{s3}/out", columns={"id": "int"})
     beats = threading.Timer(0.4, lambda: elsewhere(s3, beat=4))
@@ -243,7 +246,7 @@ def test_a_dead_owner_on_this_machine_is_detected(s3, monkeypatch):
         s3, machine=lease._machine(), pid=os.getpid()
     )  # the id belongs to another process now
     Writer(f"{s3}/out", columns={"id": "int"}, resume=True).abandon()
-    elsewhere(s3, machine=lease._machine(), pid=os.getpid(), ticks=lease._ticks(os.getpid()))
+    elsewhere(s3, machine=lease._machine(), pid=os.getpid(), ticks=lease._start_ticks(os.getpid()))
     with pytest.raises(BusyError, match="far"):
         Writer(f"{s3}/out", columns={"id": "int"}, resume=True)
 
@@ -254,7 +257,7 @@ def test_without_conditional_writes_the_lock_is_read_before_and_after(s3, index,
 
     monkeypatch.setattr(ObjectStore, "put_if", put_if)
     first = Writer(f"{s3}/out", columns={"id": "int"})
-    with pytest.raises(BusyError, match="another pack is at work there"):
+    with pytest.raises(BusyError, match="another pack is writing to this folder"):
         Writer(f"{s3}/out", columns={"id": "int"}, resume=True)
     first.abandon()
     assert commands.pack(index, f"{s3}/out", **options()).failed == 2
@@ -266,7 +269,7 @@ def test_a_pack_whose_lock_was_taken_over_stops(s3, monkeypatch):
     elsewhere(s3)
     time.sleep(0.5)
     writer.write({"id": 1})
-    with pytest.raises(BusyError, match="another pack has taken over"):
+    with pytest.raises(BusyError, match="another pack took over the lock"):
         writer.close()
     assert json.loads(objects(f"{s3}/out")[".flare/lock"])["host"] == "far"
     assert "playlist.yaml" not in objects(f"{s3}/out")
@@ -296,7 +299,7 @@ def test_unpack_to_a_bucket_is_refused(s3, index):
     commands.pack(index, f"{s3}/out", **options())
     with pytest.raises(UsageError) as caught:
         commands.unpack(f"{s3}/out", f"{s3}/files")
-    assert str(caught.value) == f"{s3}/files: this is written to local folders only"
+    assert str(caught.value) == f"{s3}/files: cannot write to this address: expected a local folder"
 
 
 def test_a_missing_bucket_is_named(s3, index):
@@ -512,7 +515,7 @@ def test_a_lost_lock_is_detected_before_the_commit(s3):
     with pytest.raises(BusyError) as caught, opened(out) as writer:
         write(writer, 5)
         (locate(out) / ".flare/lock").write([b'{"token": "another"}'])
-    assert str(caught.value) == f"{out}: another pack has taken over"
+    assert str(caught.value) == f"{out}: another pack took over the lock"
     assert "playlist.yaml" not in objects(out)
 
 
@@ -524,7 +527,7 @@ def test_a_finished_dataset_that_lost_a_shard_is_not_resumed(s3):
     with pytest.raises(MissingError) as caught:
         pack(out, 5, resume=True)
     assert str(caught.value) == f"{out}/shard.00001.mds: the file is missing, expected {size} bytes"
-    assert caught.value.hint == "Give --overwrite to pack it again."
+    assert caught.value.hint == "Use --overwrite to pack the dataset again."
     assert "shard.00001.mds" in pack(out, 5, overwrite=True)
 
 
@@ -578,7 +581,7 @@ def test_the_owner_of_a_concurrent_pack_is_named(s3, monkeypatch):
     monkeypatch.setattr(bucket_target, "_has_objects", looking)
     with pytest.raises(BusyError) as caught:
         opened(out, resume=True)
-    assert str(caught.value).startswith(f"{out}: another pack is at work there (process ")
+    assert str(caught.value).startswith(f"{out}: another pack is writing to this folder (process ")
     others[0].close()
 
 

@@ -123,7 +123,7 @@ def test_killed_drivers_and_workers_change_no_object(cluster, s3, tmp_path):
         with pytest.raises(BusyError) as caught:
             flarecli.pack(index, f"{s3}/out", **OPTIONS, resume=True)
         assert caught.value.message.startswith(
-            f"another pack is at work there (process {driver.pid} on "
+            f"another pack is writing to this folder (process {driver.pid} on "
         )
         if parts < 11:
             driver.kill()
