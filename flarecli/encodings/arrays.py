@@ -24,15 +24,15 @@ from flarecli.units import format_size
 __all__ = ["build", "decode", "describe", "encode"]
 
 _DTYPES = {code: name for name, code in NDARRAY_CODES.items()}
-# numbers and text of fixed size; no objects, which are pointers, and no times
+# numbers and text of fixed size, but no objects, which are pointers, and no times
 _DTYPE = re.compile(r"[<>|=]?[biufcSUV][0-9]{1,9}", re.ASCII)
 MAX_DIMENSIONS = 32  # supported by all versions of numpy
 MAX_EMPTY_LISTS = 1024  # in an array without values
 
 
 def encode(encoding: Encoding, value: Any) -> bytes:
-    """Return the stored bytes of an array or of nested lists of numbers; byte order and strides may
-    differ.
+    """Return the stored bytes of an array, of any byte order and strides, or of nested lists of
+    numbers.
 
     raises  ValueFitError if dtype or shape differ from the encoding, or if MDS does not support
             them
@@ -101,7 +101,7 @@ def decode(encoding: Encoding, data: bytes) -> Any:
 
 
 def _check_empty(shape: Sequence[int]) -> None:
-    """Raise ValueFitError for an array without values that has many lists.
+    """Raise ValueFitError for an array without values that consists of many empty lists.
 
     An array of shape (2^31, 0) has no bytes, but its lists would take 100 GB.
     """

@@ -14,12 +14,12 @@ from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.errors import ValueFitError
 from flarecli.model import ENCODING, Column, IntArray
 
-_NUMBERS = {  # numbers of variable size: writer and parser of a column
+_NUMBERS = {  # encodings of numbers with variable size: functions that write and parse a column
     "varint": (number_text.varint_bytes, number_text.parse_varints),
     "msgpack_float": (msgpack.float_bytes, msgpack.parse_float_column),
 }
 
-# The check for ASCII pays off from ASCII_CHECK_BYTES on; it tests the first ASCII_HEAD_BYTES first.
+# A column of at least ASCII_CHECK_BYTES is tested for ASCII, starting with ASCII_HEAD_BYTES.
 ASCII_CHECK_BYTES, ASCII_HEAD_BYTES = 1 << 15, 1 << 12
 _DECODED_BYTES = 1 << 20  # larger values are decoded in parts
 
@@ -110,7 +110,7 @@ def stored(array: pa.Array, encoding: Encoding) -> pa.Array:
 
 
 def typed(array: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return the typed column of stored bytes; null where they are null.
+    """Return stored bytes as a typed column; nulls are kept.
 
     array   `encoding.raw`: large_binary, or large_list of it for a list encoding; numbers may be
             fixed-size binary of the encoding's size
@@ -184,7 +184,7 @@ def check_text(text: pa.Array) -> None:
 
 def _is_ascii(text: pa.Array) -> bool:
     """Return True if all text of a large column is ASCII and its offsets are valid, else False."""
-    text.validate()  # checks that the first and the last offset are inside the data
+    text.validate()  # checks that the first and the last offset are within the data
     _, offsets, data = text.buffers()
     ends = (
         np.frombuffer(offsets, np.int64, len(text) + 1, 8 * text.offset)
@@ -257,5 +257,5 @@ def large_list(array: pa.Array) -> pa.Array:
     target = pa.large_list(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return array.cast(target)
-    # items of views may have any order, and null rows of a fixed size have items
+    # Items of views may have any order, and null rows of fixed-size lists have items.
     return pa.array(array.to_pylist(), target)

@@ -52,7 +52,7 @@ _RANGES = {
 _RANGES["int"] = _RANGES["varint"] = _RANGES["int64"]
 _RANGES["json_str"] = f"at most {format_size(number_text.MAX_JSON_TEXT_BYTES)} of JSON text"
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
-_SAME = (  # encodings of one line store the same bytes
+_SAME = (  # sets of encodings that store the same bytes
     {"int", "int64"},
     {"jpeg_array", "jpegarray"},
     {"ndarray", "ndarray:"},
@@ -117,8 +117,8 @@ def coerce(
     """Convert an Arrow column to the type of an encoding; return it with the values that do not
     fit.
 
-    source  encoding of the column; None: by its type, then text may contain numbers or JSON, and
-            bytes may contain anything
+    source  encoding of the column; None: its type determines it, text may contain numbers or JSON,
+            and bytes may contain any value
     return  the typed column, null where a value does not fit; (row, reason) of each of them, in
             order
     """
@@ -328,7 +328,7 @@ def _has_kernel(kind: pa.DataType, encoding: Encoding) -> bool:
 
 
 def _keep_bytes(array: pa.Array, encoding: Encoding) -> Converted:
-    """Return stored bytes unchanged, cast from another type or checked for their size."""
+    """Return stored bytes unchanged: cast to the type of the encoding, with their size checked."""
     if array.type.equals(TEXT) and encoding.arrow.equals(BINARY):
         return array.view(BINARY), []
     return _convert_or_bisect(
@@ -339,7 +339,7 @@ def _keep_bytes(array: pa.Array, encoding: Encoding) -> Converted:
 def _convert_column(array: pa.Array, encoding: Encoding, content: str) -> Converted:
     """Convert a column for which `_has_kernel` is true.
 
-    content  of a text column: "text" or "json"; "" if unknown, then as the encoding needs
+    content  of a text column: "text" or "json"; "": unknown, it is parsed as the encoding requires
     """
     if encoding.is_text:
         return _TEXT_WRITERS[encoding.name](array, content)
@@ -582,7 +582,7 @@ def _convert_each(
     """Convert a column value by value; return it with (row, reason) of each value that does not
     fit.
 
-    source  encoding of the column; None: values are as their Arrow type says
+    source  encoding of the column; None: the Arrow type determines the values
     """
     read, write = _reader(source, encoding), _writer(encoding)
     out: list[Any] = []
@@ -607,7 +607,7 @@ def _convert_each(
             if encoding.item is not None or (
                 isinstance(sample, bytes) and not encoding.arrow.equals(BINARY)
             ):
-                # bytes are stored unchecked, and may not be valid text or numbers
+                # `encode` does not check bytes, which may be invalid text or numbers.
                 typed(pa.array(out[-1:], encoding.raw), encoding)
         except _VALUE_ERRORS:
             out[-1] = None

@@ -70,14 +70,15 @@ def _encode_raw(image: Any) -> bytes:
 def _encode_file(name: str, image: Any) -> bytes:
     """Return the image as a file, with Pillow's default settings.
 
-    As in the original, a JPEG opened from a file is that file, to keep its quality.
+    A JPEG that was opened from a file is stored as that file, as in the original: encoding it again
+    would reduce its quality.
     """
     path: str = getattr(image, "filename", "")
     if name == "jpeg" and path and type(image).__name__ == "JpegImageFile":
         try:
             with open(path, "rb") as file:
                 return file.read()
-        except OSError:  # deleted since, or not a file
+        except OSError:  # the file was deleted, or is not a regular file
             pass
     out = io.BytesIO()
     try:
@@ -90,7 +91,7 @@ def _encode_file(name: str, image: Any) -> bytes:
 
 
 def join(name: str, parts: Sequence[bytes]) -> bytes:
-    """Return a `jpeg_array` or a list of the given values.
+    """Return the stored bytes of a `jpeg_array` or a list with these values.
 
     Raises ValueFitError for a value of 4 GiB or more.
     """

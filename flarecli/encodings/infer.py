@@ -37,8 +37,8 @@ def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str =
     Lists of text, numbers or bytes become `X[]`; other nested types become JSON.
 
     first      bytes of the first value of a binary column; images and video are detected by content
-    extension  file extension of the first value's address, in lower case; `txt` and `json` are text
-               if the bytes are. If it is empty, the name of the column may end in an extension
+    extension  file extension of the first value's address, in lower case; empty: that of the name
+               of the column. Files with `txt` or `json` are text if their bytes are UTF-8
     raises     UsageError for a type without encoding (a column of nulls)
     """
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -57,7 +57,7 @@ def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str =
     if pa.types.is_null(kind):
         raise UsageError(
             f"column {field.name!r} has only nulls",
-            hint="Name the columns to pack with -c, without it.",
+            hint="Use -c to select the columns to pack, without this column.",
             column=field.name,
         )
     return _by_content(first or b"", extension, field.name)

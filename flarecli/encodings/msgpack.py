@@ -56,8 +56,8 @@ def pack(value: Any, tree: bool = False) -> bytes:
 
 def _refuse(value: Any) -> NoReturn:
     if isinstance(value, int):
-        raise ValueFitError(f"{value!s:.60} does not fit the 64 bits of an integer") from None
-    raise ValueFitError(f"{type(value).__name__} {value!r:.60} does not fit MessagePack") from None
+        raise ValueFitError(f"{value!s:.60} exceeds the 64 bits of an integer") from None
+    raise ValueFitError(f"MessagePack cannot store {type(value).__name__} {value!r:.60}") from None
 
 
 def _describe_array(value: Any) -> Any:
@@ -65,7 +65,7 @@ def _describe_array(value: Any) -> Any:
 
 
 def _check(value: Any, tree: bool, depth: int) -> None:
-    """Raise ValueFitError for a map with other keys than text, or ValueError for deep nesting."""
+    """Raise ValueFitError for a map with keys that are not text, ValueError for deep nesting."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, (str, bytes)):
@@ -123,7 +123,7 @@ def unpack(data: bytes, tree: bool = False) -> Any:
     except ValueFitError:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError, UnpackException):
-        raise ValueFitError("not exactly one MessagePack value") from None
+        raise ValueFitError("expected exactly one MessagePack value") from None
 
 
 def _extension(code: int, data: bytes) -> ExtType:

@@ -1,9 +1,11 @@
 """The names of encodings, with the size and the Arrow type of each.
 
-There are the 28 of MDS, spelt as there; those of Granular (`varint`, `msgpack`, `array`, `tree`,
-`mp4`, `webm`); `msgpack_float`, MessagePack of numbers only, so that columns of floats keep their
-type; the values of JSON shards, stored as JSON text (`json_str`, `json_int`, `json_float`, and
-`json_json`, a JSON string that contains JSON); and `X[]`, a list of any X.
+- The 28 encodings of MDS, with the names of MDS.
+- Those of Granular: `varint`, `msgpack`, `array`, `tree`, `mp4`, `webm`; and `msgpack_float`,
+  MessagePack of numbers only, so that columns of floats keep their type.
+- Values of JSON shards as JSON text: `json_str`, `json_int`, `json_float`, and `json_json`, a JSON
+  string that contains JSON.
+- `X[]`, a list of any X.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ __all__ = [
     "register",
 ]
 
-# names of types that differ from the functions of pyarrow that return them
+# dtype -> name of the Arrow type, if it differs from the function of pyarrow that returns it
 _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
 _TEXT, _BINARY = "large_string", "large_binary"  # names, so that lookup does not import Arrow
 TEXT: Any  # large_string, created on first access
@@ -169,7 +171,7 @@ def __getattr__(name: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def lookup(name: str) -> Encoding:
-    """Return the encoding with a name.
+    """Return an encoding by its name.
 
     raises  UsageError for an unknown name, an invalid dtype or shape of an ndarray, or a list of
             lists
@@ -212,8 +214,8 @@ CUSTOM: dict[str, CustomEncoding] = {}  # of this process only
 def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
     """Register a custom encoding in this process; its name and `NAME[]` can be used for columns.
 
-    encode  function from a value to bytes, called for one value at a time by any thread
-    decode  function from bytes to a value, likewise
+    encode  function from a value to bytes; any thread may call it
+    decode  function from bytes to a value; any thread may call it
     raises  UsageError for the name of a built-in encoding, or an invalid name
     """
     if name in NAMES or name.startswith("ndarray"):
@@ -234,7 +236,7 @@ def add_custom(name: str, custom: CustomEncoding) -> None:
 
 
 def column(name: str, encoding: str) -> Column:
-    """Return a Column, with the size that its encoding fixes.
+    """Return a column with an encoding, and with the size of the encoding's values.
 
     Raises UsageError for an unknown encoding.
     """

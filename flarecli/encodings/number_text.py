@@ -1,10 +1,10 @@
 """Columns of numbers and JSON text as stored bytes: decimal text, JSON text, Granular's varints.
 
-Text: values that Arrow's kernels convert exactly as Python does are converted by them, the few
-others by Python one by one.
+Text: Arrow's kernels convert the values that they convert exactly as Python does; Python converts
+the few other values one by one.
 
 Varint (Granular's `int`): a little-endian integer in two's complement, in the fewest bytes that
-can represent it, at least parse. The original cannot write negative numbers, nor numbers that need
+can represent it, at least one. The original cannot write negative numbers, or numbers that need
 another byte for the sign (128: `80 00`); its reader accepts 0 to 16 bytes.
 """
 
@@ -57,7 +57,7 @@ def _json_widths() -> ByteArray:
     widths = np.full(256, 6, np.uint8)  # such as \u00e9
     widths[32:127] = 1
     widths[list(b'"\\\b\f\n\r\t')] = 2
-    widths[128:192] = 0  # the character started before
+    widths[128:192] = 0  # bytes within a character
     widths[240:] = 12  # a surrogate pair
     return widths
 
@@ -86,16 +86,16 @@ def patched(
     """Convert a column by `fast`, and value by value by `convert_one` where `fast` is not exact.
 
     fits         boolean [rows], null where the value is null: whether `fast` converts the value;
-                 `fast` gets null for the others
+                 `fast` gets null in place of other values
     convert_one  Python value -> Python value; raises ValueError, OverflowError or RecursionError
                  for an invalid value
     return       the column, null where the value is null or invalid; the invalid rows, in order
     """
     if pc.all(fits, min_count=0).as_py():
         return fast(array), []
-    others = pc.indices_nonzero(pc.invert(fits))
+    slow_rows = pc.indices_nonzero(pc.invert(fits))
     values, failed = [], []
-    for row, value in zip(others.to_pylist(), array.take(others).to_pylist(), strict=True):
+    for row, value in zip(slow_rows.to_pylist(), array.take(slow_rows).to_pylist(), strict=True):
         try:
             values.append(convert_one(value))
         except (ValueError, OverflowError, RecursionError):
@@ -105,7 +105,7 @@ def patched(
     try:
         replacements = pa.array(values, out.type)
     except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError):
-        replacements, failed = _each(values, out.type, others.to_pylist())
+        replacements, failed = _each(values, out.type, slow_rows.to_pylist())
     return pc.replace_with_mask(out, pc.fill_null(pc.invert(fits), False), replacements), failed
 
 

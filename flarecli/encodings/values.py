@@ -79,7 +79,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
         if encoding.is_text and not is_utf8(data):
             raise ValueFitError(f"{_describe(data)} does not fit {name}: it is not UTF-8")
         if name in ("varint", "msgpack_float"):
-            decode(encoding, data)  # raises if a column of them could not be read
+            decode(encoding, data)  # raises for bytes that could not be read back
         return data
     try:
         if name in _PACKERS:
@@ -103,7 +103,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
 
 
 def _encode_custom(name: str, value: Any) -> bytes:
-    """Call the custom encoder; an error names the value."""
+    """Encode by a custom encoder. Raises ValueFitError with the value if the encoder raises."""
     try:
         data = CUSTOM[name].encode(value)
     except MemoryError:
@@ -138,7 +138,10 @@ def _as_scalar(value: Any) -> Any:
 
 
 def _number(name: str, value: Any) -> bytes:
-    """Pack a number that is in range; as in the original, text may contain a number."""
+    """Return the bytes of a number; as in the original, an integer may be text.
+
+    Raises an error for a number that is out of range.
+    """
     number = _as_scalar(value)
     if name.startswith("float"):
         number = float(number)

@@ -146,7 +146,7 @@ def test_json_within_json_and_messagepack_are_values(flare):
     assert (ran.code, ran.out, ran.err) == (
         4,
         "",
-        f"error: column 'pack': not exactly one MessagePack value\n{hint}",
+        f"error: column 'pack': expected exactly one MessagePack value\n{hint}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Columns recoded: to what each format holds and back; carried where the bytes mean the same; whole messages where a value does not fit."""
+"""Columns converted between encodings and from every Arrow type, and values that do not fit."""
 
 import datetime
 import io
@@ -110,7 +110,7 @@ def column(encoding, values):
 
 
 def shown(value):
-    """One form of a value, whichever encoding it came from."""
+    """Return a value in a form that does not depend on its encoding."""
     if isinstance(value, Image.Image):
         return value.mode, value.size, value.tobytes()
     if isinstance(value, np.ndarray):
@@ -134,7 +134,7 @@ def values_of(array, encoding):
 @pytest.mark.parametrize("encoding", VALUES)
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
-def test_what_a_format_holds_in_place_of_an_encoding_says_the_same(encoding, data):
+def test_substitutes_of_every_format_keep_the_values(encoding, data):
     values = data.draw(st.lists(VALUES[encoding], max_size=4))
     array = column(encoding, values)
     wanted = values_of(array, encoding)
@@ -142,17 +142,17 @@ def test_what_a_format_holds_in_place_of_an_encoding_says_the_same(encoding, dat
         instead = find(form).store_as(encoding)
         if instead is None:
             continue
-        there, failures = coerce(array, lookup(instead), lookup(encoding))
+        out, failures = coerce(array, lookup(instead), lookup(encoding))
         assert failures == [], (form, instead)
-        there.validate(full=True)
-        assert there.type == lookup(instead).arrow
+        out.validate(full=True)
+        assert out.type == lookup(instead).arrow
         if (
             not (encoding in FILES and instead == "msgpack")
             and instead not in ("str", "json_str", "bytes")
             and "str_decimal" not in encoding
         ):
-            assert values_of(there, instead) == wanted
-        back, failures = coerce(there, lookup(encoding), lookup(instead))
+            assert values_of(out, instead) == wanted
+        back, failures = coerce(out, lookup(encoding), lookup(instead))
         assert failures == [], (form, instead)
         assert values_of(back, encoding) == wanted, (form, instead)
 
@@ -198,21 +198,21 @@ def test_what_a_format_holds_in_place_of_an_encoding_says_the_same(encoding, dat
 )
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_a_column_recoded_is_each_value_encoded(source, encoding, data):
+def test_converting_a_column_equals_encoding_each_value(source, encoding, data):
     values = data.draw(
         st.lists(VALUES[source] if encoding != "int[]" else VALUES[encoding], max_size=6)
     )
     out, failures = coerce(column(source, values), lookup(encoding), lookup(source))
     assert failures == []
-    given = [decode(lookup(source), encode(lookup(source), value)) for value in values]
+    expected = [decode(lookup(source), encode(lookup(source), value)) for value in values]
     if lookup(source).name in ("list[jpeg]", "jpeg[]", "jpegarray"):
-        given = values  # the files themselves: their pictures are not decoded and saved again
-    given = [
+        expected = values  # image files are copied, not decoded and saved again
+    expected = [
         json.dumps(one) if encoding == "json_str" and not isinstance(one, str) else one
-        for one in given
+        for one in expected
     ]
     assert stored(out, lookup(encoding)).to_pylist() == [
-        encode(lookup(encoding), one) for one in given
+        encode(lookup(encoding), one) for one in expected
     ]
 
 
@@ -228,7 +228,7 @@ def test_a_column_recoded_is_each_value_encoded(source, encoding, data):
         ("ndarray", "ndarray:"),
     ],
 )
-def test_what_means_the_same_bytes_is_carried_not_looked_at(source, encoding):
+def test_bytes_that_are_valid_in_both_encodings_are_copied_unchecked(source, encoding):
     raw = [b"12345678", b"87654321"]
     out, failures = coerce(
         typed(pa.array(raw, pa.large_binary()), lookup(source)), lookup(encoding), lookup(source)
@@ -238,12 +238,12 @@ def test_what_means_the_same_bytes_is_carried_not_looked_at(source, encoding):
 
 
 @pytest.mark.parametrize("source", ["json", "str_int", "str_float", "str_decimal"])
-def test_text_is_carried_as_text(source):
+def test_text_encodings_are_copied_to_str_unchanged(source):
     texts = pa.array(["1", " 1.50", "not even"], pa.large_string())
     assert coerce(texts, lookup("str"), lookup(source)) == (texts, [])
 
 
-def test_text_of_a_column_is_not_json_and_text_of_an_index_may_be():
+def test_text_of_unknown_encoding_may_be_json_and_str_is_not():
     text = pa.array(["[1]", "é"], pa.large_string())
     assert coerce(text, lookup("json"), lookup("str"))[0].to_pylist() == ['"[1]"', '"\\u00e9"']
     assert coerce(text, lookup("json")) == (
@@ -308,7 +308,7 @@ def test_text_of_a_column_is_not_json_and_text_of_an_index_may_be():
         ([b"\x00" * 17], "varint", "int", None),
     ],
 )
-def test_what_does_not_fit_is_named(values, source, encoding, failures):
+def test_values_that_do_not_fit_have_row_and_reason(values, source, encoding, failures):
     if failures is None:
         with pytest.raises(ValueError, match=r"^not a valid varint value \(17 B\)$"):
             column(source, values)
@@ -324,7 +324,7 @@ def test_what_does_not_fit_is_named(values, source, encoding, failures):
     "encoding",
     ["str", "int", "float32", "jpeg", "str_int", "json_str", "str[]", "array", "list[jpeg]"],
 )
-def test_a_null_is_a_failure_where_nothing_says_null(encoding):
+def test_a_null_fails_in_encodings_without_null(encoding):
     for array in (
         pa.nulls(2),
         pa.nulls(2, pa.string()),
@@ -346,13 +346,13 @@ def test_a_null_is_a_failure_where_nothing_says_null(encoding):
         pa.array([1, None]),
     ],
 )
-def test_documents_hold_a_null(array, encoding):
+def test_json_and_messagepack_store_null(array, encoding):
     out, failures = coerce(array, lookup(encoding))
     assert failures == []
     assert values_of(out, encoding) == array.to_pylist()
 
 
-def test_an_item_that_is_null_is_named_and_json_keeps_it():
+def test_a_null_item_fails_in_lists_and_is_stored_in_json():
     array = pa.array([["a", None], [], None, ["b"]], pa.list_(pa.string()))
     out, failures = coerce(array, lookup("str[]"))
     assert failures == [(0, "contains a null"), (2, "is null")]
@@ -369,7 +369,7 @@ def test_an_item_that_is_null_is_named_and_json_keeps_it():
         pa.list_view(pa.int32()),
     ],
 )
-def test_lists_of_every_kind_are_lists(kind):
+def test_every_arrow_list_type_is_converted(kind):
     array = pa.array([[1, 2], None, [3, 4]], kind)
     out, failures = coerce(array[1:], lookup("int[]"))
     assert (out.to_pylist(), failures) == ([None, [3, 4]], [(0, "is null")])
@@ -377,7 +377,7 @@ def test_lists_of_every_kind_are_lists(kind):
     assert coerce(array[2:], lookup("json"))[0].to_pylist() == ["[3, 4]"]
 
 
-def test_arrays_of_an_index_keep_their_type():
+def test_lists_of_numbers_keep_their_dtype_as_arrays():
     array = pa.array([[1.5, 2.0], [3.0]], pa.list_(pa.float32()))
     for encoding in ("ndarray", "array"):
         out, _ = coerce(array, lookup(encoding))
@@ -388,7 +388,7 @@ def test_arrays_of_an_index_keep_their_type():
 
 
 @pytest.mark.parametrize("values", [[[1, 2, 3]], [[1, 2, 3], None]])
-def test_numbers_of_a_list_take_the_dtype_that_is_asked_for_whether_or_not_a_list_is_null(values):
+def test_lists_of_numbers_are_cast_to_the_dtype_of_the_encoding(values):
     out, failures = coerce(pa.array(values), lookup("ndarray:float32:3"))
     assert out[0].as_py() == np.array([1, 2, 3], "<f4").tobytes()
     assert failures == [(1, "is null")] * (len(values) - 1)
@@ -397,7 +397,7 @@ def test_numbers_of_a_list_take_the_dtype_that_is_asked_for_whether_or_not_a_lis
     ]
 
 
-def test_a_null_list_that_has_items_all_the_same_fails_once():
+def test_a_null_list_with_items_is_one_failure():
     array = pa.ListArray.from_arrays(
         [0, 2, 4], pa.array([1, None, 3, 4]), mask=pa.array([True, False])
     )
@@ -407,11 +407,11 @@ def test_a_null_list_that_has_items_all_the_same_fails_once():
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.int8(), pa.bool_()])
 @pytest.mark.parametrize("encoding", ["float16", "float32", "float64"])
-def test_whole_numbers_become_the_floats_that_a_single_value_becomes(kind, encoding):
+def test_integers_become_the_same_floats_in_columns_and_single_values(kind, encoding):
     values = [
         one
         for one in (0, 1, -128, 65504, 65520, 100_000, 2**53 + 1, 2**63 - 1, 2**64 - 1)
-        if _holds(kind, one)
+        if _can_store(kind, one)
     ]
     out, failures = coerce(pa.array(values, kind), lookup(encoding))
     singles = []
@@ -426,14 +426,14 @@ def test_whole_numbers_become_the_floats_that_a_single_value_becomes(kind, encod
     ]
 
 
-def _holds(kind, value):
+def _can_store(kind, value):
     try:
         return pa.array([value], kind)[0].as_py() == value
     except (pa.ArrowInvalid, OverflowError):
         return False
 
 
-def test_tensors_of_an_index_are_arrays():
+def test_tensors_are_converted_to_arrays():
     numbers = np.arange(12, dtype="float32").reshape(2, 2, 3)
     array = pa.FixedShapeTensorArray.from_numpy_ndarray(numbers)
     for encoding in ("ndarray:float32:2,3", "ndarray", "array"):
@@ -447,14 +447,14 @@ def test_tensors_of_an_index_are_arrays():
     assert (out.null_count, failures) == (1, [(1, "is null")])
 
 
-def test_a_type_with_a_name_is_what_it_is_made_of():
+def test_extension_types_are_converted_as_their_storage():
     assert coerce(pa.array(["[1]"], pa.json_()), lookup("json")) == (
         pa.array(["[1]"], pa.large_string()),
         [],
     )
 
 
-def test_dates_and_decimals_in_json_are_text_and_objects_are_refused():
+def test_dates_and_decimals_are_text_in_json_and_refused_in_messagepack():
     day = datetime.date(2024, 2, 29)
     array = pa.array([{"day": day, "price": Decimal("1.10")}])
     assert coerce(array, lookup("json"))[0].to_pylist() == [
@@ -465,7 +465,7 @@ def test_dates_and_decimals_in_json_are_text_and_objects_are_refused():
     ]
 
 
-def test_views_are_recoded_like_what_they_view():
+def test_views_are_converted_like_text_and_bytes():
     text = pa.array(['"a"', '"é\\n"'], pa.string_view())
     assert coerce(text, lookup("str"), lookup("json_str"))[0].to_pylist() == ["a", "é\n"]
     assert coerce(pa.array([b"a"], pa.binary_view()), lookup("jpeg"), lookup("bytes"))[
@@ -479,7 +479,7 @@ def test_views_are_recoded_like_what_they_view():
     st.sampled_from(sorted(VALUES)),
     st.sampled_from(sorted(VALUES)),
 )
-def test_any_stored_bytes_are_recoded_or_named(raw, source, encoding):
+def test_arbitrary_stored_bytes_are_converted_or_fail_with_a_reason(raw, source, encoding):
     kind = lookup(source)
     try:
         array = typed(pa.array([[data] for data in raw] if kind.item else raw, kind.raw), kind)
@@ -492,7 +492,7 @@ def test_any_stored_bytes_are_recoded_or_named(raw, source, encoding):
 
 
 MOMENT = datetime.datetime(2024, 1, 2, 3, 4, 5)
-COLUMNS = [  # a column of every kind that Arrow has
+COLUMNS = [  # a column of every Arrow type
     *(
         pa.array([1, None], kind)
         for kind in (
@@ -532,7 +532,7 @@ COLUMNS = [  # a column of every kind that Arrow has
 
 
 @pytest.mark.parametrize("array", COLUMNS, ids=lambda array: str(array.type)[:40])
-def test_a_column_of_any_type_is_converted_or_each_of_its_values_is_named(array):
+def test_every_arrow_type_is_converted_or_fails_with_a_reason_for_each_value(array):
     for encoding in VALUES:
         out, failures = coerce(array, lookup(encoding))
         out.validate(full=True)
@@ -544,7 +544,7 @@ def test_a_column_of_any_type_is_converted_or_each_of_its_values_is_named(array)
 
 @settings(max_examples=200)
 @given(st.lists(st.none() | st.text(max_size=5), max_size=30), st.data())
-def test_text_becomes_the_same_column_wherever_it_lies_in_its_buffers(values, data):
+def test_slices_of_text_columns_are_converted_completely(values, data):
     start = data.draw(st.integers(0, len(values)))
     kept = values[start : start + data.draw(st.integers(0, len(values)))]
     for kind in (pa.string(), pa.large_string(), pa.string_view()):
@@ -554,3 +554,104 @@ def test_text_becomes_the_same_column_wherever_it_lies_in_its_buffers(values, da
         assert [row for row, _ in failures] == [
             row for row, value in enumerate(kept) if value is None
         ]
+
+
+DAY = datetime.date(2024, 2, 29)
+
+
+TIME = datetime.datetime(2024, 2, 29, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("array", "name", "values"),
+    [
+        (pa.array([1, 2], pa.int32()), "int", [1, 2]),
+        (pa.array([1.0, 2.0]), "int", [1, 2]),
+        (pa.array([True, False]), "uint8", [1, 0]),
+        (pa.array(["7", "-8"]), "int16", [7, -8]),
+        (pa.array(["1.5", "nan"]), "float64", [1.5, float("nan")]),
+        (pa.array([1, 2]), "float32", [1.0, 2.0]),
+        (pa.array(["a", "é"], pa.large_string()), "str", ["a", "é"]),
+        (pa.array([b"a"], pa.binary()), "str", ["a"]),
+        (pa.array(["a", "b", "a"]).dictionary_encode(), "str", ["a", "b", "a"]),
+        (pa.array([1.0, 0.1, 1e16]), "str", ["1.0", "0.1", "1e+16"]),
+        (pa.array([12]), "str", ["12"]),
+        (pa.array([DAY]), "str", ["2024-02-29"]),
+        (pa.array([TIME], pa.timestamp("s")), "str", ["2024-02-29 01:02:03"]),
+        (pa.array([Decimal("1.10")]), "str_decimal", ["1.10"]),
+        (pa.array([10**12]), "str_int", ["1000000000000"]),
+        (pa.array([[1, None], []]), "json", ["[1, null]", "[]"]),
+        (pa.array([{"a": DAY, "b": "é"}]), "json", ['{"a": "2024-02-29", "b": "\\u00e9"}']),
+        (pa.array(['{"b": 1,"a":2}']), "json", ['{"b": 1,"a":2}']),
+        (pa.array([3, 4]), "json", ["3", "4"]),
+        (pa.array(["x"]), "bytes", [b"x"]),
+        (pa.array([b"abcd"], pa.binary(4)), "bytes", [b"abcd"]),
+        (pa.array([b"12345678"]), "ndarray:int64:1", [b"12345678"]),
+    ],
+)
+def test_columns_are_converted_by_their_type(array, name, values):
+    out, failures = coerce(array, lookup(name))
+    assert failures == []
+    assert out.type == lookup(name).arrow
+    assert repr(out.to_pylist()) == repr(values)
+
+
+@pytest.mark.parametrize(
+    ("array", "name", "failures"),
+    [
+        (
+            pa.array([1, 300, 2, -1]),
+            "uint8",
+            [(1, "300 does not fit uint8 (0 to 255)"), (3, "-1 does not fit uint8 (0 to 255)")],
+        ),
+        (
+            pa.array([1 << 40]),
+            "int32",
+            [(0, "1099511627776 does not fit int32 (-2147483648 to 2147483647)")],
+        ),
+        (
+            pa.array([1 << 63], pa.uint64()),
+            "int",
+            [
+                (
+                    0,
+                    "9223372036854775808 does not fit int (-9223372036854775808 to 9223372036854775807)",
+                )
+            ],
+        ),
+        (
+            pa.array([1.0, 1.5]),
+            "int",
+            [(1, "1.5 does not fit int (-9223372036854775808 to 9223372036854775807)")],
+        ),
+        (
+            pa.array(["1", "x", None]),
+            "int8",
+            [(1, "'x' does not fit int8 (-128 to 127)"), (2, "is null")],
+        ),
+        (pa.array([b"ok", b"\xff"]), "str", [(1, "is not UTF-8")]),
+        (pa.array(['{"a": 1}', "{"]), "json", [(1, "'{' does not fit json")]),
+        (pa.array(["1", "1.5"]), "str_int", [(1, "'1.5' does not fit str_int")]),
+        (pa.array(["1E+5", "x"]), "str_decimal", [(1, "'x' does not fit str_decimal")]),
+        (pa.array([[1]]), "str", [(0, "[1] does not fit str")]),
+        (pa.array([1]), "jpeg", [(0, "1 does not fit jpeg")]),
+        (pa.array([b"123"]), "ndarray:int64:1", [(0, "'123' does not fit ndarray:int64:1")]),
+        (
+            pa.array([b"12"]),
+            "int",
+            [(0, "'12' does not fit int (-9223372036854775808 to 9223372036854775807)")],
+        ),
+        (pa.array([{"a": b"x"}]), "json", [(0, "{'a': b'x'} does not fit json")]),
+    ],
+)
+def test_values_that_do_not_fit_the_type_have_row_and_reason(array, name, failures):
+    out, found = coerce(array, lookup(name))
+    assert found == failures
+    assert [i for i, value in enumerate(out.to_pylist()) if value is None] == [
+        row for row, _ in failures
+    ]
+
+
+def test_invalid_utf8_in_a_text_column_is_a_failure():
+    text = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ok", b"\xff\xfe"]).buffers())
+    assert coerce(text, lookup("str"))[1] == [(1, "is not UTF-8")]

@@ -1,4 +1,4 @@
-"""MessagePack, arrays and trees: forms from the specification, values there and back, damage and hostile counts."""
+"""MessagePack, arrays and trees: forms of the specification, round trips, damage and hostile lengths."""
 
 import json
 import struct
@@ -6,11 +6,12 @@ import tracemalloc
 
 import msgpack
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flarecli.encodings import decode, encode, lookup
+from flarecli.encodings import decode, encode, lookup, stored, typed
 from flarecli.encodings.msgpack import pack, unpack
 from flarecli.errors import ValueFitError
 
@@ -31,7 +32,7 @@ VALUES = st.recursive(
     ),
     max_leaves=40,
 )
-FORMS = [  # from the specification, by hand
+FORMS = [  # written by hand from the specification
     ("c0", None),
     ("c2", False),
     ("c3", True),
@@ -64,12 +65,12 @@ FORMS = [  # from the specification, by hand
     ),
     ("d40500", msgpack.ExtType(5, b"\0")),
     ("c703feaabbcc", msgpack.ExtType._make((-2, b"\xaa\xbb\xcc"))),
-    ("d6ff00000001", msgpack.Timestamp(1)),  # what the specification reserves -1 for
+    ("d6ff00000001", msgpack.Timestamp(1)),  # the specification reserves -1 for timestamps
 ]
 
 
 @pytest.mark.parametrize(("form", "value"), FORMS)
-def test_values_take_the_shortest_form(form, value):
+def test_values_are_packed_in_the_shortest_form(form, value):
     assert pack(value).hex() == form
     assert unpack(bytes.fromhex(form)) == value
     assert type(unpack(bytes.fromhex(form))) is type(value)
@@ -86,17 +87,17 @@ def test_values_take_the_shortest_form(form, value):
         ("df00000000", {}),
     ],
 )
-def test_longer_forms_are_read_too(form, value):
+def test_longer_forms_are_unpacked(form, value):
     assert unpack(bytes.fromhex(form)) == value
 
 
 @given(VALUES)
-def test_values_come_back(value):
+def test_packed_values_are_unpacked_unchanged(value):
     assert unpack(pack(value)) == value
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_a_value_or_refused(data):
+def test_arbitrary_bytes_are_a_value_or_refused(data):
     for name in ("msgpack", "tree", "array"):
         try:
             value = decode(lookup(name), data)
@@ -111,42 +112,42 @@ def test_any_bytes_are_a_value_or_refused(data):
 
 
 @given(VALUES, st.data())
-def test_a_value_that_is_cut_or_has_a_tail_is_refused(value, data):
+def test_truncated_values_and_extra_bytes_are_refused(value, data):
     whole = pack(value)
     cut = data.draw(st.integers(0, len(whole) - 1))
     for wrong in (whole[:cut], whole + b"\0"):
-        with pytest.raises(ValueFitError, match="^not exactly one MessagePack value$"):
+        with pytest.raises(ValueFitError, match="^expected exactly one MessagePack value$"):
             unpack(wrong)
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (2**64, "18446744073709551616 does not fit the 64 bits of an integer"),
-        (-(2**63) - 1, "-9223372036854775809 does not fit the 64 bits of an integer"),
+        (2**64, "18446744073709551616 exceeds the 64 bits of an integer"),
+        (-(2**63) - 1, "-9223372036854775809 exceeds the 64 bits of an integer"),
         ({1: 2}, "the key 1 of a map is not text"),
-        ({"a": {1, 2}}, "set {1, 2} does not fit MessagePack"),
-        (np.int8(1), "int8 np.int8(1) does not fit MessagePack"),
-        ("\ud800", "str '\\ud800' does not fit MessagePack"),
+        ({"a": {1, 2}}, "MessagePack cannot store set {1, 2}"),
+        (np.int8(1), "MessagePack cannot store int8 np.int8(1)"),
+        ("\ud800", "MessagePack cannot store str '\\ud800'"),
     ],
 )
-def test_what_cannot_be_read_back_is_not_packed(value, message):
+def test_values_that_cannot_be_restored_are_refused(value, message):
     with pytest.raises(ValueFitError) as caught:
         pack(value)
     assert str(caught.value) == message
 
 
-def test_nesting_has_an_end():
+def test_the_depth_of_nesting_is_bounded():
     deep = 1
     for _ in range(400):
         deep = [deep]
     assert unpack(pack(deep)) == deep
     for _ in range(200):
         deep = [deep]
-    with pytest.raises(ValueFitError, match="does not fit MessagePack$"):
+    with pytest.raises(ValueFitError, match="^MessagePack cannot store"):
         pack(deep)
     for data in (b"\x91" * 600 + b"\0", b"\x91" * 10**6, b"\x81\xa1a" * 10**5):
-        with pytest.raises(ValueFitError, match="^not exactly one MessagePack value$"):
+        with pytest.raises(ValueFitError, match="^expected exactly one MessagePack value$"):
             unpack(data)
 
 
@@ -160,7 +161,7 @@ def test_nesting_has_an_end():
         b"\xdc\xff\xff" + b"\xdc\xff\xff" * 400,
     ],
 )
-def test_a_claim_of_four_thousand_million_items_takes_no_memory(data):
+def test_a_declared_length_of_four_thousand_million_allocates_no_memory(data):
     tracemalloc.start()
     with pytest.raises(ValueFitError):
         unpack(data)
@@ -183,7 +184,7 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=str)
-def test_an_array_comes_back_whatever_its_layout(array):
+def test_arrays_of_any_layout_are_unpacked_unchanged(array):
     for name, value in (("array", array), ("tree", array), ("tree", {"a": [array]})):
         out = decode(lookup(name), encode(lookup(name), value))
         out = out["a"][0] if isinstance(out, dict) else out
@@ -192,7 +193,7 @@ def test_an_array_comes_back_whatever_its_layout(array):
         assert not out.flags.writeable
 
 
-def test_an_array_is_three_values_of_messagepack():
+def test_an_array_is_packed_as_dtype_shape_and_bytes():
     assert (
         encode(lookup("array"), ARRAYS[0]).hex() == "93a33c6932920203c40c000001000200030004000500"
     )
@@ -213,13 +214,13 @@ def test_an_array_is_three_values_of_messagepack():
     ],
     ids=str,
 )
-def test_arrays_that_could_not_be_read_back_are_refused(array):
+def test_arrays_that_cannot_be_restored_are_refused(array):
     for name, value in (("array", array), ("tree", [array])):
         with pytest.raises(ValueFitError, match="cannot be read back$"):
             encode(lookup(name), value)
 
 
-def test_a_list_that_looks_like_an_array_is_refused_in_a_tree():
+def test_a_list_that_would_be_read_as_an_array_is_refused_in_a_tree():
     with pytest.raises(
         ValueFitError, match="^a list of four items that starts with '_' would be read as an array$"
     ):
@@ -253,14 +254,14 @@ def test_a_list_that_looks_like_an_array_is_refused_in_a_tree():
         ("x" * 10**5, [1], bytes(4)),
     ],
 )
-def test_hostile_arrays_are_refused_before_anything_is_made(dtype, shape, data):
+def test_hostile_arrays_are_refused_before_allocation(dtype, shape, data):
     tracemalloc.start()
-    for name, stored in (
+    for name, packed in (
         ("array", pack([dtype, shape, data])),
         ("tree", pack(["_", dtype, shape, data])),
     ):
         with pytest.raises(ValueFitError) as caught:
-            decode(lookup(name), stored)
+            decode(lookup(name), packed)
         assert len(str(caught.value)) < 200
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -270,12 +271,12 @@ def test_hostile_arrays_are_refused_before_anything_is_made(dtype, shape, data):
 @pytest.mark.parametrize(
     "data", [pack([]), pack({}), pack(["<i4", [1]]), pack(["<i4", [1], bytes(4), 1]), pack(1)]
 )
-def test_other_values_are_no_array(data):
+def test_other_values_are_not_an_array(data):
     with pytest.raises(ValueFitError):
         decode(lookup("array"), data)
 
 
-def test_keys_must_be_text_and_the_last_of_two_counts():
+def test_keys_must_be_text_and_the_last_of_equal_keys_is_used():
     with pytest.raises(ValueFitError, match="^the key 1 of a map is not text$"):
         unpack(b"\x81\x01\x02")
     assert unpack(b"\x82\xa1a\x01\xa1a\x02") == {"a": 2}
@@ -294,12 +295,63 @@ def test_nothing_is_unpickled():
 
 
 @pytest.mark.parametrize("depth", [2, 100, 400])
-def test_nested_claims_take_no_memory(depth):
-    """Every list claims as many items as there are bytes: each claim alone would be possible."""
+def test_declared_lengths_of_nested_lists_allocate_no_memory(depth):
+    """Each list declares as many items as there are bytes, which is possible for one list alone."""
     data = (b"\xdd" + (1 << 17).to_bytes(4, "big")) * depth + b"\0" * (1 << 17)
     tracemalloc.start()
-    with pytest.raises(ValueFitError, match="^not exactly one MessagePack value$"):
+    with pytest.raises(ValueFitError, match="^expected exactly one MessagePack value$"):
         unpack(data)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 << 20
+
+
+# -- columns of floats
+
+FLOATS = lookup("msgpack_float")
+
+
+@given(st.lists(st.floats()))
+def test_columns_of_floats_equal_single_floats(values):
+    array = pa.array(values, pa.float64())
+    out = stored(array, FLOATS)
+    out.validate(full=True)
+    assert (
+        out.to_pylist()
+        == [encode(FLOATS, value) for value in values]
+        == [encode(lookup("msgpack"), value) for value in values]
+    )
+    assert (
+        repr(typed(out, FLOATS).to_pylist())
+        == repr(values)
+        == repr([decode(FLOATS, data) for data in out.to_pylist()])
+    )
+    assert repr(typed(out[1:], FLOATS).to_pylist()) == repr(values[1:])
+
+
+def test_every_packed_number_is_a_float_and_other_values_are_refused():
+    numbers = [encode(lookup("msgpack"), value) for value in (1, -1, 2**64 - 1, 0.5)] + [
+        b"\xca\x3f\xc0\0\0",
+        None,
+    ]
+    assert typed(pa.array(numbers, pa.large_binary()), FLOATS).to_pylist() == [
+        1.0,
+        -1.0,
+        2.0**64,
+        0.5,
+        1.5,
+        None,
+    ]
+    for wrong, message in (
+        (b"\xc3", "not a MessagePack number"),
+        (b"\xc0", "not a MessagePack number"),
+        (b"\xcb", "expected exactly one MessagePack value"),
+    ):
+        with pytest.raises(ValueFitError) as caught:
+            typed(pa.array([b"\1", wrong], pa.large_binary()), FLOATS)
+        assert str(caught.value) == f"row 1: {message}"
+    with pytest.raises(ValueFitError, match=r"^not a valid msgpack_float value \(1 B\)$"):
+        decode(FLOATS, b"\xc3")
+    assert encode(FLOATS, 1) == encode(FLOATS, 1.0)
+    with pytest.raises(ValueFitError, match="^str '1' does not fit msgpack_float$"):
+        encode(FLOATS, "1")

@@ -1,4 +1,4 @@
-"""Columns of text: floats as Python writes them, JSON escaped and read, natural types; the few odd values among many."""
+"""Columns of numbers and JSON text: compared with Python, natural types, and varints of Granular."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flarecli.encodings import coerce, encode, lookup, plain, stored, typed
+from flarecli.encodings import coerce, decode, encode, lookup, plain, stored, typed
 from flarecli.encodings.columns import check_text
 from flarecli.encodings.number_text import (
     escape_json,
@@ -104,12 +104,12 @@ def test_text_above_the_limit_of_json_text_fails(monkeypatch):
         ([None], [None], []),
     ],
 )
-def test_json_that_is_no_text_is_found(values, wanted, failed):
+def test_invalid_json_strings_are_reported_with_their_rows(values, wanted, failed):
     out, found = parse_json_text(text(values))
     assert (out.to_pylist(), found) == (wanted, failed)
 
 
-def test_integers_are_read_as_python_reads_them():
+def test_integers_are_parsed_as_python_parses_them():
     values = [
         "1",
         " 2",
@@ -133,7 +133,7 @@ def test_integers_are_read_as_python_reads_them():
     assert (out.to_pylist(), failed) == ([None, 5], [0])
 
 
-def test_floats_are_read_as_python_reads_them():
+def test_floats_are_parsed_as_python_parses_them():
     values = [
         "1",
         " 2.5",
@@ -189,7 +189,7 @@ def test_floats_are_read_as_python_reads_them():
         ("str[]", [["a"]], "str[]", [["a"]]),
     ],
 )
-def test_text_of_numbers_becomes_numbers(encoding, values, name, wanted):
+def test_text_of_numbers_is_converted_to_numbers(encoding, values, name, wanted):
     array = pa.array(values, lookup(encoding).arrow)
     out, kind = plain(array, lookup(encoding))
     assert (kind, out.type) == (lookup(name), lookup(name).arrow)
@@ -229,13 +229,13 @@ def test_text_of_numbers_becomes_numbers(encoding, values, name, wanted):
         ),
     ],
 )
-def test_text_that_is_no_number_is_named(encoding, values, message):
+def test_text_that_is_not_a_number_is_reported_with_its_row(encoding, values, message):
     with pytest.raises(ValueFitError) as caught:
         plain(pa.array(values, lookup(encoding).arrow), lookup(encoding))
     assert str(caught.value) == message
 
 
-def test_views_become_natural_too():
+def test_views_are_converted_to_natural_types():
     assert plain(pa.array(['"a"', '"\\n"'], pa.string_view()), lookup("json_str"))[
         0
     ].to_pylist() == ["a", "\n"]
@@ -250,13 +250,13 @@ def test_views_become_natural_too():
         ("float32[]", [[b"1234"], [b"123"]], "row 1: 3 bytes do not fit float32; expected 4"),
     ],
 )
-def test_stored_bytes_that_are_others_are_named(encoding, values, message):
+def test_invalid_stored_bytes_are_reported_with_their_row(encoding, values, message):
     with pytest.raises(ValueFitError) as caught:
         typed(pa.array(values, lookup(encoding).raw), lookup(encoding))
     assert str(caught.value) == message
 
 
-LARGE = [b"a" * 1000] * 64  # bytes enough to be looked at as a whole first
+LARGE = [b"a" * 1000] * 64  # enough bytes for the check of whole columns
 
 
 @pytest.mark.parametrize(
@@ -282,12 +282,12 @@ def test_large_columns_of_text_are_checked_to_their_last_byte(end, is_text, at):
     assert typed(raw[at + 1 :], lookup("str")).equals(raw[at + 1 :].view(pa.large_string()))
 
 
-def test_a_character_cut_in_two_by_the_values_of_a_large_column_is_none():
+def test_a_character_split_between_two_values_is_invalid():
     raw = pa.array([*LARGE, "ä".encode()[:1], "ä".encode()[1:]], pa.large_binary())
     assert [row for row, _ in coerce(raw, lookup("str"))[1]] == [64, 65]
 
 
-def test_offsets_that_fall_are_refused_in_large_columns_of_ascii():
+def test_decreasing_offsets_are_refused_in_large_ascii_columns():
     ends = np.array([0, 40_000, 20_000, 50_000])
     text = pa.Array.from_buffers(
         pa.large_string(), 3, [None, pa.py_buffer(ends), pa.py_buffer(b"a" * 50_000)]
@@ -297,10 +297,125 @@ def test_offsets_that_fall_are_refused_in_large_columns_of_ascii():
 
 
 @given(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1)) | st.none()))
-def test_lists_are_stored_and_typed_whole_or_in_part(values):
+def test_slices_of_lists_are_stored_and_typed(values):
     kind = lookup("int32[]")
     array = pa.array(values, kind.arrow)
     raw = pa.array([None if one is None else encode(kind, one) for one in values], kind.raw)
     assert typed(raw, kind).equals(array)
     assert typed(raw[1:], kind).equals(array[1:])
     assert stored(array[1:], kind).equals(raw[1:])
+
+
+# -- varints
+
+VARINT = lookup("varint")
+INT64 = st.integers(-(2**63), 2**63 - 1)
+EDGES = [
+    sign * (1 << 8 * k >> half) + by
+    for k in range(1, 9)
+    for half in (0, 1)
+    for by in (-1, 0, 1)
+    for sign in (1, -1)
+]
+EDGES = [value for value in EDGES if -(2**63) <= value < 2**63]
+
+
+def raw(*values):
+    return pa.array(values, pa.large_binary())
+
+
+@pytest.mark.parametrize(
+    ("value", "data"),
+    [
+        (0, "00"),
+        (1, "01"),
+        (127, "7f"),
+        (128, "8000"),
+        (255, "ff00"),
+        (256, "0001"),
+        (-1, "ff"),
+        (-128, "80"),
+        (-129, "7fff"),
+        (2**56, "0000000000000001"),
+    ],
+)
+def test_a_varint_has_the_fewest_bytes_for_value_and_sign(value, data):
+    assert encode(VARINT, value).hex() == data
+    assert decode(VARINT, bytes.fromhex(data)) == value
+
+
+def test_varints_equal_those_of_the_original():
+    for value in (*EDGES, *range(5000)):
+        if value < 0:
+            continue
+        size = max(1, int(np.ceil(np.log2(1 + value) / 8)))
+        if value < 1 << 8 * size - 1:
+            assert encode(VARINT, value) == value.to_bytes(size, "little", signed=True)
+        else:
+            assert len(encode(VARINT, value)) == math.floor(value.bit_length() / 8) + 1
+
+
+@given(st.lists(INT64 | st.sampled_from(EDGES)))
+def test_columns_of_varints_equal_single_varints(values):
+    array = pa.array(values, pa.int64())
+    out = stored(array, VARINT)
+    out.validate(full=True)
+    assert out.to_pylist() == [encode(VARINT, value) for value in values]
+    assert typed(out, VARINT).equals(array)
+    assert typed(out[1:], VARINT).equals(array[1:])
+    assert stored(array[1:], VARINT).equals(out[1:])
+
+
+@given(st.lists(INT64), st.data())
+def test_varints_of_up_to_16_bytes_are_read(values, data):
+    wide = []
+    for value in values:
+        least = len(encode(VARINT, value))
+        wide.append(value.to_bytes(data.draw(st.integers(least, 16)), "little", signed=True))
+    assert typed(raw(*wide), VARINT).to_pylist() == values
+    assert [decode(VARINT, one) for one in wide] == values
+
+
+def test_an_empty_varint_is_zero_and_nulls_are_kept():
+    assert decode(VARINT, b"") == 0
+    assert typed(raw(b"", None, b"\x80"), VARINT).to_pylist() == [0, None, -128]
+    assert typed(raw(), VARINT).to_pylist() == []
+    assert typed(raw(b"", b""), VARINT).to_pylist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((2**63).to_bytes(9, "little"), "row 1: an integer does not fit int64"),
+        (
+            (-(2**63) - 1).to_bytes(16, "little", signed=True),
+            "row 1: an integer does not fit int64",
+        ),
+        ((2**100).to_bytes(16, "little"), "row 1: an integer does not fit int64"),
+        (bytes(17), "row 1: an integer of 17 bytes is longer than 16"),
+        (bytes(10**6), "row 1: an integer of 1000000 bytes is longer than 16"),
+    ],
+)
+def test_varints_outside_int64_are_reported_with_their_row(data, message):
+    with pytest.raises(ValueFitError) as caught:
+        typed(raw(b"\1", data, bytes(20)), VARINT)
+    assert str(caught.value) == message
+
+
+def test_single_varints_of_more_than_16_bytes_are_refused():
+    assert decode(VARINT, (2**100).to_bytes(16, "little")) == 2**100
+    with pytest.raises(ValueFitError, match=r"^not a valid varint value \(17 B\)$"):
+        decode(VARINT, bytes(17))
+    for value in (2**63, -(2**63) - 1, "1", 1.5, None):
+        with pytest.raises(ValueFitError, match="does not fit varint$"):
+            encode(VARINT, value)
+
+
+def test_lists_of_varints_report_the_row_and_are_int64_as_plain():
+    lists = pa.array([[b"\1"], [], [b"\2", bytes(17)]], pa.large_list(pa.large_binary()))
+    with pytest.raises(ValueFitError, match=r"^row 2: an integer of 17 bytes is longer than 16$"):
+        typed(lists, lookup("varint[]"))
+    array = typed(lists[:2], lookup("varint[]"))
+    assert stored(array, lookup("varint[]")).to_pylist() == [[b"\1"], []]
+    assert plain(array, lookup("varint[]"))[1].name == "int[]"
+    assert coerce(pa.array([2**63], pa.uint64()), VARINT)[1][0][0] == 0
