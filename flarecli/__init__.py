@@ -6,7 +6,7 @@
     data = flare.open("out")
     data[7]["image"]
 
-Names are loaded on first use, so that importing the package is fast.
+Modules are imported when one of their names is first used, so importing the package is fast.
 """
 
 from __future__ import annotations
@@ -85,10 +85,9 @@ __all__ = [
 
 
 def close() -> None:
-    """Close connections, threads and files that this process shares. Call it while nothing is read
-    or written.
+    """Close the connections, threads and files that datasets of this process share.
 
-    Later use opens them again.
+    Call it only while no dataset is read or written. Later use opens them again.
     """
     from flarecli.lifetimes import close_all
 

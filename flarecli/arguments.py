@@ -1,7 +1,7 @@
-"""Arguments of public functions: addresses, names, type checks, and options that are declared once.
+"""Arguments of public functions: addresses, names, type checks, and declared options.
 
-An option is a field of an `Options` class. The Python function, the command line, `FLARE_*`
-variables and the option tables of the docs are all made from it.
+An option is a field of an `Options` class. The Python function, the command line, the `FLARE_*`
+variables and the option tables of the docs are generated from it.
 """
 
 from __future__ import annotations
@@ -42,154 +42,151 @@ Addresses: TypeAlias = "Address | Sequence[Address]"
 _MAX_BITS = 128  # of an integer argument
 F = TypeVar("F", bound="Callable[..., Any]")
 # returns the converted value, or raises TypeError or ValueError
-_Taken: TypeAlias = "Callable[[Any], Any]"
-_HINTS = {  # (parameter, expected type) -> hint, where Python and the command line differ
+_Converter: TypeAlias = "Callable[[Any], Any]"
+_HINTS = {  # (parameter, expected type) -> hint, if Python and the command line differ
     (
         "cursor",
         "a Cursor",
     ): "Use the `cursor` of a run, or create one: flare.Cursor(seed, epoch, step, order).",
-    ("part", "two whole numbers"): "Give part=(k, n): the k-th of n parts, counted from 0.",
-    ("rank", "a whole number"): "Give rank=R, ranks=N: rank R of N.",
-    ("rank", "two whole numbers"): "Give rank=(R, N): rank R of N.",
-    ("ranks", "a whole number"): "Give rank=R, ranks=N: rank R of N.",
+    ("part", "two whole numbers"): "Use part=(k, n) for the k-th of n parts, counted from 0.",
+    ("rank", "a whole number"): "Use rank=R, ranks=N for rank R of N.",
+    ("rank", "two whole numbers"): "Use rank=(R, N) for rank R of N.",
+    ("ranks", "a whole number"): "Use rank=R, ranks=N for rank R of N.",
     ("rows", "text"): "Write rows like '5', '10:20', '-5:', '::100' or '3,1,4'.",
-    ("weights", "a dict"): "Give {dataset: weight}, such as {a: 0.7, b: 0.3}.",
+    ("weights", "a dict"): "Use {dataset: weight}, such as {a: 0.7, b: 0.3}.",
 }
 
 
-def address_text(given: Address) -> str:
-    """Return an address, str or pathlib path, as text. Raises UsageError for other types."""
-    text = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+def address_text(address: Address) -> str:
+    """Return an address, a str or a pathlib path, as text. Raises UsageError for other types."""
+    text = os.fspath(address) if isinstance(address, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise UsageError(
-            f"{type(given).__name__} is not an address", hint="Use a str or a pathlib path."
+            f"expected an address, got {type(address).__name__}",
+            hint="Use a str or a pathlib path.",
         )
     return text
 
 
-def address_texts(given: Addresses) -> list[str]:
+def address_texts(addresses: Addresses) -> list[str]:
     """Return one or several addresses as a list of texts. Raises UsageError for other types."""
+    if isinstance(addresses, (str, os.PathLike)):
+        return [address_text(addresses)]
     try:
-        several: Iterable[Any] = [given] if isinstance(given, (str, os.PathLike)) else iter(given)
+        items: Iterable[Any] = iter(addresses)
     except TypeError:
-        several = [given]
-    return [address_text(one) for one in several]
+        items = [addresses]
+    return [address_text(item) for item in items]
 
 
-def name_list(given: str | Iterable[str]) -> list[str]:
-    """Return names as a list; a str is one name. Raises UsageError for other types, dicts included."""
-    if isinstance(given, Mapping):
+def name_list(names: str | Iterable[str]) -> list[str]:
+    """Return names as a list; a str is one name. Raises UsageError for other types, such as a dict."""
+    if isinstance(names, Mapping):
         raise UsageError(
-            f"expected a list of names, got {type(given).__name__}",
+            f"expected a list of names, got {type(names).__name__}",
             hint='Write a pair as "COLUMN:NAME".',
         )
     try:
-        return list(_names(given))
+        return list(_names(names))
     except TypeError:
-        raise UsageError(f"{shown(given)} is not a list of names") from None
+        raise UsageError(f"expected a list of names, got {shown(names)}") from None
 
 
-def shown(given: object) -> str:
+def shown(value: object) -> str:
     """Return the text of a value for a message: one line of at most 60 characters."""
     try:
-        text = " ".join(f"{given!r:.400}".split())
-    except ValueError:  # Python refuses to print integers of more than 4300 digits
-        text = f"{type(given).__name__} of more digits than Python prints"
+        text = " ".join(f"{value!r:.400}".split())
+    except ValueError:  # Python does not print integers of more than 4300 digits
+        text = f"{type(value).__name__} with more digits than Python prints"
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def whole(given: Any) -> int:
+def whole(value: Any) -> int:
     """Return a Python or numpy integer as an int.
 
-    Raises TypeError for other types, bools, and more than 128 bits.
+    Raises TypeError for other types, for bools, and for more than 128 bits.
     """
-    if type(given).__name__.startswith("bool"):
+    if type(value).__name__.startswith("bool"):
         raise TypeError("a bool is not a number")
-    value = operator.index(given)
-    if value.bit_length() > _MAX_BITS:
-        raise TypeError(f"an integer of {value.bit_length()} bits")
-    return value
+    integer = operator.index(value)
+    if integer.bit_length() > _MAX_BITS:
+        raise TypeError(f"an integer of {integer.bit_length()} bits")
+    return integer
 
 
-def number(given: Any) -> float:
+def number(value: Any) -> float:
     """Return a Python or numpy number as an int or float.
 
-    Raises TypeError for other types and bools.
+    Raises TypeError for other types and for bools.
     """
-    if type(given).__name__.startswith("bool") or isinstance(given, (str, bytes)):
+    if type(value).__name__.startswith("bool") or isinstance(value, (str, bytes)):
         raise TypeError
-    return given if isinstance(given, (int, float)) else float(given)
+    return value if isinstance(value, (int, float)) else float(value)
 
 
 def checked(function: F) -> F:
-    """Check the arguments of a function by its annotations; convert numpy numbers to Python
-    numbers.
+    """Check the arguments of a function by its annotations; convert numpy numbers to Python.
 
-    Checked are integers, numbers, texts, bools, lists of names, pairs of integers, dicts, functions
-    and classes; other annotations accept any value. The decorated function raises UsageError that
-    names the parameter, the value and the expected type.
+    Integers, numbers, texts, bools, lists of names, pairs of integers, dicts, functions and classes
+    are checked; other annotations accept any value. The decorated function raises UsageError with
+    the name of the parameter, the expected type and the value.
     """
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    known: dict[str, _Wanted] = {}
+    checks: dict[str, _TypeCheck] = {}
 
     @wraps(function)
-    def call(*given: Any, **named: Any) -> Any:
-        if not known:  # at the first call, all classes named in annotations are defined
-            known.update(
-                {
-                    name: _Wanted(name, kind, function.__globals__)
-                    for name, kind in function.__annotations__.items()
-                }
-            )
-        values = [taken(name, value) for name, value in zip(names, given, strict=False)]
+    def call(*args: Any, **named: Any) -> Any:
+        if not checks:  # at the first call, all classes named in annotations are defined
+            for name, kind in function.__annotations__.items():
+                checks[name] = _TypeCheck(name, kind, function.__globals__)
+        values = [check(name, value) for name, value in zip(names, args, strict=False)]
         return function(
             *values,
-            *given[len(names) :],
-            **{name: taken(name, value) for name, value in named.items()},
+            *args[len(names) :],
+            **{name: check(name, value) for name, value in named.items()},
         )
 
-    def taken(name: str, value: Any) -> Any:
-        return known[name].taken(value) if name in known else value
+    def check(name: str, value: Any) -> Any:
+        return checks[name].convert(value) if name in checks else value
 
     return call  # type: ignore[return-value]
 
 
-class _Wanted:
-    """Converters of one parameter, tried in order, and their descriptions.
+class _TypeCheck:
+    """Type check of one parameter: converters that are tried in order, and their descriptions.
 
-    Without converters any value is accepted.
+    Without converters, any value is accepted.
     """
 
     def __init__(self, name: str, annotation: str, space: Mapping[str, Any]) -> None:
-        kinds = _split(annotation)
         found = [
             ("", _none) if kind == "None" else _KINDS.get(kind) or _of_class(kind, space)
-            for kind in kinds
+            for kind in _alternatives(annotation)
         ]
         self._name = name
-        self._ways = [one for one in found if one] if all(found) else []
-        said = [one for one, _ in self._ways if one]
-        self._said = " or ".join(
-            one for one in said if one != "a whole number" or "a number" not in said
-        )
+        self._converters = [one for one in found if one] if all(found) else []
+        kinds = [kind for kind, _ in self._converters if kind]
+        if "a number" in kinds and "a whole number" in kinds:
+            kinds.remove("a whole number")
+        self._expected = " or ".join(kinds)
 
-    def taken(self, value: Any) -> Any:
-        for _, way in self._ways:
+    def convert(self, value: Any) -> Any:
+        """Return the value in its type. Raises UsageError for another type."""
+        for _, converter in self._converters:
             try:
-                return way(value)
+                return converter(value)
             except (TypeError, ValueError, OverflowError):
                 continue
-        if not self._ways:
+        if not self._converters:
             return value
-        verb = "are" if self._said.endswith("numbers") else "is"
         raise UsageError(
-            f"{self._name} is {shown(value)}: {self._said} {verb} wanted",
-            hint=_HINTS.get((self._name, self._said), ""),
+            f"{self._name}: expected {self._expected}, got {shown(value)}",
+            hint=_HINTS.get((self._name, self._expected), ""),
         )
 
 
-def _split(annotation: str) -> list[str]:
-    """Split an annotation into its alternatives."""
+def _alternatives(annotation: str) -> list[str]:
+    """Split an annotation at each `|` outside brackets."""
     out, depth = [""], 0
     for sign in annotation:
         depth += (sign == "[") - (sign == "]")
@@ -197,12 +194,13 @@ def _split(annotation: str) -> list[str]:
             out.append("")
         else:
             out[-1] += sign
-    return [one.strip() for one in out]
+    return [kind.strip() for kind in out]
 
 
-def _of_class(kind: str, space: Mapping[str, Any]) -> tuple[str, _Taken] | None:
-    """Return description and converter for a class of a module; None if it is unknown or a
-    Protocol.
+def _of_class(kind: str, space: Mapping[str, Any]) -> tuple[str, _Converter] | None:
+    """Return description and converter for a class of a module.
+
+    The result is None if the class is unknown or a Protocol.
     """
     if kind.startswith("Mapping["):
         return "a dict", _instance(Mapping)
@@ -216,69 +214,69 @@ def _of_class(kind: str, space: Mapping[str, Any]) -> tuple[str, _Taken] | None:
     return f"a{'n' * (kind[0] in 'AEIOU')} {kind}", _instance(found)
 
 
-def _instance(kind: type) -> _Taken:
-    def taken(given: Any) -> Any:
-        if not isinstance(given, kind):
+def _instance(kind: type) -> _Converter:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, kind):
             raise TypeError
-        return given
+        return value
 
-    return taken
+    return convert
 
 
-def _none(given: Any) -> None:
-    if given is not None:
+def _none(value: Any) -> None:
+    if value is not None:
         raise TypeError
 
 
-def _truth(given: Any) -> bool:
-    if type(given).__name__.startswith("bool") or whole(given) in (0, 1):
-        return bool(given)
+def _truth(value: Any) -> bool:
+    if type(value).__name__.startswith("bool") or whole(value) in (0, 1):
+        return bool(value)
     raise TypeError
 
 
-def _names(given: Any) -> Any:
+def _names(value: Any) -> Any:
     """Return names unchanged, or as a list if they are an iterator; `name_list` refuses a dict."""
-    if isinstance(given, (str, Mapping)):
-        return [given] if isinstance(given, str) else given
-    listed = given if isinstance(given, (list, tuple)) else list(given)
-    if not all(isinstance(one, str) for one in listed):
+    if isinstance(value, (str, Mapping)):
+        return [value] if isinstance(value, str) else value
+    names = value if isinstance(value, (list, tuple)) else list(value)
+    if not all(isinstance(name, str) for name in names):
         raise TypeError
-    return listed
+    return names
 
 
-def _texts(given: Any) -> Any:
-    if not isinstance(given, Mapping) or not all(
-        isinstance(one, str) for pair in given.items() for one in pair
+def _texts(value: Any) -> Any:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(text, str) for pair in value.items() for text in pair
     ):
         raise TypeError
-    return given
+    return value
 
 
-def _pair(given: Any) -> tuple[int, int]:
-    first, second = given if isinstance(given, (list, tuple)) else ()
+def _pair(value: Any) -> tuple[int, int]:
+    first, second = value if isinstance(value, (list, tuple)) else ()
     return whole(first), whole(second)
 
 
-def _function(given: Any) -> Any:
-    if not callable(given):
+def _function(value: Any) -> Any:
+    if not callable(value):
         raise TypeError
-    return given
+    return value
 
 
-def _functions(given: Any) -> Any:
-    if not isinstance(given, (list, tuple)) or not all(map(callable, given)):
+def _functions(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)) or not all(map(callable, value)):
         raise TypeError
-    return given
+    return value
 
 
-def _file(given: Any) -> Any:
-    if not hasattr(given, "read") and not hasattr(given, "write"):
+def _file(value: Any) -> Any:
+    if not hasattr(value, "read") and not hasattr(value, "write"):
         raise TypeError
-    return given
+    return value
 
 
-_KINDS: dict[str, tuple[str, _Taken]] = {
-    "IO[bytes]": ("a file that is open", _file),
+_KINDS: dict[str, tuple[str, _Converter]] = {
+    "IO[bytes]": ("an open file", _file),
     "Mapping[str, str]": ("a dict of texts", _texts),
     "Sequence[str]": ("a list of names", _names),
     "bool": ("True or False", _truth),
@@ -306,22 +304,21 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """Declaration of one option, besides its name, type and default.
+    """Declaration of one option, except its name, type and default.
 
     group          heading in the help, one of GROUPS
-    help           one or two sentences; `{choices}` is replaced by the values that `suggest`
-                   returns
-    flags          flags besides `--name`; a long one replaces it
+    help           one or two sentences; `{choices}` is replaced by the values of `suggest`
+    flags          flags in addition to `--name`; a long flag replaces `--name`
     metavar        placeholder of the value in the help; not used for switches
-    parse          text of the command line -> value; of a repeatable option, list of texts -> value
-    takes_text     Python callers may pass the text of the command line as well
-    choices        the values that are allowed; empty: any
-    suggest        returns values for the help and for completion; others are allowed too
-    complete       returns values for completion, if these are not the same
-    minimum        smallest number allowed
-    maximum        largest number allowed
-    is_repeatable  may be given several times
-    shown          default in the help, if it is not its `str`
+    parse          text of the command line -> value; for a repeatable option, list of texts -> value
+    takes_text     True if Python callers may pass the text of the command line too
+    choices        allowed values; empty: any
+    suggest        returns values for the help and for completion; other values are allowed too
+    complete       returns values for completion, if they differ from those of `suggest`
+    minimum        smallest allowed number
+    maximum        largest allowed number
+    is_repeatable  True if the command line may contain the option several times
+    shown          default in the help, if it differs from `str(default)`
     """
 
     group: str
@@ -345,29 +342,29 @@ def option(default: T, declaration: Option) -> T:
 
 
 class Declared:
-    """A field of an `Options` class: its type check and, if it is an option, its declaration."""
+    """A field of an `Options` class: its type check and, for an option, its declaration."""
 
     def __init__(self, name: str, default: Any, annotation: str, option: Option | None) -> None:
         self.name, self.default, self.option = name, default, option
         self.annotation = annotation
-        self._wanted: _Wanted | None = None
+        self._type_check: _TypeCheck | None = None
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flags on the command line, the long one first."""
-        given = self.option.flags if self.option else ()
-        if any(one.startswith("--") for one in given):
-            return given
-        return (f"--{self.name.replace('_', '-')}", *given)
+        """The flags on the command line, the long flag first."""
+        flags = self.option.flags if self.option else ()
+        if any(flag.startswith("--") for flag in flags):
+            return flags
+        return (f"--{self.name.replace('_', '-')}", *flags)
 
     @property
     def is_switch(self) -> bool:
-        """Whether it takes no value on the command line."""
+        """Whether the option has no value on the command line."""
         return isinstance(self.default, bool)
 
     @property
     def variable(self) -> str:
-        """The environment variable with its default."""
+        """The environment variable that sets the default."""
         return "FLARE_" + self.flags[0].lstrip("-").upper().replace("-", "_")
 
     @property
@@ -387,42 +384,42 @@ class Declared:
 
     @property
     def metavar(self) -> str:
-        """The placeholder of its value."""
+        """The placeholder of the value."""
         return (self.option.metavar or "|".join(self.option.choices)) if self.option else ""
 
     @property
     def shown_default(self) -> str:
-        """The default as the help shows it; empty if there is nothing to show."""
+        """The default as the help shows it; empty if the help shows none."""
         if self.option is not None and self.option.shown is not None:
             return self.option.shown
         return "" if self.default in (None, (), True, False) else str(self.default)
 
     def parse(self, texts: Sequence[str]) -> Any:
-        """Return the value of the texts of the command line. Raises UsageError."""
+        """Return the value for texts of the command line. Raises UsageError."""
         parse = self.option.parse if self.option else None
         if self.option is not None and self.option.is_repeatable:
             return self._parsed(parse or list, list(texts))
         return self._parsed(parse or _text_parser(self.annotation), texts[-1])
 
-    def _parsed(self, parse: Callable[[Any], Any], given: Any) -> Any:
+    def _parsed(self, parse: Callable[[Any], Any], text: Any) -> Any:
         try:
-            return parse(given)
+            return parse(text)
         except UsageError as error:
             message = f"{self.flags[0]}: {error.message}"
             raise UsageError(message, hint=error.hint) from None
 
     def check(self, value: Any, space: Mapping[str, Any]) -> Any:
-        """Return the value in its own type, such as int for numpy's. Raises UsageError if it is not
-        allowed.
+        """Return the value in its declared type; numpy numbers become Python numbers.
 
-        space  names of the module that declares it, to look up classes of the annotation
+        space   names of the module of the declaration, to look up classes of the annotation
+        raises  UsageError if the value is not allowed
         """
         option = self.option
         if option is not None and option.takes_text and isinstance(value, str):
             value = self._parsed(option.parse or str, value)
-        if self._wanted is None:
-            self._wanted = _Wanted(self.name, self.annotation, space)
-        value = self._wanted.taken(value)
+        if self._type_check is None:
+            self._type_check = _TypeCheck(self.name, self.annotation, space)
+        value = self._type_check.convert(value)
         if option is None or value is None:
             return value
         if option.choices and value not in option.choices:
@@ -433,14 +430,14 @@ class Declared:
             )
         low, high = option.minimum, option.maximum
         if (low is not None and not value >= low) or (high is not None and not value <= high):
-            wanted = f"at least {low}" if high is None else f"{low} to {high}"
-            raise UsageError(f"{self.flags[0]}: expected {wanted}, got {shown(value)}")
+            bounds = f"at least {low}" if high is None else f"{low} to {high}"
+            raise UsageError(f"{self.flags[0]}: expected {bounds}, got {shown(value)}")
         return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of classes that declare options. Values are checked when an object is made."""
+    """Base of classes that declare options. Creating an object checks the values."""
 
     def __post_init__(self) -> None:
         for one, space in _declared(cast(Any, type(self))):
@@ -459,7 +456,7 @@ def declared(options: type[Options]) -> tuple[Declared, ...]:
 
 @cache
 def _declared(options: type[Any]) -> tuple[tuple[Declared, Mapping[str, Any]], ...]:
-    """Return every field of a class, with the names of the module that declares it."""
+    """Return every field of a class, each with the names of the module that declares it."""
     out = []
     for one in fields(options):
         default = None if one.default is MISSING else one.default
@@ -502,8 +499,8 @@ def _or(names: Sequence[str]) -> str:
 
 
 def _text_parser(annotation: str) -> Callable[[str], Any]:
-    """Return the parser for text of the command line, by the type of an option."""
-    kinds = _split(annotation)
+    """Return the parser of command-line text for the type of an option."""
+    kinds = _alternatives(annotation)
     return _whole_text if "int" in kinds else _number_text if "float" in kinds else str
 
 

@@ -1,4 +1,4 @@
-"""Bisection: find every invalid row with a check that covers many rows at once."""
+"""Bisection: find every invalid row with a check of many rows at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MAX_NAMED_ROWS", "failing_rows", "findings_of"]
 
 _Failure = TypeVar("_Failure")
 
-# Bisecting down to every row is slow if all rows of a shard are invalid.
+# If all rows of a shard are invalid, finding each of them by bisection is slow.
 MAX_NAMED_ROWS = 1000
 
 
@@ -24,8 +24,8 @@ def failing_rows(
 ) -> Iterator[tuple[int, _Failure]]:
     """Yield each failing row of start..stop with its failure, in order.
 
-    check             return a failure of rows first..last, or None
-    concerns_one_row  False for a failure that is reported once for the whole run, without bisection
+    check             returns a failure of rows first..last, or None
+    concerns_one_row  returns False for a failure that is reported once for all rows checked
     """
     pending = [(start, stop)]
     while pending:
@@ -48,7 +48,7 @@ def findings_of(
     After MAX_NAMED_ROWS findings, only the first invalid row of each remaining run is reported.
 
     runs   (start, stop) of each run
-    check  check rows start..stop; raise a FlareError, for a single row a FormatError with its `row`
+    check  checks rows start..stop and raises a FlareError; for one row, a FormatError with its `row`
     """
     named = 0
 

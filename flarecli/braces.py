@@ -1,6 +1,6 @@
 """Expansion of braces and wildcards in addresses: `shards/*.csv`, `{00000..00127}`, `{a,b}`.
 
-This module handles text only; `storage.locator` lists files.
+This module only handles text; `storage.locator` lists files.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ def expand_braces(address: str) -> list[str]:
             words.next()
         elif meaning == "}":
             open_.pop()
-            open_[-1].times(words.all())
+            open_[-1].append_each(words.all())
         else:  # a range; its text precedes the `}`
             words.text = words.text[: -len(meaning)]
-            words.times(_range_words(meaning))
+            words.append_each(_range_words(meaning))
     words = open_[0]
     words.text += address[at:]
     return [word for word in words.all() if word]
 
 
 def _meanings(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
-    """Return index of a mark -> `{`, `,` or `}` if it belongs to alternatives, or `{` and the text
-    of a range.
+    """Return the meaning of each mark that belongs to an expansion, by its index.
+
+    The meaning is `{`, `,` or `}` for alternatives, or `{` and the text of a range.
     """
     out = dict[int, str]()
     open_: list[list[int]] = []  # the marks of each open brace and its commas
@@ -84,8 +85,10 @@ def _meanings(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
 
 
 class _Words:
-    """Words under construction: finished alternatives, those of the current one, and their next
-    text.
+    """Words that are being built.
+
+    They are the words of the finished alternatives, the words of the current alternative, and the
+    text that will be appended to the latter.
     """
 
     def __init__(self, address: str) -> None:
@@ -93,8 +96,8 @@ class _Words:
         self._before: list[str] = []
         self._words, self.text = [""], ""
 
-    def times(self, endings: list[str]) -> None:
-        """Append each word of a list to each word."""
+    def append_each(self, endings: list[str]) -> None:
+        """Append each word of a list to each word of the current alternative."""
         if len(endings) == 1:
             self.text += endings[0]
             return
@@ -106,12 +109,13 @@ class _Words:
         )
 
     def next(self) -> None:
-        """Start another alternative."""
+        """Start the next alternative."""
         self._bound(len(self._before) + len(self._words))
         self._before += self._ended()
         self._words, self.text = [""], ""
 
     def all(self) -> list[str]:
+        """Return the words of all alternatives."""
         self.next()
         return self._before
 
@@ -144,9 +148,9 @@ def _range_words(text: str) -> list[str]:
 
 
 def split_pattern(address: str) -> tuple[str, list[str]]:
-    """Split an address with wildcards into the folder to list, which may be empty, and the parts to
-    match.
+    """Split an address with wildcards into the folder to list and the parts to match.
 
+    return  the folder may be empty
     raises  UsageError for wildcards in the name of a bucket
     """
     parts = address.split("/")
@@ -159,8 +163,8 @@ def split_pattern(address: str) -> tuple[str, list[str]]:
 def compile_pattern(parts: Sequence[str]) -> re.Pattern[str]:
     """Compile the parts of a glob to a regular expression.
 
-    `**` matches any number of folders; other wildcards do not match a slash. Only a part that
-    starts with a dot matches hidden files. An empty part at the end matches a trailing slash.
+    `**` matches any number of folders; other wildcards do not match a slash. A hidden file matches
+    only a part that starts with a dot. An empty last part matches a trailing slash.
     """
     out = ""
     for i, part in enumerate(parts):
@@ -177,8 +181,8 @@ def compile_pattern(parts: Sequence[str]) -> re.Pattern[str]:
                 runs[-1] += _sign_pattern(sign) if k % 2 else re.escape(sign)
         first, *between = runs
         last = f"[^/]*{between.pop()}" if between else ""
-        # Atomic groups: the first match of a run is as good as any later one, and backtracking
-        # over several stars would take exponential time.
+        # Atomic groups prevent backtracking over several stars, which takes exponential time. They
+        # lose no match, because the first match of a run is as good as any later one.
         out += (
             hidden
             + first

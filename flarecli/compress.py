@@ -1,16 +1,18 @@
-"""Compression of whole files in the five formats of MDS; output never exceeds the declared size.
+"""Compression of whole files in the five formats of MDS.
+
+Decompressed data never exceeds its declared size.
 
     name    levels  default  stored as
     br      0-11    11       a Brotli stream
     bz2     1-9     9        bzip2 streams
-    gz      0-9     9        gzip members, written without name and time, to be reproducible
-    snappy  none             one block: the size as a varint, then the data; not the framed format
-    zstd    1-22    3        Zstandard frames; written as one with its size, without a checksum
+    gz      0-9     9        gzip members; written without name and time, to be reproducible
+    snappy  none             one block (not the framed format): the size as a varint, then the data
+    zstd    1-22    3        Zstandard frames; written as one frame with its size, no checksum
 
-A compression is spelt `zstd` or `zstd:LEVEL`, as in MDS; the file suffix is the name without level.
-Arrow contains Brotli and Snappy, so they need no other library; it compresses a whole file at once,
-and decompresses Snappy at once. Consecutive streams are one file, as in the original, which however
-rejects a second Brotli stream.
+A compression is written `zstd` or `zstd:LEVEL`, as in MDS; the file suffix is the name without the
+level. Brotli and Snappy are those of Arrow, which compresses a whole file at once and decompresses
+Snappy at once. A file may consist of several streams, as in the original; unlike the original, also
+of several Brotli streams.
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ NAMES = tuple(
 )
 _NAME = r"(?a)([a-z0-9]+)(?::(0|[1-9]\d?))?"
 MAX_ZSTD_WINDOW = 1 << 27  # default limit of the zstd tool; a bomb could demand more memory
-OUTPUT_BYTES = 1 << 20  # per step
-# per step; zstd has no limit on output, and 4 bytes of it may decompress to 128 KiB
+OUTPUT_BYTES = 1 << 20  # of a step
+# of a step; zstd cannot limit its output, and 4 bytes of input may decompress to 128 KiB
 INPUT_BYTES = {"bz2": 1 << 16, "gz": 1 << 16, "zstd": 1 << 11}
 MAX_OUTPUT_BYTES = 1 << 32  # of any file decompressed in memory
-MAX_SNAPPY_RATIO = 22  # three bytes copy at most 64
+MAX_SNAPPY_RATIO = 22  # three bytes of input copy at most 64 bytes
 MAX_SNAPPY_BYTES = (1 << 32) - 1  # the size is a uint32
-_TRUNCATED_HINT = "It was cut short; fetch or pack it again."
+_TRUNCATED_HINT = "The file was cut short; download or pack it again."
 
 
 def suffix_of(compression: str) -> str:
@@ -64,14 +66,14 @@ def _parse(compression: str) -> tuple[str, int]:
     match = re.fullmatch(_NAME, compression)
     if not match or match[1] not in _LEVELS:
         hint = choose(
-            compression.partition(":")[0], _LEVELS, meant=_ALIASES, more=", or NAME:LEVEL"
+            compression.partition(":")[0], _LEVELS, synonyms=_ALIASES, suffix=", or NAME:LEVEL"
         )
         raise UsageError(f"unknown compression {compression!r:.60}", hint=hint)
     kind, level = match[1], int(match[2]) if match[2] else _DEFAULTS[match[1]]
     if match[2] and level not in _LEVELS[kind]:
         levels = _LEVELS[kind]
         raise UsageError(
-            f"{kind} has levels {levels[0]} to {levels[-1]}, not {level}"
+            f"invalid level {level} of {kind}: expected {levels[0]} to {levels[-1]}"
             if levels
             else f"{kind} has no levels"
         )
@@ -79,8 +81,9 @@ def _parse(compression: str) -> tuple[str, int]:
 
 
 def compressed(compression: str, parts: Iterable[Any], size: int) -> Iterator[bytes]:
-    """Yield compressed bytes of parts of `size` bytes in all.
+    """Yield the compressed bytes of consecutive parts.
 
+    size    total size of the parts in bytes
     raises  UsageError for an unknown name or level
     """
     kind, level = _parse(compression)
@@ -110,14 +113,14 @@ def _codec(kind: str, level: int = 0) -> Any:
     name = {"br": "brotli"}.get(kind, kind)
     if not pa.Codec.is_available(name):
         raise MissingLibraryError(
-            f"this build of pyarrow has no {name}",
-            hint="Run: pip install --force-reinstall pyarrow",
+            f"this build of pyarrow does not support {name}",
+            hint="Run `pip install --force-reinstall pyarrow`.",
         )
     return pa.Codec(name) if kind == "snappy" else pa.Codec(name, compression_level=level)
 
 
 def _compress_gz(parts: Iterable[Any], level: int) -> Iterator[bytes]:
-    """Yield one gzip member with the header of Python's gzip, but without a time."""
+    """Yield one gzip member with the header of Python's gzip module, but without a time."""
     import zlib
 
     from isal import isal_zlib
@@ -132,7 +135,7 @@ def _compress_gz(parts: Iterable[Any], level: int) -> Iterator[bytes]:
 
 
 class _BlockReader:
-    """Reads from an iterator of blocks; `size` is the number of bytes read."""
+    """Reader of an iterator of blocks. `size` is the number of bytes read."""
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks, self._rest, self.size, self.closed = iter(blocks), memoryview(b""), 0, False
@@ -152,11 +155,11 @@ class _BlockReader:
 
 
 class _Decoder(NamedTuple):
-    """How to read streams of one compression.
+    """Functions that read the streams of one compression.
 
-    open     return a reader of one stream
-    rest     return the input that the reader did not process
-    between  return the next stream in the bytes after one, or None to ignore these bytes
+    open     returns a reader of one stream
+    rest     returns the input that the reader did not process
+    between  returns the next stream in the bytes after a stream, or None to ignore these bytes
     """
 
     open: Callable[[], Any]
@@ -186,8 +189,8 @@ def _no_rest(_: Any) -> bytes:
     return b""
 
 
-# As in the original, zeros after a gzip member are padding, and bytes after a bzip2 stream that do
-# not start another one are ignored.
+# As in the original, zeros after a gzip member are padding, and bytes after a bzip2 stream are
+# ignored if they do not start another stream.
 _DECODERS = {
     "zstd": _Decoder(_zstd, _no_rest, lambda data: data),
     "gz": _Decoder(
@@ -228,7 +231,7 @@ def _decompress_streams(name: str, source: _BlockReader) -> Iterator[bytes]:
 
 
 def _decompress_brotli(source: _BlockReader) -> Iterator[bytes]:
-    """Yield the data of consecutive Brotli streams; Arrow rejects any other bytes after them."""
+    """Yield the data of consecutive Brotli streams. Arrow rejects other bytes after them."""
     import pyarrow as pa
 
     _codec("br")
@@ -253,7 +256,7 @@ class _ArrowSource:
 
 
 def _decompress_snappy(source: _BlockReader, limit: int, where: object) -> bytes | memoryview:
-    """Decompress one Snappy block; its declared size is checked before memory is allocated."""
+    """Decompress one Snappy block. Its declared size is checked before memory is allocated."""
     head = b""
     while len(head) < 5 and (part := bytes(source.read(5 - len(head)))):
         head += part
@@ -270,17 +273,17 @@ def _decompress_snappy(source: _BlockReader, limit: int, where: object) -> bytes
         raise FormatError("not valid snappy: declared size is more than 4 GiB", where=where)
     if size > limit:
         raise _limit_error(limit, where)
-    data, max_bytes = bytearray(head), 64 + size + size // 6  # longest block of this size
+    data, max_bytes = bytearray(head), 64 + size + size // 6  # of a block of this size
     while len(block := source.read(OUTPUT_BYTES)):
         data += block
         if len(data) > max_bytes:
             raise FormatError(
-                f"not valid snappy: more than {max_bytes} bytes of input for {size} of output",
+                f"not valid snappy: more than {max_bytes} bytes of input for {size} bytes of output",
                 where=where,
             )
     if size > MAX_SNAPPY_RATIO * len(data):
         raise FormatError(
-            f"not valid snappy: {len(data)} bytes of input cannot contain {size}",
+            f"not valid snappy: {len(data)} bytes of input cannot decompress to {size} bytes",
             where=where,
             hint=_TRUNCATED_HINT,
         )
@@ -300,10 +303,10 @@ def decompress(
 
     The declared size is not trusted: above `expansion.FREE_BYTES`, the ratio is always limited.
 
-    raw_size  expected number of bytes; None if unknown
-    stored    size of the compressed file; None if unknown, then the bytes read so far are used
+    raw_size  declared number of decompressed bytes; None if unknown
+    stored    size of the compressed file; None limits the ratio to the bytes read so far
     raises    IntegrityError if the number of bytes differs or the ratio is too high; FormatError if
-              the bytes are not valid or are truncated
+              the bytes are invalid or truncated
     """
     if suffix not in SUFFIXES:
         raise UsageError(
@@ -313,12 +316,12 @@ def decompress(
         )
     if raw_size is not None and raw_size > MAX_OUTPUT_BYTES:
         raise FormatError(
-            f"listed with {raw_size} decompressed bytes; the maximum is {MAX_OUTPUT_BYTES}",
+            f"listed size is {raw_size} decompressed bytes; the maximum is {MAX_OUTPUT_BYTES}",
             where=where,
         )
     if stored is not None and raw_size is not None and raw_size > decompressed_limit(stored):
         raise IntegrityError(
-            f"listed with {raw_size} decompressed bytes; the maximum for {stored} stored bytes is "
+            f"listed size is {raw_size} decompressed bytes; the maximum for {stored} stored bytes is "
             f"{decompressed_limit(stored)}",
             where=where,
             hint=BOMB_HINT,
@@ -339,7 +342,7 @@ def decompress(
         raise IntegrityError(
             f"decompresses to {len(out)} bytes; expected {raw_size}",
             where=where,
-            hint="Fetch or pack it again.",
+            hint="Download or pack the file again.",
         )
     return out
 
@@ -347,8 +350,8 @@ def decompress(
 def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[bytes | memoryview]:
     """Decompress a file of any size in steps of about a megabyte, in bounded memory.
 
-    raises  FormatError if the bytes are not valid or are truncated; IntegrityError if the ratio is
-            too high
+    raises  FormatError if the bytes are invalid or truncated; IntegrityError if the ratio is too
+            high
     """
     source, size = _BlockReader(blocks), 0
     try:
@@ -364,7 +367,7 @@ def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[byte
 
 
 def _format_error(error: Exception, suffix: str, where: object) -> Exception:
-    """Return the error to raise for an error of a library."""
+    """Return the error of flare for an error of a library."""
     if isinstance(error, FlareError):
         return error
     if isinstance(error, EOFError) or "truncated" in str(error).lower():

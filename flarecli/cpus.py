@@ -10,7 +10,7 @@ __all__ = ["cpu_count"]
 def cpu_count() -> int:
     """Return the number of CPUs that this process may use.
 
-    Without CPU affinity (macOS, Windows), it is the number of all CPUs.
+    On systems without CPU affinity (macOS, Windows), this is the number of all CPUs.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

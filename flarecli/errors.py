@@ -123,7 +123,7 @@ class FlareError(Exception):
         return self.changed(message=f"column {name!r}: {self.message}", column=name)
 
     def changed(self, **facts: Any) -> Self:
-        """Return a copy with the given attributes replaced."""
+        """Return a copy with some attributes replaced."""
         if facts.get("row") is not None:
             facts["row"] = int(facts["row"])  # JSON cannot write numpy integers
         return _rebuild(type(self), {**self.__dict__, **facts})
@@ -170,7 +170,7 @@ class RowsError(UsageError, IndexError):
 
 
 class ReachError(FlareError, OSError):
-    """An address cannot be read or written: network error, permission denied, disk full."""
+    """Failed to read or write an address: network error, permission denied, disk full."""
 
     kind, exit_code = "reach", 3
 
@@ -179,7 +179,7 @@ class ReachError(FlareError, OSError):
 
 
 class CredentialsError(ReachError):
-    """The credentials are invalid or have expired; every request with them fails."""
+    """The credentials are invalid or have expired, so every request fails."""
 
 
 class MissingError(ReachError, FileNotFoundError):
@@ -211,7 +211,7 @@ class IntegrityError(FormatError):
 
 
 class ValueFitError(FormatError):
-    """A value that its encoding or its format cannot store."""
+    """A value that its encoding or format cannot store."""
 
     kind = "value"
 
@@ -223,7 +223,7 @@ class TransformError(FlareError):
 
 
 class UnfinishedError(FormatError):
-    """A dataset that is not packed completely."""
+    """A dataset whose packing was interrupted."""
 
     kind = "unfinished"
 
@@ -238,10 +238,10 @@ class UnsafeError(FlareError, PermissionError):
 
 
 class ExhaustedError(MemoryError):
-    """The process cannot open more files. Like a MemoryError, this is not a fault of the data.
+    """The process cannot open more files. Like MemoryError, this is not an error of the data.
 
-    It is not a FlareError, so that code which turns errors of the data into findings or failed
-    rows does not catch it.
+    It is not a FlareError, because code that turns errors of the data into findings or failed rows
+    must not catch it.
     """
 
 

@@ -1,7 +1,8 @@
-"""Limits on the data that a small input may expand to: columns, rows, cells and decompressed bytes.
+"""Limits on the size of decoded data: columns, rows, cells and decompressed bytes.
 
-Each limit is a constant that every input may reach, or a multiple of the stored bytes if that is
-more. Real datasets stay far below, because a row takes at least a few bytes.
+They protect against small inputs that expand to huge data. A limit is the larger of a constant and
+a multiple of the stored bytes. Real datasets stay far below the limits, because a row takes at
+least a few bytes.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ __all__ = [
 ]
 
 MAX_COLUMNS = 10_000
-FREE_BYTES, MAX_RATIO = 256_000_000, 256  # bytes of output: any input, per byte of input
+# allowed for any input, and per stored byte
+FREE_BYTES, MAX_RATIO = 256_000_000, 256
 FREE_ROWS, ROWS_PER_BYTE = 1 << 22, 4
 FREE_CELLS, CELLS_PER_BYTE = 1 << 25, 32
-MAX_DECODED_VALUE = (
-    16 << 20
-)  # bytes of one document; its Python objects take up to 25 times as much
+# bytes of one document; its Python objects take up to 25 times as much
+MAX_DECODED_VALUE = 16 << 20
 MAX_TEXT_VALUE = 32 << 20  # bytes of one value as text; escaping can make it 6 times as long
 MAX_PARQUET_VALUE = 64 << 20  # bytes of one value; Arrow's writer copies it several times
-BOMB_HINT = "It may be a decompression bomb; do not trust it."
+BOMB_HINT = "The file may be a decompression bomb; do not trust it."
 
 
 def check_columns(count: int, where: object) -> None:
@@ -46,7 +47,7 @@ def check_columns(count: int, where: object) -> None:
 
 
 def check_rows(rows: int, columns: int, stored: int, where: object) -> None:
-    """Raise FormatError if `stored` bytes have too many rows, or too many rows times columns."""
+    """Raise FormatError if `stored` bytes declare too many rows or too many cells."""
     limit = max(FREE_ROWS, ROWS_PER_BYTE * stored)
     if rows > limit:
         raise FormatError(
@@ -64,7 +65,7 @@ def check_rows(rows: int, columns: int, stored: int, where: object) -> None:
 
 
 def check_values(count: int, stored: int, where: object) -> None:
-    """Raise FormatError if `stored` bytes have too many values, such as elements of lists."""
+    """Raise FormatError if `stored` bytes declare too many values, such as items of lists."""
     limit = max(FREE_CELLS, CELLS_PER_BYTE * stored)
     if count > limit:
         raise FormatError(

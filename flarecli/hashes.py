@@ -1,4 +1,4 @@
-"""Checksums, by the names that indexes and playlists use; several can be computed in one pass.
+"""Checksums by the names that indexes and playlists use. One pass computes several of them.
 
 The names are those of hashlib except the shake family, which has no fixed length; xxh32, xxh64,
 xxh128, xxh3_64 and xxh3_128 (seed 0); crc32; and, if awscrt is installed, crc32c and crc64nvme.
@@ -17,7 +17,7 @@ from flarecli.suggest import choose
 
 __all__ = ["DEFAULT", "Sums", "known", "digest"]
 
-DEFAULT = "xxh3_128"  # in every playlist: as fast as memory, and long enough to avoid collisions
+DEFAULT = "xxh3_128"  # in every playlist: as fast as memory, and too long for collisions
 _XXHASH = ("xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64")
 _AWSCRT = {"crc32c": 8, "crc64nvme": 16}  # checksums that S3 stores -> number of hex digits
 _HASHLIB = (  # listed here because hashlib is slow to import

@@ -1,4 +1,4 @@
-"""Deferred imports: heavy libraries and modules are imported when one of their names is first used.
+"""Deferred imports: a heavy library is imported when one of its names is first used.
 
 `pa` is pyarrow, `pc` its compute functions, `np` numpy.
 """
@@ -14,7 +14,7 @@ __all__ = ["named", "np", "pa", "pc"]
 
 
 class _LazyModule(ModuleType):
-    """A module that imports the real one at the first access to a name; it caches each name."""
+    """Stand-in for a module: imports the module at the first access to a name; caches each name."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(importlib.import_module(self.__name__), name)
@@ -33,9 +33,9 @@ else:
 def named(package: str, files: Mapping[str, str], name: str) -> Any:
     """Import and return one name of a package, for the package's `__getattr__`.
 
-    files   name -> the module of the package that defines it, or MODULE:NAME if its name there
-            differs; a module's own name returns the module
-    raises  AttributeError for another name
+    files   name -> module of the package that defines it, or MODULE:NAME if it has another name
+            there; if the name is that of the module, the module is returned
+    raises  AttributeError for an unknown name
     """
     if name not in files:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

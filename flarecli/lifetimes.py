@@ -1,8 +1,8 @@
 """Registry of process-wide state: connections, threads, open files, caches of versions.
 
-Each owner registers a function that closes its state; `flare.close()` calls all of them. Later use
-opens the state again. Forked children do not inherit open state: each owner handles that with
-`os.register_at_fork`.
+Each owner of such state registers a function that closes it; `flare.close()` calls all of these
+functions. Later use opens the state again. A forked child starts without open state: each owner
+ensures this with `os.register_at_fork`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _closers: dict[str, Callable[[], None]] = {}
 
 
 def register(name: str, close: Callable[[], None]) -> None:
-    """Register a function that closes shared state. It replaces an earlier one of the same name.
+    """Register a function that closes shared state; it replaces an earlier one of the same name.
 
     name   name of the state, such as `connections`; unique in the process
-    close  may be called any number of times, from any thread; the state can be opened again
+    close  function that any thread may call any number of times
     """
     _closers[name] = close
 
 
 def close_all() -> None:
-    """Close all registered state, the latest first. The first error is raised after all calls."""
+    """Close all registered state, the latest first. Raises the first error after all calls."""
     first: BaseException | None = None
     for close in reversed([*_closers.values()]):
         try:

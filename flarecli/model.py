@@ -1,8 +1,8 @@
-"""The parts of a dataset: frozen, picklable records without behaviour of their own.
+"""The data types of a dataset: frozen, picklable records.
 
     Playlist -> Stream -> Chunk (a listed shard) -> Shard (an open shard) -> rows
 
-A Stream stores its chunks as columns, to save memory; Chunk objects are created on demand.
+A Stream stores its chunks as columns to save memory. Chunk objects are created on demand.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ ENCODING = b"encoding"  # key of the column's encoding in the metadata of an Arr
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its name, the name of its encoding, and the size of a value in bytes if it is
-    fixed.
-    """
+    """A column: its name, its encoding, and the size of its values in bytes, None if not fixed."""
 
     name: str
     encoding: str
@@ -75,7 +73,7 @@ class File:
     name        name as listed
     size        bytes; None if unknown
     hashes      name of the hash -> hex digest
-    raw_size    bytes after decompression; None if the file is not compressed or this is unknown
+    raw_size    bytes after decompression; None if unknown or if the file is not compressed
     raw_hashes  like `hashes`, of the decompressed bytes
     """
 
@@ -88,9 +86,10 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A listed shard, not opened: the location of its main file, its number of rows, and its files.
+    """A listed shard, not opened.
 
-    rows    None if unknown
+    at      location of the main file
+    rows    number of rows; None if unknown
     files   the main file, then its companions; names are relative to the dataset's folder
     beside  location of each companion, parallel to `files[1:]`
     """
@@ -104,10 +103,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """An open shard: `layout` has the tables of the format. It has no handles, so it can be
-    pickled.
+    """An open shard. It has no file handles, so it can be pickled.
 
-    memo  the format's cache in this process, to read rows faster; not pickled
+    layout  tables of the format, such as the offsets of rows
+    memo    cache of the format in this process, which speeds up reading; not pickled
     """
 
     chunk: Chunk
@@ -127,15 +126,15 @@ class Shard:
 class Stream:
     """A named sequence of chunks with the same columns.
 
-    at         base of relative URLs
-    urls       one for each chunk, relative to `at` or absolute
-    rows       int64 [chunks], or None if the list does not contain them
-    sizes      int64 [chunks], bytes of each stored file, or None
-    hashes     name of the hash -> hex digest of each chunk; empty if unknown
-    raw_sizes  int64 [chunks], bytes after decompression, -1 where a file is not compressed; or None
-    raw_hashes like `hashes`, of the decompressed bytes
-    parts      companions of each chunk (`.meta`, `.idx`, the bags of a column); may be empty
-    headers    all entries of the stream in the playlist but its chunks
+    at          base of relative URLs
+    urls        one for each chunk, relative to `at` or absolute
+    rows        int64 [chunks], or None if the list does not contain them
+    sizes       int64 [chunks], bytes of each stored file, or None
+    hashes      name of the hash -> hex digest of each chunk; empty if unknown
+    raw_sizes   int64 [chunks], bytes after decompression, -1 where a file is not compressed; or None
+    raw_hashes  like `hashes`, of the decompressed bytes
+    parts       companions of each chunk (`.meta`, `.idx`, the bags of a column); may be empty
+    headers     entries of the stream in the playlist, except its chunks
     """
 
     name: str
@@ -157,9 +156,9 @@ class Stream:
 
     @property
     def stored(self) -> IntArray | None:
-        """Return bytes stored for each chunk and its companions: int64 [chunks], or None.
+        """Return the stored bytes of each chunk and its companions: int64 [chunks].
 
-        The result is -1 where the size of the main file is unknown, and None if `sizes` is None.
+        A value is -1 if the size of the main file is unknown. The result is None if `sizes` is.
         """
         if self.sizes is None or not any(self.parts):
             return self.sizes
@@ -171,7 +170,7 @@ class Stream:
         return (self.chunk(i) for i in range(len(self.urls)))
 
     def chunk(self, i: int) -> Chunk:
-        """Return the Chunk at position i. Raises if its addresses are invalid."""
+        """Return the Chunk at position i. Raises UnsafeError for an invalid address."""
         raw = int(self.raw_sizes[i]) if self.raw_sizes is not None else -1
         file = File(
             self.urls[i].partition("?")[0].rpartition("/")[2]
@@ -195,16 +194,17 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Playlist:
-    """Named streams, in order. `at` is the address of the playlist, or None if it has none.
+    """Named streams, in order.
 
-    protected  True if the file ends with a valid checksum of itself
-    meant      format that the user specified, which the list may contradict; may be empty
+    at                address of the playlist; None if it is not a file
+    protected         True if the last line of the file is a valid checksum of the lines before it
+    requested_format  format that the user specified, or empty; the playlist may list another one
     """
 
     streams: tuple[Stream, ...]
     at: Location | None = None
     protected: bool = False
-    meant: str = ""
+    requested_format: str = ""
 
     def __len__(self) -> int:
         return len(self.streams)
@@ -215,9 +215,9 @@ class Playlist:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Options of shards to write. Sizes are in bytes, None means no limit.
+    """Settings of the shards to write. Sizes are in bytes; None means no limit.
 
-    hashes  names of the checksums to store in the format's own index
+    hashes  names of the checksums in the format's own index
     """
 
     compression: str | None = None
@@ -230,8 +230,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A position in an epoch; `step` counts the rows of all ranks.
+    """A position in an epoch.
 
+    step      rows of all ranks before the position
     rows      rows of the epoch; None if unknown
     window    size of the shuffle window; None if unknown
     checksum  `Dataset.checksum` of the data; None if unknown
@@ -246,9 +247,9 @@ class Cursor:
     checksum: str | None = field(default=None, compare=False)
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        """Restore a pickle; fields that an earlier version did not have become None."""
-        for one, value in zip_longest(fields(self), state):
-            object.__setattr__(self, one.name, value)
+        """Restore a pickle. Fields that an earlier version did not have become None."""
+        for attribute, value in zip_longest(fields(self), state):
+            object.__setattr__(self, attribute.name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +257,9 @@ class Finding:
     """A problem that verify found.
 
     address      the file or address
-    kind         stable: scripts compare it
-    message      what is wrong
-    hint         how to solve it, in one sentence; may be empty
+    kind         kind of the problem; stable, because scripts compare it
+    message      description of the problem
+    hint         solution in one sentence; may be empty
     row          row number in the file, or None
     column       name of the column, or None
     start, stop  byte range in the file, or in the decompressed file; None if unknown
@@ -301,5 +302,5 @@ def finding_of(error: FlareError, address: object = "") -> Finding:
 
 
 def total(counts: IntArray) -> int:
-    """Return the exact sum of counts from an untrusted list, which could overflow int64."""
+    """Return the exact sum of counts, which come from an untrusted list and may overflow int64."""
     return sum(counts.tolist())

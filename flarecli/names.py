@@ -33,7 +33,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LEADING_DOTS = r"(?:\./)+(?=[^/])"
 _DRIVE = "[A-Za-z]:"
-_PART_DRIVE = "/[A-Za-z]:"  # joining a path part by part starts again at the drive
+_PART_DRIVE = "/[A-Za-z]:"  # on Windows, such a part replaces the path before it
 # Windows drops dots and spaces at the end of a name, so `.. ` is the parent folder.
 _DOTS_AND_SPACES = "(?:^|/)[. ]+(?:/|$)"
 # C0, DEL, C1, and lone surrogates except those of `surrogateescape`
@@ -66,13 +66,13 @@ def check_name(name: str, where: object = "") -> str:
         raise UnsafeError(
             f"the name {_short(name)} {reason}",
             where=where,
-            hint="Repair the file that contains the name; nothing was read or written there.",
+            hint="Repair the file that contains the name. No file of that name was read or written.",
         )
     return name
 
 
 def name_fault(name: str) -> str:
-    """Return why a name is not one plain relative path; empty if it is."""
+    """Return the reason why a name is not one plain relative path; empty if it is one."""
     if not name:
         return "is empty"
     if len(name) < NAME_BYTES // 4 and _PLAIN.fullmatch(name):
@@ -110,7 +110,7 @@ def _short(name: str) -> str:
 
 
 def collision_key(name: str) -> str:
-    """Return a key that is equal for names which a file system may treat as the same.
+    """Return a key that is equal for names that a file system may treat as the same name.
 
     The key is in NFC, case folded, without trailing dots or spaces. A name that Windows reserves
     (`con`, `aux.txt`, `COM¹`, `nul:x`) becomes DEVICE. Other colons are ordinary characters:
@@ -179,7 +179,7 @@ def local_path(address: str) -> str:
 def whole_path(path: str) -> str:
     """Return the absolute path of a path from the user.
 
-    Raises MissingError if the working folder is gone.
+    Raises MissingError if the current folder no longer exists.
     """
     try:
         return os.path.join(os.getcwd(), path)

@@ -1,8 +1,8 @@
 """Prefetch: calls on one process-wide thread pool, with ordered results and bounded memory.
 
-The pool's threads are daemons and are reused. It has no size of its own: a queue bounds how many
-threads it uses, so that a call may itself use the pool without a deadlock. If the system allows no
-further thread, queued calls run on the threads that exist, or on the caller's.
+The threads of the pool are daemons and are reused. The pool has no maximum size: each queue bounds
+its own number of threads, so a call may use the pool without a deadlock. If the system allows no
+further thread, queued calls run on the existing threads or on the calling thread.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ __all__ = [
 
 A = TypeVar("A")
 T = TypeVar("T")
-_TICK_S = 0.5  # a signal that another thread receives ends a wait only when the wait times out
+# Waits have a timeout: a signal that another thread receives ends a wait only at its timeout.
+_TICK_S = 0.5
 
 _tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None ends the thread
-_idle = threading.Semaphore(0)  # counts the threads that wait for a task
+_idle = threading.Semaphore(0)  # number of threads that wait for a task
 
 
 def start_thread(thread: threading.Thread, option: str = "--jobs") -> None:
-    """Start a thread. Raises ReachError with a hint to lower `option` if the system allows no more."""
+    """Start a thread. Raises ReachError if the system allows no more; its hint names `option`."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -59,7 +60,7 @@ def _run_task(task: Callable[[], None]) -> None:
 def _work(tasks: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
     while (task := tasks.get()) is not None:
         task()
-        del task  # it would keep its result alive until the next task arrives
+        del task  # the result would stay alive until the next task arrives
         idle.release()
 
 
@@ -70,7 +71,7 @@ def close_idle_threads() -> None:
 
 
 def _reset_pool() -> None:
-    """Reset the pool in a forked child, which has none of its threads."""
+    """Reset the pool in a forked child, which has no copy of the threads."""
     global _tasks, _idle
     _tasks, _idle = SimpleQueue(), threading.Semaphore(0)
 
@@ -92,7 +93,7 @@ def submit(call: Callable[[], T]) -> Future[T]:
         except BaseException as error:
             future.set_exception(error)
         finally:
-            del future  # the error's frames would keep it alive, and with it the error
+            del future  # a reference cycle: the error's frames refer to the future, and vice versa
 
     _run_task(task)
     return future
@@ -101,7 +102,7 @@ def submit(call: Callable[[], T]) -> Future[T]:
 def run_interruptibly(call: Callable[[], T]) -> T:
     """Run a call and return its result; an interrupt ends the wait even if the call blocks.
 
-    Only the main thread receives interrupts: other threads run the call themselves.
+    Only the main thread receives interrupts, so other threads run the call directly.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
@@ -134,7 +135,7 @@ def get_interruptibly(queue: SimpleQueue[T]) -> T:
 
 
 class _Entry(Generic[A, T]):
-    """An item of a queue, then its result or its error."""
+    """An item of a queue, which later becomes its result or its error."""
 
     __slots__ = ("error", "is_done", "item", "value", "weight")
 
@@ -147,18 +148,18 @@ class _Entry(Generic[A, T]):
 
 
 class OrderedQueue(Generic[A, T]):
-    """Calls a function with each item put in, and returns the results in the order of the items.
+    """Calls a function with each item, and returns the results in the order of the items.
 
-    One thread puts and takes. An error of a call is raised where its result would have been; it
-    closes the queue. `len()` is the number of items whose results are not taken yet.
+    Only one thread may put items and take results. If a call fails, its error is raised in place of
+    its result, and the queue is closed. `len()` is the number of results that are not taken yet.
 
     call          function of an item
-    workers       number of threads; 0: calls run on the thread that puts and takes
+    workers       number of threads; 0: calls run on the thread that uses the queue
     max_items     maximum number of items in the queue; at least 1, default 2 * workers
-    max_bytes     bound on the weight of calls in flight and results not taken; a single item may
-                  weigh more
+    max_bytes     limit on the bytes of calls in flight and of results that are not taken; a single
+                  item may exceed it
     weigh         returns the bytes of an item, counted until its call returns; default 0
-    weigh_result  returns the bytes of a result; default: those of its item
+    weigh_result  returns the bytes of a result; default: the bytes of its item
     """
 
     def __init__(
@@ -174,12 +175,12 @@ class OrderedQueue(Generic[A, T]):
         self._call, self._workers, self._max_bytes = call, workers, max_bytes
         self._max_items = max(1, 2 * workers if max_items is None else max_items)
         self._weigh, self._weigh_result = weigh, weigh_result
-        self._entries: deque[_Entry[A, T]] = deque()  # all whose results are not taken
+        self._entries: deque[_Entry[A, T]] = deque()  # entries whose results are not taken
         self._waiting: deque[_Entry[A, T]] = deque()  # entries that have not started
-        self._bytes = self._started_bytes = 0  # of all entries; of those that have started
+        self._bytes = self._started_bytes = 0  # of all entries; of started entries
         self._running = self._starting = 0  # workers; workers whose thread has not started
         self._calling = 0  # calls in flight
-        self._awaited: _Entry[A, T] | None = None  # the entry that the taking thread waits for
+        self._awaited: _Entry[A, T] | None = None  # the entry that `_take` waits for
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -200,8 +201,8 @@ class OrderedQueue(Generic[A, T]):
     def put(self, item: A) -> Iterator[T]:
         """Add an item, and return an iterator over the results that are due.
 
-        Results are due if they are ready, and as long as the queue is full: exhaust the iterator
-        before putting the next item. Raises RuntimeError if the queue is closed.
+        A result is due if it is ready or if the queue is full. Exhaust the iterator before putting
+        the next item. Raises RuntimeError if the queue is closed.
         """
         if self._is_closed:
             raise RuntimeError("the queue is closed")
@@ -225,8 +226,8 @@ class OrderedQueue(Generic[A, T]):
     def close(self, wait: bool = False) -> None:
         """Start no further call and drop all results; with `wait`, return after the last call.
 
-        Without `wait` it takes no lock, because garbage collection may close an abandoned iterator
-        on any thread, also on one that holds the lock.
+        Without `wait`, no lock is acquired: garbage collection may close an abandoned iterator on
+        any thread, even on a thread that has the lock.
         """
         self._is_closed = True
         self._waiting.clear()
@@ -252,7 +253,7 @@ class OrderedQueue(Generic[A, T]):
         return self._started_bytes + max(1, weight) <= self._max_bytes
 
     def _start(self) -> None:
-        """Start workers while there is an item for another one."""
+        """Start workers while items wait for one."""
         while True:
             with self._changed:
                 if len(self._waiting) <= self._starting or not self._may_start():
@@ -267,7 +268,7 @@ class OrderedQueue(Generic[A, T]):
             try:
                 _run_task(self._run_worker)
             except ReachError:
-                if self._running > 1:  # another worker will take the item
+                if self._running > 1:  # another worker will process the item
                     with self._changed:
                         self._running -= 1
                         self._starting -= 1
@@ -275,20 +276,20 @@ class OrderedQueue(Generic[A, T]):
                 self._run_worker(max_calls=1)
 
     def _run_worker(self, max_calls: int | None = None) -> None:
-        """Call with one waiting item after another."""
+        """Process waiting items, one after another."""
         with self._changed:
             self._starting -= 1
         calls = 0
         while calls != max_calls and (entry := self._next()) is not None:
             calls += 1
             self._run(entry)
-            del entry  # it would keep its result alive until the next item
+            del entry  # the result would stay alive until the next item
         if calls == max_calls:
             with self._changed:
                 self._running -= 1
 
     def _next(self) -> _Entry[A, T] | None:
-        """Remove and return the next item to call with; None ends the worker."""
+        """Remove and return the next entry to process; None ends the worker."""
         with self._changed:
             if self._may_start():
                 with contextlib.suppress(IndexError):  # the queue was closed
@@ -308,7 +309,7 @@ class OrderedQueue(Generic[A, T]):
             del value
         except BaseException as error:
             entry.error = error
-            self._waiting.clear()  # results after an error are never taken
+            self._waiting.clear()  # nobody takes results after an error
         entry.item = None
         with self._changed:
             self._bytes += weight - entry.weight
@@ -317,7 +318,9 @@ class OrderedQueue(Generic[A, T]):
             self._calling -= 1
             if self._is_closed or self._awaited is entry:
                 self._changed.notify_all()
-        del entry  # an error that it holds has this frame in its traceback
+        del (
+            entry
+        )  # a reference cycle: the entry refers to the error, whose traceback has this frame
 
     def _take(self) -> T:
         """Wait for the first entry, remove it and return its result."""
@@ -335,7 +338,7 @@ class OrderedQueue(Generic[A, T]):
             try:
                 raise entry.error
             finally:
-                del entry, self  # the error's frames would keep them alive
+                del entry, self  # the frames of the error would keep them alive
         self._start()
         return cast(T, entry.value)
 
@@ -350,10 +353,11 @@ def ordered_map(
     weigh: Callable[[A], int] | None = None,
     weigh_result: Callable[[T], int] | None = None,
 ) -> Generator[T, None, None]:
-    """Yield the result of each call in the order of the items; calls run ahead on the pool.
+    """Call a function with each item on the pool, ahead of use; yield the results in order.
 
-    The caller's thread takes the items from their iterator. Closing the iterator starts no further
-    call, and does not wait for calls in flight. For arguments and errors, see `OrderedQueue`.
+    The calling thread advances the iterator of items. Closing the returned iterator starts no
+    further call and does not wait for calls in flight. `OrderedQueue` describes the arguments and
+    errors.
     """
     queue = OrderedQueue(
         call,

@@ -1,6 +1,6 @@
 """Progress callbacks.
 
-The commands print nothing; they call these methods, which do nothing by default.
+The commands print nothing. They call these methods, which do nothing by default.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """No-op progress callbacks. Subclass it and override methods; all calls are made by one thread."""
+    """No-op progress callbacks. Override the methods in a subclass; one thread makes all calls."""
 
     def start(self, what: str, rows: int | None, bytes: int | None = None) -> None:
-        """Start a task: `what` is its name, such as `pack`; rows and bytes are totals, if known."""
+        """Start a task. `what` is its name, such as `pack`; rows and bytes are totals or None."""
 
     def advance(self, rows: int, bytes: int) -> None:
         """Report rows and bytes done since the last call."""
 
     def failed(self, key: str, reason: str) -> None:
-        """Report one row that failed, as it happens. Neither text is escaped yet."""
+        """Report one failed row at once. Both texts may contain control characters."""
 
     def note(self, text: str, verbose: bool = False) -> None:
-        """Report a note; `verbose` notes are details."""
+        """Report a note. A `verbose` note is a detail."""
 
     def close(self) -> None:
-        """End the task, also after an error."""
+        """End the task. This is called after an error too."""

@@ -40,11 +40,11 @@ _ROW_BYTES = 1024  # assumed size of a row if the listing has no sizes
 class FlareSource(Datasource):
     """Rows of a dataset, for `ray.data.read_datasource`.
 
-    address  any address that `flarecli.open` accepts, readable on every node
+    address  any address that `flarecli.open` accepts; every node must be able to read it
     columns  columns to read; None: all
     where    SQL condition on these columns, or a SELECT without sorting, grouping or limits
-    allow_private, allow_local, allow_host  what data may access, as in `flarecli.open`
-    raises   errors of `flarecli.open`; UsageError for an unknown column or another SELECT
+    allow_private, allow_local, allow_host  addresses that data may access, as in `flarecli.open`
+    raises   errors of `flarecli.open`; UsageError for an unknown column or for any other SELECT
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FlareSource(Datasource):
     ) -> None:
         super().__init__()
         self._address = (
-            _whole(address) if isinstance(address, str) else [_whole(one) for one in address]
+            _absolute(address) if isinstance(address, str) else [_absolute(one) for one in address]
         )
         self._where = where
         self._access: dict[str, Any] = {
@@ -76,7 +76,8 @@ class FlareSource(Datasource):
             if not sql.is_row_by_row(self._schema, where):
                 hint = "Read all rows, then sort or aggregate them with Ray."
                 raise UsageError(
-                    "each task would sort, group, count or limit only its own rows", hint=hint
+                    "cannot sort, group, count or limit: each task has only a part of the rows",
+                    hint=hint,
                 )
             self._schema, _ = sql.select(self._schema, iter(()), where)
         self._rows, self._ends, self._bytes = len(data), _shard_ends(data), _stored(data)
@@ -88,21 +89,12 @@ class FlareSource(Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ReadTask]:
-        """Return tasks that read runs of rows, split between shards if there are enough shards."""
-        cuts = np.linspace(0, self._rows, min(max(1, parallelism), max(1, self._rows)) + 1).astype(
-            np.int64
-        )
-        if len(self._ends) >= len(cuts) - 1:
-            cuts = np.unique(
-                np.concatenate(
-                    [
-                        [0],
-                        self._ends[
-                            np.minimum(np.searchsorted(self._ends, cuts[1:]), len(self._ends) - 1)
-                        ],
-                    ]
-                )
-            )
+        """Return tasks that read runs of rows; with enough shards, a run ends where a shard ends."""
+        count = min(max(1, parallelism), max(1, self._rows))
+        cuts = np.linspace(0, self._rows, count + 1).astype(np.int64)
+        if len(self._ends) >= count:
+            shards = np.minimum(np.searchsorted(self._ends, cuts[1:]), len(self._ends) - 1)
+            cuts = np.unique(np.concatenate([[0], self._ends[shards]]))
         tasks = []
         for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
             rows = stop - start if self._where is None else None
@@ -140,16 +132,16 @@ class FlareSource(Datasource):
 
 
 class FlareSink(Datasink[Any]):
-    """A dataset to write, for `Dataset.write_datasink`. Rows are in task order; Ray may not
-    preserve the dataset's.
+    """A dataset to write, for `Dataset.write_datasink`.
+
+    Rows are in the order of the tasks, which may differ from the order of the Ray dataset.
 
     out        folder to write; `overwrite` replaces an existing dataset
     format     format of the shards
-    columns    column -> encoding; other columns keep their encoding, or it is inferred from the
-               first rows
+    columns    column -> encoding; the encoding of other columns is kept, or inferred from the first
+               rows
     settings   size, compression and checksums of shards
-    raises     errors of `claim`, before anything is written; the error of a row that fails, after
-               cleanup
+    raises     errors of `claim` before writing; the error of a failed row after cleanup
     """
 
     def __init__(
@@ -163,13 +155,17 @@ class FlareSink(Datasink[Any]):
     ) -> None:
         super().__init__()
         find(format)
-        self._out, self._format, self._given = _whole(out), format, dict(columns or {})
+        self._out, self._format, self._encodings = (
+            _absolute(out),
+            format,
+            dict(columns or {}),
+        )
         self._settings, self._overwrite = settings or Settings(shard_bytes=1 << 26), overwrite
         self._at = ""
         self._open: tuple[Target, Journal] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None}  # the driver keeps the lock of the folder
+        return {**self.__dict__, "_open": None}  # only the driver has the lock of the folder
 
     def on_write_start(self, schema: pa.Schema | None = None) -> None:
         """Lock the folder."""
@@ -185,8 +181,11 @@ class FlareSink(Datasink[Any]):
         self._at = str(target.at)
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> int | None:
-        """Write the blocks of one task as one part; return its number, None without rows. A retry
-        starts over.
+        """Write the blocks of one task as one part.
+
+        A retried task writes the part again.
+
+        return  number of the part; None if there are no rows
         """
         out = f"{self._at}/{parts.part_name(ctx.task_idx)}"
         writer: Writer | None = None
@@ -214,16 +213,16 @@ class FlareSink(Datasink[Any]):
         return int(ctx.task_idx)
 
     def _columns(self, writer: Writer, batch: pa.RecordBatch) -> Columns:
-        check_names(batch.schema, list(self._given), "columns")
+        check_names(batch.schema, list(self._encodings), "columns")
         stored = {
             field.name: kept for field in batch.schema if (kept := encodings.encoding_of(field))
         }
         return writer.name_columns(
-            chosen_encodings(batch, batch.schema.names, self._given, {}, stored)
+            chosen_encodings(batch, batch.schema.names, self._encodings, {}, stored)
         )
 
     def on_write_complete(self, write_result: Any) -> None:
-        """Join the parts; the playlist is written last."""
+        """Join the parts and write the playlist."""
         if self._open is None:
             raise UsageError("on_write_start was not called", where=self._out)
         target, journal = self._open
@@ -240,7 +239,7 @@ class FlareSink(Datasink[Any]):
         self._open = None
 
     def on_write_failed(self, error: Exception) -> None:
-        """Remove what was written and unlock the folder."""
+        """Remove the written files and unlock the folder."""
         if self._open is not None:
             target, journal = self._open
             journal.close()
@@ -248,15 +247,15 @@ class FlareSink(Datasink[Any]):
             self._open = None
 
 
-def _whole(address: str) -> str:
-    """Return an absolute path, since tasks may run in another folder."""
+def _absolute(address: str) -> str:
+    """Return a path as an absolute path, because tasks may run in another folder."""
     return os.path.abspath(whole_path(address)) if address and not is_url(address) else address
 
 
 def _put(writer: Writer, typed: ColumnConverter, batch: pa.RecordBatch, first: int) -> None:
     fit, places, failures = typed.convert(batch, first + np.arange(batch.num_rows))
     if failures:
-        raise error_of(failures[0], writer.target.shown, "Remove such rows before writing.")
+        raise error_of(failures[0], writer.target.shown, "Remove the row before writing.")
     writer.write_typed(fit, places)
 
 
@@ -267,8 +266,9 @@ def _table(block: Any) -> pa.Table:
 
 
 def _shard_ends(data: read.Dataset) -> Any:
-    """Return the row at which each shard ends, int64; empty if streams are joined or rows are not
-    listed.
+    """Return the row at which each shard ends, int64 [shards].
+
+    The result is empty if streams are joined by column or if the numbers of rows are unknown.
     """
     streams = [stream for one in data.playlists for stream in one.streams]
     if len({stream.name for stream in streams}) > 1 or any(

@@ -1,4 +1,4 @@
-"""Addresses without secrets, to print and to store."""
+"""Remove secrets from addresses before they are printed or stored."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from flarecli.names import is_url
 __all__ = ["address_key", "redact", "redact_text", "without_user"]
 
 _URL = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]*[^\s\"'<>.,:;)\]]"
-_BROKEN = "(?i)https?:/?[^/]"  # slashes are missing, so a password could be anywhere
+_BROKEN = "(?i)https?:/?[^/]"  # without `//`, a password can be anywhere in the text
 _SECRET = (
     "(?i)sig|token|secret|passw|pwd|auth|cred|key|session|policy|expires|x-amz|x-goog"
     "|^(?:s[aeikprv]|st)$"
 )
 # some CDNs put signatures into the path
 _SECRET_PART = "(?i)[a-z-]*(?:sig|token|secret|passw|jwt|hmac|hdn|auth|cred)[a-z-]*="
+# schemes whose paths are object keys, without parameters
 _OPAQUE = (
     "abfs",
     "az",
@@ -27,11 +28,11 @@ _OPAQUE = (
     "oci",
     "oss",
     "s3",
-)  # schemes whose paths are object keys, without parameters
+)
 
 
 def without_user(url: str) -> str:
-    """Return a URL without user info and fragment; other text is returned as it is."""
+    """Return a URL without user info and fragment. Other text is returned unchanged."""
     from urllib.parse import urlsplit, urlunsplit
 
     try:
@@ -42,10 +43,10 @@ def without_user(url: str) -> str:
 
 
 def redact(address: str) -> str:
-    """Return an address without secrets, to print and to store.
+    """Return an address without secrets, to print or to store.
 
-    It has no user info, query, fragment or path parameters: a token may have any name, so the
-    whole query is removed. Object keys are kept, except a query that contains a secret's name.
+    User info, fragment and path parameters are removed. The whole query is removed too, because a
+    token may have any name. Object keys are kept, except a query with the name of a secret.
     """
     shown = address_key(address)
     if shown.partition(":")[0].lower() in _OPAQUE or "://" not in shown:
@@ -61,10 +62,10 @@ def redact(address: str) -> str:
 
 
 def address_key(address: str) -> str:
-    """Return a key that is equal for addresses of one object that are signed differently.
+    """Return a key that is equal for two addresses that differ only in their signature.
 
-    It has no user info, no fragment and no query with the name of a secret. It may contain
-    secrets under unknown names: compare it, and never print it.
+    The key has no user info, no fragment and no query with the name of a secret. It may contain
+    secrets with unknown names, so it must not be printed.
     """
     if re.match(_BROKEN, address):
         return address.partition(":")[0] + "://…"
@@ -88,5 +89,5 @@ def address_key(address: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """Return a text, such as a library's message, with every address in it redacted."""
+    """Return a text, such as a message of a library, with every address redacted."""
     return re.sub(_URL, lambda match: redact(match[0]), text)

@@ -8,51 +8,53 @@ from flarecli.names import shell_quoted
 
 __all__ = ["choose", "nearest"]
 
-SHOWN = 60  # maximum names in a hint
-_MAX_NAMES, _MAX_LENGTH = 5_000, 100  # of compared names, which may come from data
+MAX_SHOWN = 60  # names in a hint
+_MAX_NAMES, _MAX_LENGTH = 5_000, 100  # of the compared names, which may come from data
 
 
-def nearest(given: str, known: Iterable[str]) -> str | None:
-    """Return the known name most similar to the given one, ignoring case and outer spaces; None if
-    there is none.
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most similar to a name; None if no known name is similar.
+
+    Case and surrounding spaces are ignored.
     """
     import difflib
 
-    plain = given.strip().casefold()
+    plain = name.strip().casefold()
     if not plain or len(plain) > _MAX_LENGTH:
         return None
     names: dict[str, str] = {}
-    for name, _ in zip(known, range(_MAX_NAMES), strict=False):
-        if len(name) <= _MAX_LENGTH:
-            names.setdefault(name.casefold(), name)
+    for one, _ in zip(known, range(_MAX_NAMES), strict=False):
+        if len(one) <= _MAX_LENGTH:
+            names.setdefault(one.casefold(), one)
     if plain in names:
         return names[plain]
-    found = difflib.get_close_matches(plain, names, 1, 0.7)
-    if not found and len(plain) >= 3:  # `url` of `data_url`
-        found = sorted(
-            (name for name in names if plain in name.replace("-", "_").split("_")), key=len
-        )[:1]
-    return names[found[0]] if found else None
+    if similar := difflib.get_close_matches(plain, names, 1, 0.7):
+        return names[similar[0]]
+    if len(plain) < 3:
+        return None
+    # a part of a name, such as `url` of `data_url`
+    containing = [one for one in names if plain in one.replace("-", "_").split("_")]
+    return names[min(containing, key=len)] if containing else None
 
 
 def choose(
-    given: str,
+    name: str,
     known: Iterable[str],
-    ask: str = "Choose one of",
-    meant: Mapping[str, str] = {},
-    more: str = "",
+    intro: str = "Choose one of",
+    synonyms: Mapping[str, str] = {},
+    suffix: str = "",
 ) -> str:
-    """Return the hint for an unknown name: the most similar known name, and the list of known
-    names.
+    """Return the hint for an unknown name: the most similar known name and all known names.
 
-    meant  name used elsewhere -> the name used here
-    more   text after the last name
+    intro     text before the first known name
+    synonyms  name in other programs -> known name
+    suffix    text after the last known name
     """
     names = list(known)
-    known_as = meant.get(given.strip().casefold())
-    guess = known_as if known_as in names else nearest(given, names)
-    shown = ", ".join(map(shell_quoted, names[:SHOWN])) + (
-        f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    )
-    asked = f"{ask} {shown}{more}." if names else ""
-    return f"Did you mean {shell_quoted(guess)}? {asked}".strip() if guess else asked
+    synonym = synonyms.get(name.strip().casefold())
+    guess = synonym if synonym in names else nearest(name, names)
+    listed = ", ".join(map(shell_quoted, names[:MAX_SHOWN]))
+    if len(names) > MAX_SHOWN:
+        listed += f" and {len(names) - MAX_SHOWN:,} more"
+    hint = f"{intro} {listed}{suffix}." if names else ""
+    return f"Did you mean {shell_quoted(guess)}? {hint}".strip() if guess else hint

@@ -23,36 +23,36 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(_SIZE, text.strip())
     if not match or (match[4] and not match[3]):
-        raise UsageError(f"{text!r:.60} is not a size", hint="Write it like 512K, 64MB or 64MiB.")
+        raise UsageError(f"invalid size {text!r:.60}", hint="Write it like 512K, 64MB or 64MiB.")
     step, decimals = 1024 if match[4] else 1000, match[2] or ""
     power: int = step ** _POWERS[match[3].lower()]
-    # integers, because 1.001K as a float is 1000
+    # exact integers: 1.001K as a float is 1000
     size = int(match[1] + decimals) * power // int("1" + "0" * len(decimals))
     if size >= _SIZE_LIMIT:
-        raise UsageError(f"{text!r:.60} is more than 2^63 bytes")
+        raise UsageError(f"size {text!r:.60} exceeds 2^63 bytes")
     return size
 
 
 def parse_box(text: str) -> int | tuple[int, int]:
     """Parse a size in pixels: `512` is the side of a square, `640x480` width and height of a box.
 
-    raises  UsageError for any other text
+    Raises UsageError for any other text.
     """
     match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip(), re.ASCII)
     if not match:
-        raise UsageError(f"{text!r} is not a size in pixels", hint="Write it like 512 or 640x480.")
+        raise UsageError(f"invalid size in pixels {text!r}", hint="Write it like 512 or 640x480.")
     return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
 def parse_time(text: str) -> float:
     """Parse a duration in seconds: `30s`, `10m`, `2h`, `500ms`, or a number of seconds.
 
-    raises  UsageError if the text is not a duration, or not above zero
+    raises  UsageError if the text is not a duration above zero
     """
     match = re.fullmatch(_TIME, text.strip())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 0 < seconds < 1e9:
-        raise UsageError(f"{text!r} is not a duration", hint="Write it like 30s, 10m or 2h.")
+        raise UsageError(f"invalid duration {text!r}", hint="Write it like 30s, 10m or 2h.")
     return seconds
 
 
@@ -67,7 +67,7 @@ def format_size(size: int) -> str:
 
 
 def format_count(number: int, noun: str, nouns: str | None = None) -> str:
-    """Return a count with its noun: `1 row`, `12,345 rows`; `nouns` is an irregular plural."""
+    """Return a count with its noun: `1 row`, `12,345 rows`. `nouns` is an irregular plural."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
 
 

@@ -68,7 +68,7 @@ def test_what_is_no_address_is_refused(given, kind):
     ):
         with pytest.raises(UsageError) as caught:
             verb(given)
-        assert str(caught.value) == f"{'int' if given == b'out' else kind} is not an address"
+        assert str(caught.value) == f"expected an address, got {'int' if given == b'out' else kind}"
         assert caught.value.hint == "Use a str or a pathlib path."
 
 

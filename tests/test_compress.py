@@ -96,7 +96,7 @@ def test_a_file_cut_anywhere_is_an_error(kind):
         decompress(kind, [], None, "a")
     assert (str(caught.value), caught.value.hint) == (
         f"a: the {kind} file is truncated",
-        "It was cut short; fetch or pack it again.",
+        "The file was cut short; download or pack it again.",
     )
 
 
@@ -135,13 +135,16 @@ def test_a_bomb_of_any_kind_stops_at_the_declared_size_and_takes_no_memory(kind)
     with pytest.raises(IntegrityError) as caught:
         decompress(kind, [stored], 187, "a")
     assert str(caught.value) == "a: decompresses to more than 187 bytes"
-    assert caught.value.hint == "It may be a decompression bomb; do not trust it."
+    assert caught.value.hint == "The file may be a decompression bomb; do not trust it."
     assert pa.total_allocated_bytes() - before < 8 << 20
 
 
 def test_snappy_is_refused_by_what_it_declares_before_anything_is_allocated():
     for head, message in (
-        (b"\xff\xff\xff\xff\x0f", "not valid snappy: 9 bytes of input cannot contain 4294967295"),
+        (
+            b"\xff\xff\xff\xff\x0f",
+            "not valid snappy: 9 bytes of input cannot decompress to 4294967295 bytes",
+        ),
         (b"\xff\xff\xff\xff\x1f", "not valid snappy: declared size is more than 4 GiB"),
         (b"\xff\xff\xff\xff\xff\xff", "not valid snappy: declared size is more than 4 GiB"),
         (b"\x00", "not valid snappy: bytes follow the end of the block"),
@@ -269,5 +272,5 @@ def test_a_listing_that_declares_more_than_any_shard_holds_is_refused_before_a_b
         decompress("zstd", (pytest.fail("it was read") for _ in "a"), 1 << 50, "x.mds.zstd")
     assert (
         str(caught.value)
-        == "x.mds.zstd: listed with 1125899906842624 decompressed bytes; the maximum is 4294967296"
+        == "x.mds.zstd: listed size is 1125899906842624 decompressed bytes; the maximum is 4294967296"
     )

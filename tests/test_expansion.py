@@ -27,7 +27,7 @@ from flarecli.ingest import open_index
 from flarecli.media import Sandbox, sandbox
 
 MB = 1_000_000
-BOMB = "It may be a decompression bomb; do not trust it."
+BOMB = "The file may be a decompression bomb; do not trust it."
 
 
 def flare(*args, data=1000 * MB, handles=None, cpu=None):

@@ -100,7 +100,8 @@ def test_what_a_task_cannot_know_of_its_rows_alone_is_refused(packed: str, where
     from flarecli.ray import FlareSource
 
     with pytest.raises(
-        UsageError, match="^each task would sort, group, count or limit only its own rows$"
+        UsageError,
+        match="^cannot sort, group, count or limit: each task has only a part of the rows$",
     ):
         FlareSource(packed, columns=["n"], where=where)
     tables = [

@@ -36,10 +36,10 @@ def test_a_hint_says_what_was_meant_and_what_there_is():
 
 def test_names_that_others_use_are_told_where_there_is_such_a_thing():
     assert (
-        choose("GZIP", ["br", "gz"], meant={"gzip": "gz"}, more=", or NAME:LEVEL")
+        choose("GZIP", ["br", "gz"], synonyms={"gzip": "gz"}, suffix=", or NAME:LEVEL")
         == "Did you mean gz? Choose one of br, gz, or NAME:LEVEL."
     )
-    assert choose("gzip", ["br"], meant={"gzip": "gz"}) == "Choose one of br."
+    assert choose("gzip", ["br"], synonyms={"gzip": "gz"}) == "Choose one of br."
 
 
 def test_of_thousands_of_columns_some_are_named():

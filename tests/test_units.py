@@ -48,7 +48,7 @@ def test_sizes(text, size):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(UsageError) as caught:
         parse_size(text)
-    assert str(caught.value) == f"{text!r:.60} is not a size"
+    assert str(caught.value) == f"invalid size {text!r:.60}"
     assert caught.value.hint == "Write it like 512K, 64MB or 64MiB."
 
 
@@ -56,7 +56,7 @@ def test_a_size_that_no_int64_holds_is_refused():
     for text in ("9999999PB", "9223372036854775808", "9223372036854.775808MB"):
         with pytest.raises(UsageError) as caught:
             parse_size(text)
-        assert str(caught.value) == f"{text!r} is more than 2^63 bytes"
+        assert str(caught.value) == f"size {text!r} exceeds 2^63 bytes"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_times(text, seconds):
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(UsageError) as caught:
         parse_time(text)
-    assert str(caught.value) == f"{text!r} is not a duration"
+    assert str(caught.value) == f"invalid duration {text!r}"
 
 
 @pytest.mark.parametrize(

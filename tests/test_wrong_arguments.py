@@ -1,6 +1,4 @@
-"""What Python gives to the package's functions where something else is wanted: refused before
-anything runs, in one line, compared whole.
-"""
+"""Arguments of the wrong type are refused before anything runs, with one line, compared whole."""
 
 from __future__ import annotations
 
@@ -16,10 +14,10 @@ from flarecli.arguments import checked, name_list, shown
 from flarecli.errors import UsageError
 from flarecli.model import Settings
 
-RANK = "Give rank=R, ranks=N: rank R of N."
-PAIR = "Give rank=(R, N): rank R of N."
+RANK = "Use rank=R, ranks=N for rank R of N."
+PAIR = "Use rank=(R, N) for rank R of N."
 ROWS = "Write rows like '5', '10:20', '-5:', '::100' or '3,1,4'."
-MIX = "Give {dataset: weight}, such as {a: 0.7, b: 0.3}."
+MIX = "Use {dataset: weight}, such as {a: 0.7, b: 0.3}."
 WEIGHTS = "Pass them as in flare.mix({a: 0.7, b: 0.3})."
 OPEN = "Pass a dataset that flare.open or flare.mix returned."
 COLUMNS = 'Use a mapping such as {"image": "jpeg", "label": "int"}.'
@@ -56,39 +54,39 @@ def told(call, message, hint=""):
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ({"rows": 3}, "rows is 3: text is wanted", ROWS),
-        ({"rows": [1, 2]}, "rows is [1, 2]: text is wanted", ROWS),
-        ({"columns": 3}, "columns is 3: a list of names is wanted", ""),
-        ({"columns": [b"n"]}, "columns is [b'n']: a list of names is wanted", ""),
+        ({"rows": 3}, "rows: expected text, got 3", ROWS),
+        ({"rows": [1, 2]}, "rows: expected text, got [1, 2]", ROWS),
+        ({"columns": 3}, "columns: expected a list of names, got 3", ""),
+        ({"columns": [b"n"]}, "columns: expected a list of names, got [b'n']", ""),
         (
             {"columns": {"n": 1}},
             "expected a list of names, got dict",
             'Write a pair as "COLUMN:NAME".',
         ),
-        ({"streams": None}, "streams is None: a list of names is wanted", ""),
-        ({"format": 1}, "format is 1: text is wanted", ""),
-        ({"where": True}, "where is True: text is wanted", ""),
-        ({"limit": 1.5}, "limit is 1.5: a whole number is wanted", ""),
-        ({"limit": "3"}, "limit is '3': a whole number is wanted", ""),
-        ({"limit": True}, "limit is True: a whole number is wanted", ""),
-        ({"head": float("inf")}, "head is inf: a whole number is wanted", ""),
-        ({"tail": np.bool_(True)}, f"tail is {np.bool_(True)!r}: a whole number is wanted", ""),
-        ({"sample": "all"}, "sample is 'all': a number is wanted", ""),
-        ({"sample": True}, "sample is True: a number is wanted", ""),
-        ({"seed": None}, "seed is None: a whole number is wanted", ""),
-        ({"shuffle": [1]}, "shuffle is [1]: a whole number is wanted", ""),
-        ({"rank": 3}, "rank is 3: two whole numbers are wanted", PAIR),
-        ({"rank": "0/8"}, "rank is '0/8': two whole numbers are wanted", PAIR),
-        ({"rank": (0, 8, 1)}, "rank is (0, 8, 1): two whole numbers are wanted", PAIR),
-        ({"rank": (0.0, 8)}, "rank is (0.0, 8): two whole numbers are wanted", PAIR),
-        ({"exact": "no"}, "exact is 'no': True or False is wanted", ""),
-        ({"retries": "2"}, "retries is '2': a whole number is wanted", ""),
+        ({"streams": None}, "streams: expected a list of names, got None", ""),
+        ({"format": 1}, "format: expected text, got 1", ""),
+        ({"where": True}, "where: expected text, got True", ""),
+        ({"limit": 1.5}, "limit: expected a whole number, got 1.5", ""),
+        ({"limit": "3"}, "limit: expected a whole number, got '3'", ""),
+        ({"limit": True}, "limit: expected a whole number, got True", ""),
+        ({"head": float("inf")}, "head: expected a whole number, got inf", ""),
+        ({"tail": np.bool_(True)}, f"tail: expected a whole number, got {np.bool_(True)!r}", ""),
+        ({"sample": "all"}, "sample: expected a number, got 'all'", ""),
+        ({"sample": True}, "sample: expected a number, got True", ""),
+        ({"seed": None}, "seed: expected a whole number, got None", ""),
+        ({"shuffle": [1]}, "shuffle: expected a whole number, got [1]", ""),
+        ({"rank": 3}, "rank: expected two whole numbers, got 3", PAIR),
+        ({"rank": "0/8"}, "rank: expected two whole numbers, got '0/8'", PAIR),
+        ({"rank": (0, 8, 1)}, "rank: expected two whole numbers, got (0, 8, 1)", PAIR),
+        ({"rank": (0.0, 8)}, "rank: expected two whole numbers, got (0.0, 8)", PAIR),
+        ({"exact": "no"}, "exact: expected True or False, got 'no'", ""),
+        ({"retries": "2"}, "retries: expected a whole number, got '2'", ""),
         (
             {"timeout": "2 weeks"},
-            "--timeout: '2 weeks' is not a duration",
+            "--timeout: invalid duration '2 weeks'",
             "Write it like 30s, 10m or 2h.",
         ),
-        ({"stdin": 0}, "stdin is 0: a file that is open is wanted", ""),
+        ({"stdin": 0}, "stdin: expected an open file, got 0", ""),
     ],
 )
 def test_cat_says_what_it_wants(here, options, message, hint):
@@ -98,41 +96,41 @@ def test_cat_says_what_it_wants(here, options, message, hint):
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ({"batch": 1.5}, "batch is 1.5: a whole number is wanted", ""),
-        ({"batch": 2.0}, "batch is 2.0: a whole number is wanted", ""),
-        ({"batch": True}, "batch is True: a whole number is wanted", ""),
-        ({"seed": "1"}, "seed is '1': a whole number is wanted", ""),
-        ({"workers": None}, "workers is None: a whole number is wanted", ""),
+        ({"batch": 1.5}, "batch: expected a whole number, got 1.5", ""),
+        ({"batch": 2.0}, "batch: expected a whole number, got 2.0", ""),
+        ({"batch": True}, "batch: expected a whole number, got True", ""),
+        ({"seed": "1"}, "seed: expected a whole number, got '1'", ""),
+        ({"workers": None}, "workers: expected a whole number, got None", ""),
         ({"workers": 1 << 20}, "workers is 1048576: expected fewer than 65,536", ""),
-        ({"order": 1}, "order is 1: text is wanted", ""),
-        ({"window": "4"}, "window is '4': a whole number is wanted", ""),
-        ({"rank": "0/8"}, "rank is '0/8': a whole number is wanted", RANK),
-        ({"rank": (0, 8)}, "rank is (0, 8): a whole number is wanted", RANK),
-        ({"rank": 0.5, "ranks": 2}, "rank is 0.5: a whole number is wanted", RANK),
-        ({"ranks": None}, "ranks is None: a whole number is wanted", RANK),
+        ({"order": 1}, "order: expected text, got 1", ""),
+        ({"window": "4"}, "window: expected a whole number, got '4'", ""),
+        ({"rank": "0/8"}, "rank: expected a whole number, got '0/8'", RANK),
+        ({"rank": (0, 8)}, "rank: expected a whole number, got (0, 8)", RANK),
+        ({"rank": 0.5, "ranks": 2}, "rank: expected a whole number, got 0.5", RANK),
+        ({"ranks": None}, "ranks: expected a whole number, got None", RANK),
         ({"rank": -1, "ranks": 2}, "rank -1 of 2: expected a rank below the number of ranks", ""),
         (
             {"rank": np.int64(2), "ranks": np.uint8(2)},
             "rank 2 of 2: expected a rank below the number of ranks",
             "",
         ),
-        ({"decode": ["n"]}, "decode is ['n']: a dict is wanted", ""),
+        ({"decode": ["n"]}, "decode: expected a dict, got ['n']", ""),
         (
             {"decode": {"n": 3}},
             "decoder of column 'n' is 3: expected a function, True or False",
             "",
         ),
-        ({"transform": 3}, "transform is 3: a function or a list of functions is wanted", ""),
+        ({"transform": 3}, "transform: expected a function or a list of functions, got 3", ""),
         (
             {"transform": [len, 3]},
-            "transform is [<built-in function len>, 3]: a function or a list of functions is wanted",
+            "transform: expected a function or a list of functions, got [<built-in function len>, 3]",
             "",
         ),
-        ({"collate": "stack"}, "collate is 'stack': a function is wanted", ""),
-        ({"processes": "spawn"}, "processes is 'spawn': True or False is wanted", ""),
-        ({"start": 1}, "start is 1: text is wanted", ""),
-        ({"ahead": float("nan")}, "ahead is nan: a whole number is wanted", ""),
-        ({"drop_last": None}, "drop_last is None: True or False is wanted", ""),
+        ({"collate": "stack"}, "collate: expected a function, got 'stack'", ""),
+        ({"processes": "spawn"}, "processes: expected True or False, got 'spawn'", ""),
+        ({"start": 1}, "start: expected text, got 1", ""),
+        ({"ahead": float("nan")}, "ahead: expected a whole number, got nan", ""),
+        ({"drop_last": None}, "drop_last: expected True or False, got None", ""),
     ],
 )
 def test_a_loader_says_what_it_wants(data, options, message, hint):
@@ -186,8 +184,8 @@ def test_what_is_no_dict_is_no_place_of_a_loader(data, state):
 
 
 def test_batches_are_refused_when_they_are_asked_for(data):
-    told(lambda: data.batches(1.5), "size is 1.5: a whole number is wanted")
-    told(lambda: data.batches(True), "size is True: a whole number is wanted")
+    told(lambda: data.batches(1.5), "size: expected a whole number, got 1.5")
+    told(lambda: data.batches(True), "size: expected a whole number, got True")
     told(lambda: data.batches(0), "rows 0 to 50 in batches of 0: expected at least 0, 0 and 1")
     told(lambda: data.scan(size=-1), "rows 0 to 50 in batches of -1: expected at least 0, 0 and 1")
     told(
@@ -202,7 +200,7 @@ def test_batches_are_refused_when_they_are_asked_for(data):
         lambda: data.scan(start=True, size=1.5),
         "rows True to None in batches of 1.5: expected integers",
     )
-    told(lambda: data.batches(columns=3), "columns is 3: a list of names is wanted")
+    told(lambda: data.batches(columns=3), "columns: expected a list of names, got 3")
     told(lambda: data.scan(["m"]), "no column 'm'", "Choose from n, t.")
 
 
@@ -222,20 +220,20 @@ def test_rows_that_are_none_are_refused(data):
         "ranges is ['n']: expected a dict of ranges",
         'Pass a dict such as {"frames": range(32, 42)}.',
     )
-    told(lambda: data.select(3), "3 is not a list of names")
-    told(lambda: data.rows([0], [3]), "[3] is not a list of names")
-    told(lambda: data.where(3), "condition is 3: text is wanted")
-    told(lambda: data.decoded(["n"]), "how is ['n']: a dict is wanted")
+    told(lambda: data.select(3), "expected a list of names, got 3")
+    told(lambda: data.rows([0], [3]), "expected a list of names, got [3]")
+    told(lambda: data.where(3), "condition: expected text, got 3")
+    told(lambda: data.decoded(["n"]), "how: expected a dict, got ['n']")
     told(
         lambda: data.decoded({"n": "int"}),
         "decoder of column 'n' is 'int': expected a function, True or False",
     )
-    told(lambda: data.order("1", 0, "shuffle"), "seed is '1': a whole number is wanted")
+    told(lambda: data.order("1", 0, "shuffle"), "seed: expected a whole number, got '1'")
 
 
 def test_what_makes_no_mix_is_refused(data):
     listed = f"[{data!r}, {data!r}]"
-    told(lambda: flare.mix([data, data]), f"weights is {listed[:59]}…: a dict is wanted", MIX)
+    told(lambda: flare.mix([data, data]), f"weights: expected a dict, got {listed[:59]}…", MIX)
     told(lambda: flare.mix({"d": 1}), "expected a dataset, got 'd'", OPEN)
     for wrong in ("1", True, None, float("inf"), 0, -1, 1 << 2000):
         told(
@@ -243,7 +241,7 @@ def test_what_makes_no_mix_is_refused(data):
             "expected datasets, each with a weight above 0",
             WEIGHTS,
         )
-    told(lambda: flare.mix({data: 1}, rows=1.5), "rows is 1.5: a whole number is wanted")
+    told(lambda: flare.mix({data: 1}, rows=1.5), "rows: expected a whole number, got 1.5")
     told(lambda: flare.mix({data: 1}, rows=0), "rows is 0: expected at least 1")
     told(lambda: flare.Mix([data], []), "expected datasets, each with a weight above 0", WEIGHTS)
     told(lambda: flare.Mix(data, 1), "expected datasets, each with a weight above 0", WEIGHTS)
@@ -259,21 +257,21 @@ def test_what_makes_no_mix_is_refused(data):
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ({"limit": 1.5}, "limit is 1.5: a whole number is wanted", ""),
+        ({"limit": 1.5}, "limit: expected a whole number, got 1.5", ""),
         ({"limit": -1}, "--limit: expected at least 0, got -1", ""),
         ({"shuffle": -1}, "--shuffle: expected at least 0, got -1", ""),
-        ({"shard_size": 1.5}, "shard_size is 1.5: a whole number or text is wanted", ""),
+        ({"shard_size": 1.5}, "shard_size: expected a whole number or text, got 1.5", ""),
         ({"shard_size": -1}, "--shard-size: expected at least 0, got -1", ""),
-        ({"shard_rows": "9"}, "shard_rows is '9': a whole number is wanted", ""),
-        ({"overwrite": "no"}, "overwrite is 'no': True or False is wanted", ""),
-        ({"resume": None}, "resume is None: True or False is wanted", ""),
-        ({"encode": ["n"]}, "encode is ['n']: a dict of texts is wanted", ""),
-        ({"encode": {"n": int}}, "encode is {'n': <class 'int'>}: a dict of texts is wanted", ""),
-        ({"fetch": 3}, "fetch is 3: a list of names is wanted", ""),
-        ({"key": 0}, "key is 0: text is wanted", ""),
-        ({"resize": "512"}, "resize is '512': a whole number or two whole numbers are wanted", ""),
-        ({"max_aspect": "2"}, "max_aspect is '2': a number is wanted", ""),
-        ({"progress": print}, "progress is <built-in function print>: a Progress is wanted", ""),
+        ({"shard_rows": "9"}, "shard_rows: expected a whole number, got '9'", ""),
+        ({"overwrite": "no"}, "overwrite: expected True or False, got 'no'", ""),
+        ({"resume": None}, "resume: expected True or False, got None", ""),
+        ({"encode": ["n"]}, "encode: expected a dict of texts, got ['n']", ""),
+        ({"encode": {"n": int}}, "encode: expected a dict of texts, got {'n': <class 'int'>}", ""),
+        ({"fetch": 3}, "fetch: expected a list of names, got 3", ""),
+        ({"key": 0}, "key: expected text, got 0", ""),
+        ({"resize": "512"}, "resize: expected a whole number or two whole numbers, got '512'", ""),
+        ({"max_aspect": "2"}, "max_aspect: expected a number, got '2'", ""),
+        ({"progress": print}, "progress: expected a Progress, got <built-in function print>", ""),
     ],
 )
 def test_pack_says_what_it_wants_and_writes_nothing(here, options, message, hint):
@@ -287,21 +285,25 @@ def test_pack_says_what_it_wants_and_writes_nothing(here, options, message, hint
         ({"columns": ["n"]}, "columns: expected names with encodings", COLUMNS),
         ({"columns": 3}, "columns: expected names with encodings", COLUMNS),
         ({"columns": {"n": int}}, "columns: expected names with encodings", COLUMNS),
-        ({"format": None}, "format is None: text is wanted", ""),
+        ({"format": None}, "format: expected text, got None", ""),
         (
             {"settings": {"shard_rows": 3}},
-            "settings is {'shard_rows': 3}: a Settings is wanted",
+            "settings: expected a Settings, got {'shard_rows': 3}",
             "",
         ),
-        ({"settings": Settings(shard_rows=1.5)}, "shard_rows is 1.5: a whole number is wanted", ""),
+        (
+            {"settings": Settings(shard_rows=1.5)},
+            "shard_rows: expected a whole number, got 1.5",
+            "",
+        ),
         ({"settings": Settings(shard_bytes=-1)}, "shard_bytes: expected at least 0, got -1", ""),
         ({"settings": Settings(shard_rows=0)}, "shard_rows: expected at least 1, got 0", ""),
-        ({"settings": Settings(compression=3)}, "compression is 3: text is wanted", ""),
-        ({"settings": Settings(newline=None)}, "newline is None: text is wanted", ""),
+        ({"settings": Settings(compression=3)}, "compression: expected text, got 3", ""),
+        ({"settings": Settings(newline=None)}, "newline: expected text, got None", ""),
         ({"jobs": 0}, "jobs must be at least 1, got 0", ""),
-        ({"jobs": 1.5}, "jobs is 1.5: a whole number is wanted", ""),
-        ({"overwrite": "no"}, "overwrite is 'no': True or False is wanted", ""),
-        ({"head": 3}, "head is 3: a dict is wanted", ""),
+        ({"jobs": 1.5}, "jobs: expected a whole number, got 1.5", ""),
+        ({"overwrite": "no"}, "overwrite: expected True or False, got 'no'", ""),
+        ({"head": 3}, "head: expected a dict, got 3", ""),
     ],
 )
 def test_a_writer_says_what_it_wants_and_writes_nothing(here, options, message, hint):
@@ -310,78 +312,84 @@ def test_a_writer_says_what_it_wants_and_writes_nothing(here, options, message, 
 
 
 def test_the_other_verbs_say_what_they_want(here, data):
-    told(lambda: flare.open("d", decode=[1]), "decode is [1]: a dict is wanted")
-    told(lambda: flare.open("d", maps="no"), "maps is 'no': True or False is wanted")
+    told(lambda: flare.open("d", decode=[1]), "decode: expected a dict, got [1]")
+    told(lambda: flare.open("d", maps="no"), "maps: expected True or False, got 'no'")
     told(
         lambda: flare.open("d", cache="c", cache_limit=-1),
         "--cache-limit: expected at least 0, got -1",
     )
     told(
         lambda: flare.open("d", cache_limit=1.5),
-        "cache_limit is 1.5: a whole number or text is wanted",
+        "cache_limit: expected a whole number or text, got 1.5",
     )
     told(
-        lambda: flare.open(np.array(3)), "ndarray is not an address", "Use a str or a pathlib path."
+        lambda: flare.open(np.array(3)),
+        "expected an address, got ndarray",
+        "Use a str or a pathlib path.",
     )
-    told(lambda: flare.inspect("d", sample="3"), "sample is '3': a number is wanted")
-    told(lambda: flare.inspect("d", stats="yes"), "stats is 'yes': True or False is wanted")
+    told(lambda: flare.inspect("d", sample="3"), "sample: expected a number, got '3'")
+    told(lambda: flare.inspect("d", stats="yes"), "stats: expected True or False, got 'yes'")
     told(
         lambda: flare.playlist("d", rebase=["a"]),
-        "rebase is ['a']: pairs of texts are wanted",
+        "rebase: expected pairs of texts, got ['a']",
         DICT,
     )
     told(
         lambda: flare.playlist("d", header={"a": 1}),
-        "header is {'a': 1}: pairs of texts are wanted",
+        "header: expected pairs of texts, got {'a': 1}",
         DICT,
     )
-    told(lambda: flare.playlist("d", header=3), "header is 3: pairs of texts are wanted", DICT)
-    told(lambda: flare.playlist("d", base=3), "base is 3: text is wanted")
-    told(lambda: flare.reindex("d", replace="no"), "replace is 'no': True or False is wanted")
-    told(lambda: flare.merge_index(".", 3), "int is not an address", "Use a str or a pathlib path.")
+    told(lambda: flare.playlist("d", header=3), "header: expected pairs of texts, got 3", DICT)
+    told(lambda: flare.playlist("d", base=3), "base: expected text, got 3")
+    told(lambda: flare.reindex("d", replace="no"), "replace: expected True or False, got 'no'")
+    told(
+        lambda: flare.merge_index(".", 3),
+        "expected an address, got int",
+        "Use a str or a pathlib path.",
+    )
     told(
         lambda: flare.presets.image("512"),
-        "size is '512': a whole number or two whole numbers are wanted",
+        "size: expected a whole number or two whole numbers, got '512'",
     )
     told(
         lambda: flare.presets.image((1, 2, 3)),
-        "size is (1, 2, 3): a whole number or two whole numbers are wanted",
+        "size: expected a whole number or two whole numbers, got (1, 2, 3)",
     )
-    told(lambda: flare.presets.image(mode=3), "mode is 3: text is wanted")
-    told(lambda: flare.presets.text(1.5), "size is 1.5: a whole number is wanted")
-    told(lambda: flare.presets.video(True), "frames is True: a whole number is wanted")
-    told(lambda: flare.presets.audio(rate=1.5), "rate is 1.5: a whole number is wanted")
+    told(lambda: flare.presets.image(mode=3), "mode: expected text, got 3")
+    told(lambda: flare.presets.text(1.5), "size: expected a whole number, got 1.5")
+    told(lambda: flare.presets.video(True), "frames: expected a whole number, got True")
+    told(lambda: flare.presets.audio(rate=1.5), "rate: expected a whole number, got 1.5")
     assert sorted(os.listdir()) == ["d"]
 
 
 def test_verify_and_unpack_say_what_they_want(here):
-    part = "Give part=(k, n): the k-th of n parts, counted from 0."
-    told(lambda: flare.verify("d", part=3), "part is 3: two whole numbers are wanted", part)
-    told(lambda: flare.verify("d", part="1/8"), "part is '1/8': two whole numbers are wanted", part)
-    told(lambda: flare.verify("d", sample="all"), "sample is 'all': a number is wanted")
-    told(lambda: flare.verify("d", quick="no"), "quick is 'no': True or False is wanted")
+    part = "Use part=(k, n) for the k-th of n parts, counted from 0."
+    told(lambda: flare.verify("d", part=3), "part: expected two whole numbers, got 3", part)
+    told(lambda: flare.verify("d", part="1/8"), "part: expected two whole numbers, got '1/8'", part)
+    told(lambda: flare.verify("d", sample="all"), "sample: expected a number, got 'all'")
+    told(lambda: flare.verify("d", quick="no"), "quick: expected True or False, got 'no'")
     told(lambda: flare.verify("d", jobs=0), "--jobs: expected at least 1, got 0")
     told(lambda: flare.verify("d", max_findings=0), "--max-findings: expected at least 1, got 0")
     told(
         lambda: flare.verify("d", against=3),
-        "int is not an address",
+        "expected an address, got int",
         "Use a str or a pathlib path.",
     )
     told(
         lambda: flare.verify("d", state=b"s"),
-        "bytes is not an address",
+        "expected an address, got bytes",
         "Use a str or a pathlib path.",
     )
-    told(lambda: flare.unpack("d", "out", rows=3), "rows is 3: text is wanted", ROWS)
-    told(lambda: flare.unpack("d", "out", limit=1.5), "limit is 1.5: a whole number is wanted")
+    told(lambda: flare.unpack("d", "out", rows=3), "rows: expected text, got 3", ROWS)
+    told(lambda: flare.unpack("d", "out", limit=1.5), "limit: expected a whole number, got 1.5")
     told(
         lambda: flare.unpack("d", "out", overwrite="no"),
-        "overwrite is 'no': True or False is wanted",
+        "overwrite: expected True or False, got 'no'",
     )
-    told(lambda: flare.unpack("d", "out", columns=3), "columns is 3: a list of names is wanted")
-    told(lambda: flare.unpack("d", "out", stream=3), "stream is 3: a file that is open is wanted")
-    told(lambda: flare.encoding(3, bytes, bytes), "name is 3: text is wanted")
-    told(lambda: flare.encoding("own", "utf-8", bytes), "encode is 'utf-8': a function is wanted")
+    told(lambda: flare.unpack("d", "out", columns=3), "columns: expected a list of names, got 3")
+    told(lambda: flare.unpack("d", "out", stream=3), "stream: expected an open file, got 3")
+    told(lambda: flare.encoding(3, bytes, bytes), "name: expected text, got 3")
+    told(lambda: flare.encoding("own", "utf-8", bytes), "encode: expected a function, got 'utf-8'")
     assert sorted(os.listdir()) == ["d"]
     assert (
         list(
@@ -466,8 +474,8 @@ def test_what_a_signature_names_is_looked_at_and_the_rest_is_not():
         ["a", "b"],
     )
     assert taken(3, thing="x", names="text")[-1] == ["text"]
-    told(lambda: taken(3, "x"), "share is 'x': a number is wanted")
-    told(lambda: taken(3, thing=4), "thing is 4: a Thing or text is wanted")
+    told(lambda: taken(3, "x"), "share: expected a number, got 'x'")
+    told(lambda: taken(3, thing=4), "thing: expected a Thing or text, got 4")
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'number'"):
         taken()
     with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
@@ -483,8 +491,8 @@ def test_a_value_is_shown_in_one_short_line():
 def test_names_are_texts():
     assert name_list("one") == ["one"]
     assert name_list(iter(["one", "two"])) == ["one", "two"]
-    told(lambda: name_list(None), "None is not a list of names")
-    told(lambda: name_list(b"one"), "b'one' is not a list of names")
+    told(lambda: name_list(None), "expected a list of names, got None")
+    told(lambda: name_list(b"one"), "expected a list of names, got b'one'")
     told(
         lambda: name_list({"one": 1}),
         "expected a list of names, got dict",

@@ -146,7 +146,7 @@ class _Commands(_Base, typer.core.TyperGroup):
             return super().resolve_command(ctx, args)
         hint = "Run `flare --help`, or `flare COMMAND --help`."
         if name != "help":
-            hint = choose(name, COMMANDS, meant=_SYNONYMS)
+            hint = choose(name, COMMANDS, synonyms=_SYNONYMS)
         raise UsageError(f"unknown command {name!r}", hint=hint)
 
     def invoke(self, ctx: Any) -> Any:

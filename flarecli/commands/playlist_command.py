@@ -76,10 +76,10 @@ def _pairs(name: str, given: Pairs) -> list[tuple[str, str]]:
         ]
     except (TypeError, ValueError):
         raise UsageError(
-            f"{name} is {shown(given)}: pairs of texts are wanted", hint=_PAIRS
+            f"{name}: expected pairs of texts, got {shown(given)}", hint=_PAIRS
         ) from None
     if not all(isinstance(text, str) for pair in found for text in pair):
-        raise UsageError(f"{name} is {shown(given)}: pairs of texts are wanted", hint=_PAIRS)
+        raise UsageError(f"{name}: expected pairs of texts, got {shown(given)}", hint=_PAIRS)
     return found
 
 

@@ -196,7 +196,9 @@ def lookup(name: str) -> Encoding:
     if name in CUSTOM:
         return Encoding(name, None, _BINARY)
     shown = name if len(name) <= 60 else name[:57] + "…"
-    hint = choose(name, NAMES, meant=_ALIASES, more=", ndarray:DTYPE:SHAPE, or NAME[] for a list")
+    hint = choose(
+        name, NAMES, synonyms=_ALIASES, suffix=", ndarray:DTYPE:SHAPE, or NAME[] for a list"
+    )
     raise UsageError(f"unknown encoding {shown!r}", hint=hint)
 
 

@@ -127,7 +127,7 @@ def find(name: str) -> Format:
         return found()
     if name not in _entry_points():
         raise UsageError(
-            f"unknown format {name!r}", hint=choose(name, all_names(), meant=_OTHER_WORDS)
+            f"unknown format {name!r}", hint=choose(name, all_names(), synonyms=_OTHER_WORDS)
         )
     point = _entry_points()[name]
     try:

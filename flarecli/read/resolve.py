@@ -316,7 +316,7 @@ def _formatted(found: Playlist, format: str | None) -> Playlist:
             else replace(stream, format=format)
             for stream in found.streams
         )
-        return replace(found, streams=streams, meant=format)
+        return replace(found, streams=streams, requested_format=format)
     streams = tuple(
         _named(stream, found) if stream.format is None and len(stream) else stream
         for stream in found.streams
@@ -361,8 +361,8 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
             )
         chosen.append([stream for stream in one.streams if not names or stream.name in names])
         for stream in chosen[-1]:
-            if one.meant not in ("", stream.format):
-                message = f"stream {stream.name!r} is listed as {stream.format}, not {one.meant}"
+            if one.requested_format not in ("", stream.format):
+                message = f"stream {stream.name!r} is listed as {stream.format}, not {one.requested_format}"
                 raise UsageError(
                     message,
                     where=one.at or "",

@@ -103,12 +103,12 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         ),
         (
             ["pack", "a", "b", "--shard-size", "3X"],
-            "--shard-size: '3X' is not a size",
+            "--shard-size: invalid size '3X'",
             "Write it like 512K, 64MB or 64MiB.",
         ),
         (
             ["pack", "a", "b", "--timeout", "0s"],
-            "--timeout: '0s' is not a duration",
+            "--timeout: invalid duration '0s'",
             "Write it like 30s, 10m or 2h.",
         ),
         (["pack", "a", "b", "--encode", "x"], "--encode: expected NAME=VALUE, got 'x'", ""),
@@ -214,7 +214,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(flare, args, message, hint)
 def test_a_setting_in_the_environment_that_is_none_is_told_like_a_flag(flare):
     ran = flare("pack", "a", "b", environment={"FLARE_SHARD_SIZE": "much"})
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.splitlines()[0] == "error: --shard-size: 'much' is not a size"
+    assert ran.err.splitlines()[0] == "error: --shard-size: invalid size 'much'"
 
 
 def test_json_and_debug_can_be_set_in_the_environment(flare):

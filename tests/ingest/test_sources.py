@@ -129,7 +129,7 @@ def test_a_bomb_is_left_alone_after_a_while(tmp_path, monkeypatch, name):
     message, hint = refusal(tmp_path, lambda: rows_of(open_index(str(tmp_path / name))))
     found = re.fullmatch(rf"{name}: (\d+) bytes decode to more than (\d+) bytes", message)
     assert found and int(found[2]) == max(1 << 16, 20 * int(found[1]))
-    assert hint == "It may be a decompression bomb; do not trust it."
+    assert hint == "The file may be a decompression bomb; do not trust it."
 
 
 def test_compressed_text_on_the_network_is_read_as_it_comes(web):

@@ -131,10 +131,10 @@ OTHER = "Open the data that it was saved with."
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ({"cursor": {}}, "cursor is {}: a Cursor is wanted", ANEW),
+        ({"cursor": {}}, "cursor: expected a Cursor, got {}", ANEW),
         (
             {"cursor": (1, 0, 3, "shuffle")},
-            "cursor is (1, 0, 3, 'shuffle'): a Cursor is wanted",
+            "cursor: expected a Cursor, got (1, 0, 3, 'shuffle')",
             ANEW,
         ),
         (
@@ -179,8 +179,8 @@ OTHER = "Open the data that it was saved with."
         ),
         (
             {"rank": "0/8"},
-            "rank is '0/8': a whole number is wanted",
-            "Give rank=R, ranks=N: rank R of N.",
+            "rank: expected a whole number, got '0/8'",
+            "Use rank=R, ranks=N for rank R of N.",
         ),
     ],
 )

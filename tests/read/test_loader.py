@@ -470,7 +470,7 @@ def test_numpy_integers_are_accepted(data):
     assert [one["n"] for one in mixed.run(np.int64(3))] == [one["n"] for one in mixed.run(3)]
     with pytest.raises(UsageError) as caught:
         flare.Loader(data, seed=1.5)
-    assert str(caught.value) == "seed is 1.5: a whole number is wanted"
+    assert str(caught.value) == "seed: expected a whole number, got 1.5"
 
 
 def test_an_unknown_start_method_is_refused(data):

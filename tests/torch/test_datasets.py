@@ -187,14 +187,14 @@ def test_invalid_arguments_are_refused(data):
         "expected a dataset, got None",
         "Pass a dataset that flare.open or flare.mix returned.",
     )
-    told(lambda: MapDataset(data, 3), "transform is 3: a function is wanted")
-    told(lambda: IterableDataset(data, 1.5), "batch is 1.5: a whole number is wanted")
+    told(lambda: MapDataset(data, 3), "transform: expected a function, got 3")
+    told(lambda: IterableDataset(data, 1.5), "batch: expected a whole number, got 1.5")
     told(
         lambda: IterableDataset(data, rank="0/8"),
-        "rank is '0/8': a whole number is wanted",
-        "Give rank=R, ranks=N: rank R of N.",
+        "rank: expected a whole number, got '0/8'",
+        "Use rank=R, ranks=N for rank R of N.",
     )
-    told(lambda: IterableDataset(data, collated="no"), "collated is 'no': True or False is wanted")
+    told(lambda: IterableDataset(data, collated="no"), "collated: expected True or False, got 'no'")
     told(
         lambda: IterableDataset(data, rank=0, ranks=1 << 40),
         f"rank 0 of {1 << 40}: expected a rank below the number of ranks, and that below 2^31",
@@ -208,9 +208,9 @@ def test_invalid_arguments_are_refused(data):
     )
     assert stream.state_dict() == IterableDataset(data, 8, 6, epoch=1, rank=0, ranks=1).state_dict()
     assert {type(value) for value in stream.state_dict().values()} == {int, str}
-    told(lambda: stream.set_epoch(1.5), "epoch is 1.5: a whole number is wanted")
+    told(lambda: stream.set_epoch(1.5), "epoch: expected a whole number, got 1.5")
     told(lambda: stream.set_epoch(-1), "epoch is -1: expected at least 0 and less than 2^63")
-    told(lambda: stream.set_epoch(0, "4"), "step is '4': a whole number is wanted")
+    told(lambda: stream.set_epoch(0, "4"), "step: expected a whole number, got '4'")
     for state in (
         None,
         3,
