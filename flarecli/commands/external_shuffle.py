@@ -45,13 +45,13 @@ def shuffled(
         for batch in batches:
             places = positions(np.arange(row, row + batch.num_rows), 1 << _SPAN, seed)
             row += batch.num_rows
-            held.append(batch.append_column(_PLACE, pa.array(places)))
-            del batch  # the loop would keep it until the next one comes
-            size += held[-1].nbytes
-            if size > held_bytes:
+            if held and size + batch.nbytes > held_bytes:
                 files = files or _Files(held[0].schema)
                 files.put(_joined(held))
                 size = 0
+            held.append(batch.append_column(_PLACE, pa.array(places)))
+            size += held[-1].nbytes
+            del batch  # the loop would keep it until the next one comes
         if files is None:
             yield from _in_order(held)
             return
@@ -85,7 +85,10 @@ def _in_order(held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     table = _joined(held)
     order, table = np.argsort(_places(table)), table.remove_column(table.num_columns - 1)
     for start in range(0, len(order), _STEP):
-        yield from table.take(pa.array(order[start : start + _STEP])).combine_chunks().to_batches()
+        part = table.take(pa.array(order[start : start + _STEP]))
+        if start + _STEP >= len(order):
+            table = part  # releases the rows while the last ones are written
+        yield from part.combine_chunks().to_batches()
 
 
 class _Files:
@@ -112,12 +115,11 @@ class _Files:
         of = _places(table) >> (_SPAN - self._bits)
         order = np.argsort(of, kind="stable")
         ends = np.searchsorted(of[order], np.arange(1 << self._bits), "right")
-        table = table.take(pa.array(order))
         start = 0
         try:
             for writer, end in zip(self._writers, ends, strict=True):
-                if end > start:
-                    writer.write_table(table.slice(start, end - start))
+                if end > start:  # a copy of all rows would need the memory a second time
+                    writer.write_table(table.take(pa.array(order[start:end])))
                 start = end
         except OSError as error:
             raise _refusal(error) from None

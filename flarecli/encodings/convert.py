@@ -616,6 +616,8 @@ def _convert_each(
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.size > MAX_VALUES:
+        return f"array of {value.size} values "
     if not isinstance(value, (str, int, float, list, dict, type(None))):
         return ""
     return f"{_shorten(str(value))} "

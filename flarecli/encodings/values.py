@@ -13,9 +13,12 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+import numpy as np
+
 from flarecli.encodings import arrays, images, msgpack, number_text
 from flarecli.encodings.columns import is_utf8
 from flarecli.encodings.names import CUSTOM, Encoding
+from flarecli.encodings.number_text import MAX_JSON_TEXT_BYTES
 from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.units import format_size
 
@@ -45,6 +48,7 @@ _IMAGES = (
     "list[jpeg]",
     "list[png]",
 )
+_ARRAY_STEP = 1 << 20  # values of an array that are converted to Python objects at once
 _ERRORS = (struct.error, ValueError, InvalidOperation, RecursionError, OverflowError)
 
 
@@ -165,8 +169,25 @@ def _text(value: Any) -> bytes:
 
 
 def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """Return a value as ASCII JSON text; keys keep their order, NaN is written as NaN."""
+    """Return a value as ASCII JSON text; keys keep their order, NaN is written as NaN.
+
+    raises  OverflowError for an array whose text would exceed MAX_JSON_TEXT_BYTES
+    """
+    if isinstance(value, np.ndarray) and value.size > _ARRAY_STEP:
+        if value.size > MAX_JSON_TEXT_BYTES // 3:  # each has a digit, a comma and a space
+            raise OverflowError
+        return _array_text(value, default)
     return json.dumps(value.tolist() if hasattr(value, "tolist") else value, default=default)
+
+
+def _array_text(array: np.ndarray, default: Callable[[Any], Any] | None) -> str:
+    """Return an array as JSON text without a Python object for each of its values."""
+    if array.size <= _ARRAY_STEP:
+        return as_json(array, default)
+    if array.ndim > 1:
+        return f"[{', '.join(_array_text(part, default) for part in array)}]"
+    steps = [array[i : i + _ARRAY_STEP] for i in range(0, len(array), _ARRAY_STEP)]
+    return f"[{', '.join(as_json(part, default)[1:-1] for part in steps)}]"
 
 
 def _checked(kind: type) -> Callable[[Any], Any]:

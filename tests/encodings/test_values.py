@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from flarecli.encodings import TEXT, decode, encode, lookup, plain
+from flarecli.encodings import TEXT, coerce, decode, encode, lookup, plain
 from flarecli.encodings.names import NAMES, NDARRAY_CODES
+from flarecli.encodings.number_text import MAX_JSON_TEXT_BYTES
+from flarecli.encodings.values import as_json
 from flarecli.errors import FlareError, UnsafeError, ValueFitError
 
 FLOATS = ("float16", "float32", "float64")
@@ -490,3 +492,30 @@ def test_pickles_are_not_written_and_only_read_if_allowed():
     with pytest.raises(UnsafeError, match=f"^a pickle \\({len(data)} B\\) is not decoded$"):
         decode(lookup("pkl"), data)
     assert decode(lookup("pkl"), data, allow_pickle=True) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((2_100_000,), "uint8"),
+        ((3, 700_001), "int16"),
+        ((2, 2, 600_000), "float32"),
+        ((1_500_000, 2), "bool"),
+    ],
+)
+def test_a_large_array_has_the_text_of_json_dumps(shape, dtype):
+    array = np.random.default_rng(1).integers(0, 200, shape).astype(dtype)
+    assert as_json(array) == json.dumps(array.tolist())
+
+
+def test_an_array_whose_text_would_be_too_long_is_refused_before_it_is_converted():
+    array = np.broadcast_to(np.uint8(0), (MAX_JSON_TEXT_BYTES // 3 + 1,))
+    with pytest.raises(OverflowError):
+        as_json(array)
+
+
+def test_the_failure_of_a_too_large_array_names_its_size():
+    size = MAX_JSON_TEXT_BYTES // 3 + 1
+    array = pa.array([bytes(size)], pa.large_binary())
+    source, target = lookup(f"ndarray:uint8:{size}"), lookup("json")
+    assert coerce(array, target, source)[1] == [(0, f"array of {size} values does not fit json")]
