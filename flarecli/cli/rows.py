@@ -199,11 +199,11 @@ def _write_plain(batches: Iterable[pa.RecordBatch], look: Look) -> None:
     """Write a table for a pipe: escaped cells, separated by tabs."""
     header = False
     for batch in batches:
-        rows = [[cell(value) for value in row] for row in _rows(batch, look, numbers=True)]
+        lines = ["\t".join(map(cell, row)) + "\n" for row in _rows(batch, look, numbers=True)]
         if not header:
-            rows.insert(0, [escape(name) for name in batch.schema.names])
+            lines.insert(0, "\t".join(map(escape, batch.schema.names)) + "\n")
             header = True
-        write_text("".join("\t".join(row) + "\n" for row in rows))
+        write_text("".join(lines))
 
 
 def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, look: Look) -> None:
