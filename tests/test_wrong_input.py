@@ -130,7 +130,10 @@ def test_an_index_where_a_dataset_is_wanted_is_a_file_and_told_so(here, capfd):
     for args in (["cat", "ok.csv"], ["inspect", "ok.csv"], ["verify", "ok.csv"]):
         assert main(args) == 0
         err = capfd.readouterr().err
-        assert err.splitlines()[0] == "ok.csv: taken as a file; `flare pack` reads its rows"
+        assert (
+            err.splitlines()[0]
+            == "ok.csv: reading the table as one file; `flare pack` reads its rows"
+        )
         assert main([*args, "--json"]) == 0
         assert capfd.readouterr().err == ""
 
@@ -501,7 +504,7 @@ def test_what_is_no_tar_at_standard_input(here, capfd, monkeypatch):
 
 def test_details_say_what_was_found(here, capfd):
     dataset(here / "d", rows=3)
-    told = "d/playlist.yaml: stream 'data' is mds, 3 rows in 1 shard\n"
+    told = "d/playlist.yaml: stream 'data': format mds, 3 rows in 1 shard\n"
     for command in ("cat d", "inspect d", "verify d", "unpack d files"):
         assert main([*command.split(), "-v"]) == 0
         loud = capfd.readouterr().err

@@ -12,18 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli import encodings
-from flarecli.commands.row_order import named, ordered, read_rows
+from flarecli.commands.row_order import format_runs, read_rows, select_rows
 from flarecli.media import is_image, probe
 from flarecli.read import Dataset
 from flarecli.units import format_count, format_size
 
 __all__ = ["statistics", "stats_table"]
 
-_DISTINCT, _DISTINCT_BYTES = (
-    10_000,
-    64 << 20,
-)  # maximum distinct values that are counted in a column, and their bytes
-_ROWS, _BYTES = 10_000, 256 << 20  # bytes read of columns of bytes
+_MAX_DISTINCT, _MAX_DISTINCT_BYTES = 10_000, 64 << 20  # distinct values that are counted per column
+_MAX_ROWS, _MAX_BYTES = 10_000, 256 << 20  # of columns of bytes
 _TABLE_COLUMNS = (
     "rows",
     "nulls",
@@ -38,27 +35,32 @@ _NUMBER_CHARS = 40  # maximum length of a number in the table
 
 
 def statistics(
-    data: Dataset, row_bytes: int, seed: int = 0, there: Sequence[range] | None = None
+    data: Dataset, row_bytes: int, seed: int = 0, readable: Sequence[range] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return the statistics of each column: column -> name of a fact -> value.
 
     row_bytes  estimated size of a row
     seed       random seed of the rows that are read of columns of bytes
-    there      runs of rows that can be read; None: all
-    return     rows, nulls; range of numbers, of the bytes and characters of texts, of the size of
-               bytes and of the items of lists; distinct values; texts that are no valid number
-               (`unfit`); number of images, and width and height of those with the fewest, the
+    readable   runs of rows that can be read; None: all
+    return     rows, nulls; minimum and maximum of numbers, of the bytes and characters of texts, of
+               the size of bytes and of the items of lists; distinct values; texts that are invalid
+               numbers (`unfit`); number of images, and the size of the images with the fewest, the
                median and the most pixels
     raises     errors of reading
     """
     small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]
     large = [name for name in data.schema.names if name not in small]
-    runs = [range(len(data))] if there is None else there
-    found = {**_of_small(data, small, runs), **_of_large(data, large, row_bytes, seed, runs)}
-    return {name: found[name] for name in data.schema.names}
+    runs = [range(len(data))] if readable is None else readable
+    facts = {
+        **_stats_of_values(data, small, runs),
+        **_stats_of_bytes(data, large, row_bytes, seed, runs),
+    }
+    return {name: facts[name] for name in data.schema.names}
 
 
-def _of_small(data: Dataset, small: list[str], runs: Sequence[range]) -> dict[str, dict[str, Any]]:
+def _stats_of_values(
+    data: Dataset, small: list[str], runs: Sequence[range]
+) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in small}
     distinct: dict[str, pa.Array] = {}
     encoded = {column.name: column.encoding for column in data.columns}
@@ -68,87 +70,93 @@ def _of_small(data: Dataset, small: list[str], runs: Sequence[range]) -> dict[st
         else ()
     ):
         for name in small:
-            array, seen = batch.column(name), out[name]
-            seen["rows"] += len(array)
-            seen["nulls"] += array.null_count
+            array, facts = batch.column(name), out[name]
+            facts["rows"] += len(array)
+            facts["nulls"] += array.null_count
             if not pa.types.is_large_list(array.type):
                 array, _, failed = encodings.natural_of(array, encodings.lookup(encoded[name]))
                 if failed:
-                    seen["unfit"] = seen.get("unfit", 0) + len(failed)
+                    facts["unfit"] = facts.get("unfit", 0) + len(failed)
             is_text = pa.types.is_large_string(array.type)
             if pa.types.is_float16(array.type):  # Arrow cannot compare these types
                 array = array.cast(pa.float32())
             least, most = ("min_bytes", "max_bytes") if is_text else ("min", "max")
             if pa.types.is_large_list(array.type):
                 array, least, most = pc.list_value_length(array), "min_items", "max_items"
-            _spread(seen, pc.binary_length(array) if is_text else array, least, most)
+            _update_range(facts, pc.binary_length(array) if is_text else array, least, most)
             if not pa.types.is_nested(batch.schema.field(name).type):
-                _count(seen, distinct, name, array)
+                _count_distinct(facts, distinct, name, array)
             if is_text:
-                _spread(seen, pc.utf8_length(array), "min_chars", "max_chars")
-                seen["bytes"] = seen.get("bytes", 0) + int(
+                _update_range(facts, pc.utf8_length(array), "min_chars", "max_chars")
+                facts["bytes"] = facts.get("bytes", 0) + int(
                     pc.sum(pc.binary_length(array)).as_py() or 0
                 )
     return out
 
 
-def _spread(seen: dict[str, Any], array: pa.Array, least: str, most: str) -> None:
+def _update_range(facts: dict[str, Any], array: pa.Array, least: str, most: str) -> None:
     """Update minimum and maximum."""
-    found = pc.min_max(array).as_py()
-    if found["min"] is not None:
-        seen[least] = min(seen.get(least, found["min"]), found["min"])
-        seen[most] = max(seen.get(most, found["max"]), found["max"])
+    ends = pc.min_max(array).as_py()
+    if ends["min"] is not None:
+        facts[least] = min(facts.get(least, ends["min"]), ends["min"])
+        facts[most] = max(facts.get(most, ends["max"]), ends["max"])
 
 
-def _count(seen: dict[str, Any], distinct: dict[str, pa.Array], name: str, array: pa.Array) -> None:
+def _count_distinct(
+    facts: dict[str, Any], distinct: dict[str, pa.Array], name: str, array: pa.Array
+) -> None:
     """Count distinct values up to a limit."""
-    if "distinct_over" in seen:
+    if "distinct_over" in facts:
         return
     sizes = encodings.value_sizes(array)
-    # hashing would copy the values
-    if sizes is not None and sizes.max(initial=0) > _DISTINCT_BYTES:
-        seen.pop("distinct", None)
-        seen["distinct_over"] = max(0, len(distinct.pop(name, ())) - 1)
+    # hashing copies the values
+    if sizes is not None and sizes.max(initial=0) > _MAX_DISTINCT_BYTES:
+        facts.pop("distinct", None)
+        facts["distinct_over"] = max(0, len(distinct.pop(name, ())) - 1)
         return
-    found = pc.unique(array.drop_null())
+    values = pc.unique(array.drop_null())
     if name in distinct:
-        found = pc.unique(pa.concat_arrays([distinct[name], found]))
-    if len(found) > _DISTINCT or found.nbytes > _DISTINCT_BYTES:
-        seen.pop("distinct", None)
+        values = pc.unique(pa.concat_arrays([distinct[name], values]))
+    if len(values) > _MAX_DISTINCT or values.nbytes > _MAX_DISTINCT_BYTES:
+        facts.pop("distinct", None)
         distinct.pop(name, None)
-        seen["distinct_over"] = min(len(found) - 1, _DISTINCT)
+        facts["distinct_over"] = min(len(values) - 1, _MAX_DISTINCT)
         return
-    distinct[name], seen["distinct"] = found, len(found)
+    distinct[name], facts["distinct"] = values, len(values)
 
 
-def _of_large(
+def _stats_of_bytes(
     data: Dataset, large: list[str], row_bytes: int, seed: int, runs: Sequence[range]
 ) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {name: {"rows": 0, "nulls": 0} for name in large}
     sizes: dict[str, list[tuple[int, int]]] = {name: [] for name in large}
-    order = ordered(len(data), named(runs), max(1, min(_ROWS, _BYTES // row_bytes)), seed)
+    order = select_rows(
+        len(data), format_runs(runs), max(1, min(_MAX_ROWS, _MAX_BYTES // row_bytes)), seed
+    )
     for _, batch in read_rows(data, order, 0, len(order), large, row_bytes) if large else ():
         for name in large:
-            array, seen = batch.column(name), out[name]
-            seen["rows"] += len(array)
-            seen["nulls"] += array.null_count
-            _spread(seen, pc.binary_length(array), "min_bytes", "max_bytes")
-            seen["bytes"] = seen.get("bytes", 0) + int(pc.sum(pc.binary_length(array)).as_py() or 0)
-            sizes[name] += _measured(array)
+            array, facts = batch.column(name), out[name]
+            facts["rows"] += len(array)
+            facts["nulls"] += array.null_count
+            _update_range(facts, pc.binary_length(array), "min_bytes", "max_bytes")
+            facts["bytes"] = facts.get("bytes", 0) + int(
+                pc.sum(pc.binary_length(array)).as_py() or 0
+            )
+            sizes[name] += _image_sizes(array)
     for name in large:
-        out[name] |= _pictures(sizes[name])
+        out[name] |= _image_stats(sizes[name])
     return out
 
 
-def _measured(array: pa.Array) -> list[tuple[int, int]]:
+def _image_sizes(array: pa.Array) -> list[tuple[int, int]]:
     """Return width and height of each image in a column, from its header."""
-    found = (probe(bytes(value)) for value in encodings.raw_values(array) if value is not None)
+    probed = (probe(bytes(value)) for value in encodings.raw_values(array) if value is not None)
     return [
-        (one.width, one.height) for one in found if is_image(one.kind) and one.width and one.height
+        (one.width, one.height) for one in probed if is_image(one.kind) and one.width and one.height
     ]
 
 
-def _pictures(sizes: list[tuple[int, int]]) -> Mapping[str, Any]:
+def _image_stats(sizes: list[tuple[int, int]]) -> Mapping[str, Any]:
     if not sizes:
         return {}
     by_pixels = sorted(sizes, key=lambda size: (size[0] * size[1], size))

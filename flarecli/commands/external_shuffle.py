@@ -1,8 +1,8 @@
-"""External shuffle: each row gets a random sort key, and rows are sorted by it.
+"""External shuffle: sort rows by a random sort key.
 
-The order depends only on the seed and on the number of each row. Few rows are sorted in memory;
-more rows are distributed to temporary files by the first bits of their sort key, and each file is
-sorted.
+The order depends only on the seed and the number of each row. Rows that fit in memory are sorted
+there. Otherwise rows are distributed to temporary files by the first bits of their sort key, and
+each file is sorted.
 """
 
 from __future__ import annotations
@@ -22,99 +22,96 @@ from flarecli.storage import files_limit
 
 __all__ = ["shuffled"]
 
-_HELD_BYTES = 128 << 20  # of rows sorted in memory
-_BITS, _SPAN = 8, 62  # of a sort key: maximum bits that select a file; all bits
-_STEP = 8192
-_PLACE = "place in the order"  # always the last column
+_MEMORY_BYTES = 128 << 20  # of rows sorted in memory
+_MAX_FILE_BITS, _KEY_BITS = 8, 62  # bits of a sort key: maximum bits that select a file; all bits
+_BATCH_ROWS = 8192
+_SORT_KEY = "place in the order"  # name of the last column
 
 
 def shuffled(
-    batches: Iterable[pa.RecordBatch], seed: int, held_bytes: int = _HELD_BYTES
+    batches: Iterable[pa.RecordBatch], seed: int, memory_bytes: int = _MEMORY_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows in the order of a seed.
 
-    batches     batches with one schema, in a reproducible order
-    held_bytes  maximum memory; the order does not depend on it
-    return      batches of at most 8,192 rows
-    raises      ReachError if the temporary files cannot be written
+    batches       batches with one schema, in a reproducible order
+    memory_bytes  maximum size of rows in memory; the order does not depend on it
+    return        batches of at most 8,192 rows
+    raises        ReachError if the temporary files cannot be written
     """
-    held: list[pa.RecordBatch] = []
+    buffered: list[pa.RecordBatch] = []
     size = row = 0
     files: _Files | None = None
     try:
         for batch in batches:
-            places = positions(np.arange(row, row + batch.num_rows), 1 << _SPAN, seed)
+            keys = positions(np.arange(row, row + batch.num_rows), 1 << _KEY_BITS, seed)
             row += batch.num_rows
-            if held and size + batch.nbytes > held_bytes:
-                files = files or _Files(held[0].schema)
-                files.put(_joined(held))
+            if buffered and size + batch.nbytes > memory_bytes:
+                files = files or _Files(buffered[0].schema)
+                files.write(_joined(buffered))
                 size = 0
-            held.append(batch.append_column(_PLACE, pa.array(places)))
-            size += held[-1].nbytes
-            del batch  # the loop would keep it until the next one comes
+            buffered.append(batch.append_column(_SORT_KEY, pa.array(keys)))
+            size += buffered[-1].nbytes
+            del batch  # the loop would keep it until the next iteration
         if files is None:
-            yield from _in_order(held)
+            yield from _sorted(buffered)
             return
-        if held:
-            files.put(_joined(held))
+        if buffered:
+            files.write(_joined(buffered))
         for part in files.parts():
-            yield from _in_order(part)
+            yield from _sorted(part)
     finally:
         if files is not None:
             files.close()
 
 
-def _joined(held: list[pa.RecordBatch]) -> pa.Table:
-    """Combine batches into one table and release them; `take` from a chunked table would copy it
-    each time.
-    """
-    table = pa.Table.from_batches(held)
-    held.clear()
+def _joined(buffered: list[pa.RecordBatch]) -> pa.Table:
+    """Combine batches into one table and release them. `take` copies a chunked table each time."""
+    table = pa.Table.from_batches(buffered)
+    buffered.clear()
     return table.combine_chunks()
 
 
-def _places(table: pa.Table) -> IntArray:
-    places: IntArray = table.column(table.num_columns - 1).to_numpy()
-    return places
+def _sort_keys(table: pa.Table) -> IntArray:
+    keys: IntArray = table.column(table.num_columns - 1).to_numpy()
+    return keys
 
 
-def _in_order(held: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _sorted(buffered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of batches in the order of their sort keys."""
-    if not held:
+    if not buffered:
         return
-    table = _joined(held)
-    order, table = np.argsort(_places(table)), table.remove_column(table.num_columns - 1)
-    for start in range(0, len(order), _STEP):
-        part = table.take(pa.array(order[start : start + _STEP]))
-        if start + _STEP >= len(order):
-            table = part  # releases the rows while the last ones are written
+    table = _joined(buffered)
+    order, table = np.argsort(_sort_keys(table)), table.remove_column(table.num_columns - 1)
+    for start in range(0, len(order), _BATCH_ROWS):
+        part = table.take(pa.array(order[start : start + _BATCH_ROWS]))
+        if start + _BATCH_ROWS >= len(order):
+            table = part  # release the rows before the last batch is processed
         yield from part.combine_chunks().to_batches()
 
 
 class _Files:
-    """Unnamed temporary files, one per value of the first bits of a sort key; each contains
-    batches.
+    """Unnamed temporary files of batches, one for each value of the first bits of a sort key.
 
     All files are open at once, so the limit of open files bounds the number of bits.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._bits = (files_limit(2 << _BITS) // 2).bit_length() - 1
+        self._bits = (files_limit(2 << _MAX_FILE_BITS) // 2).bit_length() - 1
         self._files: list[IO[bytes]] = []
         self._writers: list[pa.RecordBatchStreamWriter] = []
         try:
             for _ in range(1 << self._bits):
-                self._files.append(tempfile.TemporaryFile(prefix="flare-"))  # noqa: SIM115 - closed with this object
+                self._files.append(tempfile.TemporaryFile(prefix="flare-"))  # noqa: SIM115 - closed by `close`
                 self._writers.append(pa.ipc.new_stream(self._files[-1], schema))
         except OSError as error:
             self.close()
-            raise _refusal(error) from None
+            raise _write_error(error) from None
 
-    def put(self, table: pa.Table) -> None:
+    def write(self, table: pa.Table) -> None:
         """Write each row to its file, in order."""
-        of = _places(table) >> (_SPAN - self._bits)
-        order = np.argsort(of, kind="stable")
-        ends = np.searchsorted(of[order], np.arange(1 << self._bits), "right")
+        file_numbers = _sort_keys(table) >> (_KEY_BITS - self._bits)
+        order = np.argsort(file_numbers, kind="stable")
+        ends = np.searchsorted(file_numbers[order], np.arange(1 << self._bits), "right")
         start = 0
         try:
             for writer, end in zip(self._writers, ends, strict=True):
@@ -122,19 +119,19 @@ class _Files:
                     writer.write_table(table.take(pa.array(order[start:end])))
                 start = end
         except OSError as error:
-            raise _refusal(error) from None
+            raise _write_error(error) from None
 
     def parts(self) -> Iterator[list[pa.RecordBatch]]:
-        """Yield the rows of each file, and empty it."""
+        """Yield the rows of each file, and close it."""
         for file, writer in zip(self._files, self._writers, strict=True):
             try:
                 writer.close()
                 file.seek(0)
                 with pa.ipc.open_stream(file) as reader:
-                    found = list(reader)
+                    batches = list(reader)
             except OSError as error:
-                raise _refusal(error) from None
-            yield found
+                raise _write_error(error) from None
+            yield batches
             file.close()
 
     def close(self) -> None:
@@ -142,13 +139,10 @@ class _Files:
             file.close()
 
 
-def _refusal(error: OSError) -> ReachError:
-    is_of_files = error.errno in (errno.EMFILE, errno.ENFILE)
-    hint = (
-        "Raise the limit of open files (`ulimit -n`)."
-        if is_of_files
-        else "Set TMPDIR to a larger disk."
-    )
+def _write_error(error: OSError) -> ReachError:
+    hint = "Set TMPDIR to a folder on a larger disk."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = "Raise the limit of open files (`ulimit -n`)."
     return ReachError(
         f"cannot write temporary files for the shuffle: {(error.strerror or str(error)).lower()}",
         where=tempfile.gettempdir(),

@@ -1,6 +1,4 @@
-"""Write the `index.json` of MosaicML's formats: rebuild a lost one, or merge those of several
-datasets.
-"""
+"""Write the `index.json` of MosaicML's formats: rebuild a lost index, or merge several indexes."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from flarecli.storage import Guard, Location, locate
 
 __all__ = ["merge_index", "reindex"]
 
-_BEGUN = (".flare/journal", ".flare/lock")
+_UNFINISHED = (".flare/journal", ".flare/lock")
 
 
 @checked
@@ -28,11 +26,10 @@ def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False
 
     replace      overwrite an existing index
     allow_local  follow symbolic links
-    raises       MissingError, FormatError, UsageError: see `rebuild`; UnfinishedError for an
-                 unfinished pack
+    raises       UnfinishedError for an unfinished pack; errors of `Format.repair_index`
     """
-    at = _writable(folder, Guard(allow_local=allow_local))
-    if any((at / name).exists() for name in _BEGUN):
+    at = _writable_folder(folder, Guard(allow_local=allow_local))
+    if any((at / name).exists() for name in _UNFINISHED):
         raise UnfinishedError(
             "an unfinished pack",
             where=at,
@@ -46,26 +43,26 @@ def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False
 def merge_index(
     root: Address, parts: Sequence[Address] | None = None, *, allow_local: bool = False
 ) -> str:
-    """Write one `index.json` over the datasets below a folder; return its address. No shard is
+    """Write one `index.json` for the datasets below a folder; return its address. Shards are not
     changed.
 
     parts        folders, or their `index.json`, in the order of the rows; None: all below the root,
                  in bytewise order
     allow_local  follow symbolic links
-    raises       UnsafeError, MissingError, FormatError: see `merge`
+    raises       errors of `Format.merge_indexes`
     """
     guard = Guard(allow_local=allow_local)
-    at = _writable(root, guard)
+    at = _writable_folder(root, guard)
     find(DEFAULT).merge_indexes(
         at, None if parts is None else [locate(part, guard) for part in address_texts(parts)]
     )
     return str(at / INDEX)
 
 
-def _writable(given: Address, guard: Guard) -> Location:
-    folder = address_text(given)
+def _writable_folder(address: Address, guard: Guard) -> Location:
+    folder = address_text(address)
     if is_url(folder) and not folder.startswith("file://"):
-        raise UsageError("only local folders can be written", where=redact(folder))
+        raise UsageError("expected a local folder", where=redact(folder))
     if os.path.isfile(local_path(folder)):
         raise UsageError(
             "expected a folder of shards, got a file",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flarecli import encodings, formats
 from flarecli.arguments import address_texts, from_options
-from flarecli.commands.missing_shards import holes, lost, writer_of
+from flarecli.commands.missing_shards import holes, missing_shards, writer_of
 from flarecli.commands.options import InspectOptions
 from flarecli.commands.source_notes import note_sources
 from flarecli.compress import SUFFIXES
@@ -30,19 +30,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 
-_ROWS, _BYTES = (
-    10_000,
-    256 << 20,
-)  # maximum bytes and rows of a sample, which is kept in memory
+_MAX_ROWS, _MAX_BYTES = 10_000, 256 << 20  # of a sample, which is kept in memory
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """One stream. Sizes in bytes; `raw_bytes` is the decompressed size, None if it is not listed.
+    """Description of one stream. Sizes are in bytes.
 
-    smallest, median, largest  sizes of the stored files; None without files
+    raw_bytes   decompressed size; None if it is not listed
+    smallest, median, largest  sizes of the stored files; None if there are no files
     hashes      names of the listed checksums
-    writer      program that wrote it, None if unknown
+    writer      program that wrote the stream; None if unknown
     holes       a sentence for each run of missing shards, and for each gap in their numbers
     shard_list  (address, rows, bytes) of each shard, if requested
     stats       column -> statistics, if requested
@@ -70,7 +68,7 @@ class StreamInfo:
         return {column.name: _type(column) for column in self.columns or ()}
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values, for --json."""
+        """Return the description as JSON values, for --json."""
         out = {name: getattr(self, name) for name in self.__slots__}
         out["columns"] = {column.name: column.encoding for column in self.columns}
         out["types"] = self.types()
@@ -90,11 +88,11 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Description of datasets. `rows` is the row count if streams join by column, else the sum over
-    all streams.
+    """Description of datasets.
 
-    asked    requested rows of the sample, which may have fewer
-    missing  addresses of missing shards; sample and statistics describe the others
+    rows         number of rows; the sum over all streams if these are not joined by column
+    asked        requested rows of the sample; the sample may have fewer
+    missing      addresses of missing shards; sample and statistics describe the other shards
     sample_rows  row number of each row of the sample
     """
 
@@ -110,7 +108,7 @@ class Inspection:
     sample_rows: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values, for --json; bytes in a sample are replaced by their length."""
+        """Return the description as JSON values, for --json; bytes in a sample become their length."""
         raw = [stream.raw_bytes for stream in self.streams]
         out: dict[str, Any] = {
             "address": self.address,
@@ -153,26 +151,28 @@ def _plain(value: Any) -> Any:
 def inspect(options: InspectOptions) -> Inspection:
     """Describe datasets: format, rows, shards, bytes, columns, compression, checksums, gaps.
 
-    Only lists and headers are read, and of a remote dataset with a list only the list. A
-    compressed shard that is not listed is read whole, since its header is compressed too. A
-    sample has at most 10,000 rows and about 256 MiB; `Inspection.asked` is the size requested. If
-    local shards are missing, sample and statistics describe the others, and `missing` names them.
-    Raises MissingError, FormatError, UnsafeError and UnfinishedError as `resolve` does, and
-    UsageError for an unknown stream or for a format that differs from the list.
+    Only lists and headers of shards are read; of a remote dataset with a list, only the list. A
+    compressed shard that is not listed is read completely, since its header is compressed too. A
+    sample has at most 10,000 rows and about 256 MiB; `Inspection.asked` is the requested size. If
+    local shards are missing, `missing` names them, and sample and statistics describe the others.
+    Raises UsageError for an unknown stream or a format that differs from the list, and the errors
+    of `resolve`.
     """
-    typed = address_texts(options.sources)
-    guard = options.guard(typed)
+    sources = address_texts(options.sources)
+    guard = options.guard(sources)
     format, streams, shards = options.format, options.streams, options.shards
     sample, stats, seed, progress = options.sample, options.stats, options.seed, options.progress
-    found = resolve(typed, format=format, guard=guard)
+    found = resolve(sources, format=format, guard=guard)
     note_sources(found, progress or Progress())
     chosen = select_streams(found, streams)
     parts = [[filled(stream) for stream in one] for one in chosen]
-    by = {id(stream): writer_of(stream, one) for one in found for stream in one.streams}
+    writers = {id(stream): writer_of(stream, one) for one in found for stream in one.streams}
     infos = tuple(
         replace(
             _info(one, shards),
-            writer=", ".join(dict.fromkeys(name for stream in listed if (name := by[id(stream)])))
+            writer=", ".join(
+                dict.fromkeys(name for stream in listed if (name := writers[id(stream)]))
+            )
             or None,
         )
         for listed, one in zip(chosen, parts, strict=True)
@@ -181,29 +181,37 @@ def inspect(options: InspectOptions) -> Inspection:
     numbers, asked, missing = tuple[int, ...](), 0, list[str]()
     if stats or sample is not None:
         from flarecli.commands.column_stats import statistics
-        from flarecli.commands.row_order import average_row_bytes, named, ordered, read_rows
+        from flarecli.commands.row_order import (
+            average_row_bytes,
+            format_runs,
+            read_rows,
+            select_rows,
+        )
         from flarecli.read import Dataset  # loads Arrow, which is not needed otherwise
 
         data = Dataset(parts, found)
-        missing, there = lost(parts)
+        missing, readable = missing_shards(parts)
         row_bytes = average_row_bytes(parts, len(data))
         if stats:
-            seen = statistics(data, row_bytes, seed, there)
+            stats_by_column = statistics(data, row_bytes, seed, readable)
             infos = tuple(
                 replace(
                     info,
                     stats={
-                        column.name: seen[column.name]
+                        column.name: stats_by_column[column.name]
                         for column in info.columns
-                        if column.name in seen
+                        if column.name in stats_by_column
                     },
                 )
                 for info in infos
             )
         if sample is not None:
-            asked = len(ordered(len(data), named(there), sample, seed))
-            order = ordered(
-                len(data), named(there), min(asked, _ROWS, max(1, _BYTES // row_bytes)), seed
+            asked = len(select_rows(len(data), format_runs(readable), sample, seed))
+            order = select_rows(
+                len(data),
+                format_runs(readable),
+                min(asked, _MAX_ROWS, max(1, _MAX_BYTES // row_bytes)),
+                seed,
             )
             batches = tuple(
                 batch
@@ -226,7 +234,7 @@ def inspect(options: InspectOptions) -> Inspection:
 
 
 def _address(found: Playlist) -> str:
-    """Return the address of the list; else of the folder, or of the single file that was named."""
+    """Return the address of the list, else of the folder or the single file that the user format_runs."""
     first = found.streams[0]
     is_named = first.columns is None and len(first.urls) == 1
     return str(found.at or (first.at.join(first.urls[0]) if is_named else first.at))
@@ -240,7 +248,10 @@ def _type(column: Column) -> str:
 
 
 def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
-    """Return the description of one stream from its parts, whose rows and sizes are known."""
+    """Return the description of one stream.
+
+    parts  parts of the stream, with known rows and sizes
+    """
     series = Series(parts)
     rows = np.concatenate([stream.rows for stream in parts])
     size = np.concatenate([stream.stored for stream in parts])

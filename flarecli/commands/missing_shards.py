@@ -1,4 +1,4 @@
-"""The writer of a dataset, and its missing shards."""
+"""The program that wrote a dataset, and the missing shards of a dataset."""
 
 from __future__ import annotations
 
@@ -13,45 +13,43 @@ from flarecli.errors import FlareError, MissingError
 from flarecli.model import IntArray, Playlist, Stream
 from flarecli.redact import redact
 
-__all__ = ["holes", "lost", "writer_of"]
+__all__ = ["holes", "missing_shards", "writer_of"]
 
-_LOOKED = 100_000  # maximum shards whose files are checked (about a second)
-_GONE = "not there"
-_NUMBER = re.compile(
-    r"\d{3,18}", re.ASCII
-)  # digits of a shard's number; shorter numbers are parts of words, longer ones are checksums
+_MAX_CHECKED = 100_000  # shards whose files are checked (about a second)
+_MISSING = "missing"
+# The number of a shard. Shorter numbers are parts of words, longer numbers are checksums.
+_NUMBER = re.compile(r"\d{3,18}", re.ASCII)
 
 
 def writer_of(stream: Stream, of: Playlist) -> str | None:
-    """Return the program that wrote a stream, from its playlist, index or layout; None if unknown."""
-    told = stream.headers.get("writer")
-    if isinstance(told, str):
-        return told[:200]
+    """Return the program that wrote a stream, by its playlist, index or layout; None if unknown."""
+    name = stream.headers.get("writer")
+    if isinstance(name, str):
+        return name[:200]
     if of.protected:  # only flare writes a checksum as the last line
         return "flare"
     return formats.facts(stream.format).written_by("" if of.at is None else of.at.name)
 
 
 class _Missing(NamedTuple):
-    """Listed shards first..last of a stream that do not exist."""
+    """Listed shards first..last of a stream that cannot be read."""
 
     first: int
     last: int
-    why: str
+    reason: str
 
 
 def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
     """Return sentences about missing shards, with their rows, and about gaps in the numbers of
-    shards.
+    shards. Only local files are checked, since each remote file would need a request.
 
-    parts  with known rows. Only local files are checked, since remote ones would need a request
-           each.
+    parts  parts of a stream, with known rows
     """
     first, out = 0, list[str]()
     for stream in parts:
         starts: IntArray = first + np.cumsum([0, *(() if stream.rows is None else stream.rows)])
         first = int(starts[-1])
-        out += (_told(stream, one, starts) for one in _missing(stream))
+        out += (_sentence(stream, one, starts) for one in _missing(stream))
     return (
         *out,
         *_gaps(
@@ -65,33 +63,33 @@ def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
     )
 
 
-def lost(streams: Sequence[Sequence[Stream]]) -> tuple[list[str], list[range]]:
-    """Return the addresses of missing shards, and the runs of rows that all joined streams have.
+def missing_shards(streams: Sequence[Sequence[Stream]]) -> tuple[list[str], list[range]]:
+    """Return the addresses of missing shards, and the runs of rows that can be read in all streams.
 
     streams  parts of each stream, with known rows; files are checked as in `holes`
     """
-    total, gone, spans = 0, list[str](), list[tuple[int, int]]()
+    total, addresses, missing_runs = 0, list[str](), list[tuple[int, int]]()
     for parts in streams:
         first = 0
         for stream in parts:
             starts: IntArray = first + np.cumsum([0, *(() if stream.rows is None else stream.rows)])
             first = int(starts[-1])
             for one in _missing(stream):
-                if one.why == _GONE:
-                    gone += [
+                if one.reason == _MISSING:
+                    addresses += [
                         str(stream.at.join(stream.urls[i])) for i in range(one.first, one.last + 1)
                     ]
-                    spans.append((int(starts[one.first]), int(starts[one.last + 1])))
+                    missing_runs.append((int(starts[one.first]), int(starts[one.last + 1])))
         total = max(total, first)
-    there, at = list[range](), 0
-    for start, stop in [*sorted(spans), (total, total)]:
-        if start > at:
-            there.append(range(at, start))
-        at = max(at, stop)
-    return gone, there
+    readable, end = list[range](), 0
+    for start, stop in [*sorted(missing_runs), (total, total)]:
+        if start > end:
+            readable.append(range(end, start))
+        end = max(end, stop)
+    return addresses, readable
 
 
-def _told(stream: Stream, one: _Missing, starts: IntArray) -> str:
+def _sentence(stream: Stream, one: _Missing, starts: IntArray) -> str:
     first, last = redact(stream.urls[one.first]), redact(stream.urls[one.last])
     begin, end = int(starts[one.first]), int(starts[one.last + 1])
     name = first if one.first == one.last else f"{first} to {last}"
@@ -102,25 +100,25 @@ def _told(stream: Stream, one: _Missing, starts: IntArray) -> str:
         if end - begin == 1
         else f"rows {begin} to {end - 1}"
     )
-    return f"{name}: {one.why}, {rows}"
+    return f"{name}: {one.reason}, {rows}"
 
 
 def _missing(stream: Stream) -> Iterator[_Missing]:
     """Yield runs of shards that are missing, or that data may not access."""
     run: _Missing | None = None
-    for i in range(min(len(stream), _LOOKED) if stream.at.is_local else 0):
-        why = _lacks(stream, i)
-        if why and run is not None and (run.last, run.why) == (i - 1, why):
+    for i in range(min(len(stream), _MAX_CHECKED) if stream.at.is_local else 0):
+        reason = _why_unreadable(stream, i)
+        if reason and run is not None and (run.last, run.reason) == (i - 1, reason):
             run = run._replace(last=i)
             continue
         if run is not None:
             yield run
-        run = _Missing(i, i, why) if why else None
+        run = _Missing(i, i, reason) if reason else None
     if run is not None:
         yield run
 
 
-def _lacks(stream: Stream, i: int) -> str:
+def _why_unreadable(stream: Stream, i: int) -> str:
     """Return why a listed shard cannot be read; empty if it exists or is remote."""
     try:
         names = [stream.urls[i], *(file.name for file in (stream.parts[i] if stream.parts else ()))]
@@ -128,7 +126,7 @@ def _lacks(stream: Stream, i: int) -> str:
             if at.is_local:
                 at.size()
     except MissingError:
-        return _GONE
+        return _MISSING
     except FlareError as error:
         return error.message
     return ""
@@ -136,8 +134,8 @@ def _lacks(stream: Stream, i: int) -> str:
 
 def _gaps(urls: Sequence[str]) -> list[str]:
     """Return the gaps in the numbers of shards with the same prefix and suffix."""
-    found: dict[tuple[str, int, str], set[int]] = {}
-    before, width, after, have = "", 0, "", set[int]()
+    series: dict[tuple[str, int, str], set[int]] = {}
+    before, width, after, numbers = "", 0, "", set[int]()
     for url in urls:
         number = url[len(before) : len(before) + width]
         if (
@@ -146,18 +144,18 @@ def _gaps(urls: Sequence[str]) -> list[str]:
             and url.startswith(before)
             and url.endswith(after)
         ):
-            have.add(int(number))  # same prefix as the shard before, as nearly always
+            numbers.add(int(number))  # nearly always the prefix of the previous shard
             continue
         path = url.partition("?")[0] if "://" in url else url
-        numbers = list(_NUMBER.finditer(path))
-        if numbers:
-            at = max(numbers, key=lambda one: (len(one[0]), one.start()))
+        matches = list(_NUMBER.finditer(path))
+        if matches:
+            at = max(matches, key=lambda one: (len(one[0]), one.start()))
             before, width, after = path[: at.start()], len(at[0]), path[at.end() :]
-            have = found.setdefault((before, width, after), set())
-            have.add(int(at[0]))
+            numbers = series.setdefault((before, width, after), set())
+            numbers.add(int(at[0]))
     out = []
-    for (before, width, after), have in sorted(found.items()):
-        order = np.array(sorted(have), np.int64)
+    for (before, width, after), numbers in sorted(series.items()):
+        order = np.array(sorted(numbers), np.int64)
         steps = np.flatnonzero(np.diff(order) > 1)
         if order[-1] - order[0] > 4 * len(order):  # dates, checksums or keys, not shard numbers
             continue

@@ -1,10 +1,10 @@
-"""Provenance of rows: the name of their source, and the file and row number of each.
+"""Provenance of rows: the name of their source, and the file and row number of each row.
 
-Outputs name a source in the same way, however its path was typed.
+The name of a source in outputs does not depend on how its path was typed.
 
-A pack counts rows in the selection, for resume; a failed row is reported with its number in the
-source. If the selection is one run of rows, the difference is constant. Otherwise a column has the
-source row numbers, which are kept until the rows can no longer fail.
+A resumed pack needs the position of a row in the selection; the report of a failed row needs its
+number in the source. If the selection is one run of rows, the difference is constant. Otherwise a
+column contains the source row numbers, which are kept until their rows can no longer fail.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PLACE = "place in the source"  # internal column: int64, the number of each row 
 class Places:
     """Source rows of the rows that are being processed.
 
-    find    returns file and row in the file of a source row; None if unknown
+    find    returns the file of a source row and the row in that file; None if unknown
     column  name of the column of row numbers
-    start   number of the first selected row if the selection is one run; then no column is needed
+    start   number of the first selected row, if the selection is one run of rows without the column
     """
 
     def __init__(
@@ -43,19 +43,20 @@ class Places:
         start: int | None = None,
     ) -> None:
         self._find, self._column, self._start = find, column, start
-        self._runs = deque[
-            tuple[int, IntArray | None, int]
-        ]()  # first row in the selection, source rows, count
+        # position of the first row in the selection, source rows, number of rows
+        self._runs = deque[tuple[int, IntArray | None, int]]()
 
     def passed(
         self, batches: Iterator[pa.RecordBatch], first: int, keep: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Record the row numbers of batches that start at row `first` of the selection, and remove
-        their column.
-        """
-        return batches if self._start is not None else self._remembered(batches, first, keep)
+        """Yield the batches, record their row numbers, and remove the column of row numbers.
 
-    def _remembered(
+        first  position of the first row in the selection
+        keep   keep the column
+        """
+        return batches if self._start is not None else self._recorded(batches, first, keep)
+
+    def _recorded(
         self, batches: Iterator[pa.RecordBatch], first: int, keep: bool
     ) -> Iterator[pa.RecordBatch]:
         self._runs.clear()
@@ -73,7 +74,7 @@ class Places:
             self._runs.popleft()
 
     def placed(self, failure: Failure) -> Failure:
-        """Return a failure with file and row; unchanged if a query created the row."""
+        """Return a failure with its file and row; unchanged if a query created the row."""
         number = self._number(failure.row)
         if number is None or self._find is None:
             return failure
@@ -93,8 +94,9 @@ class Places:
 
 
 def shard_of(data: Dataset, streams: Sequence[Stream], row: int) -> tuple[str, int]:
-    """Return the shard with a row of a dataset, and the row in it; `streams` are the parts of its
-    first stream.
+    """Return the shard of a row of a dataset, and the row in the shard.
+
+    streams  parts of the first stream
     """
     chunk = int(np.searchsorted(data.edges, row, "right")) - 1
     first = int(data.edges[chunk])
@@ -109,9 +111,9 @@ def shard_of(data: Dataset, streams: Sequence[Stream], row: int) -> tuple[str, i
 class SourceName:
     """The name of a source in playlists and journals, and of its files in lists of failed rows.
 
-    text    the name of the one file or folder, or of the folder that holds all of several; the
-            addresses as typed, without secrets, of a source that is not on a disk
-    folder  the folder that files are named in, without links; empty if the source is not on a disk
+    text    name of the file or folder; of several files, their common folder; of a remote source,
+            the addresses as typed, without secrets
+    folder  real path of the folder to which file names are relative; empty for a remote source
     """
 
     text: str
@@ -121,11 +123,11 @@ class SourceName:
         """Return the path of a file in the folder, or an address without secrets."""
         if not self.folder or _is_remote(file):
             return redact(file)
-        name = os.path.relpath(_real(file), self.folder)
+        name = os.path.relpath(_real_path(file), self.folder)
         return self.text if name == "." else name
 
     def listed(self, failure: Failure) -> Failure:
-        """Return a failure as outputs list it."""
+        """Return a failure with the file name that outputs contain."""
         if failure.file is None:
             return failure
         return replace(failure, file=self.of_file(failure.file))
@@ -134,12 +136,12 @@ class SourceName:
 def source_name(addresses: Sequence[str], expanded: Sequence[str]) -> SourceName:
     """Return the name of a source.
 
-    addresses  as typed
-    expanded   what they match
+    addresses  addresses as typed
+    expanded   addresses of files and folders that they match
     """
     if any(_is_remote(one) for one in expanded) or not expanded:
         return SourceName(" ".join(redact(one) for one in addresses))
-    paths = [_real(one) for one in expanded]
+    paths = [_real_path(one) for one in expanded]
     folders = [one if os.path.isdir(one) else os.path.dirname(one) for one in paths]
     folder = os.path.commonpath(folders)
     return SourceName(os.path.basename(paths[0] if len(paths) == 1 else folder), folder)
@@ -149,5 +151,5 @@ def _is_remote(address: str) -> bool:
     return address == "-" or (is_url(address) and scheme_of(address) != "file")
 
 
-def _real(address: str) -> str:
+def _real_path(address: str) -> str:
     return os.path.realpath(whole_path(local_path(address)))

@@ -1,6 +1,6 @@
-"""Row selection and order; consecutive rows are read by scans, others by `take`.
+"""Row selection and order. Consecutive rows are read by scans, other rows by `take`.
 
-rows -> sample -> shuffle -> rank -> head or tail: steps are mapped to rows by arithmetic, in blocks
+rows -> sample -> shuffle -> rank -> head or tail; blocks of steps are mapped to rows by arithmetic
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = [
     "check_names",
     "check_no_rows",
     "first_rows",
-    "kept",
+    "filtered",
     "last_rows",
-    "named",
-    "needed",
-    "opened",
-    "ordered",
+    "format_runs",
+    "columns_to_read",
+    "open_dataset",
+    "select_rows",
     "read_rows",
 ]
 
-_BLOCK = 1 << 13  # steps mapped per block
-_TAKEN, _TAKEN_BYTES = 64, 16 << 20  # rows, and their bytes, of one `take`
-_RUN = 16  # average length of a run from which on scans are faster
+_BLOCK_STEPS = 1 << 13  # steps mapped per block
+_TAKE_ROWS, _TAKE_BYTES = 64, 16 << 20  # rows, and their bytes, of one `take`
+_MIN_RUN_ROWS = 16  # average length of a run from which on scans are faster
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Order:
         return out
 
 
-def ordered(
+def select_rows(
     total: int,
     spec: str | None = None,
     sample: int | float | None = None,
@@ -87,16 +87,17 @@ def ordered(
     epoch: int = 0,
     rank: tuple[int, int] | None = None,
 ) -> Order:
-    """Select rows of `total`: `spec`, then a random sample of them, shuffled, and the share of one
-    rank.
+    """Return an order of `total` rows: select `spec`, then a random sample, then shuffle, then
+    select the rows of one rank.
 
-    sample  number of rows, or a share of them as a float, in row order; `seed` is the random seed
+    sample  number of rows, or a share of them as a float; the sample is in row order
+    seed    random seed of the sample
     raises  UsageError for invalid values, such as a share above 1.0; RowsError for a row outside
             the data
     """
-    its, ranks = rank or (0, 1)
-    if not 0 <= its < ranks:
-        raise UsageError(f"invalid rank {its} of {ranks}: ranks are counted from 0")
+    own_rank, ranks = rank or (0, 1)
+    if not 0 <= own_rank < ranks:
+        raise UsageError(f"invalid rank {own_rank} of {ranks}: ranks are counted from 0")
     if min(seed, epoch, shuffle or 0) < 0 or (sample is not None and not sample >= 0):
         raise UsageError(
             f"sample {sample}, seed {seed}, shuffle {shuffle}, epoch {epoch}: expected at least 0"
@@ -110,9 +111,9 @@ def ordered(
     count = int(firsts[-1])
     picks = None
     if sample is not None:
-        wanted = min(count, sample_size(sample, count))
-        picks = np.sort(positions(np.arange(wanted), count, int(seed)))
-        count = wanted
+        selected = min(count, sample_size(sample, count))
+        picks = np.sort(positions(np.arange(selected), count, int(seed)))
+        count = selected
     return Order(
         np.array([one.start for one in ranges], np.int64),
         np.array([one.step for one in ranges], np.int64),
@@ -120,16 +121,16 @@ def ordered(
         count,
         picks,
         None if shuffle is None else (shuffle, epoch),
-        (its, ranks),
+        (own_rank, ranks),
     )
 
 
-def named(runs: Sequence[range]) -> str:
-    """Return the `spec` of runs of rows for `ordered`."""
+def format_runs(runs: Sequence[range]) -> str:
+    """Return the `spec` of runs of rows for `row_order`."""
     return ",".join(f"{run.start}:{run.stop}" for run in runs) or "0:0"
 
 
-def opened(
+def open_dataset(
     sources: Addresses,
     format: str | None,
     streams: Sequence[str],
@@ -137,7 +138,7 @@ def opened(
     maps: bool = True,
     progress: Progress | None = None,
 ) -> tuple[Dataset, list[list[Stream]]]:
-    """Open the dataset at some addresses; return it and its streams."""
+    """Open a dataset; return the dataset and own_rank streams."""
     found = resolve(sources, format=format, guard=guard, maps=maps)
     note_sources(found, progress or Progress())
     parts = select_streams(found, streams)
@@ -169,11 +170,11 @@ def read_rows(
 
     large  values that are not read
     """
-    near = max(1, min(_TAKEN, _TAKEN_BYTES // row_bytes))
-    for begin in range(start, stop, _BLOCK):
-        rows = order.rows(begin, min(begin + _BLOCK, stop))
+    near = max(1, min(_TAKE_ROWS, _TAKE_BYTES // row_bytes))
+    for begin in range(start, stop, _BLOCK_STEPS):
+        rows = order.rows(begin, min(begin + _BLOCK_STEPS, stop))
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-        if len(rows) < _RUN * len(breaks):
+        if len(rows) < _MIN_RUN_ROWS * len(breaks):
             for k in range(0, len(rows), near):
                 part = rows[k : k + near]
                 if large is not None:
@@ -191,8 +192,10 @@ def read_rows(
                 first += batch.num_rows
 
 
-def needed(names: Sequence[str], columns: Sequence[str] | None, where: str | None) -> list[str]:
-    """Return the columns to read: the selected ones, and those in the condition."""
+def columns_to_read(
+    names: Sequence[str], columns: Sequence[str] | None, where: str | None
+) -> list[str]:
+    """Return the columns to read: selected columns, and columns in the condition."""
     if columns is None:
         return list(names)
     text = (where or "").lower()
@@ -201,13 +204,13 @@ def needed(names: Sequence[str], columns: Sequence[str] | None, where: str | Non
     return [name for name in names if name in columns or name.lower() in text]
 
 
-def kept(
+def filtered(
     schema: pa.Schema,
     batches: Iterator[pa.RecordBatch],
     where: str | None,
     columns: Sequence[str] | None,
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Keep rows that match a condition, and the selected columns, in their order.
+    """Return only the rows that match a condition, with only the selected columns, in their order.
 
     raises  UsageError for an unknown column
     """
@@ -216,9 +219,9 @@ def kept(
     if columns is None:
         return schema, batches
     check_names(schema.names, columns)
-    wanted = pa.schema([schema.field(name) for name in dict.fromkeys(columns)])
-    return wanted, (
-        pa.RecordBatch.from_arrays([batch.column(name) for name in wanted.names], schema=wanted)
+    selected = pa.schema([schema.field(name) for name in dict.fromkeys(columns)])
+    return selected, (
+        pa.RecordBatch.from_arrays([batch.column(name) for name in selected.names], schema=selected)
         for batch in batches
     )
 
@@ -252,16 +255,16 @@ def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
 
 
 def last_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the last rows; they are kept in memory until the end."""
-    held: deque[pa.RecordBatch] = deque()
+    """Yield the last rows, which are filtered in memory until the end."""
+    buffered: deque[pa.RecordBatch] = deque()
     count = 0
     for batch in batches:
-        held.append(batch)
+        buffered.append(batch)
         count += batch.num_rows
-        while held and count - held[0].num_rows >= rows:
-            count -= held.popleft().num_rows
-    while held:
-        batch = held.popleft()
+        while buffered and count - buffered[0].num_rows >= rows:
+            count -= buffered.popleft().num_rows
+    while buffered:
+        batch = buffered.popleft()
         cut = max(0, count - rows)
         count -= batch.num_rows
         yield batch.slice(cut)

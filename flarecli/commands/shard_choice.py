@@ -1,4 +1,4 @@
-"""Selection of the shards to check: all, one of N parts, a random sample."""
+"""Selection of the shards to check: all shards, one of N parts, or a random sample."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from flarecli.errors import UsageError
 __all__ = ["Choice", "sample_size"]
 
 
-def sample_size(sample: int | float, count: int, whole: Callable[[float], int] = round) -> int:
-    """Return the size of a sample of `count`: the int, or the rounded share. Raises UsageError for
-    a share above 1.
+def sample_size(
+    sample: int | float, count: int, round_share: Callable[[float], int] = round
+) -> int:
+    """Return the size of a sample of `count` items. Raises UsageError for a share above 1.
+
+    sample       number of items as an int, or a share of them as a float
+    round_share  function that rounds a share of the items
     """
     if hasattr(sample, "__index__"):
         return operator.index(sample)
     if sample > 1:
         raise UsageError(
-            f"a sample of {sample} is more than all",
-            hint="Give a whole number, or a share from 0.0 to 1.0.",
+            f"invalid sample {sample}: expected a whole number, or a share of at most 1.0",
+            hint="Use 5 for five items, 0.05 for 5 %.",
         )
-    return whole(sample * count)
+    return round_share(sample * count)
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,11 @@ class Choice:
 
     def __post_init__(self) -> None:
         if self.part is not None and not 0 <= self.part[0] < self.part[1]:
-            raise UsageError(f"there is no part {self.part[0]} of {self.part[1]}")
+            raise UsageError(
+                f"invalid part {self.part[0]} of {self.part[1]}: parts are counted from 0"
+            )
         if self.sample is not None and self.sample < 0:
-            raise UsageError(f"{self.sample} is no size of a sample")
+            raise UsageError(f"sample: expected at least 0, got {self.sample}")
 
     @property
     def is_all(self) -> bool:
@@ -53,10 +59,10 @@ class Choice:
     def of(self, count: int) -> Collection[int]:
         """Return the selected positions among `count` shards."""
         k, n = self.part or (0, 1)
-        found = range(k, count, n)
+        shards = range(k, count, n)
         if self.sample is None:
-            return found
+            return shards
         import random  # loads numpy
 
-        size = sample_size(self.sample, len(found), math.ceil)
-        return frozenset(random.Random(int(self.seed)).sample(found, min(size, len(found))))
+        size = sample_size(self.sample, len(shards), math.ceil)
+        return frozenset(random.Random(int(self.seed)).sample(shards, min(size, len(shards))))

@@ -14,17 +14,17 @@ __all__ = ["note_sources"]
 
 
 def note_sources(found: Sequence[Playlist], progress: Progress) -> None:
-    """Report which lists and streams were found. Streams are verbose notes.
+    """Report the lists and streams of sources as verbose notes.
 
     Two notes are always reported: buckets that a local list names, since they are read with the
-    user's credentials, and an index that is read as a file because a dataset was expected.
+    user's credentials; and a table that is read as a file, since a dataset was expected.
     """
     for one in found:
         if one.at is not None and one.at.is_local:
             urls = (url for stream in one for url in stream.urls if "://" in url)
-            homes = dict.fromkeys(home for url in urls if (home := bucket_in(url)))
-            if homes:
-                progress.note(bucket_note(one.at, list(homes)))
+            buckets = dict.fromkeys(bucket for url in urls if (bucket := bucket_in(url)))
+            if buckets:
+                progress.note(bucket_note(one.at, list(buckets)))
     for one in found:
         for stream in one:
             if (
@@ -33,15 +33,19 @@ def note_sources(found: Sequence[Playlist], progress: Progress) -> None:
                 and len(stream) == 1
                 and _is_index(stream.urls[0])
             ):
-                progress.note(f"{stream.chunk(0).at}: taken as a file; `flare pack` reads its rows")
+                progress.note(
+                    f"{stream.chunk(0).at}: reading the table as one file; `flare pack` reads its rows"
+                )
             rows = (
                 "rows not listed"
                 if stream.rows is None
                 else format_count(total(stream.rows), "row")
             )
             listed = f"{one.at}: " if one.at is not None else f"{stream.at}: no list, "
-            told = f"{listed}stream {stream.name!r} is {stream.format or 'of no known format'}, {rows} in {format_count(len(stream), 'shard')}"
-            progress.note(told, verbose=True)
+            format = f"format {stream.format}" if stream.format else "unknown format"
+            shards = format_count(len(stream), "shard")
+            text = f"{listed}stream {stream.name!r}: {format}, {rows} in {shards}"
+            progress.note(text, verbose=True)
 
 
 def _is_index(name: str) -> bool:

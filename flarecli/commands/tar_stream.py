@@ -1,6 +1,4 @@
-"""Standard input as a dataset: a tar of samples, compressed or not, read as a stream in bounded
-memory.
-"""
+"""Standard input as a dataset: a tar of samples, optionally compressed, read in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ __all__ = ["STDIN", "is_stdin", "samples"]
 
 STDIN = "-"
 # first bytes of compressed streams
-_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
-_STEP = 1 << 20  # bytes read at once
+_COMPRESSED_STARTS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
+_READ_BYTES = 1 << 20  # at once
 
 
 def is_stdin(sources: Addresses) -> bool:
@@ -45,19 +43,21 @@ def samples(
     raises  UsageError for another format; FormatError for an invalid or empty tar; ReachError if
             reading fails
     """
-    from flarecli.ingest import (
-        standard_input,
-    )  # loads the readers of tables, which `cat` of a dataset does not need
+    from flarecli.ingest import standard_input  # loads readers of tables; `cat` rarely needs them
 
     if format is not None and not facts(format).reads_streams:
         raise UsageError(
-            f"standard input is read as a tar, and {format} is none",
+            f"standard input must be a tar; {format} cannot be read from it",
             where=STDIN,
             hint="Save it to a file, and read the file.",
         )
     blocks = _blocks(standard_input() if stream is None else stream)
     begin = next(blocks, b"")
-    if begin and not begin.startswith(_PACKED) and begin[257:262] not in (b"ustar", bytes(5)):
+    if (
+        begin
+        and not begin.startswith(_COMPRESSED_STARTS)
+        and begin[257:262] not in (b"ustar", bytes(5))
+    ):
         raise FormatError(
             "expected a tar on standard input",
             where=STDIN,
@@ -90,9 +90,9 @@ def _plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
     try:
-        while data := stream.read(_STEP):
+        while data := stream.read(_READ_BYTES):
             yield data
     except OSError as error:
         raise ReachError(
-            f"cannot be read: {(error.strerror or str(error)).lower()}", where=STDIN
+            f"cannot read: {(error.strerror or str(error)).lower()}", where=STDIN
         ) from None

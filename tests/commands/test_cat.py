@@ -83,7 +83,7 @@ def test_the_rows_asked_for_come(plain, options, wanted):
             {"shuffle": 1, "epoch": -1},
             "--epoch: expected at least 0, got -1",
         ),
-        ({"sample": 1.5}, "a sample of 1.5 is more than all"),
+        ({"sample": 1.5}, "invalid sample 1.5: expected a whole number, or a share of at most 1.0"),
         (
             {"sample": float("nan")},
             "--sample: expected at least 0, got nan",
@@ -143,11 +143,11 @@ def test_a_sample_is_so_many_rows_in_their_order_and_the_same_again(plain):
     st.integers(1, 5),
 )
 def test_ranks_together_give_every_chosen_row_once(total, sample, shuffle, ranks):
-    whole = rows_of.ordered(total, None, sample, 3, shuffle)
+    whole = rows_of.select_rows(total, None, sample, 3, shuffle)
     seen = Counter(
         row
         for r in range(ranks)
-        for row in _all(rows_of.ordered(total, None, sample, 3, shuffle, rank=(r, ranks)))
+        for row in _all(rows_of.select_rows(total, None, sample, 3, shuffle, rank=(r, ranks)))
     )
     assert seen == Counter(_all(whole)) and set(seen.values()) <= {1}
 
@@ -157,7 +157,7 @@ def _all(order):
 
 
 def test_neighbours_are_scanned_and_the_rest_is_taken_in_small_blocks(plain, monkeypatch):
-    monkeypatch.setattr(rows_of, "_TAKEN", 4)
+    monkeypatch.setattr(rows_of, "_TAKE_ROWS", 4)
     sizes = [batch.num_rows for batch in commands.cat(str(plain), shuffle=1)]
     assert sizes == [4] * 8 + [3]
     assert ids(plain, rows="0:20,30") == [*range(20), 30]
@@ -228,9 +228,14 @@ def test_of_a_stream_no_more_is_read_than_is_wanted():
 @pytest.mark.parametrize(
     ("options", "data", "error", "message"),
     [
-        ({"rows": "3"}, b"", UsageError, "-: a stream has no rows by number"),
-        ({"shuffle": 1}, b"", UsageError, "-: a stream has no rows by number"),
-        ({"format": "mds"}, b"", UsageError, "-: standard input is read as a tar, and mds is none"),
+        ({"rows": "3"}, b"", UsageError, "-: a stream has no row numbers"),
+        ({"shuffle": 1}, b"", UsageError, "-: a stream has no row numbers"),
+        (
+            {"format": "mds"},
+            b"",
+            UsageError,
+            "-: standard input must be a tar; mds cannot be read from it",
+        ),
         ({}, bytes(1024), FormatError, "-: tar contains no samples"),
         ({}, b"", FormatError, "-[0]: ends at byte 0, without an end marker"),
     ],

@@ -49,7 +49,7 @@ def test_every_row_comes_once_whole_and_the_order_does_not_depend_on_memory(rows
 
 @pytest.mark.parametrize("held", [1, 10**9])
 def test_a_column_may_have_the_name_of_the_places(held):
-    table = pa.table({room._PLACE: np.full(100, 7), "id": np.arange(100)})
+    table = pa.table({room._SORT_KEY: np.full(100, 7), "id": np.arange(100)})
     whole = pa.Table.from_batches(list(shuffled(table.to_batches(max_chunksize=30), 7, held)))
     assert whole.sort_by("id") == table
     assert whole.column("id").to_pylist() == ids(100, 7)
@@ -100,7 +100,7 @@ def test_a_full_disk_is_said(monkeypatch):
         str(caught.value)
         == f"{room.tempfile.gettempdir()}: cannot write temporary files for the shuffle: no space left on device"
     )
-    assert caught.value.hint == "Set TMPDIR to a larger disk."
+    assert caught.value.hint == "Set TMPDIR to a folder on a larger disk."
 
 
 LIMITED = """
@@ -150,6 +150,6 @@ def test_batches_that_went_to_files_are_not_kept():
             yield batch
             del batch
 
-    rows = shuffled(source(), 1, held_bytes=1)
+    rows = shuffled(source(), 1, memory_bytes=1)
     assert next(rows).num_rows
     assert kept[0]() is None

@@ -69,7 +69,7 @@ def test_what_has_no_index_to_make_is_refused(tmp_path):
     assert str(caught.value) == f"{tmp_path}/half: an unfinished pack"
     with pytest.raises(UsageError) as caught:
         flarecli.reindex("http://host/set")
-    assert str(caught.value) == "http://host/set: only local folders can be written"
+    assert str(caught.value) == "http://host/set: expected a local folder"
     write(tmp_path / "out", 0)
     (tmp_path / "root").mkdir()
     with pytest.raises(UnsafeError):

@@ -167,7 +167,7 @@ def test_lists_are_counted_by_their_items(tmp_path):
 def test_many_different_values_are_not_all_held(tmp_path, monkeypatch):
     from flarecli.commands.column_stats import statistics
 
-    monkeypatch.setitem(statistics.__globals__, "_DISTINCT", 3)
+    monkeypatch.setitem(statistics.__globals__, "_MAX_DISTINCT", 3)
     with Writer(f"{tmp_path}/out", columns={"few": "int", "many": "str"}) as writer:
         for value in range(9):
             writer.write({"few": value % 3, "many": f"é{value}"})

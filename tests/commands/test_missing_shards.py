@@ -61,8 +61,8 @@ def test_shards_that_are_not_there_are_named_with_their_rows(tmp_path):
     for number in (1, 2, 5):
         (out / f"shard.0000{number}.mds").unlink()
     wanted = (
-        "shard.00001.mds to shard.00002.mds: not there, rows 2 to 5",
-        "shard.00005.mds: not there, rows 10 to 11",
+        "shard.00001.mds to shard.00002.mds: missing, rows 2 to 5",
+        "shard.00005.mds: missing, rows 10 to 11",
     )
     assert only(out).holes == wanted
     assert only(out).as_json()["holes"] == list(wanted)
@@ -153,7 +153,7 @@ def test_rows_count_on_from_one_source_to_the_next(tmp_path):
     torn = Path(shutil.copytree(whole, tmp_path / "torn"))
     (torn / "shard.00000.mds").unlink()
     (one,) = commands.inspect([str(whole), str(torn)]).streams
-    assert one.holes == ("shard.00000.mds: not there, rows 12 to 13",)
+    assert one.holes == ("shard.00000.mds: missing, rows 12 to 13",)
 
 
 def test_a_name_that_leaves_the_folder_is_a_hole_and_is_not_looked_for(tmp_path):
@@ -214,7 +214,7 @@ def test_pictures_are_measured_by_their_headers(tmp_path):
 
 def test_of_many_rows_of_bytes_some_are_read_and_how_many_is_said(tmp_path, monkeypatch):
     out = dataset(tmp_path, blob=pa.array([bytes([i]) * (i + 1) for i in range(12)], pa.binary()))
-    monkeypatch.setitem(told.__globals__, "_ROWS", 5)
+    monkeypatch.setitem(told.__globals__, "_MAX_ROWS", 5)
     facts = only(out, stats=True).stats
     assert (facts["id"]["rows"], facts["blob"]["rows"]) == (12, 5)
     assert 5 <= facts["blob"]["bytes"] <= sum(range(8, 13))

@@ -137,7 +137,7 @@ def test_unpack_of_remote_rows_refuses_a_name_that_is_taken_before_its_batch(tmp
     with Writer(str(out / "d"), columns={"key": "str", "x": "bytes"}) as writer:
         for key in ("a", "A"):
             writer.write({"key": key, "x": b"1"})
-    with pytest.raises(FormatError, match=r"the name 'A.\*' is the same as that of row 0"):
+    with pytest.raises(FormatError, match=r"file name 'A.\*' is also the name of selected row 0"):
         commands.unpack(f"{url}/d/", str(tmp_path / "f"))
     assert not (tmp_path / "f").exists()
 

@@ -27,7 +27,7 @@ def pictures(tmp_path_factory):
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setitem(commands.inspect.__wrapped__.__globals__, "_ROWS", 5)
+    monkeypatch.setitem(commands.inspect.__wrapped__.__globals__, "_MAX_ROWS", 5)
 
 
 def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tmp_path, capsys):
@@ -54,7 +54,7 @@ def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tm
 
 
 def test_a_sample_takes_no_more_bytes_than_are_held(pictures, monkeypatch):
-    monkeypatch.setitem(commands.inspect.__wrapped__.__globals__, "_BYTES", 300_000)
+    monkeypatch.setitem(commands.inspect.__wrapped__.__globals__, "_MAX_BYTES", 300_000)
     found = commands.inspect(pictures, sample=40)
     assert 0 < sum(batch.num_rows for batch in found.sample) < 10
     assert "sample_asked" not in commands.inspect(pictures, sample=1).as_json()
@@ -73,7 +73,7 @@ def test_what_is_missing_is_on_the_page(tmp_path):
         writer.write({"id": 1})
     (tmp_path / "set" / "shard.00000.mds").unlink()
     page = report.dataset_page(commands.inspect(f"{tmp_path}/set"))
-    assert '<ul class="holes"><li>shard.00000.mds: not there, row 0</li></ul>' in page
+    assert '<ul class="holes"><li>shard.00000.mds: missing, row 0</li></ul>' in page
     assert "<dt>writer</dt><dd>flare</dd>" in page
 
 

@@ -12,7 +12,7 @@ from flarecli.arguments import Addresses, address_texts
 from flarecli.braces import WILDCARDS
 from flarecli.commands.large_values import LargeValues
 from flarecli.commands.provenance import SourceName, shard_of, source_name
-from flarecli.commands.row_order import average_row_bytes, check_no_rows, ordered, read_rows
+from flarecli.commands.row_order import average_row_bytes, check_no_rows, read_rows, select_rows
 from flarecli.errors import NoRowsError
 from flarecli.formats import facts
 from flarecli.hashes import DEFAULT, Sums
@@ -160,7 +160,7 @@ class _DatasetSource(Source):
     ) -> None:
         self._data, self._parts, self._exact = read.Dataset(parts, found), parts, exact
         self._max_bytes = max_bytes
-        self._order = None if rows is None else ordered(len(self._data), rows)
+        self._order = None if rows is None else select_rows(len(self._data), rows)
         schema = self._data.exact if exact else self._data.schema
         count = len(self._data) if self._order is None else len(self._order)
         super().__init__(address, name, parts[0][0].at, schema, count)

@@ -17,10 +17,10 @@ from flarecli.commands.provenance import SourceName, shard_of, source_name
 from flarecli.commands.row_order import (
     average_row_bytes,
     check_no_rows,
+    columns_to_read,
     first_rows,
-    needed,
-    ordered,
     read_rows,
+    select_rows,
 )
 from flarecli.commands.source_notes import note_sources
 from flarecli.commands.unpacking.filenames import ROW
@@ -121,7 +121,7 @@ def open_source(
     note_sources(found, progress)
     parts = read.select_streams(found, options.streams)
     data = read.Dataset(parts, found)
-    order = ordered(len(data), rows)
+    order = select_rows(len(data), rows)
     stream = parts[0][0]
     unused = set() if where is not None else _unused_columns(data.schema, options, text_columns)
     large = LargeValues(data, parts[0], guard.limits.max_bytes, unused)
@@ -246,7 +246,7 @@ def _select(source: RowSource, where: str | None, limit: int | None) -> RowSourc
     source_skips = where is None and source.format != "index"
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
-        read_names = needed(source.schema.names, names, where)
+        read_names = columns_to_read(source.schema.names, names, where)
         some = source.batches(read_names, skip if source_skips else 0)
         if where is not None:
             fields = [source.schema.field(name) for name in read_names]
