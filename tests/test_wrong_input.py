@@ -368,7 +368,7 @@ def test_a_truncated_shard(here, capfd):
     shard = here / "d" / "shard.00001.mds"
     size = shard.stat().st_size
     os.truncate(shard, size - 10)
-    error = f"d/shard.00001.mds: is {size - 10} bytes, {size} are listed"
+    error = f"d/shard.00001.mds: file is {size - 10} bytes; {size} are listed"
     assert main(["cat", "d", "-q"]) == 4
     assert (
         capfd.readouterr().err

@@ -70,7 +70,7 @@ BINARY = (
     *("bytes", "pkl", "pil", "jpeg", "png", "mp4", "webm", "jpeg_array", "jpegarray"),
     *("list[jpeg]", "list[png]", "list[pil]"),
 )
-EACH = "X[]"  # a list whose items are stored as their own encoding is
+EACH = "X[]"  # a list whose items are stored by the substitute of their encoding
 LISTED_PICTURES = {f"{name}[]": f"list[{name}]" for name in ("jpeg", "png", "pil")}
 
 _LISTS = ("jpeg[]", "png[]", "pil[]")
@@ -153,14 +153,14 @@ class Format:
     def sniff(self, name: str, head: bytes) -> bool:
         """Return whether a file is a shard of this format, by its name or its first bytes.
 
-        head  the first 64 KiB of the file, or b"" where only the name is known
+        head  the first 64 KiB of the file; b"" if only the name is known
         """
         return name.endswith(self.suffixes)
 
     def open_dataset(self, at: Location) -> Stream:
         """Read the index of a folder, or list it. No shard is opened.
 
-        raises  MissingError if no dataset is there; FormatError if its index is invalid
+        raises  MissingError if the folder has no dataset; FormatError if its index is invalid
         """
         raise NotImplementedError
 
@@ -197,11 +197,11 @@ class Format:
     def row_reader(
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
-        """Return a function that reads the stored bytes of one row of a mapped shard, columns in
-        the order asked.
+        """Return a function that reads the stored bytes of one row of a mapped shard, with its
+        columns in the requested order.
 
         For an invalid row it may raise any error. Callers then read the row again with `read_rows`,
-        which reports the damaged row.
+        which raises an error with the row.
         """
         read_rows = self.read_rows
         names = [one.name for one in shard.columns] if columns is None else columns
@@ -253,13 +253,17 @@ class Format:
         return []
 
     def packed_files(self, chunk: Chunk) -> list[tuple[str, int]] | None:
-        """Return (path, row) of the files packed in a shard, in row order; None if it has none."""
+        """Return (path, row) of the files that are packed in a shard, in row order; None for a
+        shard of other rows.
+        """
         return None
 
     # -- writing
 
     def store_as(self, encoding: str) -> str | None:
-        """Return the encoding that is written for an encoding; None if it cannot be stored."""
+        """Return the encoding that replaces an encoding in this format, often the same; None if
+        the format cannot store it.
+        """
         instead = self.substitutes.get(encoding_group(encoding), encoding)
         if instead != EACH:
             return instead

@@ -61,8 +61,8 @@ __all__ = [
 TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}
 
 _ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
-MAX_CACHED_BYTES = 256 << 20  # decompressed shards in memory; a larger shard is kept alone
-_MAX_GAP = 1 << 16  # bytes between two ranges that are cheaper to read than a second request
+MAX_CACHED_BYTES = 256 << 20  # of decompressed shards; a larger shard is the only one in the cache
+_MAX_GAP = 1 << 16  # bytes between two ranges: reading them is cheaper than a second request
 # Bytes per read of a file in order: between large members that are skipped, and without gaps.
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 12, 1 << 20
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
@@ -131,7 +131,9 @@ def stored_size(chunk: Chunk) -> int:
             if size < listed
             else "The file was replaced after it was packed; fetch or pack it again."
         )
-        raise IntegrityError(f"is {size} bytes, {listed} are listed", where=chunk.at, hint=hint)
+        raise IntegrityError(
+            f"file is {size} bytes; {listed} are listed", where=chunk.at, hint=hint
+        )
     return size
 
 
@@ -247,7 +249,7 @@ def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
 def runs(
     starts: IntArray | UInt32Array, max_rows: int, max_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of consecutive runs of rows; a row of more bytes is a run of its own.
+    """Yield (start, stop) of consecutive runs of rows; a row of more than `max_bytes` is a run.
 
     starts  integers [rows + 1], not decreasing: the start of each row, and the end of the last
     """
@@ -346,7 +348,7 @@ def typed_batch(
 def values_at(
     data: ByteArray, starts: IntArray, lengths: IntArray, as_views: bool = False
 ) -> pa.Array:
-    """Return runs of bytes as an array; with `as_views` and less than 2 GiB as views of the data.
+    """Return runs of bytes as an array; with `as_views`, as views of data of less than 2 GiB.
 
     Arguments are those of `ragged`.
     """

@@ -29,7 +29,7 @@ _SCRATCH = ".flare/"
 
 
 class PlainFiles(Format):
-    """Files of any kind; the fallback for a folder that no other format reads."""
+    """Files of any type: the fallback for a folder that no other format reads."""
 
     name = "files"
     is_plain = True
@@ -66,8 +66,8 @@ class PlainFiles(Format):
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
         """Return the name and the bytes; the file is read only for `data`."""
-        wanted = ("name", "data") if columns is None else columns
-        values: Row = {name: _name(shard) if name == "name" else _data(shard) for name in wanted}
+        names = ("name", "data") if columns is None else columns
+        values: Row = {name: _name(shard) if name == "name" else _data(shard) for name in names}
         return [dict(values) for _ in rows]
 
     def read_batch(
@@ -95,7 +95,7 @@ class PlainFiles(Format):
     def arrange(self, columns: Iterable[Column]) -> NoReturn:
         """Raise UsageError: plain files are not packed."""
         raise UsageError(
-            "format files cannot be packed",
+            "format files is only read: it cannot be packed",
             hint="Run `flare unpack` to write files, or choose another --format.",
         )
 
@@ -125,7 +125,7 @@ def _data(shard: Shard) -> bytes:
     data = at.read(0, None)
     if listed is not None and listed != len(data):
         raise IntegrityError(
-            f"is {len(data)} bytes, {listed} are listed",
+            f"file is {len(data)} bytes; {listed} are listed",
             where=at,
             hint="The file was changed after it was listed.",
         )

@@ -143,7 +143,7 @@ def find(name: str) -> Format:
 
 
 def facts(name: str | None) -> Format:
-    """Return a format; one with all defaults if the name is None or unknown."""
+    """Return a format; if its name is None or unknown, a format with all defaults."""
     return find(name) if name and is_known(name) else _UNKNOWN
 
 

@@ -1,5 +1,5 @@
-"""What several formats do with the files of a dataset: list a folder, write a file, read a small
-JSON file, and compare a shard with its listing.
+"""Operations on the files of a dataset that several formats share: list a folder, write a file,
+read a small JSON file, and compare a shard with its listing.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _hashed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
 
 
 def read_optional(at: Location, max_bytes: int) -> bytes | None:
-    """Return the bytes of a file, none if it is too large; None if it cannot be read."""
+    """Return the bytes of a file; b"" for more than `max_bytes`, None if it cannot be read."""
     try:
         size = at.size()
         return at.read(0, size) if size <= max_bytes else b""

@@ -82,7 +82,7 @@ VALUES = {
 
 
 def exact(value):
-    """What tells values apart: type, the sign of a zero, a NaN, the dtype and the bytes of an array."""
+    """Return a form that differs for other types, signs of zero, NaNs, dtypes and bytes of arrays."""
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, list):
@@ -93,12 +93,12 @@ def exact(value):
 
 
 def loose(value):
-    """The same, but an array is its numbers: some formats keep it as a list."""
+    """Return the same form with arrays as numbers, since some formats store them as lists."""
     return exact(value.tolist() if isinstance(value, np.ndarray) else value)
 
 
 def of_column(rows, array):
-    """Values of a typed column; documents and arrays are decoded, as a sample's are."""
+    """Return the values of a typed column; documents and arrays are decoded, as in a sample."""
     field = rows.schema.field("c")
     encoding = lookup(field.metadata[b"encoding"].decode())
     values = (array if array.type == field.type else array.cast(field.type)).to_pylist()

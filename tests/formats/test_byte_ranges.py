@@ -24,7 +24,7 @@ def test_values_beyond_the_offset_of_a_view_are_copied(rows, limit):
     for gap, length, is_there in rows:
         starts.append(
             end + gap if is_there else (starts[-1] if starts else 0)
-        )  # one that is not there lies, empty, where the one before begins
+        )  # a missing value is empty, at the start of the value before it
         lengths.append(length if is_there else 0)
         end = end + gap + length if is_there else end
     data = np.frombuffer(bytes(i % 251 for i in range(end)), np.uint8)
@@ -58,10 +58,10 @@ def test_views_of_short_values_are_padded_with_zeros(length):
         )
         assert (
             views.buffers()[1].to_pybytes()[:12] == alone.buffers()[1].to_pybytes()[:12]
-        )  # of equal values all that is compared is equal
+        )  # the bytes that Arrow compares are equal too
 
 
-# -- where the bytes come from
+# -- sources of bytes
 
 
 def chunk_of(folder, data, size=None, name="x.bin", raw=None):
@@ -134,7 +134,7 @@ def test_a_size_that_differs_from_the_listing_is_refused_by_every_reader(tmp_pat
         ):
             with pytest.raises(IntegrityError) as caught:
                 do(chunk)
-            assert caught.value.message == f"is 6 bytes, {size} are listed"
+            assert caught.value.message == f"file is 6 bytes; {size} are listed"
             assert caught.value.hint == hint
     assert bytes(byte_ranges.whole(chunk_of(tmp_path, b"123456", 6))) == b"123456"
 
@@ -151,11 +151,11 @@ def test_the_most_recently_used_decompressed_shards_are_kept(tmp_path, monkeypat
     monkeypatch.setattr(byte_ranges, "_cache", type(byte_ranges._cache)())
     monkeypatch.setattr(byte_ranges, "MAX_CACHED_BYTES", 20)
     chunks = [chunk_of(tmp_path, gzip.compress(bytes([i]) * 10), None, f"{i}.gz") for i in range(3)]
-    for i in (0, 1, 0, 2):  # 1 has waited longest
+    for i in (0, 1, 0, 2):  # 1 is the least recently used
         assert bytes(byte_ranges.whole(chunks[i])) == bytes([i]) * 10
     assert [at.name for at, _ in byte_ranges._cache.values()] == ["0.gz", "2.gz"]
     large = chunk_of(tmp_path, gzip.compress(bytes(100)), None, "large.gz")
     assert len(byte_ranges.whole(large)) == 100
     assert [at.name for at, _ in byte_ranges._cache.values()] == [
         "large.gz"
-    ]  # larger than all that is kept, and kept alone
+    ]  # larger than the limit, so it is the only one

@@ -25,7 +25,7 @@ SETTINGS = {"xsv": Settings(separator="|"), "tsv": Settings(separator="\t")}
 
 
 def columns_of(name):
-    """The columns of WANTED that a format holds, in its order and its encodings; one of bytes where it holds one."""
+    """Return the columns of WANTED as the format stores them; if it stores only one, one of bytes."""
     form = find(name)
     held = []
     for column, encoding in WANTED.items():
@@ -41,7 +41,7 @@ def columns_of(name):
 
 
 def batch_of(columns, samples):
-    """Samples (dicts by WANTED) as a typed batch of the format's columns."""
+    """Return samples (dicts by WANTED) as a typed batch of the columns of the format."""
     arrays = []
     for column in columns:
         wanted = encodings.lookup(WANTED[column.name])
@@ -75,7 +75,7 @@ def settings_of(name):
 
 
 def write(name, samples, parts=1):
-    """Write a shard in memory; give what it is listed as, its columns, and the batch it holds."""
+    """Write a shard in memory; return its chunk, its columns, and its rows as a batch."""
     columns = columns_of(name)
     batch = batch_of(columns, samples)
     cuts = np.linspace(0, len(samples), parts + 1).astype(int).tolist()
@@ -85,7 +85,7 @@ def write(name, samples, parts=1):
 
 
 def stored(batch):
-    """The stored bytes of a batch, row by row."""
+    """Return the stored bytes of a batch, row by row."""
     rows = [{} for _ in range(batch.num_rows)]
     for field in batch.schema:
         for row, data in zip(
@@ -187,7 +187,7 @@ def test_empty_values_are_kept_or_refused(name):
     except FlareError as error:
         assert (
             name == "granular-refs"
-        )  # its bags take a first record of no bytes for another version
+        )  # a bag whose first record is empty looks like an older version
         assert str(error)
         return
     shard = form.open_shard(chunk, columns)
@@ -224,7 +224,7 @@ def files_of(chunk):
 
 
 def changed(chunk, path, data):
-    """The same shard, with other bytes in one of its files; its sizes are not known."""
+    """Return a shard with other bytes in one of its files, and without listed sizes."""
     store = MemoryStore({**chunk.at.store.files, path: data})
     files = tuple(type(file)(file.name) for file in chunk.files)
     return Chunk(
@@ -237,7 +237,7 @@ def changed(chunk, path, data):
 
 
 def everything(name, chunk, columns=None):
-    """Read a shard in every way; give what was read."""
+    """Read a shard by every method; return the results."""
     form = find(name)
     shard = form.open_shard(chunk, columns)
     rows = min(shard.rows, 100)
@@ -273,7 +273,7 @@ def test_a_truncated_file_is_never_read_as_complete(name):
                 continue
             same = [{one: row[one] for one in batch.schema.names} for row in read] == wanted
             if cut == 0 and path.endswith("refs.bag"):
-                continue  # a whole bag of no records: rows that were never finished, as the original leaves them
+                continue  # a bag without records is valid: the original leaves rows unfinished
             assert findings or (rows == 12 and same), f"{path} cut at {cut} of {len(data)}"
 
 
@@ -321,7 +321,7 @@ def test_damage_is_an_error_or_a_value_in_bounded_memory(name, data):
 
 
 def test_a_format_is_found_by_the_suffix_of_a_name():
-    """Only what the name of a file may be of is loaded to ask: each ending of each format must be among those."""
+    """The registry loads only formats whose suffix is in the name, so it must list every suffix."""
     for name in FORMATS:
         for suffix in find(name).suffixes:
             assert formats.sniff(f"shard.00000{suffix}") == name

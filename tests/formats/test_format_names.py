@@ -9,7 +9,7 @@ from flarecli import formats
 
 PACKAGE = Path(formats.__file__).parents[1]
 INSIDE = ("formats", "encodings", "compat")
-# Names that mean a format and nothing else; `json`, `csv`, `tsv`, `files`, `mds` are also outputs, keys and words.
+# Names of formats only; `json`, `csv`, `tsv`, `files`, `mds` are also outputs, keys and words.
 NAMES = set(formats.names()) - {"json", "csv", "tsv", "files"}
 
 
@@ -30,14 +30,14 @@ def strings(node):
 
 
 def about_a_format(node):
-    """Whether an expression is a variable or attribute that holds a format's name."""
+    """Return whether an expression is a variable or attribute with the name of a format."""
     return (isinstance(node, ast.Attribute) and node.attr == "format") or (
         isinstance(node, ast.Name) and node.id == "format"
     )
 
 
 def offences(source):
-    """Return the lines that name a format, compare the name of one, or look it up in a table."""
+    """Return the lines that contain the name of a format, compare it, or look it up in a table."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and node.value in NAMES:

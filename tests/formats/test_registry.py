@@ -18,7 +18,7 @@ SETTINGS = {
     "csv": Settings(separator=","),
     "tsv": Settings(separator="\t"),
 }
-# The columns of these formats hold text; the random values of the suite contain no separators.
+# The columns of these formats are text; the random values of the suite contain no separators.
 BUILT_IN = formats.names(writable=True)
 
 

@@ -24,7 +24,7 @@ tfrecord = find("tfrecord")
 
 
 def peer_rows():
-    """The rows that the `tfrecord` package 1.14.6 was given when it wrote the golden file."""
+    """Return the rows that the `tfrecord` package 1.14.6 wrote to the golden file."""
     return [
         {
             "curve": np.linspace(0, i, 3).astype("f4").tolist(),

@@ -65,7 +65,7 @@ from flarecli.storage import Location
 
 __all__ = ["FFRecord"]
 
-# Records that are checked at once; a record of more bytes is read in pieces.
+# Records that are checked at once; a larger record is read in parts.
 _STEP_ROWS, _STEP_BYTES = 8192, 4 << 20
 _WRITE_BYTES = 1 << 20  # bytes written, then hashed, at once: they stay in the CPU cache
 
@@ -164,7 +164,9 @@ class FFRecord(Format):
         return byte_ranges.record_batch((one,), (array,), rows)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return the only column as FFRecord stores it. Raises UsageError for none or several."""
+        """Return the only column as FFRecord stores it. Raises UsageError for another number of
+        columns.
+        """
         out = tuple(columns)
         if len(out) != 1:
             names = ", ".join(column.name for column in out)
@@ -211,7 +213,7 @@ class FFRecord(Format):
             for batch in batches
             if batch.num_rows
         ]
-        # From 100,000 on a letter before the number keeps the name order: '9' < 'a'.
+        # From shard 100,000 on, a letter before the number keeps the order of names: '9' < 'a'.
         name = (
             f"{number:05d}.ffr"
             if number < 100_000
@@ -301,7 +303,7 @@ def _parts(
 
 
 def _sums(shard: Shard, start: int, stop: int) -> IntArray:
-    """Return the CRC-32 of rows start..stop; a record larger than a step is read in pieces."""
+    """Return the CRC-32 of rows start..stop; a record larger than a step is read in parts."""
     table = shard.layout["offsets"]
     first, end = int(table[start]), int(table[stop])
     if stop - start > 1 or end - first <= _STEP_BYTES:

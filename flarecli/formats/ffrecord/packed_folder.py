@@ -88,9 +88,7 @@ def parse(data: bytes, rows: int, where: object = "") -> Folder:
     seen = bytearray(rows)
     for path, row in files(tree, where):
         if not 0 <= row < rows:
-            raise FormatError(
-                f"'{escape(path)}' is listed as record {row}; there are {rows}", where=where
-            )
+            raise FormatError(f"'{escape(path)}' is listed as record {row} of {rows}", where=where)
         if seen[row]:  # otherwise a small file could unpack to a full disk
             raise FormatError(f"'{escape(path)}' is a second name of record {row}", where=where)
         seen[row] = 1
@@ -108,7 +106,7 @@ def _read_pickle(data: bytes, where: object) -> Folder:
             at = position or 0
             machine.run(opcode.name, argument, at)
         if file.tell() != len(data):
-            raise ValueError(f"{len(data) - file.tell()} bytes follow the end")
+            raise ValueError(f"unexpected bytes after the end: {len(data) - file.tell()}")
         return machine.result()
     except ValueError as error:
         message = f"invalid list of files at byte {at}: {error}"
@@ -125,7 +123,9 @@ class _Machine:
         self._memo: list[Any] = []
 
     def run(self, name: str, argument: Any, at: int) -> None:
-        """Run the opcode at byte `at`. Raises UnsafeError for an opcode that names do not need."""
+        """Run the opcode at byte `at`. Raises UnsafeError for one that a list of files does not
+        need.
+        """
         match name:
             case "PROTO" | "FRAME" | "STOP":
                 pass

@@ -1,8 +1,8 @@
 """Append rows to a local Granular dataset of the newest generation; safe to interrupt at any time.
 
-Column by column, records are written to disk before the index entries with their ends. So bytes
-that no index entry covers were never added, and are cut off; so is an incomplete entry, or one that
-points past the end of the bag. A column may then have more records than the others: the next rows
+Column by column, records are written to disk before the index entries with their ends. After an
+interruption, bytes without an index entry are removed, and so are incomplete entries and entries
+past the end of the bag. A column may then have more records than the other columns: the next rows
 must be equal to these records, which are not written again.
 """
 
@@ -39,7 +39,7 @@ class Appender:
     shard_rows  rows per shard: shards are filled in order; None: the folder is a single dataset
     start, step shard numbers of this writer, if several writers share a folder
     words       column -> type in spec.json, where the encodings do not determine it
-    replay      False: records that a column has more than the others are cut off, not compared
+    replay      False: the records of incomplete rows are removed instead of compared
     rows        complete rows in the shards of this writer
     raises      UsageError for another kind of folder, or one with a playlist; IntegrityError if
                 the columns differ
@@ -72,7 +72,7 @@ class Appender:
             raise UsageError(
                 f"appending would invalidate the checksums in {_PLAYLIST}",
                 where=at,
-                hint="Move it away, and create a new one after appending.",
+                hint="Move the playlist away, and create a new one after appending.",
             )
         if (self._at / (SPEC if shard_rows is not None else f"{shard_folder(0)}/{SPEC}")).exists():
             raise UsageError(
@@ -201,10 +201,10 @@ class _Shard:
         same = min(len(known) - 1, batch.num_rows)
         (array,), _ = bags.records(one, [batch])
         if same:
-            there = (self._at / f"{one.name}.bag").read(int(known[0]), int(known[same]))
+            stored = (self._at / f"{one.name}.bag").read(int(known[0]), int(known[same]))
             for i in range(same):
                 if array[i].as_buffer() != pa.py_buffer(
-                    there[int(known[i] - known[0]) : int(known[i + 1] - known[0])]
+                    stored[int(known[i] - known[0]) : int(known[i + 1] - known[0])]
                 ):
                     where, hint = (
                         f"{self._at / one.name}.bag[{self.rows + i}]",
@@ -219,7 +219,7 @@ class _Shard:
         return parts, ends + int(known[-1])
 
 
-def _begin(at: Location, columns: Columns, wanted: bytes) -> None:
+def _begin(at: Location, columns: Columns, expected: bytes) -> None:
     """Create the files of a new dataset, spec.json last; or compare an existing spec.json."""
     if (at / REFS).exists() and all(one.name != "refs" for one in columns):
         raise UsageError(
@@ -229,7 +229,7 @@ def _begin(at: Location, columns: Columns, wanted: bytes) -> None:
         )
     spec = at / SPEC
     if spec.exists():
-        if columns_of(spec) != granular_spec.parse(wanted, spec):
+        if columns_of(spec) != granular_spec.parse(expected, spec):
             raise IntegrityError("the columns differ from those to append", where=spec)
         return
     for file in (at / name for name in companions([one.name for one in columns], refs=False)):
@@ -241,11 +241,11 @@ def _begin(at: Location, columns: Columns, wanted: bytes) -> None:
                 where=file,
                 hint="Fetch the dataset again, or delete its files.",
             )
-    spec.write([wanted])
+    spec.write([expected])
 
 
 def _repaired(bag: Location, idx: Location) -> IntArray:
-    """Cut off incomplete data; return the start of each record and the end of the last, int64."""
+    """Remove incomplete data; return the start of each record and the end of the last, int64."""
     starts = repair_table(bag, idx)
     if bag.size() != int(starts[-1]):
         bag.cut(int(starts[-1]))
@@ -253,7 +253,7 @@ def _repaired(bag: Location, idx: Location) -> IntArray:
 
 
 def repair_table(bag: Location, idx: Location) -> IntArray:
-    """Cut off index entries that are incomplete, or past the end of the bag.
+    """Remove index entries that are incomplete, or past the end of the bag.
 
     return  int64 [records + 1]: the start of each record, and the end of the last
     raises  FormatError if the ends decrease
@@ -267,7 +267,7 @@ def repair_table(bag: Location, idx: Location) -> IntArray:
 
 
 def _cut(bag: Location, idx: Location, starts: IntArray, rows: int) -> IntArray:
-    """Cut off records after the last complete row."""
+    """Remove the records after the last complete row."""
     if len(starts) > rows + 1:
         idx.cut(8 * rows)
         bag.cut(int(starts[rows]))

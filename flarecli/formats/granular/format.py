@@ -72,7 +72,7 @@ __all__ = ["Granular", "GranularRefs"]
 _NUMBER_BYTES = 5  # of a record number, at most, unless a shard has 2^32 records
 Parts: TypeAlias = Sequence["bytes | memoryview"]
 RECORD: Columns = (column("record", "bytes"),)
-MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # per step of verify; a larger row is one step
+MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # rows that `verify_shard` checks at once
 
 
 class Granular(Format):
@@ -115,7 +115,7 @@ class Granular(Format):
             return None
         starts = shard.layout[column]
         try:
-            first, count = granular_read.taken(shard, row, row + 1)[names.index(column)]
+            first, count = granular_read.record_runs(shard, row, row + 1)[names.index(column)]
         except FlareError:  # the record numbers of the row are damaged
             return bag, None, None
         return bag, int(starts[first[0]]), int(starts[first[0] + count[0]])
@@ -240,7 +240,7 @@ class Granular(Format):
             try:
                 while (
                     granular_read.weight(
-                        shard, places := granular_read.taken(shard, start, stop, next_records)
+                        shard, places := granular_read.record_runs(shard, start, stop, next_records)
                     )
                     > MAX_STEP_BYTES
                     and stop > start + 1
@@ -319,15 +319,15 @@ class GranularRefs(Granular):
         raises  ValueFitError with the row of a null or an empty record, before anything is written
         """
         files: dict[str, Parts] = {REFS: []}
-        taken = []
+        runs = []
         for one in columns:
             arrays, counts = bags.records(one, batches)
             parts, ends = bags.body(arrays)
             _check_lengths(one, np.diff(ends, prepend=0), counts, self.name)
             counts = np.ones(len(ends), np.int64) if counts is None else counts
-            taken.append((np.cumsum(counts) - counts, counts))
+            runs.append((np.cumsum(counts) - counts, counts))
             files[f"{one.name}.bag"] = [*parts, ends.astype("<u8").tobytes()]
-        parts, ends = bag_refs.packed(taken, [one.encoding.endswith("[]") for one in columns])
+        parts, ends = bag_refs.packed(runs, [one.encoding.endswith("[]") for one in columns])
         files[REFS] = [*parts, ends.astype("<u8").tobytes()]
         return _put(
             at,
@@ -345,7 +345,9 @@ class GranularRefs(Granular):
 
 def _open_bag(chunk: Chunk, columns: Columns | None) -> Shard:
     if columns is not None and len(columns) != 1:
-        raise IntegrityError(f"a bag has one column, {len(columns)} are listed", where=chunk.at)
+        raise IntegrityError(
+            f"{len(columns)} columns are listed; a bag has one column", where=chunk.at
+        )
     if not chunk.beside and (chunk.at.folder / index_of(chunk.at.name)).exists():
         files, locations = companion_files(chunk, [index_of(chunk.at.name)])
         chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
@@ -365,13 +367,13 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
         refs = "refs" not in spec and (chunk.at.folder / REFS).exists()
         files, locations = companion_files(chunk, companions(spec, refs))
         chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
-    found = {
+    by_name = {
         at.name: byte_ranges.of(at, file)
         for at, file in zip(chunk.beside, chunk.files[1:], strict=True)
     }
-    refs = has_refs(spec, found)
+    refs = has_refs(spec, by_name)
     for name in companions(spec, refs):
-        if name not in found:
+        if name not in by_name:
             raise FormatError(
                 f"{name!r} is not listed",
                 where=chunk.at,
@@ -380,19 +382,19 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
     own = granular_spec.spec_of(spec, refs)
     columns = own if columns is None else granular_spec.agreed(own, columns, chunk.at)
     if refs:
-        layout = {name: bags.single(found[f"{name}.bag"]) for name in (*spec, REFS_TABLE)}
+        layout = {name: bags.single(by_name[f"{name}.bag"]) for name in (*spec, REFS_TABLE)}
         full = next((name for name, starts in layout.items() if len(starts) > 1), None)
         if (
             full is not None and len(layout[REFS_TABLE]) == 1
         ):  # an empty refs.bag is valid in itself
             raise FormatError(
                 f"contains no rows, but column {full!r} has {len(layout[full]) - 1} records",
-                where=found[REFS].at,
+                where=by_name[REFS].at,
                 hint=DAMAGED,
                 column=full,
             )
         return Shard(chunk, columns, len(layout[REFS_TABLE]) - 1, layout)
-    layout = {name: bags.pair(found[f"{name}.bag"], found[f"{name}.idx"]) for name in spec}
+    layout = {name: bags.pair(by_name[f"{name}.bag"], by_name[f"{name}.idx"]) for name in spec}
     rows = {name: len(starts) - 1 for name, starts in layout.items()}
     least, most = min(rows, key=rows.__getitem__), max(rows, key=rows.__getitem__)
     if rows[least] != rows[most]:

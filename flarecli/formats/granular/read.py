@@ -16,12 +16,12 @@ from flarecli.formats.base import LargeValue
 from flarecli.formats.granular import bags
 from flarecli.formats.granular import refs as bag_refs
 from flarecli.formats.granular.bags import Bag
-from flarecli.formats.granular.refs import Taken
+from flarecli.formats.granular.refs import RecordRuns
 from flarecli.lazy import pa
 from flarecli.model import Chunk, Column, Row, Shard
 from flarecli.storage import Location
 
-__all__ = ["REFS_TABLE", "batch", "large_values", "rows", "taken", "unfit", "weight"]
+__all__ = ["REFS_TABLE", "batch", "large_values", "rows", "record_runs", "unfit", "weight"]
 
 REFS_TABLE = "refs"  # key of its table in a layout; not a valid column name then
 _STEP_RECORDS = 1 << 16  # records whose sizes are checked at once
@@ -60,7 +60,7 @@ def _file(chunk: Chunk, name: str) -> Chunk:
 
 def rows(
     shard: Shard,
-    wanted: Sequence[int],
+    numbers: Sequence[int],
     names: Sequence[str] | None,
     ranges: Mapping[str, tuple[int, int]] | None,
 ) -> list[Row]:
@@ -70,23 +70,23 @@ def rows(
     if plan and not ranges:
         return [
             {name: source[table[row] : table[row + 1]] for name, source, table in plan}
-            for row in wanted
+            for row in numbers
         ]
     names = [one.name for one in shard.columns] if names is None else names
     if ranges:
         _check_ranges(shard, ranges)
     if _has_refs(shard):
-        return _rows_by_refs(shard, wanted, names, ranges or {})
-    found = [_bag(shard, name) for name in names]
-    if all(bag.source is not None for bag in found):
+        return _rows_by_refs(shard, numbers, names, ranges or {})
+    opened = [_bag(shard, name) for name in names]
+    if all(bag.source is not None for bag in opened):
         shard.memo[key] = [
-            (name, bag.source, bag.table) for name, bag in zip(names, found, strict=True)
+            (name, bag.source, bag.table) for name, bag in zip(names, opened, strict=True)
         ]
-    columns = [_bytes_of(bag, [(row, row + 1) for row in wanted]) for bag in found]
+    columns = [_bytes_of(bag, [(row, row + 1) for row in numbers]) for bag in opened]
     return (
         [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
         if names
-        else [{} for _ in wanted]
+        else [{} for _ in numbers]
     )
 
 
@@ -131,12 +131,17 @@ def _check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
 
 
 def _rows_by_refs(
-    shard: Shard, wanted: Sequence[int], names: Sequence[str], ranges: Mapping[str, tuple[int, int]]
+    shard: Shard,
+    numbers: Sequence[int],
+    names: Sequence[str],
+    ranges: Mapping[str, tuple[int, int]],
 ) -> list[Row]:
     lists = [one.encoding.endswith("[]") for one in shard.columns]
     places = []
     for data, row in zip(
-        _bytes_of(_bag(shard, REFS_TABLE), [(row, row + 1) for row in wanted]), wanted, strict=True
+        _bytes_of(_bag(shard, REFS_TABLE), [(row, row + 1) for row in numbers]),
+        numbers,
+        strict=True,
     ):
         try:
             places.append(bag_refs.numbers_of_row(data, lists))
@@ -144,17 +149,17 @@ def _rows_by_refs(
             raise FormatError(
                 "record numbers in refs.bag do not match the columns", where=shard.chunk.at, row=row
             ) from None
-    out: list[Row] = [{} for _ in wanted]
+    out: list[Row] = [{} for _ in numbers]
     for i, one in enumerate(shard.columns):
         if one.name not in names:
             continue
         bag, limit, runs = _bag(shard, one.name), ranges.get(one.name), []
-        there = len(bag)
-        for place, row in zip(places, wanted, strict=True):
+        total = len(bag)
+        for place, row in zip(places, numbers, strict=True):
             first, count = place[i]
-            if first + count > there:
+            if first + count > total:
                 raise FormatError(
-                    _beyond(one.name, first, count, there),
+                    _beyond(one.name, first, count, total),
                     where=shard.chunk.at,
                     row=row,
                     column=one.name,
@@ -165,10 +170,10 @@ def _rows_by_refs(
                 else (first + min(limit[0], count), first + min(limit[1], count))
             )
         if (
-            sum(last - first for first, last in runs) > there
-            or sum(bag.table[last] - bag.table[first] for first, last in runs) > bag.table[there]
+            sum(last - first for first, last in runs) > total
+            or sum(bag.table[last] - bag.table[first] for first, last in runs) > bag.table[total]
         ):
-            _raise_reused(shard, one.name, dict(zip(wanted, runs, strict=True)), bag)
+            _raise_reused(shard, one.name, dict(zip(numbers, runs, strict=True)), bag)
         parts = _bytes_of(bag, runs)
         for values, part, run in zip(out, parts, runs, strict=True):
             values[one.name] = _cut(part, bag.table, *run) if lists[i] else part
@@ -180,11 +185,11 @@ def _rows_by_refs(
 
 
 def _raise_reused(shard: Shard, name: str, runs: Mapping[int, tuple[int, int]], bag: Bag) -> None:
-    """Raise FormatError for the first row that, with the rows before it, uses more than the bag contains."""
-    taken = records = 0
+    """Raise FormatError for the first row that uses records of an earlier row."""
+    size = records = 0
     for row, (first, last) in sorted(runs.items()):
-        taken, records = taken + bag.table[last] - bag.table[first], records + last - first
-        if taken > bag.table[len(bag)] or records > len(bag):
+        size, records = size + bag.table[last] - bag.table[first], records + last - first
+        if size > bag.table[len(bag)] or records > len(bag):
             raise FormatError(
                 f"column {name!r} refers to records of an earlier row",
                 where=shard.chunk.at,
@@ -198,17 +203,17 @@ def _cut(part: bytes, table: memoryview, first: int, last: int) -> list[bytes]:
     return [part[table[k] - low : table[k + 1] - low] for k in range(first, last)]
 
 
-def _beyond(name: str, first: int, count: int, there: int) -> str:
+def _beyond(name: str, first: int, count: int, total: int) -> str:
     last = first + count - 1
-    return f"column {name!r} refers to records {first} to {last}; its bag contains {there}"
+    return f"column {name!r} refers to records {first} to {last}; its bag contains {total}"
 
 
 # -- batches
 
 
-def taken(
+def record_runs(
     shard: Shard, start: int, stop: int, next_records: Mapping[str, int] = MappingProxyType({})
-) -> list[Taken]:
+) -> list[RecordRuns]:
     """Return the records of rows start..stop in each column, in the order of the columns.
 
     next_records  column -> the first record that earlier rows do not use, if known
@@ -223,12 +228,12 @@ def taken(
         np.frombuffer(data, np.uint8), offsets - offsets[0], lists, shard.chunk.at, start
     )
     for one, (first, count) in zip(shard.columns, out, strict=True):
-        there = len(shard.layout[one.name]) - 1
-        beyond = (first > there) | (count > there) | (first + count > there)
+        total = len(shard.layout[one.name]) - 1
+        beyond = (first > total) | (count > total) | (first + count > total)
         if beyond.any():
             row = int(np.argmax(beyond))
             raise FormatError(
-                _beyond(one.name, int(first[row]), int(count[row]), there),
+                _beyond(one.name, int(first[row]), int(count[row]), total),
                 where=shard.chunk.at,
                 row=start + row,
                 column=one.name,
@@ -251,7 +256,7 @@ def taken(
     return out
 
 
-def weight(shard: Shard, places: Sequence[Taken]) -> int:
+def weight(shard: Shard, places: Sequence[RecordRuns]) -> int:
     """Return the total bytes of the records of some rows."""
     out = 0
     for one, (first, count) in zip(shard.columns, places, strict=True):
@@ -271,7 +276,7 @@ def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
         return out
     for start in range(0, shard.rows, _STEP_ROWS):
         try:
-            places = taken(shard, start, min(start + _STEP_ROWS, shard.rows))
+            places = record_runs(shard, start, min(start + _STEP_ROWS, shard.rows))
         except FlareError:
             break
         for name, (first, count) in zip(names, places, strict=True):
@@ -303,7 +308,7 @@ def batch(shard: Shard, start: int, stop: int, names: Sequence[str]) -> pa.Recor
     places = dict(
         zip(
             (one.name for one in shard.columns),
-            taken(shard, start, stop) if _has_refs(shard) else [None] * len(shard.columns),
+            record_runs(shard, start, stop) if _has_refs(shard) else [None] * len(shard.columns),
             strict=True,
         )
     )
@@ -312,7 +317,9 @@ def batch(shard: Shard, start: int, stop: int, names: Sequence[str]) -> pa.Recor
     return byte_ranges.record_batch(columns, arrays, stop - start)
 
 
-def _column(shard: Shard, one: Column, places: Taken | None, start: int, stop: int) -> pa.Array:
+def _column(
+    shard: Shard, one: Column, places: RecordRuns | None, start: int, stop: int
+) -> pa.Array:
     bag, inner = _bag(shard, one.name), lookup(one.encoding.removesuffix("[]"))
     offsets = np.arange(stop - start + 1)
     if places is None:

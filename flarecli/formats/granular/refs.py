@@ -21,9 +21,9 @@ import numpy as np
 from flarecli.errors import FormatError
 from flarecli.model import BoolArray, ByteArray, IntArray
 
-__all__ = ["Taken", "numbers", "numbers_of_row", "packed"]
+__all__ = ["RecordRuns", "numbers", "numbers_of_row", "packed"]
 
-Taken: TypeAlias = tuple[
+RecordRuns: TypeAlias = tuple[
     IntArray, IntArray
 ]  # int64 [rows]: first record of each row, and number of records
 
@@ -87,7 +87,7 @@ def _head(columns: int) -> bytes:
 
 def numbers(
     data: ByteArray, starts: IntArray, lists: Sequence[bool], where: object, row: int
-) -> list[Taken]:
+) -> list[RecordRuns]:
     """Parse many rows.
 
     data    uint8 [bytes]
@@ -149,14 +149,14 @@ def _parse_numbers(
     return values, at + 1 + np.maximum(width, 0), wrong
 
 
-def packed(taken: Sequence[Taken], lists: Sequence[bool]) -> tuple[list[memoryview], IntArray]:
+def packed(runs: Sequence[RecordRuns], lists: Sequence[bool]) -> tuple[list[memoryview], IntArray]:
     """Return the bytes of rows, and the end of each, int64 [rows]."""
-    rows = len(taken[0][0])
+    rows = len(runs[0][0])
     parts, ends, base = [], [np.zeros(0, np.int64)], 0
     for start in range(0, rows, _STEP_ROWS):
         stop = min(rows, start + _STEP_ROWS)
         cells, used = _cells(
-            [(first[start:stop], count[start:stop]) for first, count in taken], lists, stop - start
+            [(first[start:stop], count[start:stop]) for first, count in runs], lists, stop - start
         )
         parts.append(cells[used].data)  # row by row, without the unused bytes
         ends.append(base + np.cumsum(used.sum(axis=1)))
@@ -164,11 +164,13 @@ def packed(taken: Sequence[Taken], lists: Sequence[bool]) -> tuple[list[memoryvi
     return parts, np.concatenate(ends)
 
 
-def _cells(taken: Sequence[Taken], lists: Sequence[bool], rows: int) -> tuple[ByteArray, BoolArray]:
+def _cells(
+    runs: Sequence[RecordRuns], lists: Sequence[bool], rows: int
+) -> tuple[ByteArray, BoolArray]:
     """Encode rows at fixed width: uint8 [rows, bytes], and which of the bytes are used."""
     head = np.frombuffer(_head(len(lists)), np.uint8)
     cells, used = [np.broadcast_to(head, (rows, len(head)))], [np.ones((rows, len(head)), bool)]
-    for (first, count), is_list in zip(taken, lists, strict=True):
+    for (first, count), is_list in zip(runs, lists, strict=True):
         number, mask = _packed_numbers(first)
         if is_list:
             full = count > 0

@@ -84,7 +84,7 @@ _WORDS = {
 def parse(data: bytes, where: object) -> dict[str, str]:
     """Parse a spec: column -> type, in the order of the file.
 
-    raises  FormatError if it is not an object of texts, is empty, or has a duplicate key;
+    raises  FormatError if it is not an object of strings, is empty, or has a duplicate key;
             UnsafeError for a key that is not a valid file name
     """
     value = parse_json(data, where)
@@ -110,7 +110,10 @@ def _check_key(key: str, where: object = "") -> None:
 
 
 def spec_of(spec: dict[str, str], lists: bool) -> Columns:
-    """Return the columns of a spec. `lists`: `TYPE[]` is a list, not a type of that name."""
+    """Return the columns of a spec.
+
+    lists  whether `TYPE[]` is a list; otherwise it is a type of that name
+    """
     return tuple(column(name, _encoding(kind, lists)) for name, kind in spec.items())
 
 
@@ -199,7 +202,7 @@ def columns_of(at: Location, size: int | None = None) -> dict[str, str]:
 
 
 def companions(spec: Iterable[str], refs: bool) -> list[str]:
-    """Return the names of the files of the columns, in the order of a list."""
+    """Return the names of the files of the columns, in the order of a listing."""
     if refs:
         return [REFS, *(f"{name}.bag" for name in spec)]
     return [f"{name}{suffix}" for name in spec for suffix in (".bag", ".idx")]
@@ -253,19 +256,19 @@ def _probed(at: Location) -> list[str]:
             hint="Specify a playlist or a .bag file.",
         )
     columns_of(at / shard_folder(0) / SPEC)
-    found = list(
+    names = list(
         itertools.takewhile(
             lambda name: (at / name / SPEC).exists(),
             map(shard_folder, range(_MAX_PROBED_SHARDS + 1)),
         )
     )
-    if len(found) > _MAX_PROBED_SHARDS:
+    if len(names) > _MAX_PROBED_SHARDS:
         raise FormatError(
             f"more than {_MAX_PROBED_SHARDS} shards in a folder that cannot be listed",
             where=at,
             hint="Specify a playlist.",
         )
-    return found
+    return names
 
 
 def _stream(at: Location, folders: list[str], sizes: Mapping[str, int] | None) -> Stream:

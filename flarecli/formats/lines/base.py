@@ -96,7 +96,7 @@ class LineFormat(MosaicFormat):
     """A format of lines of text, with a `.meta` file per data file."""
 
     is_multi_file = True
-    sizes_are_exact = False  # as in the original, headers and `.meta` files do not count
+    sizes_are_exact = False  # as in the original, headers and `.meta` files are not counted
 
     def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
@@ -146,8 +146,8 @@ class LineFormat(MosaicFormat):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return 0 and the size of each line, int64 [rows]; as in the original, nothing else
-        counts.
+        """Return 0 and the size of each line, int64 [rows]; as in the original, nothing else is
+        counted.
 
         raises  UsageError for names or settings that lines cannot store; ValueFitError naming the
                 first row that a line cannot store

@@ -279,7 +279,7 @@ def _suspects(
 def _refuse(
     columns: Columns, values: Sequence[bytes], row: int, separator: bytes, newline: bytes
 ) -> NoReturn:
-    """Raise ValueFitError for the value of a row that would end too early."""
+    """Raise ValueFitError for the first value of a row that would end too early when it is read."""
     for what, text in (("separator", separator), ("newline", newline)):
         for one, value in zip(columns, values, strict=True):
             if text in value:

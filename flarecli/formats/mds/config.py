@@ -7,11 +7,11 @@ Keys by format:
                     version
     json            columns compression format hashes newline size_limit version
     csv, tsv        column_encodings column_names compression format hashes newline size_limit
-    version
+                    version
     xsv             the keys of csv, and separator
 
-In JSON and XSV shards the encodings are named `str`, `int` and `float`; flare's names for them,
-such as `json_int` and `str_int`, say how the bytes are stored.
+In JSON and XSV shards the encodings are named `str`, `int` and `float`. In flare, the same names
+are encodings of binary values, so these are `json_int`, `str_int` and so on.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ def own_columns(data: bytes, form: str, where: object) -> Columns:
     return columns
 
 
-def columns_of(value: Mapping[str, Any], form: str, what: object) -> Columns:
+def columns_of(value: Mapping[str, Any], form: str, where: object) -> Columns:
     """Return the columns of a config. Raises FormatError."""
     if form == "json":
         pairs = value.get("columns")
         if not isinstance(pairs, dict):
-            raise FormatError("columns is not an object", where=what)
+            raise FormatError("columns is not an object", where=where)
         names, encodings = list(pairs), list(pairs.values())
         sizes = None
     else:
@@ -144,42 +144,42 @@ def columns_of(value: Mapping[str, Any], form: str, what: object) -> Columns:
                 if form == "mds"
                 else "column_names and column_encodings"
             )
-            raise FormatError(f"{keys} must be lists of the same length", where=what)
+            raise FormatError(f"{keys} must be lists of the same length", where=where)
         names, encodings = lists[0], lists[1]  # type: ignore[assignment]
         sizes = lists[2] if form == "mds" else None
-    check_columns(len(names), what)
+    check_columns(len(names), where)
     if not all(isinstance(text, str) for text in (*names, *encodings)):
-        raise FormatError("column name or encoding is not a string", where=what)
+        raise FormatError("column name or encoding is not a string", where=where)
     if len(set(names)) != len(names):
-        raise FormatError("duplicate column name", where=what)
+        raise FormatError("duplicate column name", where=where)
     if any("\ud800" <= sign <= "\udfff" for name in names for sign in name):
-        raise FormatError("column name is not UTF-8", where=what)
+        raise FormatError("column name is not UTF-8", where=where)
     return tuple(
-        _column(form, name, encodings[i], sizes[i] if sizes else None, what)
+        _column(form, name, encodings[i], sizes[i] if sizes else None, where)
         for i, name in enumerate(names)
     )
 
 
-def _column(form: str, name: str, encoding: str, size: Any, what: object) -> Any:
-    meant = encoding
+def _column(form: str, name: str, encoding: str, size: Any, where: object) -> Any:
+    own_encoding = encoding
     if form != "mds":
-        meant = _ENCODINGS[form].get(encoding, "")
-        if not meant:
+        own_encoding = _ENCODINGS[form].get(encoding, "")
+        if not own_encoding:
             raise FormatError(
                 f"column {name!r:.60}: expected str, int or float, got {encoding!r:.60}",
-                where=what,
+                where=where,
                 column=name,
             )
     try:
-        one = column(name, meant)
+        one = column(name, own_encoding)
     except UsageError as error:
         raise FormatError(
-            f"column {name!r:.60}: {error.message}", where=what, column=name
+            f"column {name!r:.60}: {error.message}", where=where, column=name
         ) from None
     if form == "mds" and (size != one.size or isinstance(size, bool)):
         raise FormatError(
             f"column {name!r:.60}: expected size {one.size} for {encoding}, got {size!r:.60}",
-            where=what,
+            where=where,
             column=name,
         )
     return one
@@ -206,7 +206,7 @@ def agreed(own: Columns, listed: Columns | None, form: str, where: object) -> Co
     raise IntegrityError(
         "columns of the config differ from those of the index",
         where=where,
-        hint="Find out which of the two was changed.",
+        hint="Check which of the two was changed.",
     )
 
 

@@ -265,7 +265,7 @@ class MDS(MosaicFormat):
 def row_count(head: memoryview, size: int, chunk: Chunk, where: Location) -> int:
     """Return the number of samples in the header of a table, checked before the table is read.
 
-    head    the first bytes of the file, at least 4 if it has so many
+    head    the first bytes of the file, at least 4 unless the file is shorter
     size    bytes of the whole file, decompressed
     raises  FormatError if the table does not fit the file, or the number is not the listed one
     """
@@ -379,10 +379,10 @@ def _fields(
     rows, ends = stop - start, starts[1:]
     variable = sum(column.size is None for column in shard.columns)
     at = starts[:-1] + 4 * variable
-    _refuse(shard, start, at > ends, "bytes are too few for its lengths")
+    _refuse(shard, start, at > ends, "too few for its lengths")
     # Checked before the arrays below are made: a hostile config may name a million columns.
     fixed = sum(column.size or 0 for column in shard.columns)
-    _refuse(shard, start, at + fixed > ends, "bytes do not match its lengths")
+    _refuse(shard, start, at + fixed > ends, "which do not match its lengths")
     words = (
         data[starts[:-1, None] + np.arange(4 * variable)].view("<u4").astype(np.int64)
         if variable and rows
@@ -396,7 +396,7 @@ def _fields(
             lengths = np.full(rows, column.size, np.int64)
         places[column.name] = (at, lengths)
         at = at + lengths
-    _refuse(shard, start, at != ends, "bytes do not match its lengths")
+    _refuse(shard, start, at != ends, "which do not match its lengths")
     return data, places
 
 
@@ -405,7 +405,9 @@ def _refuse(shard: Shard, start: int, wrong: BoolArray, fault: str) -> None:
         row = start + int(np.flatnonzero(wrong)[0])
         starts = shard.layout["starts"]
         raise FormatError(
-            f"{int(starts[row + 1]) - int(starts[row])} {fault}", where=shard.chunk.at, row=row
+            f"sample has {int(starts[row + 1]) - int(starts[row])} bytes, {fault}",
+            where=shard.chunk.at,
+            row=row,
         )
 
 

@@ -109,7 +109,7 @@ def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
 
 
 def _cached_names(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Return the file names of a folder if its first shard exists only decompressed, else nothing.
+    """Return the file names of a folder if its first shard exists only decompressed, else none.
 
     The original's caches are such folders.
     """
@@ -247,13 +247,13 @@ def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: s
 
 
 def _pair(
-    shard: Mapping[str, Any], what: str, here: str, cached: frozenset[str]
+    shard: Mapping[str, Any], part: str, here: str, cached: frozenset[str]
 ) -> tuple[File, File]:
     """Return the stored file and the decompressed file of a shard; in a cache, the one that exists."""
-    raw = _file(shard.get(f"raw_{what}"), f"{here}.raw_{what}")
-    if shard.get(f"zip_{what}") is None:
+    raw = _file(shard.get(f"raw_{part}"), f"{here}.raw_{part}")
+    if shard.get(f"zip_{part}") is None:
         return raw, raw
-    file = _file(shard[f"zip_{what}"], f"{here}.zip_{what}")
+    file = _file(shard[f"zip_{part}"], f"{here}.zip_{part}")
     if file.name in cached or raw.name not in cached:
         compression = str(shard.get("compression"))
         if (
@@ -262,7 +262,7 @@ def _pair(
         ):
             raise FormatError(
                 f"name {file.name!r:.60} does not match compression {compression!r:.60}",
-                where=f"{here}.zip_{what}",
+                where=f"{here}.zip_{part}",
             )
         return File(file.name, file.size, file.hashes, raw.size, raw.hashes), raw
     return raw, raw
@@ -280,20 +280,20 @@ def _check_keys(value: Mapping[str, Any], known: frozenset[str], where: object) 
             raise FormatError(f"no key {key!r}; found {similar[0]!r}", where=where)
 
 
-def _file(value: Any, what: str) -> File:
+def _file(value: Any, where: str) -> File:
     if isinstance(value, dict):
-        _check_keys(value, _FILE_KEYS, what)
+        _check_keys(value, _FILE_KEYS, where)
     if not isinstance(value, dict) or not isinstance(value.get("basename"), str):
-        raise FormatError("no basename", where=what)
+        raise FormatError("basename is missing", where=where)
     hashes = value.get("hashes")
     if not isinstance(hashes, dict) or not all(isinstance(text, str) for text in hashes.values()):
-        raise FormatError("hashes are not strings", where=what)
+        raise FormatError("hashes are not strings", where=where)
     name, size = (
-        check_name(value["basename"], where=what),
-        check_count(value.get("bytes"), f"{what}.bytes"),
+        check_name(value["basename"], where=where),
+        check_count(value.get("bytes"), f"{where}.bytes"),
     )
     if size > _MAX_FILE_BYTES:
-        raise FormatError(f"lists {size} bytes; at most {_MAX_FILE_BYTES} are read", where=what)
+        raise FormatError(f"lists {size} bytes; at most {_MAX_FILE_BYTES} are read", where=where)
     return File(name, size, hashes)
 
 
@@ -311,22 +311,22 @@ def write_index(
 def entry(config: Mapping[str, Any], chunk: Chunk) -> dict[str, Any]:
     """Return the entry of a shard, with its keys sorted."""
     out = {**config, "samples": chunk.rows}
-    for what, file in zip(("data", "meta"), chunk.files, strict=False):
+    for part, file in zip(("data", "meta"), chunk.files, strict=False):
         stored = _file_entry(file.name, file.size, file.hashes, config["hashes"])
         is_zipped = config["compression"] is not None
-        out[f"raw_{what}"] = (
+        out[f"raw_{part}"] = (
             _file_entry(raw_name(file.name), file.raw_size, file.raw_hashes, config["hashes"])
             if is_zipped
             else stored
         )
-        out[f"zip_{what}"] = stored if is_zipped else None
+        out[f"zip_{part}"] = stored if is_zipped else None
     return dict(sorted(out.items()))
 
 
 def _file_entry(
-    name: str, size: int | None, hashes: Mapping[str, str], wanted: Sequence[str]
+    name: str, size: int | None, hashes: Mapping[str, str], names: Sequence[str]
 ) -> dict[str, Any]:
-    return {"basename": name, "bytes": size, "hashes": {one: hashes[one] for one in wanted}}
+    return {"basename": name, "bytes": size, "hashes": {one: hashes[one] for one in names}}
 
 
 def write_entries(

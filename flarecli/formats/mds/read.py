@@ -125,14 +125,14 @@ def row_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], R
 
 
 def prepared(shard: Shard, columns: Sequence[str] | None) -> Ready:
-    """Return the state to read rows of a shard, made if needed."""
+    """Return the state to read rows of a shard; prepare it if necessary."""
     key = None if columns is None else tuple(columns)
     ready: Ready | None = shard.memo.get(key)
     return ready or _prepare(shard, key)
 
 
 def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
-    wanted = (
+    selected = (
         frozenset(column.name for column in shard.columns)
         if columns is None
         else frozenset(columns)
@@ -146,20 +146,20 @@ def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
     lengths = sum(column.size is None for column in shard.columns)
     head = struct.Struct(
         f"<{lengths}I"
-        + "".join(f"{column.size}{'s' if column.name in wanted else 'x'}" for column in lead)
+        + "".join(f"{column.size}{'s' if column.name in selected else 'x'}" for column in lead)
     )
     view = byte_ranges.whole(shard.chunk)
     source = byte_ranges.sliceable(view) or view
-    names = tuple(column.name for column in lead if column.name in wanted)
-    others = shard.columns[len(lead) :]
-    sizes = tuple(column.size for column in others if column.size is not None)
+    names = tuple(column.name for column in lead if column.name in selected)
+    following = shard.columns[len(lead) :]
+    sizes = tuple(column.size for column in following if column.size is not None)
     of_one_size, variable = itertools.count(lengths + len(names)), itertools.count()
     rest = tuple(
         (
-            column.name if column.name in wanted else None,
+            column.name if column.name in selected else None,
             next(variable if column.size is None else of_one_size),
         )
-        for column in others
+        for column in following
     )
     ready = Ready(
         memoryview(shard.layout["starts"]),
@@ -290,17 +290,17 @@ def _column_layout(shard: Shard, columns: Sequence[str] | None) -> _ColumnLayout
         4 if column.size is None else column.size for column in shard.columns
     ) > len(view):
         return None
-    wanted, steps, words = set(ready.names), list[tuple[str | None, int | None, Any]](), 0
+    selected, steps, words = set(ready.names), list[tuple[str | None, int | None, Any]](), 0
     for column in shard.columns:
-        is_wanted = column.name in wanted
+        is_selected = column.name in selected
         where = (
             words
             if column.size is None
             else _windows(view, column.size)
-            if is_wanted and column.size
+            if is_selected and column.size
             else None
         )
-        steps.append((column.name if is_wanted else None, column.size, where))
+        steps.append((column.name if is_selected else None, column.size, where))
         words += column.size is None
     layout = _ColumnLayout(
         ready,

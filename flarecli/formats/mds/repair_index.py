@@ -54,7 +54,7 @@ _NAME = re.compile(
 
 
 @dataclass
-class _Found:
+class _ShardFiles:
     """The files of one shard: its uncompressed name, and the names of its data and `.meta` files."""
 
     form: str
@@ -79,40 +79,40 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
             hint="Delete it first if `flare verify` reports it as damaged.",
         )
     entries, columns, listed = [], None, Listed()
-    for found in _shards(at):
-        shard, config = _opened(at, found)
+    for group in _shards(at):
+        shard, config = _opened(at, group)
         if columns is not None and shard.columns != columns:
             raise FormatError(
-                f"columns differ from those of {name_of(0, found.form)}", where=shard.chunk.at
+                f"columns differ from those of {name_of(0, group.form)}", where=shard.chunk.at
             )
         columns = shard.columns
-        entries.append(_entry(at, found, shard, config))
+        entries.append(_entry(at, group, shard, config))
         # Checks the entry: the index must be readable.
         listed.add(entries[-1], f"{shard.chunk.at}: config", frozenset())
     write_entries(at, {"shards": entries, "version": 2}, replace=replace)
     return open_dataset(at)
 
 
-def _shards(at: Location) -> list[_Found]:
+def _shards(at: Location) -> list[_ShardFiles]:
     """Group the files of a folder by shard; files with other names are ignored."""
-    shards: dict[int, _Found] = {}
+    shards: dict[int, _ShardFiles] = {}
     for listed in at.list():
         match = _NAME.fullmatch(listed.name)
         if not match or match[1] != f"{int(match[1]):05d}":
             continue
-        found = shards.setdefault(
-            int(match[1]), _Found(match[2], name_of(int(match[1]), match[2]), set(), set())
+        group = shards.setdefault(
+            int(match[1]), _ShardFiles(match[2], name_of(int(match[1]), match[2]), set(), set())
         )
-        if found.form != match[2]:
+        if group.form != match[2]:
             raise FormatError(
-                f"shard {match[1]} exists as {found.form} and as {match[2]}", where=at
+                f"shard {match[1]} exists as {group.form} and as {match[2]}", where=at
             )
-        (found.meta if match[3] else found.data).add(listed.name)
+        (group.meta if match[3] else group.data).add(listed.name)
     if not shards:
         raise MissingError(
             "no shards in this folder",
             where=at,
-            hint="Give the folder that contains files such as shard.00000.mds.",
+            hint="Specify the folder that contains files such as shard.00000.mds.",
         )
     for expected, number in enumerate(sorted(shards)):
         if number != expected or not shards[number].data:
@@ -122,7 +122,7 @@ def _shards(at: Location) -> list[_Found]:
                 where=at,
                 hint="Fetch the missing shard first.",
             )
-    forms = {found.form for found in shards.values()}
+    forms = {group.form for group in shards.values()}
     if len(forms) > 1:
         raise FormatError(
             f"shards of several formats: {', '.join(sorted(forms))}",
@@ -135,7 +135,7 @@ def _shards(at: Location) -> list[_Found]:
 def _stored(names: set[str], plain: str, where: Location) -> str:
     """Return the compressed file if there is one, else the plain one.
 
-    Raises FormatError for several.
+    Raises FormatError for several compressed files.
     """
     zipped = sorted(names - {plain})
     if len(zipped) > 1:
@@ -147,23 +147,23 @@ def _stored(names: set[str], plain: str, where: Location) -> str:
     return zipped[0] if zipped else plain
 
 
-def _opened(at: Location, found: _Found) -> tuple[Shard, dict[str, Any]]:
-    main = _stored(found.data, found.name, at)
+def _opened(at: Location, group: _ShardFiles) -> tuple[Shard, dict[str, Any]]:
+    main = _stored(group.data, group.name, at)
     companions: tuple[Location, ...] = ()
     files: tuple[File, ...] = (File(main),)
-    if found.form != "mds":
-        meta = _stored(found.meta, f"{found.name}.meta", at)
+    if group.form != "mds":
+        meta = _stored(group.meta, f"{group.name}.meta", at)
         companions, files = (at / meta,), (File(main), File(meta))
-    shard = find(found.form).open_shard(Chunk(at / main, None, files, found.form, companions))
-    config, _ = mds_config.parse_config(_config(shard, found.form), found.form, shard.chunk.at)
-    expected = mds_config.config(found.form, shard.columns, Settings())
+    shard = find(group.form).open_shard(Chunk(at / main, None, files, group.form, companions))
+    config, _ = mds_config.parse_config(_config(shard, group.form), group.form, shard.chunk.at)
+    expected = mds_config.config(group.form, shard.columns, Settings())
     if config.keys() != expected.keys():
-        wanted, found_keys = (", ".join(sorted(keys)) for keys in (expected, config))
-        message = f"config: expected the keys {wanted}, got {found_keys}"
+        expected_keys, keys = (", ".join(sorted(one)) for one in (expected, config))
+        message = f"config: expected the keys {expected_keys}, got {keys}"
         raise FormatError(message[:300], where=shard.chunk.at)
-    if config["format"] != found.form:
+    if config["format"] != group.form:
         raise FormatError(
-            f"config: expected format {found.form!r}, got {config['format']!r:.60}",
+            f"config: expected format {group.form!r}, got {config['format']!r:.60}",
             where=shard.chunk.at,
         )
     return shard, config
@@ -181,7 +181,9 @@ def _config(shard: Shard, form: str) -> bytes:
     return bytes(byte_ranges.read(chunk, [(start, stop)])[0])
 
 
-def _entry(at: Location, found: _Found, shard: Shard, config: Mapping[str, Any]) -> dict[str, Any]:
+def _entry(
+    at: Location, group: _ShardFiles, shard: Shard, config: Mapping[str, Any]
+) -> dict[str, Any]:
     chunk = shard.chunk
     locations = (chunk.at, *chunk.beside)
     zipped = {byte_ranges.suffix(byte_ranges.of(one)) for one in locations}
@@ -202,7 +204,7 @@ def _entry(at: Location, found: _Found, shard: Shard, config: Mapping[str, Any])
     except UsageError as error:
         raise FormatError(f"config: {error.message}", where=chunk.at) from None
     effective = {**config, "compression": declared if any(zipped) else None}
-    return entry(effective, Chunk(chunk.at, shard.rows, files, found.form))
+    return entry(effective, Chunk(chunk.at, shard.rows, files, group.form))
 
 
 def _hashed(at: Location, hashes: list[str]) -> File:
@@ -254,7 +256,7 @@ def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, Fi
                     raise FormatError(
                         f"entry of {name} differs from that in {seen[name][1]}",
                         where=here,
-                        hint="Find out which of the two indexes was changed.",
+                        hint="Check which of the two indexes was changed.",
                     )
                 if seen[name][1] != str(where):  # one index may list a shard twice
                     continue
@@ -297,7 +299,7 @@ def _moved(file: Any, folder: str, where: str) -> Any:
     if file is None:
         return None
     if not isinstance(file, dict) or not isinstance(file.get("basename"), str):
-        raise FormatError("no basename", where=where)
+        raise FormatError("basename is missing", where=where)
     return {**file, "basename": f"{folder}/{check_name(file['basename'], where=where)}"}
 
 
@@ -307,14 +309,14 @@ def _check_files(root: Location, shard: Mapping[str, Any], here: Place) -> None:
         return
     for part in ("data",) if shard["format"] == "mds" else ("data", "meta"):
         listed = [file for file in (shard.get(f"zip_{part}"), shard.get(f"raw_{part}")) if file]
-        found = [file for file in listed if (root / file["basename"]).exists()]
-        if listed and not found:
+        existing = [file for file in listed if (root / file["basename"]).exists()]
+        if listed and not existing:
             raise MissingError(
                 f"no such file; {here} lists it",
                 where=root / listed[0]["basename"],
-                hint="Fetch it, or leave out the part.",
+                hint="Fetch the file, or leave out the part.",
             )
-        for file in found[:1]:
+        for file in existing[:1]:
             size = (root / file["basename"]).size()
             if size != file["bytes"]:
                 raise FormatError(

@@ -1,12 +1,12 @@
 """Names of columns and extensions of members, and the encoding of each extension.
 
-Without a list of columns, a column is an extension in lower case. Its encoding is the one that the
-last part of the extension means, or else `bytes`.
+Without a list of columns, a column is an extension in lower case. The last part of the extension
+determines its encoding; unknown extensions are `bytes`.
 
-With a list, and when writing, the extension is the column's name if the last part of the name means
-the column's encoding, else NAME.EXTENSION with the first extension of the encoding. So `jpg` and
+With a list, and when writing, the extension is the column's name if its last part is an extension
+of the column's encoding, else NAME.EXTENSION with the first extension of the encoding. So `jpg` and
 `image.jpg` (jpeg) keep their names, `image` (jpeg) is stored in `KEY.image.jpg` and `label`
-(str_int) in `KEY.label.cls`. A `bytes` column keeps its name unless it means another encoding.
+(str_int) in `KEY.label.cls`. A `bytes` column keeps its name unless that is an extension of another encoding.
 
 The extensions are those that webdataset's own decoder decodes to the same value.
 """
@@ -19,12 +19,12 @@ from types import MappingProxyType
 
 from flarecli.model import Column, Columns
 
-__all__ = ["KEY", "MAX_EXTENSION_BYTES", "NAME", "extension_of", "extensions_of", "meant"]
+__all__ = ["KEY", "MAX_EXTENSION_BYTES", "NAME", "encoding_of", "extension_of", "extensions_of"]
 
 NAME = "webdataset"
 KEY = "__key__"
 _EXTENSIONS: Mapping[str, tuple[str, ...]] = (
-    MappingProxyType(  # encoding -> extensions that mean it; the first one is written
+    MappingProxyType(  # encoding -> its extensions; the first one is written
         {
             "jpeg": ("jpg", "jpeg"),
             "png": ("png",),
@@ -51,8 +51,8 @@ _NOT_ALLOWED = r"[\x00-\x1f\x7f/\\]"
 MAX_EXTENSION_BYTES = 255  # the limit of a file name
 
 
-def meant(extension: str) -> str:
-    """Return the encoding that an extension means by its last part, or `bytes`."""
+def encoding_of(extension: str) -> str:
+    """Return the encoding of the last part of an extension; `bytes` if it is unknown."""
     return _ENCODINGS.get(extension.rpartition(".")[2], "bytes")
 
 
@@ -62,11 +62,14 @@ def extension_of(one: Column) -> str:
     Characters that are invalid in a name are escaped, like `%2f`.
     """
     name = re.sub(_NOT_ALLOWED, lambda match: f"%{ord(match[0]):02x}", one.name).lower()
-    means = _ENCODINGS.get(name.rpartition(".")[2], "bytes")
+    own_encoding = encoding_of(name)
     if (
         name not in _RESERVED
         and not name.endswith("__")
-        and (means == one.encoding or name.rpartition(".")[2] in _EXTENSIONS.get(one.encoding, ()))
+        and (
+            own_encoding == one.encoding
+            or name.rpartition(".")[2] in _EXTENSIONS.get(one.encoding, ())
+        )
     ):
         return name
     default = _EXTENSIONS.get(
@@ -78,8 +81,8 @@ def extension_of(one: Column) -> str:
 def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
     """Return the extension of each column but the key, in order.
 
-    known  extensions of a tar: a column whose name is one of them uses it if its own extension is
-           not
+    known  extensions in a tar: a column uses its name as extension if that is among them and its own
+           extension is not
     """
     named = [(one.name, extension_of(one)) for one in columns if one.name != KEY]
     return [

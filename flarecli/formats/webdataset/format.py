@@ -60,9 +60,9 @@ from flarecli.formats.webdataset.columns import (
     KEY,
     MAX_EXTENSION_BYTES,
     NAME,
+    encoding_of,
     extension_of,
     extensions_of,
-    meant,
 )
 from flarecli.formats.webdataset.index import SHARDS, write_index
 from flarecli.formats.webdataset.scan import Table, key_text, read_stream, read_table
@@ -154,7 +154,10 @@ class WebDataset(Format):
             table = read_table(source, chunk.at)
         shard_files.check_row_count(chunk, table.rows, "samples")
         if columns is None:
-            columns = (column(KEY, "str"), *(column(one, meant(one)) for one in table.extensions))
+            columns = (
+                column(KEY, "str"),
+                *(column(one, encoding_of(one)) for one in table.extensions),
+            )
         table = _arranged(self, table, columns, chunk.at)
         layout = {
             "keys": table.keys,

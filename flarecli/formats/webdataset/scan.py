@@ -22,7 +22,7 @@ from flarecli.errors import FlareError, FormatError, UnsafeError
 from flarecli.formats import byte_ranges
 from flarecli.formats.shard_files import DAMAGED
 from flarecli.formats.webdataset import tar
-from flarecli.formats.webdataset.columns import KEY, extensions_of, meant
+from flarecli.formats.webdataset.columns import KEY, encoding_of, extensions_of
 from flarecli.lazy import np, pa, pc
 from flarecli.model import ByteArray, Columns, IntArray
 from flarecli.names import escape
@@ -312,7 +312,7 @@ def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
 
 def _columns(samples: list[dict[str, bytes]]) -> Columns:
     names = dict.fromkeys(name for sample in samples for name in sample if name != KEY)
-    return (column(KEY, "str"), *(column(name, meant(name)) for name in names))
+    return (column(KEY, "str"), *(column(name, encoding_of(name)) for name in names))
 
 
 def _batch(

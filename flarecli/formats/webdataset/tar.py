@@ -360,7 +360,7 @@ def check_size(size: int, where: object = "") -> None:
     """Raise ValueFitError for a size of 8 GiB or more, which does not fit the header field."""
     if size > MAX_MEMBER_BYTES:
         raise ValueFitError(
-            f"a member of {size} bytes; a tar header allows {MAX_MEMBER_BYTES}",
+            f"member is {size} bytes; a tar header allows {MAX_MEMBER_BYTES}",
             where=where,
         )
 

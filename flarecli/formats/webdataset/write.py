@@ -61,8 +61,8 @@ def write_shard(
     """Write rows as one tar with its index.
 
     The name is `00000.tar`: five digits, more after 99,999. Without a key column the key is
-    `SHARD-ROW`. A null has no member. Duplicate keys are not checked here: the caller does, and
-    knows their rows.
+    `SHARD-ROW`. A null has no member. The caller checks that keys are unique,
+    because it knows their rows.
 
     raises  ValueFitError, before anything is written, for an invalid key, a row without members, or
             a member of 8 GiB or more

@@ -1,4 +1,4 @@
-"""FFRecord against files by the original writer, against damage, and against itself."""
+"""FFRecord: files of the original, damage, and written files that are read again."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ def in_memory(data, rows=None, size=None):
 
 
 def made(records, sums=None, starts=None, head=None):
-    """Make a file by hand; None: as it should be."""
+    """Return the bytes of a file; None: the valid value."""
     first = 12 + 12 * len(records)
     starts = (
         np.cumsum([first, *map(len, records)])[: len(records)].tolist()
@@ -84,7 +84,7 @@ def rows_of(shard, **how):
     return [row["data"] for row in ffrecord.read_rows(shard, range(shard.rows), **how)]
 
 
-# -- what the original wrote
+# -- files of the original
 
 
 @pytest.mark.parametrize("maps", [True, False])
@@ -314,7 +314,7 @@ def test_a_listing_that_differs_from_the_file_is_refused():
     assert str(caught.value) == "s.ffr: contains 2 records; 3 are listed"
     with pytest.raises(IntegrityError) as caught:
         ffrecord.open_shard(in_memory(data, size=40))
-    assert str(caught.value) == "s.ffr: is 41 bytes, 40 are listed"
+    assert str(caught.value) == "s.ffr: file is 41 bytes; 40 are listed"
     with pytest.raises(FormatError) as caught:
         ffrecord.open_shard(in_memory(data), (Column("a", "str"), Column("b", "str")))
     assert str(caught.value) == "s.ffr: 2 columns are listed; ffrecord has one column"
@@ -344,8 +344,8 @@ from flarecli.formats import find
 from flarecli.model import Chunk
 from flarecli.storage import locate
 ffrecord = find("ffrecord")
-there = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # libraries reserve more than they use
-resource.setrlimit(resource.RLIMIT_AS, (there + (250 << 20),) * 2)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # of libraries, which reserve more than they use
+resource.setrlimit(resource.RLIMIT_AS, (used + (250 << 20),) * 2)
 for name in sys.argv[1:]:
     try:
         shard = ffrecord.open_shard(Chunk(locate(name).unmapped()))
@@ -353,7 +353,7 @@ for name in sys.argv[1:]:
         print("found", *found[:1])
     except FlareError as error:
         print(error.message)
-    except MemoryError:  # as large a file as its table says: no fault of the data
+    except MemoryError:  # the file is as large as its table declares, so it is valid
         print("not enough memory")
 """
 
@@ -398,7 +398,7 @@ def test_hostile_tables_are_refused_in_little_memory(tmp_path):
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=120), st.integers(0, 4), st.booleans())
 def test_any_bytes_are_read_or_refused(data, rows, is_old):
-    """Bytes behind a head that fits, so that the checks behind the first are reached."""
+    """Arbitrary bytes follow a valid header, so that later checks are reached."""
     table = struct.pack("<q", rows) + data
     end = 8 + 12 * rows
     for whole in (data, struct.pack("<I", 0 if is_old else zlib.crc32(table[:end])) + table):
@@ -419,7 +419,7 @@ def test_any_bytes_are_read_or_refused(data, rows, is_old):
         )
 
 
-# -- against itself
+# -- written files
 
 
 @settings(max_examples=100, deadline=None)

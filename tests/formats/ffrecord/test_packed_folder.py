@@ -43,7 +43,7 @@ def shard_of(records):
 
 
 def with_list(listed, files=2):
-    """A file of this many records of a byte, and a list of names."""
+    """Return a file of `files` records of one byte each, and a list of files."""
     return shard_of([b"x"] * files + [packed_folder.MAGIC + listed])
 
 
@@ -166,9 +166,9 @@ def test_an_unsafe_pickle_is_refused_with_the_object_it_refers_to():
         ({"a\0b": 0}, UnsafeError, "the name 'a\\x00b' contains a control character"),
         ({"~": 0}, UnsafeError, "the name '~' starts with a home folder"),
         ({"x" * 256: 0}, UnsafeError, f"the name '{'x' * 77}…' has a part longer than 255 bytes"),
-        ({"a": 2}, FormatError, "'a' is listed as record 2; there are 2"),
-        ({"a": -1}, FormatError, "'a' is listed as record -1; there are 2"),
-        ({"a": 1 << 70}, FormatError, f"'a' is listed as record {1 << 70}; there are 2"),
+        ({"a": 2}, FormatError, "'a' is listed as record 2 of 2"),
+        ({"a": -1}, FormatError, "'a' is listed as record -1 of 2"),
+        ({"a": 1 << 70}, FormatError, f"'a' is listed as record {1 << 70} of 2"),
         ({"a": 0, "b": {"c": 0}}, FormatError, "'b/c' is a second name of record 0"),
     ],
 )
@@ -208,7 +208,7 @@ def test_the_name_of_a_class_is_quoted_and_a_deep_folder_is_not_a_name(listed, n
     [
         (b"", "9: pickle exhausted before seeing STOP"),
         (pickled({"a": 0})[:-1], "59: pickle exhausted before seeing STOP"),
-        (pickled({"a": 0}) + b"x", "60: 1 bytes follow the end"),
+        (pickled({"a": 0}) + b"x", "60: unexpected bytes after the end: 1"),
         (b"K\0.", "11: the pickle is not a single folder"),
         (ROOT + ROOT + b".", "63: the pickle is not a single folder"),
         (ROOT + b"(.", "37: the pickle is not a single folder"),
@@ -242,8 +242,8 @@ import resource, sys
 sys.path[:0] = {path!r}
 from flarecli.errors import FlareError
 from flarecli.formats.ffrecord import packed_folder
-there = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # libraries reserve more than they use
-resource.setrlimit(resource.RLIMIT_AS, (there + (250 << 20),) * 2)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # of libraries, which reserve more than they use
+resource.setrlimit(resource.RLIMIT_AS, (used + (250 << 20),) * 2)
 for listed in (b"(" * (1 << 20), b")" * (1 << 20), b"ccollections\\nOrderedDict\\nq\\0" + b"(h\\0)RX\\1\\0\\0\\0a" * 100_000):
     try:
         packed_folder.parse(packed_folder.MAGIC + listed, 1, "it")

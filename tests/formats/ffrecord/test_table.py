@@ -23,7 +23,7 @@ RECORDS = [b"one", b"", b"three", b"four"]
 
 
 def made(records, starts=None, sums=None):
-    """Make a file by hand; None: as it should be."""
+    """Return the bytes of a file; None: the valid value."""
     starts = (
         np.cumsum([12 + 12 * len(records), *map(len, records)])[: len(records)].tolist()
         if starts is None
@@ -101,7 +101,7 @@ def test_verify_reads_in_bounded_steps(tmp_path, monkeypatch):
         16,
         8,
         16,
-    ]  # the last one looks for a list of files
+    ]  # the last read checks for a list of files
 
 
 def test_a_record_with_a_wrong_checksum_is_reported_once():
@@ -120,7 +120,7 @@ def test_a_number_of_a_wrong_size_is_reported_with_its_row_in_the_file():
     assert str(caught.value) == "s.ffr[2]: expected 8 bytes for int, got 7"
 
 
-# -- lists of names
+# -- lists of files
 
 
 def listed(pickled, files=1):
@@ -160,7 +160,7 @@ def test_long_numbers_are_signed(number, code):
     assert pickle.loads(b"\x80\2" + code + b".") == number
     with pytest.raises(FormatError) as caught:
         packed_folder.directory(listed(ROOT + b"X\1\0\0\0a" + code + b"s."))
-    assert str(caught.value) == f"s.ffr[1]: 'a' is listed as record {number}; there are 1"
+    assert str(caught.value) == f"s.ffr[1]: 'a' is listed as record {number} of 1"
 
 
 def test_a_list_of_the_maximum_size_is_read(monkeypatch):
@@ -181,5 +181,5 @@ def test_a_last_record_without_the_whole_magic_is_not_a_list(last):
 def test_a_list_without_other_records_has_no_names():
     with pytest.raises(FormatError) as caught:
         packed_folder.directory(listed(ROOT + b"X\1\0\0\0aK\0s.", files=0))
-    assert str(caught.value) == "s.ffr[0]: 'a' is listed as record 0; there are 0"
+    assert str(caught.value) == "s.ffr[0]: 'a' is listed as record 0 of 0"
     assert packed_folder.directory(listed(ROOT + b".", files=0)) == {}

@@ -41,7 +41,7 @@ def files(folder):
 
 
 def written(folder, cuts, settings=None):
-    """The files of a dataset written at once, one shard for each cut."""
+    """Return the files of a dataset written at once, one shard for each cut."""
     for number, (start, stop) in enumerate(cuts):
         granular.write_shard(
             locate(f"{folder}/"), number, COLUMNS, [some(start, stop)], settings or Settings()
@@ -90,7 +90,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def killer(monkeypatch):
-    """Call it with a number of steps: at the last one nothing, or half of what is written, happens any more."""
+    """Return a function that stops the writer after a number of steps, or within the last one."""
     left = [1 << 30]
 
     def step(name, real, half=None):
@@ -116,7 +116,7 @@ def killer(monkeypatch):
         monkeypatch.setattr(local.os, name, step(name, getattr(local.os, name)))
     monkeypatch.setattr(
         local.os, "fsync", step("fsync", lambda fd: None)
-    )  # a step like the others, without waiting for the disk
+    )  # counted as a step, without a sync of the disk
 
     def kill_after(steps):
         left[0] = steps
@@ -140,7 +140,7 @@ def test_appending_resumes_after_an_interruption_at_any_step(tmp_path, killer, s
             attempts += 1
             killer(
                 steps if attempts == 1 else 2 * attempts if attempts < 12 else 1 << 30
-            )  # what mends is stopped too, a few times
+            )  # the repair is also interrupted, a few times
             try:
                 writer = Appender(locate(f"{at}/"), COLUMNS, shard_rows=shard_rows)
                 while writer.rows < 8:

@@ -40,7 +40,7 @@ def opened(files, main="spec.json", columns=None):
 
 
 def by_refs(rows, records, kind="bytes[]"):
-    """A dataset of one column, laid by hand: a row is the MessagePack array that it is."""
+    """Return a dataset of one column whose rows are these MessagePack arrays."""
     return {
         "spec.json": json.dumps({"a": kind}).encode(),
         "a.bag": bag(*records),
@@ -52,7 +52,7 @@ def where(found):
     return [(one.where, one.message) for one in found]
 
 
-# -- rows that take records
+# -- record numbers of rows
 
 
 def test_reused_records_are_detected_after_a_row_without_records(monkeypatch):
@@ -133,7 +133,7 @@ def test_a_row_may_be_requested_twice():
 
 
 def test_rows_that_reuse_empty_records_are_refused():
-    """A thousand records of no bytes are 8 KB of table; a thousand rows of them all would be a million values."""
+    """A thousand empty records have a table of 8 KB; a thousand rows of all of them would be a million values."""
     rows = [b"\x91\x92\x01\xcd\x03\xe7"] * 1000
     shard = opened(by_refs(rows, [b"x", *[b""] * 999]))
     assert granular.read_rows(shard, [7]) == [{"a": [b""] * 999}]
@@ -201,7 +201,7 @@ def test_a_single_bag_has_one_column():
     for names in ([], ["a", "b"]):
         with pytest.raises(IntegrityError) as caught:
             opened({"x.bag": bag(b"one")}, "x.bag", tuple(Column(name, "bytes") for name in names))
-        assert str(caught.value) == f"x.bag: a bag has one column, {len(names)} are listed"
+        assert str(caught.value) == f"x.bag: {len(names)} columns are listed; a bag has one column"
 
 
 def test_a_bag_truncated_after_opening_is_reported(tmp_path):
@@ -247,7 +247,7 @@ def test_a_row_with_any_number_of_columns_is_a_messagepack_array(columns):
 
 
 def test_a_shard_is_full_only_if_all_its_columns_are(tmp_path):
-    """Of one column three rows are there, of the other two, and shards are of two from now on: what is ahead is cut off."""
+    """One column has three rows, the other two, and shards have two: the additional record is removed."""
     at, columns = locate(f"{tmp_path}/ds/"), (column("n", "int"), column("t", "str"))
     batch = pa.record_batch(
         {"n": pa.array([0, 1, 2], pa.int64()), "t": pa.array(["a", "b", "c"], pa.large_string())}
@@ -319,7 +319,7 @@ def test_each_shard_has_its_own_folder_for_any_shard_size(settings):
 
 
 class Web(MemoryStore):
-    """A store that cannot list, and gives one answer to every name but those that it holds."""
+    """A store that cannot list its files, and returns the same page for every unknown name."""
 
     is_local = False
 

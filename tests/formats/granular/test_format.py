@@ -1,4 +1,4 @@
-"""Granular against files by three generations of the original, and against itself."""
+"""Granular: files of three generations of the original, and written files that are read again."""
 
 import hashlib
 import json
@@ -89,7 +89,7 @@ def test_batches_contain_the_same_records_as_rows(name, maps):
             assert batch.schema.names == [one.name for one in shard.columns]
             for one in shard.columns:
                 if name.startswith("v1") and one.encoding.startswith("varint"):
-                    continue  # 0 took no bytes there, one is written here
+                    continue  # the original stores 0 as no bytes, flare as one byte
                 assert bytes_of(batch.column(one.name), one.encoding) == [
                     row[one.name] for row in rows[start:stop]
                 ]

@@ -163,7 +163,7 @@ def test_a_truncated_bag_of_numbers_is_detected_by_record_sizes():
     files = dict(to.store.files)
     assert files["n.bag"] == struct.pack("<8Q", 0, 1, 2, 3, 8, 16, 24, 32)
     assert list(granular.verify_shard(opened(files))) == []
-    files["n.bag"] = files["n.bag"][:40]  # 1, 2, 3 and 8 are the ends of four records too
+    files["n.bag"] = files["n.bag"][:40]  # 1, 2, 3 and 8 are also valid ends of four records
     wanted = Finding("n.bag", "format", "record 0 is 1 bytes, expected 8 for int", DAMAGED)
     assert list(granular.verify_shard(opened(files))) == [wanted]
 
@@ -410,7 +410,7 @@ def test_both_readers_of_refs_agree_on_any_bytes(rows, lists):
         except ValueError:
             alone = None
         if alone is not None and any(max(pair) >= 1 << 63 for pair in alone):
-            alone = None  # no bag holds so many: the caller says so
+            alone = None  # no bag has so many records: the caller raises
         try:
             low, high = int(starts[i]), int(starts[i + 1])
             found = bag_refs.numbers(data[low:high], np.array([0, high - low]), lists, "x", i)
@@ -463,13 +463,13 @@ for path in sys.argv[1:]:
         print("opened")
     except FlareError as error:
         print(error)
-    except MemoryError:  # as large a file as its table says: no fault of the data
+    except MemoryError:  # the file is as large as its table declares, so it is valid
         print(path, "not enough memory")
 """
 
 
 def test_hostile_tables_are_refused_in_little_memory(tmp_path):
-    """Each file claims more than memory holds; the process has 512 MB of addresses."""
+    """Each file declares more data than fits into the 512 MB of address space of the process."""
     chance = random.Random(3)
     (tmp_path / "count.bag").write_bytes(b"x" * 8 + ends(1 << 60))
     (tmp_path / "far.bag").write_bytes(b"x")
@@ -480,7 +480,7 @@ def test_hostile_tables_are_refused_in_little_memory(tmp_path):
     rows = 20_000
     (folder / "spec.json").write_text('{"a": "bytes[]"}')
     (folder / "a.bag").write_bytes(b"y" * (1 << 20) + ends(*range(1 << 10, (1 << 20) + 1, 1 << 10)))
-    body = b"\x91\x92\x00\xcd\x04\x00"  # every row takes all of the 1024 records
+    body = b"\x91\x92\x00\xcd\x04\x00"  # every row uses all 1024 records
     (folder / "refs.bag").write_bytes(
         body * rows + ends(*range(len(body), len(body) * rows + 1, len(body)))
     )

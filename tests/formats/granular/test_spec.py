@@ -94,7 +94,7 @@ def test_a_listing_must_contain_all_files_of_a_shard():
     longer = (*chunk.files[:-1], File("t.idx", 32))
     with pytest.raises(IntegrityError) as caught:
         granular.open_shard(Chunk(chunk.at, None, longer, chunk.format, chunk.beside))
-    assert str(caught.value) == "t.idx: is 24 bytes, 32 are listed"
+    assert str(caught.value) == "t.idx: file is 24 bytes; 32 are listed"
 
 
 def test_verify_decodes_every_value_of_a_list():

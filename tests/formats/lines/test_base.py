@@ -21,7 +21,7 @@ json_shards = find("json")
 
 
 def opened(form, config, rows, starts=None, listed=None, files=()):
-    """A shard of these lines, the header before them if there is one."""
+    """Return a shard of lines, after a header if there is one."""
     config = {"format": form, "newline": "\n", **config}
     names = config.get("column_names")
     header = (
@@ -140,11 +140,11 @@ def test_rows_are_checked_in_runs_of_at_most_four_megabytes_or_one_row(starts, r
     assert list(mds_format.runs_of_rows(shard)) == runs
 
 
-# -- lines of values between separators
+# -- lines with separators
 
 
 def ways(form, shard, row):
-    """Every way to a row; the last gives what a check finds first."""
+    """Return every method to read a row; the last one returns the first finding."""
 
     def checked():
         for one in find(form).verify_shard(shard):
@@ -192,7 +192,7 @@ def test_separators_may_have_any_length_and_overlap(separator):
 
 
 def test_a_long_separator_is_not_searched_with_numpy(monkeypatch):
-    """Of `aaa…` in `aaa…` each byte of it would be another look at all of the data: a shard of a megabyte took minutes to check."""
+    """Searching `aaa…` in `aaa…` would compare all data once for each byte of the separator."""
     looked, real = [], lines.find_all
     monkeypatch.setattr(
         lines, "find_all", lambda data, text: looked.append(len(text)) or real(data, text)
@@ -228,7 +228,7 @@ def test_a_line_of_separators_allocates_no_memory_for_values():
     message = []
     assert (
         peak(lambda: message.append(refusal(lambda: find("csv").read_rows(shard, [0])))) < 20 << 20
-    )  # it was 44 MB
+    )
     assert message == ["s.csv[0]: expected 2 values in the line, got 4000001"]
 
 
@@ -239,7 +239,7 @@ def test_lines_shorter_than_their_column_names_allocate_no_memory():
     rows = [b""] * 2999 + [b'"' * 6000 + b"x" * 40_000]
     shard = opened("json", {"columns": {"k" * 30_000: "int"}, "newline": ""}, rows)
     found = []
-    assert peak(lambda: found.extend(json_shards.verify_shard(shard))) < 64 << 20  # it was 772 MB
+    assert peak(lambda: found.extend(json_shards.verify_shard(shard))) < 64 << 20
     assert {(one.message) for one in found} == {"not valid JSON: expected '{' at character 0"}
     assert [one.where for one in found][:2] == ["s.json[0]", "s.json[1]"]
 
@@ -411,7 +411,7 @@ def test_views_of_text_are_checked_and_limited_to_2_gib(
     )
 
 
-# -- what is said and kept
+# -- messages and memory
 
 
 def test_messages_with_long_names_and_newlines_are_short():
@@ -452,7 +452,7 @@ def test_readers_do_not_keep_a_decompressed_shard(form, compression):
     assert len(kept) == (compression is None)
     assert shard.layout["starts"].flags.owndata == (
         compression is not None
-    )  # a copy where the shard is not kept
+    )  # a copy if the shard is not kept in memory
 
 
 @pytest.mark.parametrize("form", ["mds", "json", "csv"])
@@ -520,7 +520,7 @@ def test_a_line_with_bytes_outside_its_object_is_refused(line, place):
     rows = [b'{"a": 1, "b": 2}\n']
     rows.insert(place, line)
     shard = opened("json", {"columns": {"a": "int", "b": "int"}}, rows)
-    if line == b'{"a": 1, "b": 2}\n\n':  # blanks may stand around it
+    if line == b'{"a": 1, "b": 2}\n\n':  # whitespace around an object is valid
         assert json_shards.read_batch(shard, 0, 2).to_pydict() == {"a": ["1", "1"], "b": ["2", "2"]}
     elif b'""' in line:
         assert json_shards.read_rows(shard, [place]) == [{"a": b'""', "b": b"2"}]
@@ -565,7 +565,7 @@ def test_bytes_between_two_objects_are_reported(newline, place):
     rows = [good, good]
     rows[place] += b"zz"
     shard = opened("json", {"columns": {"a": "str"}, "newline": newline}, rows)
-    at = len(good)  # blanks may stand there
+    at = len(good)  # whitespace is valid here
     for do in ways("json", shard, place):
         assert (
             refusal(do)
@@ -578,7 +578,7 @@ def test_text_in_a_number_column_is_not_split_as_a_number():
     for some in (rows, rows[::-1]):
         shard = opened(
             "json", {"columns": {"a": "int", "s": "str"}}, some
-        )  # as many quotes as there must be
+        )  # the expected number of quotes
         wanted = [{"a": '""', "s": "5"}, {"a": "1", "s": '"x"'}]
         assert json_shards.read_batch(shard, 0, 2).to_pylist() == (
             wanted if some is rows else wanted[::-1]

@@ -30,7 +30,7 @@ def columns_of(form, names):
 
 
 def batch_of(columns, rows):
-    """A typed batch of stored bytes: one mapping a row."""
+    """Return stored bytes as a typed batch; each row is a mapping."""
     arrays = [
         typed(pa.array([row[one.name] for row in rows], BINARY), lookup(one.encoding))
         for one in columns
@@ -49,7 +49,7 @@ def written(form, names, rows, how=None):
 
 
 def shard_of(form, data, starts, config, name=None):
-    """A shard made by hand: its data, its table, config."""
+    """Return a shard built from data, table and config."""
     name = name or f"shard.00000.{form.name}"
     table = (
         struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts)
@@ -131,7 +131,7 @@ STYLES = st.sampled_from(
     )
 )
 def test_lines_of_any_writer_are_split_as_json_parses_them(samples):
-    """Other blanks, other orders, text that is not escaped: rows and batches agree with json.loads."""
+    """Rows and batches equal json.loads for any whitespace, key order and unescaped text."""
     lines = [
         json.dumps(dict(reversed(sample.items())) if turned else sample, **style) + "\n"
         for sample, style, turned in samples
@@ -337,7 +337,7 @@ def test_a_listing_may_be_more_precise_but_not_contradict_the_shard():
 
 
 def test_rows_of_many_columns_are_joined_together():
-    """A call of Arrow for each column and each piece takes longer than what it joins."""
+    """Calling Arrow for each column of each small piece would take longer than joining the text."""
     column = pa.array(["1"] * 40, pa.large_string())
     wide = pa.record_batch({str(i): column for i in range(9000)})
     assert [piece.num_rows for piece in lines.pieces(wide)] == [40]

@@ -32,7 +32,7 @@ def columns_of(form, names):
 
 
 def batch_of(columns, rows):
-    """A typed batch of stored bytes: one mapping a row."""
+    """Return stored bytes as a typed batch; each row is a mapping."""
     arrays = [
         typed(pa.array([row[one.name] for row in rows], BINARY), lookup(one.encoding))
         for one in columns
@@ -51,7 +51,7 @@ def written(form, names, rows, how=None):
 
 
 def shard_of(form, data, starts, config, name=None):
-    """A shard made by hand: its data, its table, config."""
+    """Return a shard built from data, table and config."""
     name = name or f"shard.00000.{form.name}"
     table = (
         struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts)
@@ -174,10 +174,10 @@ def test_lines_of_any_writer_are_split_at_separators(lines):
             ("x||y||z", "w"),
             0,
             3,
-        ),  # as many separators as two rows have, and they are both in the first
+        ),  # the first row has the separators of two rows
         ("ab", ("||", "\n"), ("w", "x||y||z"), 0, 1),
-        ("abc", ("||", "\n"), ("|||x",), 0, 2),  # two separators, one over the other
-        ("ab", (",", ",\n"), ("x",), 0, 1),  # the only separator is the newline's
+        ("abc", ("||", "\n"), ("|||x",), 0, 2),  # two overlapping separators
+        ("ab", (",", ",\n"), ("x",), 0, 1),  # the only separator is part of the newline
         ("ab", (",", ",\n"), ("x,y", "z"), 1, 1),
     ],
 )
@@ -220,7 +220,7 @@ def test_lines_too_short_for_their_columns_are_refused_before_allocation():
     try:
         with pytest.raises(FormatError) as caught:
             find("xsv").read_batch(shard, 0, 1000)
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20  # it was 160 MB
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
     assert str(caught.value) == "shard.00000.xsv[0]: expected 10000 values in the line, got 1"
@@ -340,7 +340,7 @@ def test_a_wrong_header_is_reported():
     )
 
 
-# -- the table beside
+# -- the .meta file
 
 
 def meta_changed(chunk, change):
@@ -481,7 +481,7 @@ def test_a_row_larger_than_a_shard_is_reported_before_it_is_joined():
     columns = (encodings.column("a", "str"), encodings.column("big", "str"))
     data = pa.py_buffer(
         np.zeros((1 << 32) + (1 << 20), np.uint8)
-    )  # which takes no memory until somebody reads it
+    )  # uses no memory until it is read
     offsets = pa.py_buffer(np.array([0, 1 << 20, (1 << 32) + (1 << 20)], np.int64).tobytes())
     large = pa.Array.from_buffers(pa.large_string(), 2, [None, offsets, data])
     batch = pa.RecordBatch.from_arrays(

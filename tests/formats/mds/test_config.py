@@ -35,7 +35,7 @@ def config_of(*columns):
 
 
 def laid(config, *samples):
-    """A shard: its count, where each sample starts, its config, the samples."""
+    """Return a shard of a count, the start of each sample, a config and the samples."""
     starts = [*itertools.accumulate(map(len, samples), initial=8 + 4 * len(samples) + len(config))]
     return (
         struct.pack(f"<{len(starts) + 1}I", len(samples), *starts)
@@ -57,7 +57,7 @@ def message(do):
 
 
 def readings(shard, row):
-    """Every way to a row: alone, in a batch, and checked without its values; the last gives what it finds."""
+    """Return every method to read a row: alone, in a batch, and checked without its values."""
     return (
         lambda: mds.read_rows(shard, [row]),
         lambda: mds.read_batch(shard, 0, shard.rows),
@@ -129,24 +129,28 @@ def sample(*fields, extra=b""):
         (
             sample(b"xy", b"", extra=b"!"),
             "sample has 11 bytes; its fields need 10",
-            "11 bytes do not match its lengths",
+            "sample has 11 bytes, which do not match its lengths",
         ),
         (
             sample(b"xy", b"z")[:-1],
             "sample has 10 bytes; its fields need 11",
-            "10 bytes do not match its lengths",
+            "sample has 10 bytes, which do not match its lengths",
         ),
         (
             b"\0" * 7,
             "sample has 7 bytes; its lengths need 8",
-            "7 bytes are too few for its lengths",
+            "sample has 7 bytes, too few for its lengths",
         ),
-        (b"", "sample has 0 bytes; its lengths need 8", "0 bytes are too few for its lengths"),
-        # one length is -1 to who takes it for signed: then they add up
+        (
+            b"",
+            "sample has 0 bytes; its lengths need 8",
+            "sample has 0 bytes, too few for its lengths",
+        ),
+        # read as signed, one length is -1, and the lengths add up
         (
             struct.pack("<II", 0xFFFFFFFF, 5) + b"1234",
             "sample has 12 bytes; its fields need 4294967308",
-            "12 bytes do not match its lengths",
+            "sample has 12 bytes, which do not match its lengths",
         ),
     ],
 )
@@ -300,7 +304,7 @@ def test_the_compressed_shard_is_preferred_to_its_decompressed_copy(tmp_path):
         (
             longer,
             IntegrityError,
-            f"longer/s.mds: is {len(wrong) + 1} bytes, {len(wrong)} are listed",
+            f"longer/s.mds: file is {len(wrong) + 1} bytes; {len(wrong)} are listed",
         ),
         (none, MissingError, "none/s.mds.gz: no such file or folder"),
     ):

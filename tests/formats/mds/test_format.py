@@ -1,4 +1,4 @@
-"""MDS against files by the original writer, against damage, and against itself."""
+"""MDS: files of the original, damage, and written files that are read again."""
 
 import hashlib
 import json
@@ -249,7 +249,7 @@ def test_a_truncated_shard_is_reported_with_its_size(shard_bytes):
         opened(shard_bytes[:-5], size=len(shard_bytes))
     assert (
         str(caught.value)
-        == f"s.mds: is {len(shard_bytes) - 5} bytes, {len(shard_bytes)} are listed"
+        == f"s.mds: file is {len(shard_bytes) - 5} bytes; {len(shard_bytes)} are listed"
     )
     assert caught.value.hint == "It was cut short; fetch or pack it again."
 
@@ -278,7 +278,9 @@ def test_an_invalid_length_is_reported_with_its_row(shard_bytes):
         FormatError, match=r"^s.mds\[1\]: sample has 12 bytes; its fields need 1073741836$"
     ):
         mds.read_rows(shard, [1])
-    with pytest.raises(FormatError, match=r"^s.mds\[1\]: 12 bytes do not match its lengths$"):
+    with pytest.raises(
+        FormatError, match=r"^s.mds\[1\]: sample has 12 bytes, which do not match its lengths$"
+    ):
         mds.read_batch(shard, 0, 3)
     (finding,) = mds.verify_shard(shard)
     assert (finding.where, finding.kind) == ("s.mds[1]", "format")
@@ -299,10 +301,10 @@ def test_rows_too_short_for_their_columns_are_refused_before_allocation():
     try:
         with pytest.raises(FormatError) as caught:
             mds.read_batch(shard, 0, 1000)
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20  # it was 320 MB
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
-    assert str(caught.value) == "s.mds[0]: 0 bytes do not match its lengths"
+    assert str(caught.value) == "s.mds[0]: sample has 0 bytes, which do not match its lengths"
 
 
 def test_invalid_utf8_is_reported_with_its_row(shard_bytes):
@@ -404,7 +406,7 @@ def test_any_damage_is_an_error_or_harmless(data):
         ),
         (
             lambda i: i["shards"][0].update(raw_data=None),
-            "index.json: shards[0].raw_data: no basename",
+            "index.json: shards[0].raw_data: basename is missing",
             4,
         ),
     ],
@@ -475,7 +477,7 @@ def test_a_pickle_is_copied_and_not_decoded():
     assert read.open(str(GOLDEN / "mds_pkl" / "data"), allow_pickle=True)[0] == {"p": {"a": 1}}
 
 
-# -- itself
+# -- written files
 
 
 COLUMNS = {"s": "str", "b": "bytes", "i": "int", "u": "uint8", "f": "float32", "j": "json"}
@@ -555,7 +557,7 @@ def test_a_dataset_replaced_by_another_of_the_same_sizes_is_read_again(tmp_path)
 
 
 def shard_of(columns, rows, config=None):
-    """Make a shard by hand."""
+    """Return the bytes of a shard."""
     own = {
         "column_encodings": list(columns.values()),
         "column_names": list(columns),

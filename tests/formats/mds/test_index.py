@@ -103,7 +103,7 @@ def zip_of(name="shard.00000.mds.gz", **more):
             listed(raw_data={"basename": "a.mds", "bytes": 99}),
             ".raw_data: hashes are not strings",
         ),
-        (listed(compression="gz", zipped={}), ".zip_data: no basename"),
+        (listed(compression="gz", zipped={}), ".zip_data: basename is missing"),
         (
             listed(zipped=zip_of("a.mds.None")),
             ".zip_data: name 'a.mds.None' does not match compression 'None'",
@@ -162,9 +162,7 @@ def test_the_number_of_hash_kinds_is_bounded():
             refusal(lambda: stream_of(*shards))
             == "index.json: shards[100]: more than 100 kinds of hashes, such as 'h100'"
         )
-        assert (
-            tracemalloc.get_traced_memory()[1] < 16 << 20
-        )  # it was 36 MB more: a text for each kind and shard
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
     shards[99]["raw_data"]["hashes"] = {f"h{i}": "" for i in range(100)}
@@ -241,13 +239,13 @@ def test_a_truncated_index_has_a_hint_to_rebuild_it(tmp_path):
         == f"Fetch it again, or delete it and run `flare playlist {tmp_path} --reindex`."
     )
     store = MemoryStore({"index.json": b""})
-    store.is_local = False  # there is nothing to delete, nor to write to
+    store.is_local = False  # a remote index cannot be deleted or rebuilt
     with pytest.raises(FormatError) as caught:
         open_dataset(Location(store, ""))
     assert (caught.value.message, caught.value.hint) == ("file is empty", "Fetch it again.")
 
 
-# -- merged
+# -- merging
 
 
 def merging(root, *parts):
@@ -291,7 +289,7 @@ def test_a_shard_listed_twice_in_one_index_stays_listed_twice(tmp_path):
     wanted = [shard["samples"] for shard in index["shards"]] + [index["shards"][0]["samples"]]
     for folder in ("x/b", "x"):
         assert open_dataset(at / folder).rows.tolist() == wanted
-    merge(at)  # two indexes list the same: that counts once
+    merge(at)  # a shard in two indexes is listed once
     assert open_dataset(at).rows.tolist() == wanted
 
 
@@ -315,7 +313,7 @@ def test_parts_that_list_a_shard_differently_are_not_merged(tmp_path):
 def test_the_size_of_the_existing_file_of_a_cache_is_compared(tmp_path):
     at = merging(tmp_path, "a")
     raw = tmp_path / "a" / "shard.00000.mds"
-    raw.write_bytes(b"of another size")  # the compressed one is there, and comes first
+    raw.write_bytes(b"of another size")  # the compressed file exists and is preferred
     merge(at)
     zipped = tmp_path / "a" / "shard.00000.mds.zstd"
     size = zipped.stat().st_size
@@ -328,8 +326,8 @@ def test_a_part_with_an_unsafe_index_is_refused(tmp_path):
     at = merging(tmp_path, "a")
     where = f"{tmp_path}/a/index.json: shards[0]"
     for key, value, message in (
-        ("raw_data", 7, f"{where}.raw_data: no basename"),
-        ("raw_data", {"basename": ["x"]}, f"{where}.raw_data: no basename"),
+        ("raw_data", 7, f"{where}.raw_data: basename is missing"),
+        ("raw_data", {"basename": ["x"]}, f"{where}.raw_data: basename is missing"),
         (
             "raw_data",
             {"basename": "../a/x"},
@@ -417,4 +415,4 @@ def test_a_misspelt_key_is_reported(change, message):
 
 def test_unknown_keys_are_accepted():
     shard = listed(size_in_bytes=5, schema_version=3, file_hashes={}, **{"hashes" * 20: 1})
-    assert len(stream_of(shard)) == 1  # though its `hashes` are missing
+    assert len(stream_of(shard)) == 1  # without `hashes`

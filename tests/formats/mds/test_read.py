@@ -22,7 +22,7 @@ SIZES = {
     "d": "float64",
     "e": "str",
     "f": "ndarray:uint8:5000",
-}  # f is large for a column of one size
+}  # f is large for a column of fixed size
 
 
 def shard_of(folder, names, rows, maps):
@@ -75,7 +75,7 @@ def test_every_column_is_read_from_its_position(tmp_path_factory, data):
     assert read_rows(shard, order, some) == wanted
     assert [list(row) for row in read_rows(shard, order, some)] == [
         list(row) for row in wanted
-    ]  # in the order of the format
+    ]  # the order of the format
     assert all(
         type(value) is bytes for row in read_rows(shard, order, some) for value in row.values()
     )
@@ -113,8 +113,8 @@ def test_readers_do_not_keep_a_compressed_shard(tmp_path):
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (3, "sample has 3 bytes; its lengths need 4"),  # not even those
-        (10, "sample has 10 bytes; its fields need 15"),  # the numbers in front do not fit
+        (3, "sample has 3 bytes; its lengths need 4"),  # the lengths do not fit
+        (10, "sample has 10 bytes; its fields need 15"),  # the numbers before the text do not fit
         (13, "sample has 13 bytes; its fields need 15"),
     ],
 )

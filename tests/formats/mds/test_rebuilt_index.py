@@ -33,7 +33,7 @@ LINES = {
 
 
 def mds(**more):
-    """A shard of no rows."""
+    """Return a shard without rows."""
     config = json.dumps({**CONFIG, **more}, sort_keys=True).encode()
     return struct.pack("<II", 0, 8 + len(config)) + config
 

@@ -34,7 +34,7 @@ GOLDEN = Path(__file__).parents[3] / "fixtures" / "mds"
 ROOTS = sorted(str(path.parent.relative_to(GOLDEN)) for path in GOLDEN.glob("*/data/**/index.json"))
 WHOLE = [
     root for root in ROOTS if root.endswith("/data") or root.startswith("splits")
-]  # not the parts of what was merged
+]  # without the parts of merged datasets
 SINGLE = [root for root in ROOTS if not (root.startswith("merged") and root.endswith("/data"))]
 NOT_WRITTEN = (
     "mds_no_samples/data",
@@ -95,7 +95,7 @@ def test_batches_contain_the_same_values_as_rows(root, maps):
 
 
 def raw_of(path):
-    """The bytes of a file when decompressed, by its name."""
+    """Return the decompressed bytes of a file."""
     kind = path.name.rpartition(".")[2]
     readers = {"bz2": bz2.decompress, "gz": gzip.decompress}
     if kind in readers:
@@ -146,7 +146,7 @@ def test_rewritten_shards_have_the_bytes_of_the_original(root, tmp_path):
 
 
 def test_shards_have_the_boundaries_of_the_original(tmp_path):
-    """Its own size limits over its own rows give its own shards; the header of a table does not count."""
+    """The size limits and rows of the original result in its shards; the header of a table is not counted."""
     for name in ("json_newline_lf", "csv_comp_gz", "json_comp_br", "mds_size_limit_human"):
         form, stream = opened(locate(str(GOLDEN / name / "data")))
         first = index_of(f"{name}/data")["shards"][0]
@@ -221,7 +221,7 @@ def test_a_shard_without_its_meta_is_not_listed(name, tmp_path):
         rebuild(at)
 
 
-# -- merged
+# -- merging
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_indexes_are_merged_as_the_original_merges_them(name, tmp_path):
     assert (folder / "index.json").read_bytes() == wanted
     merge(
         at, [at / part for part in parts] * 2
-    )  # again, over what is there; what is named twice counts once
+    )  # again, over the existing index; a repeated part is listed once
     assert (folder / "index.json").read_bytes() == wanted
     if "root" in name:
         merge(at)
@@ -248,7 +248,7 @@ def test_parts_at_any_depth_keep_their_full_path(tmp_path):
     for part in ("a/b", "x/b", "x"):
         shutil.copytree(GOLDEN / "json_newline_lf" / "data", tmp_path / part, dirs_exist_ok=True)
     at = locate(str(tmp_path))
-    merge(at / "x", [at / "x/b"])  # an index that was merged before: its shards count once
+    merge(at / "x", [at / "x/b"])  # the shards of a merged index are listed once
     assert parts_below(at) == ["a/b", "x/b", "x"]
     merge(at)
     names = [
@@ -311,7 +311,7 @@ def test_parts_that_cannot_be_merged_are_reported_and_nothing_is_written(tmp_pat
     assert not (tmp_path / "merged" / "index.json").exists()
 
 
-# -- what is there of a compressed dataset
+# -- caches of compressed datasets
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_cache_of_the_original_is_read_with_either_file(name, tmp_path):
     ]:
         raw, data = raw_of(path)
         (path.parent / raw).write_bytes(data)
-    assert list(read.open(str(folder))) == wanted  # both lie there
+    assert list(read.open(str(folder))) == wanted  # both files exist
     assert list(verify(str(folder))) == []
     zipped = sorted(
         path
@@ -336,7 +336,7 @@ def test_a_cache_of_the_original_is_read_with_either_file(name, tmp_path):
         if path.name.rpartition(".")[2] in ("zstd", "gz", "snappy")
     )
     zipped[-1].unlink()
-    assert list(read.open(str(folder))) == wanted  # one of them raw alone
+    assert list(read.open(str(folder))) == wanted  # one shard exists only decompressed
     for path in zipped[:-1]:
         path.unlink()
     assert list(read.open(str(folder))) == wanted
@@ -378,7 +378,7 @@ def test_a_shard_alone_is_read_and_verified_with_its_meta(name, tmp_path):
     assert list(verify(str(path))) == []
     path.write_bytes(path.read_bytes()[:-3])
     assert [one.kind for one in verify(str(path))] == ["size"]
-    (tmp_path / "d" / "index.json").unlink()  # without a list, the structure alone tells
+    (tmp_path / "d" / "index.json").unlink()  # without an index, only the structure is known
     assert [one.kind for one in verify(str(path))] == ["format"]
 
 
@@ -443,7 +443,7 @@ def changed(name, edit):
             lambda s: s["column_names"].append("x"),
             "shards[0]: column_names and column_encodings must be lists of the same length",
         ),
-        ("csv_plain", lambda s: s.update(raw_meta=None), "shards[0].raw_meta: no basename"),
+        ("csv_plain", lambda s: s.update(raw_meta=None), "shards[0].raw_meta: basename is missing"),
         (
             "csv_plain",
             lambda s: s["raw_meta"].update(basename="../x"),

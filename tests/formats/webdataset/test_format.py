@@ -1,4 +1,4 @@
-"""WebDataset against files by the original writer, against damage, and against itself."""
+"""WebDataset: files of the original, damage, and written files that are read again."""
 
 import bz2
 import gzip
@@ -50,7 +50,7 @@ def expected(name):
 
 
 def shown(row):
-    """A row as the fixtures list it: what a sample lacks is left out."""
+    """Return a row as the fixtures list it, without missing members."""
     return {
         name: data.decode() if name == "__key__" else [len(data), hashlib.sha256(data).hexdigest()]
         for name, data in row.items()
@@ -65,7 +65,7 @@ def columns_of(**encoded):
 
 
 def batch_of(columns, rows):
-    """Rows (tuples) as a typed batch of the columns."""
+    """Return rows (tuples) as a typed batch of the columns."""
     arrays = [
         pa.array(values, encodings.lookup(one.encoding).arrow)
         for one, values in zip(columns, zip(*rows, strict=True), strict=True)
@@ -104,7 +104,7 @@ def rows_of(data, columns=None):
     return webdataset.read_rows(shard, range(shard.rows))
 
 
-# -- what the original wrote
+# -- files of the original
 
 
 @pytest.mark.parametrize("maps", [True, False])
@@ -457,7 +457,7 @@ def test_names_that_fill_their_field_are_read(length):
 
 def test_many_small_members_over_several_reads_are_found():
     data = made([(f"{i // 2:06}.{('cls', 'txt')[i % 2]}", b"x" * (i % 1500)) for i in range(3000)])
-    assert len(data) > 2 << 20  # more than one read of Ranges
+    assert len(data) > 2 << 20  # more than one read of a RangeSource
     assert len(table_of_every_source(data)[2]) == 1500
 
 
@@ -486,7 +486,7 @@ def odd_headers(draw):
     odd = draw(st.sampled_from(["", "", "", "prefix", "digits", "spaces", "junk", "folder", "sum"]))
     if odd == "prefix":
         block[345:348] = b"p/q"
-    elif odd == "digits":  # twelve of them, and nothing behind
+    elif odd == "digits":  # twelve digits without a terminator
         block[124:136] = b"%012o" % size
     elif odd == "spaces":
         block[124:136] = b"%11o " % size
@@ -511,7 +511,7 @@ def test_every_source_finds_the_samples_of_the_original(name):
     assert table_of_every_source(data) is not None
 
 
-# -- itself
+# -- written files
 
 WANTED = columns_of(__key__="str", jpg="jpeg", label="int", caption="str", meta="json")
 keys = st.lists(
@@ -727,7 +727,7 @@ def test_the_shardindex_equals_that_of_widsindex():
     }
 
 
-# -- the index beside
+# -- the index of a tar
 
 SAMPLES = [(f"k{i}", b"x" * i, None if i == 2 else "t") for i in range(4)]
 INDEXED = columns_of(__key__="str", b="bytes", t="str")
@@ -739,7 +739,7 @@ def opened(files):
 
 def test_an_index_replaces_the_scan_of_headers():
     files = written(INDEXED, SAMPLES).at.store.files
-    blind = {**files, "00000.tar": bytes(len(files["00000.tar"]))}  # nothing to find there
+    blind = {**files, "00000.tar": bytes(len(files["00000.tar"]))}  # a tar without members
     assert (
         opened(blind).layout["starts"].tolist()
         == opened({"00000.tar": files["00000.tar"]}).layout["starts"].tolist()
@@ -821,12 +821,12 @@ def test_an_index_with_a_valid_checksum_is_compared_with_the_size_of_the_tar():
     assert bad(ends=packed(table.ends[::-1]))
     assert bad(
         starts=packed(table.starts[:, ::-1]), sizes=packed(table.sizes[:, ::-1])
-    )  # rows of a batch would be read past the end
+    )  # rows of a batch would be past the end
     assert bad(keys=packed(np.frombuffer(b"k0k1k2k\xff", np.uint8)))
     assert bad(
         keys=packed(np.frombuffer("k0\u00e9k2k3".encode(), np.uint8)),
         ends=packed(np.array([2, 3, 6, 8])),
-    )  # half a character ends one
+    )  # a key ends within a character
     swapped = resigned(index, sizes=packed(np.where(table.sizes > 1, table.sizes - 1, table.sizes)))
     (finding,) = webdataset.verify_shard(opened({**files, "00000.idx.json": swapped}))
     assert (finding.kind, finding.message) == (
@@ -907,7 +907,7 @@ def test_damage_of_a_tar_is_an_error_or_a_value(data):
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(raw) // 512 - 1)) * 512 + data.draw(st.integers(0, 511))
         raw[at] = data.draw(st.integers(0, 255))
-        if data.draw(st.booleans()):  # so that the damage is not found by the sum
+        if data.draw(st.booleans()):  # the checksum does not detect the damage
             start = at - at % 512
             raw[start + 148 : start + 156] = b" " * 8
             raw[start + 148 : start + 156] = b"%06o\0 " % sum(raw[start : start + 512])
@@ -932,7 +932,7 @@ from flarecli.errors import FlareError
 from flarecli.model import Chunk
 from flarecli.storage import locate
 at = locate(sys.argv[1])
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # by libraries, before any data
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # memory of libraries, before data is read
 resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20), used + (512 << 20)))
 for chunk in webdataset.open_dataset(at if sys.argv[2] == "maps" else at.unmapped()):
     try:
@@ -941,14 +941,14 @@ for chunk in webdataset.open_dataset(at if sys.argv[2] == "maps" else at.unmappe
         print(chunk.at.name, shard.rows)
     except FlareError as error:
         print(chunk.at.name, error.message)
-    except MemoryError:  # as large a file as its headers say: no fault of the data
+    except MemoryError:  # the file is as large as its headers declare, so it is valid
         print(chunk.at.name, "not enough memory")
     try:
         rows = sum(batch.num_rows for batch in webdataset.scan_stream(chunk.at.blocks()))
         print(chunk.at.name, rows)
     except FlareError as error:
         print(chunk.at.name, error.message)
-    except MemoryError:  # as large a file as its headers say: no fault of the data
+    except MemoryError:  # the file is as large as its headers declare, so it is valid
         print(chunk.at.name, "not enough memory")
 """
 
@@ -972,7 +972,7 @@ def test_hostile_headers_are_refused_before_anything_is_allocated(tmp_path, maps
     }
     for name, data in files.items():
         (tmp_path / f"{name}.tar").write_bytes(data)
-    with (tmp_path / "sparse.tar").open("wb") as out:  # real size, no bytes
+    with (tmp_path / "sparse.tar").open("wb") as out:  # a sparse file of this size
         out.write(tar.header(b"a.bin", 1 << 31))
         out.truncate((1 << 31) + 2048)
     ran = subprocess.run(
@@ -992,7 +992,7 @@ def test_hostile_headers_are_refused_before_anything_is_allocated(tmp_path, maps
 
 
 def test_rows_of_many_small_members_are_joined_together():
-    """Members one by one, and calls of Arrow for each column and row, take longer than joining them."""
+    """Writing members one by one, or calling Arrow for each column and row, would take longer."""
     columns = webdataset.arrange([Column(f"c{i}", "str") for i in range(9000)])
     text = pa.array(["1"] * 8, encodings.TEXT)
     batch = pa.record_batch({column.name: text for column in columns})

@@ -74,7 +74,7 @@ def made(files):
 def test_names_are_split_by_the_rule_of_webdataset(name):
     found = re.fullmatch(
         r"((?:.*/|)[^.]+)[.]([^/]*)", name, re.DOTALL
-    )  # its `base_plus_ext`, up to the names that begin with `__`
+    )  # webdataset's `base_plus_ext`, except for names that start with `__`
     wanted = found and tuple(part.encode() for part in found.groups())
     assert webdataset_table.split(name.encode()) == (
         None if re.match(r"__[^/]*__(/|$)", name) else wanted
@@ -109,7 +109,7 @@ def test_the_limit_of_an_extension_is_in_bytes():
             webdataset.arrange([encodings.column(name, "bytes")])
 
 
-# -- what a header cannot say
+# -- limits of headers
 
 
 def test_a_member_of_eight_gigabytes_is_refused(tmp_path):
@@ -119,7 +119,7 @@ def test_a_member_of_eight_gigabytes_is_refused(tmp_path):
     with open(tmp_path / "holes", "rb") as file:
         data = mmap.mmap(
             file.fileno(), size + 1, access=mmap.ACCESS_READ
-        )  # no byte of it is ever looked at
+        )  # none of its bytes is read
 
     def batch(*sizes):
         bounds = pa.py_buffer(np.cumsum([0, *sizes]))
@@ -135,7 +135,7 @@ def test_a_member_of_eight_gigabytes_is_refused(tmp_path):
         1024,
         512 + size,
     ]
-    message = f"a member of {size} bytes; a tar header allows {size - 1}"
+    message = f"member is {size} bytes; a tar header allows {size - 1}"
     with pytest.raises(ValueFitError) as caught:
         webdataset.row_sizes(columns, batch(1, size), Settings())
     assert str(caught.value) == f"row 1: {message}"
@@ -147,7 +147,7 @@ def test_a_member_of_eight_gigabytes_is_refused(tmp_path):
     assert (str(caught.value), store.files) == (f"00000.tar[3]: {message}", {})
 
 
-# -- the index beside
+# -- the index of a tar
 
 COLUMNS = columns_of(__key__="str", b="bytes", t="str")
 FILES = written(
@@ -157,7 +157,7 @@ INDEX = json.loads(FILES["00000.idx.json"])
 
 
 def changed(name, row, value, place=None):
-    """The texts of an index in which one number is another."""
+    """Return the changed array of an index in which one number differs."""
     array = np.frombuffer(webdataset_index.base64.b64decode(INDEX[name]), "<i8").copy()
     (array if place is None else array.reshape(2, 4)[place])[row] = value
     return {name: webdataset_index._packed(array)}
@@ -197,12 +197,13 @@ def test_an_index_with_a_recomputed_checksum_is_unchanged():
         changed("ends", 3, 7),
         changed("ends", 3, 9),
         changed("starts", 0, 0, place=0),
-        changed("starts", 3, 6145, place=1),  # in no whole block
-        changed("starts", 0, 512, place=1),  # no room for its header
+        changed("starts", 3, 6145, place=1),  # not at the start of a block
+        changed("starts", 0, 512, place=1),  # no space for its header
         changed("starts", 3, 7168, place=1)
         | {"bytes": len(FILES["00000.tar"])}
         | changed("sizes", 3, 1025, place=1),
-        changed("starts", 2, -1, place=0) | changed("sizes", 2, -1, place=0),  # a sample of nothing
+        changed("starts", 2, -1, place=0)
+        | changed("sizes", 2, -1, place=0),  # a sample without members
         changed("starts", 2, -1, place=0),
         changed("sizes", 2, -1, place=0),
     ],
@@ -288,7 +289,7 @@ def test_missing_members_are_null_in_any_slice(tmp_path, monkeypatch, maps, limi
     ("columns", "reads"), [(None, [[402_435]]), (["small.txt"], [[3, 3]]), (["bin"], [[401_729]])]
 )
 def test_a_batch_is_one_read_if_most_bytes_are_needed_else_one_per_member(tmp_path, columns, reads):
-    """Two samples of a member of 200,001 bytes, which takes 391 blocks, and one of 3: at 512 and 201,216, at 202,240 and 402,944."""
+    """Two samples of a member of 200,001 bytes and one of 3, at bytes 512 and 201,216, 202,240 and 402,944."""
     files = [
         (f"{key}.{ext}", data)
         for key in "ab"

@@ -76,7 +76,7 @@ def test_tars_of_tarfile_are_read(files, format):
     try:
         data = made(files, format)
     except ValueError:
-        return  # ustar has no room for that name
+        return  # the name does not fit ustar
     for source in sources(data):
         assert read(source, data) == files
 
@@ -139,7 +139,7 @@ def test_headers_built_together_equal_headers_built_one_by_one(files):
 def test_sizes_too_large_for_a_header_are_refused():
     with pytest.raises(
         ValueFitError,
-        match="^a member of 8589934592 bytes; a tar header allows 8589934591$",
+        match="^member is 8589934592 bytes; a tar header allows 8589934591$",
     ):
         tar.header(b"a", 8**11)
 
@@ -387,4 +387,4 @@ def test_every_flipped_bit_of_a_header_is_detected(kind):
             assert found == wanted
             assert byte % 512 in range(
                 148, 156
-            )  # what stands around the digits of the sum is in no sum
+            )  # the bytes around the digits of the checksum are not in the checksum

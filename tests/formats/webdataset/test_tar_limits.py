@@ -27,7 +27,7 @@ def made(files, format=tarfile.PAX_FORMAT, **how):
 
 
 def signed(data, at, field, new):
-    """The header at byte `at` with other bytes at `field`, and a right sum."""
+    """Return data with other bytes at `field` of the header at byte `at`, and a valid checksum."""
     data = bytearray(data)
     data[at + field : at + field + len(new)] = new
     data[at + 148 : at + 156] = b" " * 8
@@ -36,7 +36,7 @@ def signed(data, at, field, new):
 
 
 def block(name, size, kind=b"0"):
-    """A header by tarfile, of any kind and size."""
+    """Return a header of tarfile, of any kind and size."""
     one = tarfile.TarInfo(name)
     one.size, one.type = size, kind
     return one.tobuf(tarfile.GNU_FORMAT)
@@ -93,7 +93,7 @@ def test_a_pax_path_replaces_name_and_prefix(kind):
 def test_the_prefix_is_used_only_in_ustar_headers(kind):
     data = signed(
         made([("a.txt", b"one")], tarfile.GNU_FORMAT), 0, 345, b"12345670123 "
-    )  # the old GNU header keeps a time there (tar.h)
+    )  # the field is a time in old GNU headers (tar.h)
     assert read(data, kind) == [("a.txt", b"one")]
 
 
@@ -280,7 +280,7 @@ def linked(name):
 @pytest.mark.parametrize(
     ("odd", "format", "headers"),
     [
-        ("d" * 120 + "/c.txt", tarfile.USTAR_FORMAT, None),  # a name that takes the prefix
+        ("d" * 120 + "/c.txt", tarfile.USTAR_FORMAT, None),  # a name that uses the prefix
         (linked("c.txt"), tarfile.USTAR_FORMAT, None),
         ("c.txt", tarfile.PAX_FORMAT, {"comment": "x"}),
         ("é.txt", tarfile.PAX_FORMAT, None),
