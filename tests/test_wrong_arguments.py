@@ -21,7 +21,7 @@ MIX = "Use {dataset: weight}, such as {a: 0.7, b: 0.3}."
 WEIGHTS = "Pass them as in flare.mix({a: 0.7, b: 0.3})."
 OPEN = "Pass a dataset that flare.open or flare.mix returned."
 COLUMNS = 'Use a mapping such as {"image": "jpeg", "label": "int"}.'
-DICT = 'Give a dict, such as {"OLD": "NEW"}.'
+DICT = 'Use a dict, such as {"OLD": "NEW"}.'
 POSITIONS = "Pass a flat list of integers, as in data[[7, 3]]."
 SLICE = "Pass a slice such as data[10:20] or data[::100]."
 

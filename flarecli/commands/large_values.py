@@ -1,4 +1,4 @@
-"""Values of a dataset above `--max-object`: found in the tables of the shards, and not read."""
+"""Values of a dataset above `--max-object`: they are found in the tables of the shards, not read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ __all__ = ["LargeValues"]
 class LargeValues:
     """Read rows of a dataset without their values above the limit.
 
-    A large value is replaced by as many zero bytes, in a batch of its own. They take no memory,
-    because the system allocates memory when bytes are written. The caller refuses such rows with
-    `too_large`, by the size of their values, before it uses the values.
+    A row with large values is a batch of its own, with the same number of zero bytes in place of
+    each large value. They take no memory, because the system allocates memory when bytes are
+    written. The caller refuses such rows with `too_large`, by the size of their values, before it
+    uses the values.
 
-    streams  of the dataset; of joined streams, the first ones
-    columns  that the caller does not use before it refuses rows
+    streams  parts of the first stream of the dataset
+    columns  columns that the caller does not use before it refuses rows
     exact    as in `Dataset.scan`
     """
 
@@ -81,8 +82,8 @@ class LargeValues:
     def _runs(
         self, columns: Sequence[str], start: int, stop: int
     ) -> Iterator[tuple[int, int, Mapping[str, int]]]:
-        """Yield (start, stop, {}) of rows of one shard without large values, and a row with the
-        sizes of its large values.
+        """Yield runs of rows of one shard, (start, stop, sizes): rows without large values with no
+        sizes, and each row with large values with their sizes.
         """
         while start < stop:
             shard = bisect_right(self._edges, start) - 1
@@ -150,7 +151,7 @@ def _has_size(kind: pa.DataType) -> bool:
 
 
 def _are_small(stream: Stream, max_bytes: int) -> BoolArray:
-    """Return which chunks are listed with at most `max_bytes` in all of their files."""
+    """Return whether each chunk is listed with at most `max_bytes`. bool [chunks]"""
     sizes, raw_sizes = stream.stored, stream.raw_sizes
     if sizes is None:
         return np.zeros(len(stream), bool)

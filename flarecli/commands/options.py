@@ -58,7 +58,7 @@ def _names(text: str) -> list[str]:
 
 
 def _unescaped(text: str) -> str:
-    """Replace `\\t`, `\\n`, `\\r` and `\\\\` by the characters they stand for."""
+    """Replace the escapes `\\t`, `\\n`, `\\r` and `\\\\` by their characters."""
     return re.sub(r"\\[tnr\\]", lambda match: _ESCAPES[match[0]], text)
 
 
@@ -194,7 +194,7 @@ class _WriteOptions(_RowOptions):
             group="Links",
             metavar="COL[:NAME]",
             is_repeatable=True,
-            help="Download what the column links to, as column NAME; repeatable.",
+            help="Download the links in COL to column NAME (default: COL); repeatable.",
         ),
     )
     on_error: str = option(
@@ -208,7 +208,7 @@ class _WriteOptions(_RowOptions):
             help="Continue an interrupted run; the result is the same as without the interruption.",
         ),
     )
-    overwrite: bool = option(False, Option(group="Run", help="Replace what is in OUT."))
+    overwrite: bool = option(False, Option(group="Run", help="Replace earlier output in OUT."))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,14 +255,14 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
         Option(
             group="Rows",
             choices=("error", "first", "keep"),
-            help="What to do with a key that occurs again.",
+            help="What to do with rows that repeat a key.",
         ),
     )
     allow_missing: bool = option(
         False,
         Option(
             group="Rows",
-            help="Fill columns that some files of an index do not have with nulls.",
+            help="Fill columns that are missing in some files of an index with nulls.",
         ),
     )
     allow_empty: bool = option(False, Option(group="Links", help="Accept downloads of 0 bytes."))
@@ -271,7 +271,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
         Option(
             group="Rows",
             flags=("--from0", "--null", "-0"),
-            help="Addresses on stdin end with NUL, as `find -print0` writes them.",
+            help="Addresses on stdin end with NUL, as in the output of `find -print0`.",
         ),
     )
     shard_size: int | str | None = option(
@@ -342,7 +342,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Images and media",
             metavar="N[xM]",
             parse=parse_box,
-            help="Resize pictures to a square of N pixels, or to a box.",
+            help="Resize images to fit a square of N pixels, or a box.",
         ),
     )
     resize_mode: str = option(
@@ -350,7 +350,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
         Option(
             group="Images and media",
             choices=("fit", "crop", "stretch"),
-            help="How a picture fills the box.",
+            help="How images are fitted to the box.",
         ),
     )
     quality: int | None = option(
@@ -360,7 +360,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             metavar="N",
             minimum=1,
             maximum=100,
-            help="Quality of re-encoded pictures.",
+            help="Quality of re-encoded images.",
         ),
     )
     min_size: int = option(
@@ -369,7 +369,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Images and media",
             metavar="N",
             minimum=0,
-            help="Reject pictures whose shorter side has fewer pixels.",
+            help="Reject images whose shorter side has fewer than N pixels.",
         ),
     )
     max_aspect: float | None = option(
@@ -378,7 +378,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Images and media",
             metavar="X",
             minimum=1,
-            help="Reject pictures with a larger aspect ratio.",
+            help="Reject images with a larger aspect ratio.",
         ),
     )
     media_info: bool = option(
@@ -429,7 +429,7 @@ class UnpackOptions(_DownloadOptions, _WriteOptions, _FormatOptions):
         Option(
             group="Output",
             choices=("jsonl", "csv", "parquet", "none"),
-            help="Format of the table with the other columns.",
+            help="Format of the index, a table of the file names and the other columns.",
         ),
     )
     stream: IO[bytes] | None = None
@@ -442,9 +442,9 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
     sources: Addresses
     _: KW_ONLY
     quick: bool = option(False, Option(group="Run", help="Check only sizes and headers."))
-    decode: bool = option(False, Option(group="Run", help="Decode every value too."))
+    decode: bool = option(False, Option(group="Run", help="Also decode every value."))
     duplicates: bool = option(
-        False, Option(group="Run", help="Report rows with equal bytes in a stream too.")
+        False, Option(group="Run", help="Also report rows with equal bytes in a stream.")
     )
     sample: int | float | None = option(
         None,
@@ -526,7 +526,10 @@ class CatOptions(CacheOptions, _RowOptions, _FormatOptions, _SeedOptions):
     shuffle: int | None = option(
         None,
         Option(
-            group="Rows", metavar="SEED", minimum=0, help="Rows in the order of a shuffled epoch."
+            group="Rows",
+            metavar="SEED",
+            minimum=0,
+            help="Read the rows in the order of a shuffled epoch.",
         ),
     )
     epoch: int = option(0, Option(group="Rows", metavar="E", minimum=0, help="Epoch of --shuffle."))
@@ -554,7 +557,7 @@ class InspectOptions(CacheOptions, _FormatOptions, _SeedOptions):
         False,
         Option(
             group="Output",
-            help="Read the columns for statistics: range, nulls, lengths, picture sizes.",
+            help="Show statistics of the columns: ranges, nulls, lengths, image sizes.",
         ),
     )
     sample: int | float | None = option(

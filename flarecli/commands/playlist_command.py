@@ -1,4 +1,4 @@
-"""The `playlist` command: list addresses as YAML.
+"""The `playlist` command: write a playlist of datasets.
 
 sources -> resolve -> rows, sizes and columns from headers, checksums from bytes -> addresses
 relative to the playlist
@@ -31,8 +31,8 @@ from flarecli.storage.local import LocalStore
 
 __all__ = ["check_playlist", "playlist"]
 
-_NAMED = re.compile(r"([^/:?=]+)=(.+)", re.DOTALL)
-_PAIRS = 'Give a dict, such as {"OLD": "NEW"}.'
+_NAMED_SOURCE = re.compile(r"([^/:?=]+)=(.+)", re.DOTALL)
+_PAIRS_HINT = 'Use a dict, such as {"OLD": "NEW"}.'
 _RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "content")
 
 
@@ -40,11 +40,11 @@ _RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "conten
 def playlist(options: PlaylistOptions) -> str:
     """Return the playlist of datasets as YAML, and write it to `out` if that is given.
 
-    `NAME=ADDRESS` names a stream; sources with the same name are concatenated. Addresses beside
-    or below the playlist (the working folder without `out`) are relative. `rebase` and `header`
+    `NAME=ADDRESS` names a stream; sources with the same name are concatenated. Addresses in the
+    folder of the playlist (without `out`, the working folder) are relative. `rebase` and `header`
     are dicts or lists of pairs; the first prefix of `rebase` that matches is replaced. Bytes are
     read only for checksums that are not listed yet. Raises UsageError for sources that cannot be
-    listed, and the errors of resolving and reading.
+    listed, and errors of resolving and reading.
     """
     named = address_texts(options.sources)
     guard, out, base = options.guard(named), options.out, options.base
@@ -68,19 +68,17 @@ def playlist(options: PlaylistOptions) -> str:
     return data.decode()
 
 
-def _pairs(name: str, given: Pairs) -> list[tuple[str, str]]:
+def _pairs(name: str, value: Pairs) -> list[tuple[str, str]]:
     """Return pairs of texts as a list. Raises UsageError for other values."""
+    error = UsageError(f"{name}: expected pairs of texts, got {shown(value)}", hint=_PAIRS_HINT)
     try:
-        found = [
-            (one, other) for one, other in (given.items() if isinstance(given, Mapping) else given)
-        ]
+        items = value.items() if isinstance(value, Mapping) else value
+        pairs = [(key, text) for key, text in items]
     except (TypeError, ValueError):
-        raise UsageError(
-            f"{name}: expected pairs of texts, got {shown(given)}", hint=_PAIRS
-        ) from None
-    if not all(isinstance(text, str) for pair in found for text in pair):
-        raise UsageError(f"{name}: expected pairs of texts, got {shown(given)}", hint=_PAIRS)
-    return found
+        raise error from None
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise error
+    return pairs
 
 
 def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[str, list[Stream]]:
@@ -88,15 +86,15 @@ def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[s
     out: dict[str, list[Stream]] = {}
     unnamed: dict[str, list[tuple[Playlist, list[Stream]]]] = {}
     for source in sources:
-        match = None if os.path.lexists(source) else _NAMED.fullmatch(source)
+        match = None if os.path.lexists(source) else _NAMED_SOURCE.fullmatch(source)
         found = resolve(match[2] if match else source, format=format, guard=guard)
         parts = select_streams(found)
         if match and len(parts) > 1:
             names = ", ".join(one[0].name for one in parts)
             raise UsageError(
-                f"{match[1]!r} is one name for the streams {names}",
+                f"cannot name several streams {match[1]!r}: {names}",
                 where=redact(match[2]),
-                hint="Leave the name out.",
+                hint="Omit the name.",
             )
         for one in parts:
             out.setdefault(match[1] if match else one[0].name, []).extend(one)
@@ -113,15 +111,15 @@ class _Place:
     def __init__(
         self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard
     ) -> None:
-        self._is_far = out is not None and is_url(out) and scheme_of(out) != "file"
+        self._is_remote = out is not None and is_url(out) and scheme_of(out) != "file"
         if out is not None and scheme_of(out) in ("http", "https"):
             raise UsageError("cannot write to a web server", where=redact(out))
-        if out is not None and not self._is_far and os.path.isdir(local_path(out)):
+        if out is not None and not self._is_remote and os.path.isdir(local_path(out)):
             raise UsageError("expected a file, got a folder", where=out)
         self.at = locate(out, replace(guard, keeper=None)) if out is not None else None
         self._path = (
             str(self.at)
-            if self._is_far
+            if self._is_remote
             else os.path.realpath(whole_path(local_path(out)))
             if out is not None
             else ""
@@ -129,7 +127,7 @@ class _Place:
         self._folder = (
             os.path.dirname(self._path) if out is not None else os.path.realpath(whole_path("."))
         )
-        if base is None and self._is_far:
+        if base is None and self._is_remote:
             base = self._folder
         self._base = None if base is None else base.rstrip("/") + "/"
         self._rebase, self._guard = rebase, guard
@@ -143,66 +141,64 @@ class _Place:
             real = os.path.join(at.store.root, at.path)
             if real == self._path:
                 return None
-            if self._is_far:
+            if self._is_remote:
                 raise UsageError(
-                    f"it lies on this machine, so a playlist in {self._folder} cannot name it",
-                    where=at,
+                    f"a local file cannot be listed by a playlist in {self._folder}", where=at
                 )
-            here = os.path.relpath(real, self._folder).replace(os.sep, "/")
-            names = [str(at), here, real]
+            address = os.path.relpath(real, self._folder).replace(os.sep, "/")
+            names = [str(at), address, real]
         else:
-            here = (
-                without_user(at.path) if is_url(at.path) else str(at)
-            )  # the path in a web server's store is the whole address
-            if self._is_far and here == self._path:
+            # in the store of a web server, the path is a complete address
+            address = without_user(at.path) if is_url(at.path) else str(at)
+            if self._is_remote and address == self._path:
                 return None
-            names = [here]
+            names = [address]
         is_typed = False
         for old, new in self._rebase:
-            if fit := next((name for name in names if name.startswith(old)), None):
-                here = new + fit[len(old) :]
-                is_typed = not {"?", ";"} & {*fit[len(old) :]}
+            if match := next((name for name in names if name.startswith(old)), None):
+                address = new + match[len(old) :]
+                is_typed = not {"?", ";"} & {*match[len(old) :]}
                 break
-        if self._base is not None and here.startswith(self._base):
-            here = here[len(self._base) :]
-        is_clean = (address_key if is_typed else redact)(here) == here
-        if scheme_of(here) in ("http", "https") and not is_clean:
+        if self._base is not None and address.startswith(self._base):
+            address = address[len(self._base) :]
+        is_public = (address_key if is_typed else redact)(address) == address
+        if scheme_of(address) in ("http", "https") and not is_public:
             raise UsageError(
-                "its address has a query or path parameters, which may be secret; a playlist would keep them",
+                "the address has a query or path parameters that may be secret; a playlist would store them",
                 where=at,
-                hint="Give --rebase OLD=NEW, or an address without.",
+                hint="Use --rebase OLD=NEW, or an address without them.",
             )
         if (
-            not is_url(here)
-            and (here.startswith("/") or ".." in here.split("/"))
+            not is_url(address)
+            and (address.startswith("/") or ".." in address.split("/"))
             and not self._guard.allow_local
         ):
-            hint = "Write the playlist above what it lists, or give --rebase OLD=NEW; readers would need --allow-local."
+            hint = "Write the playlist to a folder above its files, or use --rebase OLD=NEW; readers would need --allow-local."
             raise UsageError(
-                f"it does not lie below {self._folder}, so a playlist there cannot name it",
+                f"file is outside {self._folder}; a playlist in this folder cannot list it",
                 where=at,
                 hint=hint,
             )
-        return here
+        return address
 
 
 def _joined(
     name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]
 ) -> Stream:
     """Concatenate the parts of a stream, with the addresses of the playlist."""
-    first, hint = parts[0], "Give each a NAME= of its own."
+    first, hint = parts[0], "Name the streams differently: NAME=ADDRESS."
     for part in parts:
         if part.format != first.format:
             raise UsageError(
-                f"stream {name!r} would mix {first.format} and {part.format}",
+                f"cannot join format {part.format} with {first.format} in stream {name!r}",
                 where=part.at,
                 hint=hint,
             )
         if part.columns != first.columns and first.columns is not None and part.columns is not None:
             raise UsageError(
-                f"it has other columns than what comes before it in stream {name!r}",
+                f"columns differ from those of earlier sources in stream {name!r}",
                 where=part.at,
-                hint="Give each a NAME= of its own.",
+                hint=hint,
             )
     listed = [
         (part, i, url)
@@ -237,13 +233,13 @@ def _joined(
         {},
         {**common, **headers},
         files,
-        [_beside(part.chunk(i), place) for part, i, _ in listed]
+        [_companions(part.chunk(i), place) for part, i, _ in listed]
         if any(any(part.parts) for part in parts)
         else (),
     )
 
 
-def _beside(chunk: Chunk, place: _Place) -> tuple[File, ...]:
+def _companions(chunk: Chunk, place: _Place) -> tuple[File, ...]:
     """Return the companions of a chunk, with the addresses of the playlist."""
     return tuple(
         replace(file, name=place.address(at) or "")
@@ -252,15 +248,15 @@ def _beside(chunk: Chunk, place: _Place) -> tuple[File, ...]:
 
 
 def _counts(listed: Sequence[tuple[Stream, int, str]], of: Callable[[Stream], Any]) -> Any:
-    """Return one count per chunk, -1 if it is not known; None if none is known."""
+    """Return one count per chunk, -1 for an unknown count; None if all are unknown."""
     counts = [-1 if of(part) is None else int(of(part)[i]) for part, i, _ in listed]
     return np.array(counts, np.int64) if any(count >= 0 for count in counts) else None
 
 
 def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
-    """Return every fault of a playlist, with its line and column.
+    """Return all faults of a playlist, with line and column.
 
-    raises  MissingError, ReachError if it cannot be read
+    raises  MissingError, ReachError if the playlist cannot be read
     """
     at = locate(path, with_reach(guard or Guard(), sources=[path]))
     data = stored(at)
@@ -268,8 +264,8 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
     if out:
         return out
     found = parse(data, at)
-    wrong = [(path, error) for stream in found.streams for path, error in _not_read(stream)]
-    for mark, (_, error) in zip(places(data, [path for path, _ in wrong]), wrong, strict=True):
+    refused = [entry for stream in found.streams for entry in _refused_entries(stream)]
+    for mark, (_, error) in zip(places(data, [path for path, _ in refused]), refused, strict=True):
         out.append(
             replace(
                 finding_of(error), address=str(at), line=mark >> 32, character=mark & 0xFFFFFFFF
@@ -284,14 +280,14 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
             row=None,
             line=lines,
             character=1,
-            hint="Write it again with `flare playlist`.",
+            hint="Write the playlist again with `flare playlist`.",
         )
         for one in own
     ]
 
 
-def _not_read(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareError]]:
-    """Yield what readers would refuse in a stream: path in the YAML, and error."""
+def _refused_entries(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareError]]:
+    """Yield the entries of a stream that readers refuse: path in the YAML, and error."""
     if stream.format is not None and not formats.is_known(stream.format):
         hint = f"Choose one of {', '.join(formats.all_names())}."
         yield (

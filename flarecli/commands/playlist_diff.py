@@ -1,7 +1,7 @@
 """Compare two playlists.
 
 Two chunks are the same if they have the same address, or the same path relative to their playlist.
-So a copy of a dataset can be compared with its original.
+Therefore a copy of a dataset can be compared with its original.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Facts: TypeAlias = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PlaylistDiff:
-    """Chunks that the second playlist adds, removes, or lists with other columns, rows, bytes or
+    """Chunks that the second playlist adds, removes, or lists with different columns, rows, bytes or
     checksums.
     """
 
@@ -37,14 +37,17 @@ class PlaylistDiff:
 
 
 class _Listed(NamedTuple):
-    """A listed chunk: its absolute address, and its path below the playlist, empty if it is
-    elsewhere.
+    """A listed chunk.
+
+    url       address as listed
+    absolute  absolute address
+    relative  path relative to the folder of the playlist; empty if it is outside
     """
 
     stream: str
     url: str
-    whole: str
-    below: str
+    absolute: str
+    relative: str
     facts: _Facts
     i: int
 
@@ -52,8 +55,8 @@ class _Listed(NamedTuple):
 def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
     """Compare the lists at two addresses chunk by chunk; no chunk is opened.
 
-    return  chunks as `ADDRESS`, without secrets, or `STREAM: ADDRESS` if there are several streams,
-            in the order of `b`, removed chunks in the order of `a`
+    return  chunks as `ADDRESS`, or as `STREAM: ADDRESS` if there are several streams, without
+            secrets; in the order of `b`, removed chunks in the order of `a`
     raises  errors of resolving
     """
     guard = with_reach(guard or Guard(), sources=[a, b])
@@ -81,21 +84,21 @@ def _listed(found: Playlist) -> list[_Listed]:
     for stream in found.streams:
         facts, base = _facts(stream), _base(stream.at)
         for i, url in enumerate(stream.urls):
-            whole = _whole(url, base)
-            below = whole[len(base) :] if whole.startswith(base) else ""
-            out.append(_Listed(stream.name, url, whole, below, facts, i))
+            absolute = _absolute(url, base)
+            relative = absolute[len(base) :] if absolute.startswith(base) else ""
+            out.append(_Listed(stream.name, url, absolute, relative, facts, i))
     return out
 
 
 def _base(at: Location) -> str:
-    """Return the folder of relative addresses, with a final slash."""
+    """Return the base folder of relative addresses, with a final slash."""
     if isinstance(at.store, LocalStore):
         return os.path.join(os.path.realpath(os.path.join(at.store.root, at.path)), "")
     return str(at).rstrip("/") + "/"
 
 
-def _whole(url: str, base: str) -> str:
-    """Return an absolute address, without user."""
+def _absolute(url: str, base: str) -> str:
+    """Return an absolute address, without user name."""
     if scheme_of(url) in ("", "file"):
         path = bare(local_path(url))
         return path if path.startswith("/") else base + path
@@ -108,15 +111,15 @@ def _pairs(one: Sequence[_Listed], two: Sequence[_Listed]) -> dict[int, int]:
     return  position in `two` -> position in `one`
     """
     pairs: dict[int, int] = {}
-    for which in ("whole", "below"):
-        taken = set(pairs.values())
-        left: dict[tuple[str, str], deque[int]] = defaultdict(deque)
+    for which in ("absolute", "relative"):
+        matched = set(pairs.values())
+        unmatched: dict[tuple[str, str], deque[int]] = defaultdict(deque)
         for k, listed in enumerate(one):
-            if k not in taken:
-                left[listed.stream, getattr(listed, which)].append(k)
+            if k not in matched:
+                unmatched[listed.stream, getattr(listed, which)].append(k)
         for k, listed in enumerate(two):
             same = (
-                left.get((listed.stream, getattr(listed, which)))
+                unmatched.get((listed.stream, getattr(listed, which)))
                 if k not in pairs and getattr(listed, which)
                 else None
             )
@@ -126,7 +129,7 @@ def _pairs(one: Sequence[_Listed], two: Sequence[_Listed]) -> dict[int, int]:
 
 
 def _facts(stream: Stream) -> _Facts:
-    """Return the listed facts of a stream: name -> value per chunk; None, -1 or empty if not known."""
+    """Return the listed facts of a stream: name -> value per chunk; None, -1 or empty: unknown."""
     counts = {"rows": stream.rows, "bytes": stream.sizes, "raw_bytes": stream.raw_sizes}
     same = {"format": stream.format, "columns": stream.columns}
     return {
@@ -138,7 +141,7 @@ def _facts(stream: Stream) -> _Facts:
 
 
 def _differ(a: _Listed, b: _Listed) -> bool:
-    """Return whether two listings of a chunk contradict each other; facts that only one has are
+    """Return whether two entries of a chunk contradict each other; facts that only one entry has are
     ignored.
     """
     one, i, two, j = a.facts, a.i, b.facts, b.i

@@ -113,7 +113,7 @@ def test_a_file_above_the_playlist_is_refused_since_readers_would_refuse_it(plai
         commands.playlist(str(plain), out=str(tmp_path / "set.yaml"))
     assert (
         str(caught.value)
-        == f"{plain}/shard.00000.mds: it does not lie below {tmp_path}, so a playlist there cannot name it"
+        == f"{plain}/shard.00000.mds: file is outside {tmp_path}; a playlist in this folder cannot list it"
     )
     assert not (tmp_path / "set.yaml").exists()
     commands.playlist(str(plain), out=str(tmp_path / "set.yaml"), allow_local=True)
@@ -158,7 +158,7 @@ def test_one_name_for_several_streams_is_refused(out):
     )
     with pytest.raises(UsageError) as caught:
         commands.playlist(f"x={out}/set.yaml")
-    assert str(caught.value) == f"{out}/set.yaml: 'x' is one name for the streams a, b"
+    assert str(caught.value) == f"{out}/set.yaml: cannot name several streams 'x': a, b"
 
 
 # -- check
@@ -358,6 +358,6 @@ def test_a_stream_has_the_same_columns_in_all_its_parts(tmp_path):
         with Writer(str(tmp_path / name), columns={column: "int"}) as writer:
             writer.write({column: 1})
     with pytest.raises(
-        UsageError, match="b: it has other columns than what comes before it in stream 'x'$"
+        UsageError, match="b: columns differ from those of earlier sources in stream 'x'$"
     ):
         commands.playlist([f"x={tmp_path}/a", f"x={tmp_path}/b"], out=str(tmp_path / "p.yaml"))

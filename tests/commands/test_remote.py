@@ -155,7 +155,7 @@ def test_a_playlist_of_addresses_keeps_no_secret(served, tmp_path):
         commands.playlist(f"{url}/shard.00000.mds?X-Amz-Signature=abc", format="mds", open=False)
     assert (
         str(caught.value)
-        == f"{url}/shard.00000.mds: its address has a query or path parameters, which may be secret; a playlist would keep them"
+        == f"{url}/shard.00000.mds: the address has a query or path parameters that may be secret; a playlist would store them"
     )
     relative = commands.playlist(f"{url}/shard.00000.mds", open=False, base=url)
     assert "    - shard.00000.mds\n" in relative

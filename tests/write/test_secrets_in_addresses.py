@@ -99,8 +99,8 @@ def test_a_playlist_keeps_no_query_that_the_user_did_not_type(web, tmp_path):
     with pytest.raises(UsageError) as caught:
         flarecli.playlist(url, format="mds")
     assert str(caught.value) == (
-        f"{web.url('/a.mds')}: its address has a query or path parameters, which may be secret; "
-        "a playlist would keep them"
+        f"{web.url('/a.mds')}: the address has a query or path parameters that may be secret; "
+        "a playlist would store them"
     )
     text = flarecli.playlist(url, format="mds", rebase=[(url, "https://cdn.example/a.mds?v=1")])
     assert "https://cdn.example/a.mds?v=1" in text and TOKEN not in text
