@@ -20,9 +20,9 @@ from flarecli.read.resolve import (
 
 if TYPE_CHECKING:
     from flarecli.read import decoders
-    from flarecli.read.batch import Made, Part, Work, batch_rows, parts_of
+    from flarecli.read.batch import BatchMaker, BatchResult, BatchTask, batch_rows, batch_tasks
     from flarecli.read.dataset import Dataset, open
-    from flarecli.read.epoch import Run, check_place, check_rows, parse_state
+    from flarecli.read.epoch import Run, check_cursor, check_rows, parse_state
     from flarecli.read.fingerprint import listing_checksum
     from flarecli.read.loader import Loader
     from flarecli.read.mixture import Mix, mix
@@ -36,15 +36,15 @@ __all__ = [
     "Closable",
     "Dataset",
     "Loader",
-    "Made",
+    "BatchResult",
     "Mix",
-    "Part",
+    "BatchTask",
     "Rows",
     "Run",
     "Series",
-    "Work",
+    "BatchMaker",
     "batch_rows",
-    "check_place",
+    "check_cursor",
     "check_rows",
     "expand",
     "keep_freed",
@@ -53,7 +53,7 @@ __all__ = [
     "open",
     "parse_rows",
     "parse_state",
-    "parts_of",
+    "batch_tasks",
     "place_of",
     "places_of",
     "positions",
@@ -69,15 +69,15 @@ _FILES = {
     "Closable": "protocols",
     "Dataset": "dataset",
     "Loader": "loader",
-    "Made": "batch",
+    "BatchResult": "batch",
     "Mix": "mixture",
-    "Part": "batch",
+    "BatchTask": "batch",
     "Rows": "protocols",
     "Run": "epoch",
     "Series": "shards",
-    "Work": "batch",
+    "BatchMaker": "batch",
     "batch_rows": "batch",
-    "check_place": "epoch",
+    "check_cursor": "epoch",
     "check_rows": "epoch",
     "listing_checksum": "fingerprint",
     "mix": "mixture",
@@ -85,7 +85,7 @@ _FILES = {
     "open": "dataset",
     "parse_rows": "table",
     "parse_state": "epoch",
-    "parts_of": "batch",
+    "batch_tasks": "batch",
     "positions": "permutation",
     "decoders": "decoders",
     "start_prefetch": "shard_prefetch",

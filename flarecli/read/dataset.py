@@ -1,4 +1,4 @@
-"""Open a dataset: random access, batches, selections and epochs over the rows of its streams."""
+"""Dataset: random access, batches, selections and epochs over rows; and `open`, which opens one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ from flarecli.arguments import (
 from flarecli.encodings import BINARY
 from flarecli.errors import UsageError, ValueFitError
 from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
-from flarecli.read.decode import Decoder, How, NotDecoded, collated, stacked
+from flarecli.read.decode import (
+    DecodeFailure,
+    Decoder,
+    DecodeRule,
+    collate_samples,
+    stack_values,
+)
 from flarecli.read.epoch import WINDOW, Data
 from flarecli.read.epoch_order import Epoch
 from flarecli.read.protocols import LocatedBatches
@@ -41,11 +47,12 @@ ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
 
 class Dataset(Data):
-    """Rows by position: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`, `data.batches(…)`.
+    """Rows by number: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`, `data.batches(…)`.
 
     columns   name and encoding of each column, in the order of the format
-    schema    Arrow schema of the batches; numbers that the format stores as text are numbers
-    exact     Arrow schema of the batches as stored; numbers stored as text are text
+    schema    Arrow schema of the batches; a column of numbers stored as text has a number type
+    exact     Arrow schema of the batches as stored; a column of numbers stored as text has a text
+              type
     playlists the playlists of the dataset
     raises    UsageError if streams cannot be joined by column
     """
@@ -69,12 +76,15 @@ class Dataset(Data):
         self._encodings = {
             column.name: encodings.lookup(column.encoding) for column in self.columns
         }
-        self._decoders = {name: Decoder(one, allow_pickle) for name, one in self._encodings.items()}
-        self._chosen: tuple[str, ...] | None = None  # columns; None: all
+        self._decoders = {
+            name: Decoder(encoding, allow_pickle) for name, encoding in self._encodings.items()
+        }
+        self._selected: tuple[str, ...] | None = None  # names of columns; None: all
         self._read_sample: ReadSample | None = None
-        self._describe()
+        self._set_schema()
 
-    def _describe(self) -> None:
+    def _set_schema(self) -> None:
+        """Set the schema of the batches by the schema of the stored columns."""
         self.schema = pa.schema(
             [
                 _plain(pa.nulls(0, field.type), field, self._encodings[field.name])[1]
@@ -87,7 +97,7 @@ class Dataset(Data):
         return self._table.rows
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{one.name!r} {one.encoding}" for one in self.columns)
+        columns = ", ".join(f"{column.name!r} {column.encoding}" for column in self.columns)
         return f"<Dataset: {len(self)} rows of {columns}>"
 
     def __iter__(self) -> Iterator[Sample]:
@@ -119,21 +129,21 @@ class Dataset(Data):
         return self.__getitems__(index)
 
     def _compile(self) -> ReadSample:
-        """Return a fast reader of one sample of a mapped shard.
+        """Return a fast reader of single samples of mapped shards, and keep it.
 
-        It returns None for rows that `__getitems__` must read. If decoding fails, it also returns
-        None, and `__getitems__` reports the row and the column.
+        It returns None for rows that `__getitems__` must read, and if decoding fails: then
+        `__getitems__` reports the row and the column.
         """
-        series, columns = self._table.series[0], self._chosen
-        edges, position, count = series.edges, bisect_right, len(self)
+        series, columns = self._table.series[0], self._selected
+        edges, search, count = series.edges, bisect_right, len(self)
         readers = series.row_readers(columns)
         decoders = []
-        for name, one in self._decoders.items():
-            if (decode := one.compiled()) is not None:
+        for name, decoder in self._decoders.items():
+            if (decode := decoder.compiled()) is not None:
                 decoders.append((name, decode))
 
         def read_sample(row: int) -> Sample | None:
-            i = position(edges, row) - 1
+            i = search(edges, row) - 1
             try:
                 sample: Sample = readers[i](row - edges[i])
                 for name, decode in decoders:
@@ -168,26 +178,28 @@ class Dataset(Data):
             return [{} for _ in rows]
         if len(rows) == 1:  # faster than by columns
             with contextlib.suppress(Exception):  # `_values` below reports the row and the column
-                return [{name: one.value(rows[0][name]) for name, one in self._decoders.items()}]
-        values = [self._values(name, [row[name] for row in rows], indices) for name in names]
-        return [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)]
+                return [
+                    {name: decoder.value(rows[0][name]) for name, decoder in self._decoders.items()}
+                ]
+        columns = [self._values(name, [row[name] for row in rows], indices) for name in names]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def _values(
         self, name: str, data: Sequence[Any], indices: Sequence[int] | IntArray
     ) -> list[Any]:
+        """Return decoded values of a column; an error names the column and the row."""
         try:
             return self._decoders[name].values(data)
-        except NotDecoded as failed:
-            raise failed.named(name, int(indices[failed.at])) from failed.__cause__
+        except DecodeFailure as failure:
+            raise failure.located(name, int(indices[failure.index])) from failure.__cause__
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
-        """Return rows as one batch: column -> values.
+        """Return rows as one batch: column -> array [rows, …] of numbers or arrays, or list.
 
-        Numbers and arrays of one shape become an array [rows, …], other values a list. Raises the
-        errors of reading a row.
+        raises  the errors of reading a row
         """
         try:
-            stored = self._table.read_columns(indices, self._chosen)
+            stored = self._table.read_columns(indices, self._selected)
         except TypeError:
             row_numbers(indices)  # raises UsageError for an invalid list
             raise
@@ -195,7 +207,7 @@ class Dataset(Data):
 
     def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
         """Locate the first rows of int64 [k] in memory: at least `least`, or None."""
-        located = self._table.locate(rows, least, self._chosen)
+        located = self._table.locate(rows, least, self._selected)
         if located is None:
             return None
         return LocatedBatches(
@@ -210,22 +222,22 @@ class Dataset(Data):
         for name, decoder in self._decoders.items():
             data = stored[name]
             array = decoder.array(data)
-            out[name] = stacked(self._values(name, data, indices)) if array is None else array
+            out[name] = stack_values(self._values(name, data, indices)) if array is None else array
         return out
 
     @property
     def is_copied(self) -> bool:
         """Whether `collated` only copies bytes of local, uncompressed, mapped files."""
-        return all(one.copies for one in self._decoders.values()) and all(
+        return all(decoder.copies for decoder in self._decoders.values()) and all(
             one.is_mapped for one in self._table.series
         )
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Collate samples into one batch; numbers have the dtype of the dataset's column, if any.
+        """Collate samples into one batch; numbers get the dtype of their column in the dataset.
 
         raises  UsageError if the samples have different columns
         """
-        return collated(samples, self.dtypes)
+        return collate_samples(samples, self.dtypes)
 
     @property
     def dtypes(self) -> dict[str, str | None]:
@@ -233,41 +245,42 @@ class Dataset(Data):
         return {name: decoder.dtype for name, decoder in self._decoders.items()}
 
     def read(self, row: int, ranges: Mapping[str, range] | None = None) -> Sample:
-        """Return one sample, and of columns of lists only a range of the items, with one read.
+        """Return one sample; read only some items of its list columns.
 
-        ranges  column -> positions in its list, such as `range(32, 42)`; cut at the end of the list
+        ranges  column -> range of positions in its list, such as `range(32, 42)`; positions after
+                the end of the list are ignored
         raises  UsageError for a column that is not a list and for a descending range; RowsError for
                 a row outside the data
         """
         if ranges is None or (isinstance(ranges, Mapping) and not ranges):
             return self[row]
-        bounds = {name: (one.start, one.stop) for name, one in self._checked(ranges).items()}
-        encoded = self._table.read([row], self._chosen, bounds)[0]
+        self._check_ranges(ranges)
+        bounds = {name: (items.start, items.stop) for name, items in ranges.items()}
+        encoded = self._table.read([row], self._selected, bounds)[0]
         values = {name: self._values(name, [encoded[name]], [row])[0] for name in self._decoders}
         return {
             name: value[:: ranges[name].step] if name in ranges else value
             for name, value in values.items()
         }
 
-    def _checked(self, ranges: Mapping[str, range]) -> Mapping[str, range]:
+    def _check_ranges(self, ranges: Mapping[str, range]) -> None:
         if not isinstance(ranges, Mapping) or not all(
-            isinstance(one, range) for one in ranges.values()
+            isinstance(items, range) for items in ranges.values()
         ):
             raise UsageError(
                 f"ranges is {shown(ranges)}: expected a dict of ranges",
                 hint='Pass a dict such as {"frames": range(32, 42)}.',
             )
         self._names(list(ranges))
-        for name, one in ranges.items():
+        for name, items in ranges.items():
             if self._encodings[name].item is None:
                 raise UsageError(f"cannot read a range of column {name!r}: not a list", column=name)
-            if not 0 <= one.start <= one.stop or one.step < 1:
+            if not 0 <= items.start <= items.stop or items.step < 1:
                 raise UsageError(
-                    f"invalid range {one.start}:{one.stop}:{one.step} of column {name!r}",
+                    f"invalid range {items.start}:{items.stop}:{items.step} of column {name!r}",
                     hint="Pass an ascending range of positions from 0.",
                     column=name,
                 )
-        return ranges
 
     def rows(
         self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None
@@ -277,9 +290,12 @@ class Dataset(Data):
         indices  each in [-rows, rows)
         raises   RowsError for a row outside the data; UsageError for an unknown column
         """
-        return self._table.read(indices, self._chosen if columns is None else self._names(columns))
+        return self._table.read(
+            indices, self._selected if columns is None else self._names(columns)
+        )
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
+        """Return the names of columns, each once; None: all. Raises UsageError for unknown names."""
         if columns is None:
             return [column.name for column in self.columns]
         names = list(dict.fromkeys(name_list(columns)))
@@ -308,8 +324,9 @@ class Dataset(Data):
         arrays = []
         for name in names:
             encoding = self._encodings[name]
-            kind = pa.large_list(BINARY) if encoding.name.endswith("[]") else BINARY
-            arrays.append(encodings.typed(pa.array([row[name] for row in rows], kind), encoding))
+            stored_type = pa.large_list(BINARY) if encoding.name.endswith("[]") else BINARY
+            stored = pa.array([row[name] for row in rows], stored_type)
+            arrays.append(encodings.typed(stored, encoding))
         batch = pa.RecordBatch.from_arrays(
             arrays, schema=pa.schema([self.exact.field(name) for name in names])
         )
@@ -326,17 +343,14 @@ class Dataset(Data):
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows start..stop in order as batches of at most `size` rows and of bounded bytes.
 
-        exact  keep numbers that are stored as text as text
-        views  text and bytes may be Arrow views over the mapped shard: faster, but many Arrow
-               kernels do not support views
-        raises UsageError for a negative start or stop, a size below 1 or an unknown column
+        exact   keep numbers that are stored as text as text
+        views   return text and bytes as Arrow views of the mapped shard where possible: this is
+                faster, but many Arrow kernels do not support views
+        raises  UsageError for a negative start or stop, a size below 1 or an unknown column
         """
         try:
-            start, last, size = (
-                whole(start),
-                len(self) if stop is None else min(whole(stop), len(self)),
-                whole(size),
-            )
+            start, size = whole(start), whole(size)
+            last = len(self) if stop is None else min(whole(stop), len(self))
         except TypeError:
             raise UsageError(
                 f"rows {shown(start)} to {shown(stop)} in batches of {shown(size)}: "
@@ -352,12 +366,13 @@ class Dataset(Data):
     def _all_natural(
         self, batches: Iterator[pa.RecordBatch], first: int
     ) -> Iterator[pa.RecordBatch]:
+        """Convert the batches from row `first` on with `_natural`."""
         for batch in batches:
             yield self._natural(batch, range(first, first + batch.num_rows))
             first += batch.num_rows
 
     def _natural(self, batch: pa.RecordBatch, rows: Sequence[int] | IntArray) -> pa.RecordBatch:
-        """Convert numbers stored as text to numbers, and JSON strings to text."""
+        """Convert numbers that are stored as text to numbers, and JSON strings to text."""
         if self._is_natural:
             return batch
         arrays, fields = [], []
@@ -373,10 +388,10 @@ class Dataset(Data):
 
     @property
     def checksum(self) -> str:
-        """The xxh3_128 of the listing: columns, and rows, size and checksums of each shard.
+        """The checksum of the listing, xxh3_128: columns, and rows, size and checksums of each shard.
 
-        If a list has no checksums of its shards, their names are used instead. Rows chosen by
-        `where` are covered; addresses, columns chosen by `select` and decoders are not.
+        If a list has no checksums of its shards, their names are used instead. The selection of
+        rows by `where` is covered; addresses, columns selected by `select` and decoders are not.
         """
         return self._table.checksum
 
@@ -398,67 +413,63 @@ class Dataset(Data):
         by_name = {column.name: column for column in self.columns}
         out.columns = tuple(by_name[name] for name in names)
         out._decoders = {name: self._decoders[name] for name in names}
-        out._chosen = tuple(names)
+        out._selected = tuple(names)
         out.exact = pa.schema([self.exact.field(name) for name in names])
-        out._describe()
+        out._set_schema()
         return out
 
     @checked
     def where(self, condition: str) -> Dataset:
-        """Return the dataset of the rows for which an SQL condition is true, in their order.
+        """Return the dataset of the rows for which an SQL condition is true, in the same order.
 
-        The columns of the condition are read once.
+        This reads the columns of the condition once.
 
         raises  UsageError for an invalid condition, or one that fails on a row
         """
-        # longer than every column name, so it cannot clash
-        position = "row of the data".ljust(1 + max(map(len, self.schema.names), default=0))
+        # the column of row numbers; its name is longer than every other, so it is unique
+        number = "row number".ljust(1 + max(map(len, self.schema.names), default=0))
         names = sql.columns_of(condition, self.schema.names) or self.schema.names[:1]
-        schema, first = (
-            pa.schema([self.schema.field(name) for name in names]).append(
-                pa.field(position, pa.int64())
-            ),
-            0,
-        )
+        fields = [self.schema.field(name) for name in names]
+        schema = pa.schema([*fields, pa.field(number, pa.int64())])
 
         def numbered() -> Iterator[pa.RecordBatch]:
-            nonlocal first
+            first = 0
             for batch in self.scan(names):
-                yield batch.append_column(
-                    position, pa.array(np.arange(first, first + batch.num_rows))
-                )
+                numbers = pa.array(np.arange(first, first + batch.num_rows))
+                yield batch.append_column(number, numbers)
                 first += batch.num_rows
 
-        kept, batches = sql.select(schema, numbered(), condition, known=self.schema.names)
-        if kept is not schema:
+        selected, batches = sql.select(schema, numbered(), condition, known=self.schema.names)
+        if selected is not schema:
             raise UsageError(
                 "expected a condition, not a SELECT statement",
                 hint="Pass a condition such as \"aes > 4 and lang = 'en'\".",
             )
-        parts = [batch.column(position).to_numpy() for batch in batches]
+        rows = [batch.column(number).to_numpy() for batch in batches]
         out = copy.copy(self)
-        out._table = self._table.only(np.concatenate(parts) if parts else np.zeros(0, np.int64))
+        out._table = self._table.only(np.concatenate(rows) if rows else np.zeros(0, np.int64))
         return out
 
     @checked
-    def decoded(self, how: Mapping[str, How]) -> Dataset:
+    def decoded(self, how: Mapping[str, DecodeRule]) -> Dataset:
         """Return the dataset with other decoders.
 
-        how     column -> True: decode by its encoding, False: the stored bytes, or a function of
-                the stored bytes
+        how     column -> True: decode by its encoding; False: keep the stored bytes; or a function
+                of the stored bytes
         raises  UsageError for an unknown column
         """
         self._names(list(how))
-        for name, one in how.items():
-            if not callable(one) and one is not True and one is not False:
+        for name, rule in how.items():
+            if not callable(rule) and rule is not True and rule is not False:
                 raise UsageError(
-                    f"decoder of column {name!r} is {shown(one)}: "
+                    f"decoder of column {name!r} is {shown(rule)}: "
                     "expected a function, True or False",
                     column=name,
                 )
         out = copy.copy(self)
         out._decoders = {
-            name: replace(one, how=how.get(name, one.how)) for name, one in self._decoders.items()
+            name: replace(decoder, rule=how.get(name, decoder.rule))
+            for name, decoder in self._decoders.items()
         }
         return out
 
@@ -508,28 +519,27 @@ class Dataset(Data):
 def _plain(
     array: pa.Array, field: pa.Field, encoding: encodings.Encoding
 ) -> tuple[pa.Array, pa.Field]:
-    natural, own = encodings.plain(array, encoding)
-    return (
-        (array, field)
-        if own is encoding
-        else (natural, encodings.field(encodings.column(field.name, own.name)))
-    )
+    """Return an array and its field with numbers and text as their own Arrow types."""
+    natural, natural_encoding = encodings.plain(array, encoding)
+    if natural_encoding is encoding:
+        return array, field
+    return natural, encodings.field(encodings.column(field.name, natural_encoding.name))
 
 
 def _of_size(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of exactly `size` rows; the last may be smaller."""
-    held: list[pa.RecordBatch] = []
-    count = 0
+    pending: list[pa.RecordBatch] = []
+    count = 0  # pending rows
     for batch in batches:
         while count + batch.num_rows >= size:
-            cut = size - count
-            yield pa.concat_batches([*held, batch.slice(0, cut)]) if held else batch.slice(0, cut)
-            batch, held, count = batch.slice(cut), [], 0
+            head = batch.slice(0, size - count)
+            yield pa.concat_batches([*pending, head]) if pending else head
+            batch, pending, count = batch.slice(size - count), [], 0
         if batch.num_rows:
-            held.append(batch)
+            pending.append(batch)
             count += batch.num_rows
-    if held:
-        yield pa.concat_batches(held)
+    if pending:
+        yield pa.concat_batches(pending)
 
 
 @checked
@@ -546,26 +556,28 @@ def open(
     allow_host: str | Sequence[str] = (),
     allow_pickle: bool = False,
     maps: bool = True,
-    decode: Mapping[str, How] | None = None,
+    decode: Mapping[str, DecodeRule] | None = None,
     cache: Address | None = None,
     cache_limit: int | str = "10GB",
 ) -> Dataset:
-    """Open the dataset at one or several addresses; several are concatenated.
+    """Open the dataset at an address; the datasets at several addresses are concatenated.
 
     sources       playlists, MDS folders, shards or folders of files; local, HTTP(S) or in a bucket;
                   globs, braces and pathlib paths are allowed
+    format        format of shards that are not listed, such as `webdataset`
     streams       names of the streams to read; streams of equal length are joined by column
     retries       retries of transient errors, per object
     timeout       maximum wait for the next byte: seconds, or a text such as `30s`
     deadline      maximum time for one object, retries included: seconds, or a text such as `10m`
-    allow_private the data may name private and loopback addresses
-    allow_local   the data may name file://, paths outside its folder and symbolic links
+    allow_private allow the data to name private and loopback addresses
+    allow_local   allow the data to name file://, paths outside its folder and symbolic links
     allow_host    private hosts and networks that the data may name, such as `10.0.0.7:8080` or
                   `10.1.0.0/16`
     allow_pickle  decode `pkl` columns; this runs code that the data contains
     maps          pass False if files may be truncated while they are read
-    decode        column -> False for the stored bytes, or a function of them; see `Dataset.decoded`
-    cache         folder that caches downloads, with at most `cache_limit` bytes: a number or `10GB`
+    decode        decoders of columns; see `Dataset.decoded`
+    cache         folder in which downloads are cached
+    cache_limit   maximum size of the cache: bytes, or a text such as `10GB`
     raises        MissingError, FormatError, UnsafeError, UnfinishedError: see `resolve`
     """
     options = CacheOptions(

@@ -1,4 +1,4 @@
-"""Decoders for `decode=`: stored bytes to arrays. Picklable, so worker processes can use them."""
+"""Decoders for `decode=`: stored bytes to arrays. Picklable, for worker processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flarecli.media import FORMATS
 
 __all__ = ["Audio", "Image", "Text", "Video", "audio", "image", "text", "video"]
 
-# some containers refer to files and addresses, which FFmpeg would open
+# some media files refer to other files and addresses, which FFmpeg would open
 _NO_PROTOCOLS = {"protocol_whitelist": "none"}
 
 
@@ -39,8 +39,8 @@ class Image:
                     return np.asarray(self._in_mode(picture))
                 width, height = self.size
                 if picture.format == "JPEG":
-                    picture.draft(self.mode, self._least(picture.size))  # decode at a lower scale
-                box = self._box(picture.size) if self.crop else None
+                    picture.draft(self.mode, self._draft_size(picture.size))
+                box = self._crop_box(picture.size) if self.crop else None
                 return np.asarray(
                     self._in_mode(picture).resize(
                         (width, height), pillow.Resampling.BILINEAR, box, reducing_gap=2.0
@@ -50,17 +50,17 @@ class Image:
             raise ValueFitError(f"invalid image: {error}") from error
 
     def _in_mode(self, picture: Any) -> Any:
-        # `convert` always copies, and holds the interpreter lock
+        # `convert` always copies, and does not release the interpreter lock
         return picture if picture.mode == self.mode else picture.convert(self.mode)
 
-    def _least(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the smallest sufficient size to decode at, with the aspect ratio of the image."""
+    def _draft_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the smallest size, of the image's aspect ratio, that covers the target size."""
         width, height = self.size or size
         scale = max(width / size[0], height / size[1])
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
-    def _box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Return the largest centered box with the target aspect ratio: left, top, right, bottom."""
+    def _crop_box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """Return the largest centered box of the target aspect ratio: left, top, right, bottom."""
         width, height = self.size or size
         scale = min(size[0] / width, size[1] / height)
         left, top = (size[0] - width * scale) / 2, (size[1] - height * scale) / 2
@@ -71,9 +71,9 @@ class Image:
 def image(size: int | tuple[int, int] | None = None, mode: str = "RGB", crop: bool = True) -> Image:
     """Return a decoder of images to uint8 [height, width, channels].
 
-    size  pixels: one number or (width, height); None keeps the size of each image
+    size  pixels: one number or (width, height); None: keep the size of each image
     mode  a Pillow mode: `RGB`, `L`, …
-    crop  crop the center to the target aspect ratio; False: stretch
+    crop  crop to the target aspect ratio, around the center; False: stretch
     """
     return Image(_pair(size), mode, crop)
 
@@ -87,7 +87,7 @@ def _pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Return the bytes of a text as uint8 [size], truncated or padded with zeros."""
+    """Convert the bytes of a text to uint8 [size], truncated or padded with zeros."""
 
     size: int
 
@@ -119,18 +119,14 @@ class Audio:
             with av.open(io.BytesIO(data), options=_NO_PROTOCOLS) as file:
                 stream = file.streams.audio[0]
                 rate = self.rate or stream.rate
-                resampler, parts, left = (
-                    av.AudioResampler("fltp", rate=rate),
-                    [],
-                    int(self.seconds * rate),
-                )
-                for frame in itertools.chain(
-                    file.decode(stream), [None]
-                ):  # None flushes the resampler
-                    for one in resampler.resample(frame):
-                        parts.append(one.to_ndarray()[:, :left])
-                        left -= parts[-1].shape[1]
-                    if left <= 0:
+                resampler = av.AudioResampler("fltp", rate=rate)
+                parts, missing = [], int(self.seconds * rate)  # missing samples per channel
+                # None flushes the resampler
+                for frame in itertools.chain(file.decode(stream), [None]):
+                    for resampled in resampler.resample(frame):
+                        parts.append(resampled.to_ndarray()[:, :missing])
+                        missing -= parts[-1].shape[1]
+                    if missing <= 0:
                         break
                 return np.concatenate(parts, axis=1)
         except (av.error.FFmpegError, IndexError, ValueError) as error:
@@ -141,8 +137,8 @@ class Audio:
 def audio(rate: int | None = None, seconds: float = 600.0) -> Audio:
     """Return a decoder of audio to float32 [channels, samples]. Requires PyAV.
 
-    rate     sample rate in Hz; None keeps the rate of each file
-    seconds  maximum duration that is decoded
+    rate     sample rate in Hz; None: keep the rate of each file
+    seconds  maximum duration to decode
     """
     if (rate is not None and rate < 1) or not seconds > 0:
         raise UsageError(f"rate is {rate}, seconds {seconds}: expected at least 1, and more than 0")
@@ -179,7 +175,7 @@ def video(frames: int, step: int = 1, size: int | tuple[int, int] | None = None)
 
     frames  maximum number of frames
     step    decode every `step`-th frame
-    size    pixels: one number or (width, height); None keeps the size of each video
+    size    pixels: one number or (width, height); None: keep the size of each video
     """
     if frames < 1 or step < 1:
         raise UsageError(f"frames is {frames}, step {step}: expected at least 1")

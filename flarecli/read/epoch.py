@@ -1,4 +1,4 @@
-"""Iterate over the samples of one rank in an epoch; a cursor resumes at any step."""
+"""Runs: iterators over the samples of one rank in an epoch, resumable at any step by a cursor."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from flarecli.model import Cursor, Sample
 from flarecli.read.protocols import Closable, Order, Rows
 from flarecli.read.shard_prefetch import start_prefetch
 
-__all__ = ["DATASET_HINT", "WINDOW", "Data", "Run", "check_place", "check_rows", "parse_state"]
+__all__ = ["DATASET_HINT", "WINDOW", "Data", "Run", "check_cursor", "check_rows", "parse_state"]
 
 DATASET_HINT = "Pass a dataset that flare.open or flare.mix returned."
 _NO_CHECKSUM = "saved by an earlier version of flare, without the checksum of its data"
 
 WINDOW = 8  # default number of chunks whose rows are mixed
-_BLOCK = 1 << 14  # steps that are mapped to rows at once
-_READ_ROWS = 64  # rows that are read at once
+_BLOCK_STEPS = 1 << 14  # steps whose rows are computed together
+_READ_ROWS = 64  # rows that are read together
 
 
 def _start(seed: int, epoch: int, order: str, window: int, cursor: Cursor | None = None) -> Cursor:
-    """Return the cursor at which a run starts: the start of an epoch, or the given cursor.
+    """Return the cursor at which a run starts: `cursor`, or the start of an epoch.
 
-    raises  UsageError for an invalid cursor, and if the other arguments differ from the cursor's
+    raises  UsageError for an invalid cursor, and for another argument that contradicts the cursor
     """
     if cursor is None:
         return Cursor(seed, epoch, 0, order, window=window)
     try:
-        place = Cursor(
+        start = Cursor(
             whole(cursor.seed),
             whole(cursor.epoch),
             whole(cursor.step),
             cursor.order,
             None if cursor.rows is None else whole(cursor.rows),
             window if cursor.window is None else whole(cursor.window),
-            _checked_text(cursor.checksum),
+            _text_or_none(cursor.checksum),
         )
     except TypeError:
         raise UsageError(
@@ -47,20 +47,20 @@ def _start(seed: int, epoch: int, order: str, window: int, cursor: Cursor | None
             hint="Pass integers: flare.Cursor(seed, epoch, step, order).",
         ) from None
     for name, value, default, saved in (
-        ("seed", seed, 0, place.seed),
-        ("epoch", epoch, 0, place.epoch),
-        ("order", order, "shuffle", place.order),
-        ("window", window, WINDOW, place.window),
+        ("seed", seed, 0, start.seed),
+        ("epoch", epoch, 0, start.epoch),
+        ("order", order, "shuffle", start.order),
+        ("window", window, WINDOW, start.window),
     ):
-        if value not in (default, saved) and (name != "window" or place.order == "windows"):
+        if value not in (default, saved) and (name != "window" or start.order == "windows"):
             raise UsageError(
                 f"{name} is {value!r:.60}, the cursor's is {saved!r:.60}",
-                hint=f"Leave {name} out: the cursor sets it.",
+                hint=f"Omit {name}: the cursor sets it.",
             )
-    return place
+    return start
 
 
-def _checked_text(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise TypeError
     return value
@@ -69,10 +69,11 @@ def _checked_text(value: Any) -> str | None:
 def parse_state(
     state: Mapping[str, Any], keys: Set[str], owner: str, method: str
 ) -> dict[str, Any]:
-    """Check a saved state and return it with Python integers; `order` and `checksum` are text.
+    """Return a saved state with its numbers as Python integers; `order` and `checksum` are text.
 
-    raises  UsageError for missing or unknown keys and values of another type; a missing checksum
-            has its own message
+    keys    the keys of a valid state
+    owner   the class that saved it, and `method` the method that did; for messages
+    raises  UsageError for missing or unknown keys, and for values of another type
     """
     texts = ("order", "checksum")
     try:
@@ -91,38 +92,38 @@ def parse_state(
     return values
 
 
-def check_place(data: Rows, rows: int, place: Cursor) -> None:
+def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
     """Raise UsageError if a cursor is outside its epoch, or was saved with other data.
 
-    Of a cursor without rows and checksum, made by hand, only the step is checked. In order
+    A cursor without rows and checksum was written by hand; only its step is checked. In order
     `sequential`, a cursor stays valid after rows were appended.
 
     rows  the number of rows of the epoch
     """
-    if not 0 <= place.step <= rows:
-        raise UsageError(f"step {place.step} is outside the epoch, which has {rows} steps")
-    if place.rows is None and place.checksum is None:
+    if not 0 <= cursor.step <= rows:
+        raise UsageError(f"step {cursor.step} is outside the epoch, which has {rows} steps")
+    if cursor.rows is None and cursor.checksum is None:
         return
-    is_same_length = place.rows in (None, rows)
-    if place.checksum is not None:
-        if is_same_length and place.checksum == data.checksum:
+    has_same_length = cursor.rows in (None, rows)
+    if cursor.checksum is not None:
+        if has_same_length and cursor.checksum == data.checksum:
             return
         if (
-            place.order == "sequential"
-            and place.rows is not None
-            and data.begins_with(place.checksum, place.rows)
+            cursor.order == "sequential"
+            and cursor.rows is not None
+            and data.begins_with(cursor.checksum, cursor.rows)
         ):
             return
     hint = "Open the data that it was saved with."
-    if not is_same_length:
-        raise UsageError(f"saved with data of {place.rows} rows; this data has {rows}", hint=hint)
-    if place.checksum is None:
+    if not has_same_length:
+        raise UsageError(f"saved with data of {cursor.rows} rows; this data has {rows}", hint=hint)
+    if cursor.checksum is None:
         hint = (
             "If the data has not changed, pass dataclasses.replace(cursor, checksum=data.checksum)."
         )
         raise UsageError(_NO_CHECKSUM, hint=hint)
     raise UsageError(
-        f"saved with data of checksum {shown(place.checksum)}; this data has {data.checksum!r}",
+        f"saved with data of checksum {shown(cursor.checksum)}; this data has {data.checksum!r}",
         hint=hint,
     )
 
@@ -143,10 +144,10 @@ class Data(Closable):
     ) -> Run:
         """Return an iterator over the samples of one rank in an epoch; see `Run`.
 
-        order   `shuffle`: a permutation of all rows; `windows`: shuffled chunks, with the rows of
-                `window` chunks mixed, for remote data; `sequential`
-        cursor  resume at the `cursor` of another run, with any number of ranks; it sets seed,
-                epoch, order and window
+        order   `shuffle`: a permutation of all rows; `windows`, for remote data: a permutation of
+                the chunks, with the rows of `window` chunks mixed; `sequential`
+        cursor  the `cursor` of another run, to resume there with any number of ranks; it sets
+                seed, epoch, order and window
         raises  UsageError for an invalid rank or order, and for a cursor of other data
         """
         return Run(self, _start(seed, epoch, order, window, cursor), rank, ranks)
@@ -161,9 +162,9 @@ def check_rows(data: object) -> None:
 class Run:
     """An iterator over the samples of one rank, in order. `cursor` is the current position.
 
-    Every step of an epoch reads one row. Rank r of R reads steps r, r + R, … from the start of the
-    run on. So the ranks together read each row once, and any number of ranks can resume. If the
-    number of rows is not a multiple of the ranks, the last ranks have one row less.
+    Every step of an epoch reads one row. Rank r of R reads steps r, r + R, … after the start of the
+    run. So the ranks together read each row once, and any number of ranks can resume. If the number
+    of rows is not a multiple of the ranks, the last ranks read one row less.
 
     raises  UsageError for a rank outside the ranks, an unknown order or a step outside the epoch
     """
@@ -178,23 +179,21 @@ class Run:
             cursor.order,
             WINDOW if cursor.window is None else cursor.window,
         )
-        check_place(data, self._epoch.rows, cursor)
+        check_cursor(data, self._epoch.rows, cursor)
         self._data = data
         self._start, self._first, self._count = cursor, cursor.step + rank, 0
         self._samples = _read(data, self._epoch, cursor, rank, ranks)
 
     @property
     def cursor(self) -> Cursor:
-        """The current position, if every rank has read as many samples: k samples are k * ranks
-        steps.
-        """
+        """The current position, if every rank has read the same number of samples."""
         step = min(self._epoch.rows, self._start.step + self._count * self._ranks)
         return replace(self._start, step=step, rows=self._epoch.rows, checksum=self._data.checksum)
 
     def __repr__(self) -> str:
         at = self.cursor
-        place = f"epoch {at.epoch}, step {at.step} of {self._epoch.rows}, {at.order}"
-        return f"<Run: {len(self)} samples left, seed {at.seed}, {place}>"
+        position = f"epoch {at.epoch}, step {at.step} of {self._epoch.rows}, {at.order}"
+        return f"<Run: {len(self)} samples left, seed {at.seed}, {position}>"
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
@@ -215,17 +214,17 @@ class Run:
         return max(0, -(-(self._epoch.rows - self._first) // self._ranks) - self._count)
 
 
-def _read(data: Rows, order: Order, place: Cursor, rank: int, ranks: int) -> Iterator[Sample]:
-    """Yield the samples; prefetching ends with the generator."""
-    prefetch, block = start_prefetch(data, order, place, ranks), _BLOCK * ranks
+def _read(data: Rows, order: Order, start: Cursor, rank: int, ranks: int) -> Iterator[Sample]:
+    """Yield the samples of a rank; prefetching ends with the generator."""
+    prefetch, block = start_prefetch(data, order, start, ranks), _BLOCK_STEPS * ranks
     try:
-        for first in range(place.step + rank, order.rows, block):
+        for first in range(start.step + rank, order.rows, block):
             steps = np.arange(first, min(first + block, order.rows), ranks, dtype=np.int64)
             rows = order.at(steps)
-            for start in range(0, len(rows), _READ_ROWS):
-                some = rows[start : start + _READ_ROWS]
+            for k in range(0, len(rows), _READ_ROWS):
+                some = rows[k : k + _READ_ROWS]
                 if prefetch:
-                    prefetch.reached(int(steps[start]))
+                    prefetch.reached(int(steps[k]))
                     data.shards.fetch_rows(some, passing=True)
                 yield from data.__getitems__(some)
     finally:

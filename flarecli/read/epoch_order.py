@@ -1,4 +1,4 @@
-"""The order of an epoch: computes the row of each step, independently of the number of ranks.
+"""The order of an epoch: the row of each step, independent of the number of ranks.
 
 sequential  step i reads row i
 shuffle     a keyed permutation of all rows
@@ -9,6 +9,7 @@ windows     a keyed permutation of the chunks, with the rows of `window` consecu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -57,31 +58,24 @@ class Epoch:
             self._bounds = self._starts[[*range(0, chunks, window), chunks]]
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Yield the windows from a step on: first step, end step, row ranges (start, stop) of
-        chunks.
+        """Yield the windows from a step on: first step, end step, row range (start, stop) of chunks.
 
         Order `shuffle` has no windows.
         """
         if self._order == "sequential":
             chunk = max(0, int(np.searchsorted(self._edges, step, "right")) - 1)
-            for start, stop in zip(
-                self._edges[chunk:-1].tolist(), self._edges[chunk + 1 :].tolist(), strict=True
-            ):
+            for start, stop in pairwise(self._edges[chunk:].tolist()):
                 if start < stop:
                     yield start, stop, [(start, stop)]
         elif self._order == "windows":
-            for k in range(
-                max(0, int(np.searchsorted(self._bounds, step, "right")) - 1), len(self._bounds) - 1
-            ):
+            first = max(0, int(np.searchsorted(self._bounds, step, "right")) - 1)
+            for k in range(first, len(self._bounds) - 1):
                 chunks = self._chunks[k * self._window : (k + 1) * self._window]
-                runs = zip(
-                    self._edges[chunks].tolist(), self._edges[chunks + 1].tolist(), strict=True
-                )
-                yield (
-                    int(self._bounds[k]),
-                    int(self._bounds[k + 1]),
-                    [run for run in runs if run[0] < run[1]],
-                )
+                starts, stops = self._edges[chunks].tolist(), self._edges[chunks + 1].tolist()
+                ranges = [
+                    (start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop
+                ]
+                yield int(self._bounds[k]), int(self._bounds[k + 1]), ranges
 
     def at(self, steps: IntArray) -> IntArray:
         """Return the row of each step.
@@ -95,10 +89,10 @@ class Epoch:
             return positions(steps, self.rows, self._seed, self._epoch)
         windows = np.searchsorted(self._bounds, steps, "right") - 1
         firsts = self._bounds[windows]
-        some, which = np.unique(windows, return_inverse=True)
-        rows = (self._bounds[some + 1] - self._bounds[some]).tolist()
-        epochs = [self._epoch + ((window + 1) << 32) for window in some.tolist()]
-        if len(some) == 1:
+        distinct, which = np.unique(windows, return_inverse=True)
+        rows = (self._bounds[distinct + 1] - self._bounds[distinct]).tolist()
+        epochs = [self._epoch + ((window + 1) << 32) for window in distinct.tolist()]
+        if len(distinct) == 1:
             mixed = firsts + positions(steps - firsts, rows[0], self._seed, epochs[0])
         else:
             mixed = firsts + positions_apart(steps - firsts, which, rows, self._seed, epochs)

@@ -1,8 +1,8 @@
 """The checksum of a listing: saved with a cursor, so that a run never resumes on other data.
 
-It covers what a playlist or an index lists, in order: the columns, and for each shard its rows, its
-size, its checksums and those of its companion files. Names are covered only if checksums are
-missing. The address is not covered: a dataset that was moved or copied keeps its checksum.
+It covers the entries of a playlist or an index, in order: the columns, and for each shard its rows,
+its size, its checksums and those of its companion files. Names are covered only if checksums are
+missing. Addresses are not covered, so a dataset that was moved or copied keeps its checksum.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ __all__ = ["checksum_of", "listing_checksum"]
 def listing_checksum(streams: Sequence[Stream], columns: Columns, rows: IntArray) -> str:
     """Return the checksum of the first `len(rows)` shards of the concatenated streams.
 
-    rows    int64 [shards], from the list or from the shards
+    rows    int64 [shards]: the rows of each shard
     raises  ReachError if a size is not listed and the file cannot be reached
     """
-    parts = [_json([(one.name, one.encoding) for one in columns]), _words(rows)]
-    left = len(rows)
+    parts = [_json([(column.name, column.encoding) for column in columns]), _int64_bytes(rows)]
+    shards = len(rows)
     for stream in streams:
-        count = min(left, len(stream))
-        parts += _listed(stream, count) if count else ()
-        left -= count
+        count = min(shards, len(stream))
+        if count:
+            parts += _listing(stream, count)
+        shards -= count
     return checksum_of(parts)
 
 
@@ -44,16 +45,14 @@ def checksum_of(parts: Sequence[bytes]) -> str:
     return sums.hex()[DEFAULT]
 
 
-def _listed(stream: Stream, count: int) -> Iterator[bytes]:
-    """Yield the listed facts of the first `count` shards of a stream."""
-    sizes = (
-        np.full(count, -1, np.int64)
-        if stream.sizes is None
-        else np.array(stream.sizes[:count], np.int64)
-    )
+def _listing(stream: Stream, count: int) -> Iterator[bytes]:
+    """Yield the listed sizes, checksums and names of the first `count` shards of a stream."""
+    sizes = np.full(count, -1, np.int64)
+    if stream.sizes is not None:
+        sizes[:] = stream.sizes[:count]
     for i in np.flatnonzero(sizes < 0).tolist():
         sizes[i] = stream.at.join(stream.urls[i]).size()
-    yield _words(sizes)
+    yield _int64_bytes(sizes)
     is_complete = False
     for kind, hashes in (("stored", stream.hashes), ("raw", stream.raw_hashes)):
         for name in sorted(hashes):
@@ -64,13 +63,15 @@ def _listed(stream: Stream, count: int) -> Iterator[bytes]:
         names = (url.partition("?")[0].rpartition("/")[2] for url in stream.urls)
         yield _json(list(islice(names, count)))
     if any(stream.parts):
-        beside = islice(stream.parts, count)
-        yield _json([[(file.size, sorted(file.hashes.items())) for file in one] for one in beside])
+        companions = islice(stream.parts, count)
+        yield _json(
+            [[(file.size, sorted(file.hashes.items())) for file in files] for files in companions]
+        )
 
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _words(values: IntArray) -> bytes:
+def _int64_bytes(values: IntArray) -> bytes:
     return np.asarray(values, "<i8").tobytes()

@@ -1,21 +1,22 @@
-"""A loader for training: threads or processes make batches ahead, in a keyed order."""
+"""Loader: batches for training in a keyed order, prefetched by threads or processes."""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from flarecli.arguments import checked
 from flarecli.errors import UsageError
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
-from flarecli.read.batch import Made, Part, Work, batch_rows, parts_of
-from flarecli.read.decode import How
-from flarecli.read.epoch import WINDOW, check_place, check_rows, parse_state
+from flarecli.read.batch import BatchMaker, BatchResult, BatchTask, batch_rows, batch_tasks
+from flarecli.read.decode import DecodeRule
+from flarecli.read.epoch import WINDOW, check_cursor, check_rows, parse_state
 from flarecli.read.process_pool import Process, close_all
 from flarecli.read.protocols import Closable, Order, Rows
 from flarecli.read.shard_prefetch import start_prefetch
@@ -26,18 +27,26 @@ _MAX_WORKERS = 1 << 16
 _KEYS = {"seed", "epoch", "step", "order", "window", "rows", "ranks", "skip", "checksum"}
 
 
-class Loader(Closable):
-    """Batches of a dataset, one epoch per loop. A batch is a dict: column -> array [batch, …] or
-    list.
+class _Pending(NamedTuple):
+    """A sample, and the position after it: rows of this rank, and samples of the next row."""
 
-    The next loop is the next epoch; a loop that was left early is continued. `save()` returns the
-    position and `load()` resumes there, also in another process and with any number of workers or
-    ranks. The number of workers does not change the batches.
+    sample: Any
+    rows: int
+    skip: int
+
+
+class Loader(Closable):
+    """Batches of a dataset, one epoch per loop.
+
+    A batch is a dict: column -> array [batch, …] or list. Each loop reads the next epoch; after a
+    loop that was left early, the next loop continues the same epoch. `save()` returns the position
+    and `load()` resumes there, also in another process and with any number of workers or ranks.
+    The number of workers does not change the batches.
 
     data        a Dataset or a Mix
     batch       samples per batch; the last batch of an epoch may be smaller, unless `drop_last`
     seed        random seed of the order
-    workers     threads that make batches ahead; 0: the calling thread makes them
+    workers     threads that prefetch batches; 0: the calling thread makes them
     order       `shuffle`, `windows` (for remote data: `window` chunks are open at a time) or
                 `sequential`
     rank, ranks rank r of R reads steps r, r + R, … of an epoch; each step reads one row
@@ -48,8 +57,8 @@ class Loader(Closable):
     collate     function of a list of samples that returns the batch
     processes   use worker processes, for transforms that hold the interpreter lock
     start       start method of the processes: `fork`, `spawn` or `forkserver`
-    ahead       maximum number of batches made ahead
-    drop_last   drop batches that are not complete on every rank
+    ahead       maximum number of prefetched batches
+    drop_last   omit batches that are not complete on every rank
     raises      UsageError for invalid arguments; while iterating, TransformError, which names the
                 row, and the errors of reading
     """
@@ -67,7 +76,7 @@ class Loader(Closable):
         window: int = WINDOW,
         rank: int = 0,
         ranks: int = 1,
-        decode: Mapping[str, How] | None = None,
+        decode: Mapping[str, DecodeRule] | None = None,
         transform: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
         collate: Callable[[list[Any]], Any] | None = None,
         processes: bool = False,
@@ -91,39 +100,41 @@ class Loader(Closable):
         self._collate, self._processes, self._start = collate, processes, start
         self._ahead = ahead or workers + 2  # few, so that the allocator reuses the memory
         self._window = window
-        self._skip = 0  # samples of the current row that were already yielded
-        self._place, self._loop = Cursor(seed, epoch, 0, order), 0
+        self._skip = 0  # samples of the next row that were already yielded
+        self._cursor, self._loop = Cursor(seed, epoch, 0, order), 0
         self._running: weakref.ref[Generator[Any, None, None]] | None = None
         self._order()
 
     def _order(self) -> Order:
-        place = self._place
-        return self.data.order(place.seed, place.epoch, place.order, self._window)
+        at = self._cursor
+        return self.data.order(at.seed, at.epoch, at.order, self._window)
 
     @property
     def cursor(self) -> Cursor:
-        """The current position, if every rank has read as many batches."""
+        """The current position, if every rank has read the same number of batches."""
         rows, checksum = self._order().rows, self.data.checksum
-        return replace(self._place, rows=rows, window=self._window, checksum=checksum)
+        return replace(self._cursor, rows=rows, window=self._window, checksum=checksum)
 
     def __repr__(self) -> str:
-        at, rows = self._place, self._order().rows
-        place = f"seed {at.seed}, epoch {at.epoch}, step {at.step} of {rows}, {at.order}"
-        return f"<Loader: {len(self)} batches of {self.batch} left, {place}>"
+        at, rows = self._cursor, self._order().rows
+        position = f"seed {at.seed}, epoch {at.epoch}, step {at.step} of {rows}, {at.order}"
+        return f"<Loader: {len(self)} batches of {self.batch} left, {position}>"
 
     def __len__(self) -> int:
         """Return the number of batches left in this epoch, if each row is one sample."""
-        left, whole = self._order().rows - self._place.step, self.batch * self.ranks
-        return left // whole if self.drop_last else -(-max(0, left - self.rank) // whole)
+        steps, batch_steps = self._order().rows - self._cursor.step, self.batch * self.ranks
+        if self.drop_last:
+            return steps // batch_steps
+        return -(-max(0, steps - self.rank) // batch_steps)
 
     def save(self) -> dict[str, Any]:
         """Return the position after the last batch as a dict of integers and strings."""
-        place = self._place
+        at = self._cursor
         return {
-            "seed": place.seed,
-            "epoch": place.epoch,
-            "step": place.step,
-            "order": place.order,
+            "seed": at.seed,
+            "epoch": at.epoch,
+            "step": at.step,
+            "order": at.order,
             "window": self._window,
             "rows": self._order().rows,
             "ranks": self.ranks,
@@ -138,26 +149,25 @@ class Loader(Closable):
         """
         state = parse_state(state, _KEYS, "a Loader", "save")
         skip, window = state["skip"], state["window"]
-        place = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
-        rows = self.data.order(place.seed, place.epoch, place.order, window).rows
-        saved = replace(place, rows=state["rows"], window=window, checksum=state["checksum"])
-        check_place(self.data, rows, saved)
+        cursor = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
+        rows = self.data.order(cursor.seed, cursor.epoch, cursor.order, window).rows
+        saved = replace(cursor, rows=state["rows"], window=window, checksum=state["checksum"])
+        check_cursor(self.data, rows, saved)
         if state["ranks"] < 1 or skip < 0:
             raise UsageError(f"ranks is {state['ranks']}, skip {skip}: expected at least 1 and 0")
         if skip and state["ranks"] != self.ranks:
-            hint = f"Resume with {state['ranks']} ranks."
             raise UsageError(
                 f"saved between samples of one row with {state['ranks']} ranks, not {self.ranks}",
-                hint=hint,
+                hint=f"Resume with {state['ranks']} ranks.",
             )
-        if skip and (not self._transforms or place.step == rows):
+        if skip and (not self._transforms or cursor.step == rows):
             raise UsageError(
                 f"saved after {skip} samples of a row; without transforms a row is one sample"
                 if not self._transforms
                 else f"saved after {skip} samples of the row at step {rows}, the end of the epoch",
                 hint="Use the transforms that the state was saved with.",
             )
-        self._place, self._window, self._skip = place, window, skip
+        self._cursor, self._window, self._skip = cursor, window, skip
         self._loop += 1
 
     # -- batches
@@ -185,57 +195,58 @@ class Loader(Closable):
     def _epoch(self, loop: int) -> Generator[Any, None, None]:
         if self._loop != loop:
             return
-        order, place = self._order(), self._place
-        prefetch = start_prefetch(self.data, order, place, self.ranks)
-        fetches = prefetch is not None
-        work = Work(self.data, self._transforms, self._collate, place.seed, place.epoch, fetches)
-        # samples that are not in a batch yet, and the position after each: rows, samples of the row
-        held: deque[tuple[Any, int, int]] = deque()
-        try:
-            flow, close = self._flow(work, self._parts(order, place.step, self._skip, held))
-        except BaseException:
+        order, start, skip, rows = self._order(), self._cursor, self._skip, 0
+        pending = deque[_Pending]()  # samples that are not in a batch yet
+        with contextlib.ExitStack() as resources:
+            prefetch = start_prefetch(self.data, order, start, self.ranks)
             if prefetch:
-                prefetch.close()
-            raise
-        rows, skip = 0, self._skip
-        try:
-            for made in flow:
+                resources.callback(prefetch.close)
+            maker = BatchMaker(
+                self.data,
+                self._transforms,
+                self._collate,
+                start.seed,
+                start.epoch,
+                fetches=prefetch is not None,
+            )
+            resources.callback(maker.close)
+            tasks = self._tasks(order, start.step, skip, pending)
+            for result in self._results(maker, tasks, resources):
                 if prefetch:
-                    prefetch.reached(self._place.step)
-                if made.samples is None and not held and not skip:
-                    rows += len(made.rows)
-                    yield self._moved(made.batch, place, rows, 0, order.rows)
+                    prefetch.reached(self._cursor.step)
+                if result.samples is None and not pending and not skip:
+                    rows += len(result.rows)
+                    self._move(start, rows, 0, order.rows)
+                    yield result.batch
                 else:
-                    several = work.samples(made.rows) if made.samples is None else made.samples
-                    for row, samples in zip(made.rows, several, strict=True):
+                    several = result.samples
+                    if several is None:
+                        several = maker.samples(result.rows)
+                    for row, samples in zip(result.rows, several, strict=True):
                         if skip and skip >= len(samples):
                             raise UsageError(
                                 f"saved after {skip} samples of row {row}, "
                                 f"which now has {len(samples)}",
                                 hint="Use the transforms that the state was saved with.",
                             )
-                        held.extend(
-                            (one, rows + (at == len(samples)), at % len(samples))
-                            for at, one in enumerate(samples, 1)
-                            if at > skip
-                        )
+                        for count, sample in enumerate(samples, 1):
+                            if count > skip:
+                                rows_read = rows + (count == len(samples))
+                                pending.append(_Pending(sample, rows_read, count % len(samples)))
                         rows, skip = rows + 1, 0
-                    while len(held) >= self.batch and self._loop == loop:
-                        yield self._joined(work, held, place, order.rows)
+                    while len(pending) >= self.batch and self._loop == loop:
+                        yield self._next_batch(maker, pending, start, order.rows)
                 if self._loop != loop:
                     return
-            while held and not self.drop_last and self._loop == loop:
-                yield self._joined(work, held, place, order.rows)
+            while pending and not self.drop_last and self._loop == loop:
+                yield self._next_batch(maker, pending, start, order.rows)
             if self._loop == loop:
-                self._place, self._skip = Cursor(place.seed, place.epoch + 1, 0, place.order), 0
-        finally:
-            if prefetch:
-                prefetch.close()
-            close()
-            work.end()
+                self._cursor, self._skip = Cursor(start.seed, start.epoch + 1, 0, start.order), 0
 
-    def _parts(self, order: Order, first: int, skip: int, held: Sequence[Any]) -> Iterator[Part]:
-        """Yield the rows of each batch of this rank."""
+    def _tasks(
+        self, order: Order, first: int, skip: int, pending: deque[_Pending]
+    ) -> Iterator[BatchTask]:
+        """Yield the batches of this rank, as samples where they do not start at a new batch."""
         for rows in batch_rows(
             order,
             first,
@@ -244,57 +255,53 @@ class Loader(Closable):
             ranks=self.ranks,
             drop_last=self.drop_last,
         ):
-            for part in parts_of(rows, self.batch):
-                yield part._replace(apart=True) if held or skip else part
+            for task in batch_tasks(rows, self.batch):
+                yield task._replace(as_samples=True) if pending or skip else task
                 skip = 0
 
-    def _flow(self, work: Work, parts: Iterator[Part]) -> tuple[Iterator[Made], Callable[[], None]]:
-        """Start the workers; return the batches in order, and a function that ends the workers."""
-        workers = 0 if not self._processes and work.is_inline else self.workers
-        # one more than the batches made ahead: the batch that is being taken
+    def _results(
+        self, maker: BatchMaker, tasks: Iterator[BatchTask], resources: contextlib.ExitStack
+    ) -> Iterator[BatchResult]:
+        """Start the workers and return their results in order; `resources` ends the workers."""
+        workers = 0 if not self._processes and maker.is_inline else self.workers
+        # one more than the prefetched batches: the batch that the caller uses
         max_items = max(self._ahead, workers) + 1 if workers else 1
-        if not workers or not self._processes:
-            flow = ordered_map(work, parts, workers=workers, max_items=max_items)
-            return flow, flow.close
-        self.data.load()
-        idle, processes = SimpleQueue[Process](), list[Process]()
-        try:
+        make: Callable[[BatchTask], BatchResult] = maker
+        if workers and self._processes:
+            self.data.load()
+            idle, processes = SimpleQueue[Process](), list[Process]()
+            resources.callback(close_all, processes)
             for _ in range(workers):
-                processes.append(Process(work, self._start))
+                processes.append(Process(maker, self._start))
                 idle.put(processes[-1])
-        except BaseException:
-            close_all(processes)
-            raise
 
-        def call(part: Part) -> Made:
-            process = idle.get()
-            try:
-                made: Made = process(part)
-                return made
-            finally:
-                idle.put(process)
+            def make_in_process(task: BatchTask) -> BatchResult:
+                process = idle.get()
+                try:
+                    result: BatchResult = process(task._replace(block=None))  # not picklable
+                    return result
+                finally:
+                    idle.put(process)
 
-        plain = (part._replace(block=None) for part in parts)  # a block cannot be pickled
-        flow = ordered_map(call, plain, workers=workers, max_items=max_items)
+            make = make_in_process
+        results = ordered_map(make, tasks, workers=workers, max_items=max_items)
+        resources.callback(results.close)
+        return results
 
-        def close() -> None:
-            flow.close()
-            close_all(processes)
+    def _move(self, start: Cursor, rows: int, skip: int, steps: int) -> None:
+        """Set the position after a batch.
 
-        return flow, close
-
-    def _moved(self, batch: Any, place: Cursor, rows: int, skip: int, end: int) -> Any:
-        """Set the position after a batch, and return the batch.
-
-        rows, skip  rows of this rank since `place`, and samples of the next row
-        end         the number of steps of the epoch
+        rows, skip  rows of this rank since `start`, and samples of the next row
+        steps       the number of steps of the epoch
         """
-        self._place = replace(place, step=min(end, place.step + rows * self.ranks))
+        self._cursor = replace(start, step=min(steps, start.step + rows * self.ranks))
         self._skip = skip
-        return batch
 
-    def _joined(
-        self, work: Work, held: deque[tuple[Any, int, int]], place: Cursor, end: int
+    def _next_batch(
+        self, maker: BatchMaker, pending: deque[_Pending], start: Cursor, steps: int
     ) -> Any:
-        taken = [held.popleft() for _ in range(min(self.batch, len(held)))]
-        return self._moved(work.collated([one for one, _, _ in taken]), place, *taken[-1][1:], end)
+        """Return a batch of the first pending samples, and set the position after it."""
+        taken = [pending.popleft() for _ in range(min(self.batch, len(pending)))]
+        batch = maker.collate([one.sample for one in taken])
+        self._move(start, taken[-1].rows, taken[-1].skip, steps)
+        return batch

@@ -1,8 +1,8 @@
 """A weighted mix of datasets. The dataset of each step is computed, so a run resumes at any step.
 
-Each block of 10,000 steps contains exactly the share of every dataset, in a keyed order. The steps
-of a dataset are counted across all blocks and epochs of the mix: its rows follow its own shuffles,
-so each row is read once before any is read again.
+Each block of 10,000 steps contains the exact share of each dataset, in a keyed order. The steps of
+a dataset are counted across all blocks and epochs of the mix, and select its rows in the order of
+its own epochs: so each row of a dataset is read once before a row is read again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flarecli.arguments import checked, number, shown
 from flarecli.errors import RowsError, UsageError
 from flarecli.model import IntArray, Sample
 from flarecli.read.dataset import Dataset
-from flarecli.read.decode import How, collated, stacked
+from flarecli.read.decode import DecodeRule, collate_samples, stack_values
 from flarecli.read.epoch import DATASET_HINT, Data
 from flarecli.read.fingerprint import checksum_of
 from flarecli.read.permutation import positions
@@ -29,15 +29,15 @@ __all__ = ["Mix", "mix"]
 
 BLOCK = 10_000  # steps; weights are rounded to 1 / BLOCK
 _MAX_STEPS = 1 << 62  # of all epochs together, to fit into int64
-_KEY = 1 << 40  # epochs from here on are keys of blocks, not of rows
+_FIRST_BLOCK_KEY = 1 << 40  # epochs above are keys for the order of blocks, not of rows
 
 
 @checked
 def mix(weights: Mapping[Dataset, float], rows: int | None = None) -> Mix:
-    """Mix datasets: `flare.mix({a: 0.7, b: 0.3})` reads 7 of 10 samples from a, for any sizes.
+    """Mix datasets: with `flare.mix({a: 0.7, b: 0.3})`, 7 of 10 samples are from a, for any sizes.
 
     weights  above 0; only their ratio matters, rounded to 1 / 10,000
-    rows     steps of an epoch; by default the number of rows of all datasets
+    rows     steps of an epoch (default: the number of rows of all datasets)
     raises   UsageError for an invalid weight, an empty dataset or datasets with different columns
     """
     return Mix(tuple(weights), tuple(weights.values()), rows)
@@ -56,8 +56,8 @@ class Mix(Data):
         for part in parts if isinstance(parts, Sequence) else [parts]:
             if not isinstance(part, Dataset):
                 raise UsageError(f"expected a dataset, got {shown(part)}", hint=DATASET_HINT)
-        is_list = isinstance(weights, (Sequence, np.ndarray)) and np.ndim(weights) > 0
-        weights = list(weights) if is_list else []
+        if not isinstance(weights, (Sequence, np.ndarray)) or np.ndim(weights) == 0:
+            weights = []
         if not parts or len(parts) != len(weights) or not all(map(_is_weight, weights)):
             raise UsageError(
                 "expected datasets, each with a weight above 0",
@@ -69,11 +69,11 @@ class Mix(Data):
             raise UsageError(f"rows is {rows}: expected at least 1")
         names = [column.name for column in parts[0].columns]
         for part in parts:
-            if other := {column.name for column in part.columns} ^ set(names):
+            if differing := {column.name for column in part.columns} ^ set(names):
                 raise UsageError(
-                    f"column {min(other)!r} is missing in some datasets",
+                    f"column {min(differing)!r} is missing in some datasets",
                     hint="Select the same columns of each dataset.",
-                    column=min(other),
+                    column=min(differing),
                 )
         self.parts, self._names = tuple(parts), names
         self._firsts = np.cumsum([0, *(len(part) for part in parts)])
@@ -101,7 +101,7 @@ class Mix(Data):
     def _split(
         self, indices: Sequence[int] | IntArray
     ) -> Iterator[tuple[Dataset, IntArray, IntArray]]:
-        """Yield each dataset, the positions of its rows in `indices`, and its own row numbers."""
+        """Yield each dataset, the positions of its rows in `indices`, and their own row numbers."""
         rows = row_numbers(indices)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise RowsError(f"row outside the mix, which has {len(self)} rows")
@@ -129,7 +129,7 @@ class Mix(Data):
         }
 
     def locate(self, rows: IntArray, least: int) -> None:
-        """Return None: rows of several datasets are not located together."""
+        """Return None: the rows of several datasets cannot be located together."""
 
     @property
     def is_copied(self) -> bool:
@@ -138,9 +138,9 @@ class Mix(Data):
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Collate samples into one batch; numbers have the dtypes of the first dataset."""
-        return collated(samples, self.parts[0].dtypes)
+        return collate_samples(samples, self.parts[0].dtypes)
 
-    def decoded(self, how: Mapping[str, How]) -> Mix:
+    def decoded(self, how: Mapping[str, DecodeRule]) -> Mix:
         """Return the mix with other decoders; see `Dataset.decoded`."""
         out = copy.copy(self)
         out.parts = tuple(part.decoded(how) for part in self.parts)
@@ -175,59 +175,59 @@ class Mix(Data):
 class _MixOrder:
     """The order of one epoch of a mix; see `Order`."""
 
-    def __init__(self, whole: Mix, seed: int, epoch: int, order: str, window: int) -> None:
-        if (epoch + 1) * whole.rows > _MAX_STEPS:
-            raise UsageError(f"epoch {epoch} of {whole.rows} rows ends after step 2^62")
-        self.rows, self.parallel_windows = whole.rows, len(whole.parts)
-        self._mix, self._seed, self._how = whole, seed, (order, window)
-        self._first = epoch * whole.rows  # the first step of the epoch, of all epochs
+    def __init__(self, mix: Mix, seed: int, epoch: int, order: str, window: int) -> None:
+        if (epoch + 1) * mix.rows > _MAX_STEPS:
+            raise UsageError(f"epoch {epoch} of {mix.rows} rows ends after step 2^62")
+        self.rows, self.parallel_windows = mix.rows, len(mix.parts)
+        self._mix, self._seed, self._options = mix, seed, (order, window)
+        self._first = epoch * mix.rows  # the number of steps of all earlier epochs
         self._orders: dict[tuple[int, int], Order] = {}
-        self._of_part(0, 0)  # raises UsageError for an unknown order
+        self._part_order(0, 0)  # raises UsageError for an unknown order
 
     def at(self, steps: IntArray) -> IntArray:
-        """Return the row of each step; int64 [k]."""
-        blocks, inside = np.divmod(self._first + np.asarray(steps, np.int64), BLOCK)
+        """Return the row of each step: int64 [k] -> int64 [k]."""
+        blocks, offsets = np.divmod(self._first + np.asarray(steps, np.int64), BLOCK)
         out = np.empty(len(blocks), np.int64)
         for block in np.unique(blocks):
             at = np.flatnonzero(blocks == block)
-            part, own = self._block(int(block))
-            parts = part[inside[at]]
+            part, own_steps = self._block(int(block))
+            parts = part[offsets[at]]
             for k in np.unique(parts):
                 at_k = at[parts == k]
-                out[at_k] = self._rows_of(int(k), own[inside[at_k]])
+                out[at_k] = self._rows_of(int(k), own_steps[offsets[at_k]])
         return out
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Yield the windows of all datasets, by first step."""
+        """Yield the windows of all datasets, sorted by first step."""
         return heapq.merge(
             *(self._windows(k, step) for k in range(self.parallel_windows)),
             key=lambda window: window[0],
         )
 
     def _windows(self, k: int, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+        """Yield the windows of dataset `k`."""
         rows, row = len(self._mix.parts[k]), int(self._mix._firsts[k])
-        own, end = self._own(k, step), self._own(k, self.rows)
+        own, end = self._own_step(k, step), self._own_step(k, self.rows)
         while own < end:
             epoch, at = divmod(own, rows)
-            for first, stop, spans in self._of_part(k, epoch).windows(at):
+            for first, stop, ranges in self._part_order(k, epoch).windows(at):
                 if epoch * rows + first >= end:
                     return
                 yield (
-                    self._step(k, epoch * rows + first),
-                    self._step(k, epoch * rows + stop),
-                    [(row + a, row + b) for a, b in spans],
+                    self._mix_step(k, epoch * rows + first),
+                    self._mix_step(k, epoch * rows + stop),
+                    [(row + range_start, row + range_stop) for range_start, range_stop in ranges],
                 )
             own = (epoch + 1) * rows
 
-    def _own(self, k: int, step: int) -> int:
-        """Return the number of steps of a dataset before a step of this epoch."""
-        block, inside = divmod(self._first + step, BLOCK)
-        return block * int(self._mix.quotas[k]) + int(
-            np.count_nonzero(self._block(block)[0][:inside] == k)
-        )
+    def _own_step(self, k: int, step: int) -> int:
+        """Return the number of steps of dataset `k` before a step of this epoch."""
+        block, offset = divmod(self._first + step, BLOCK)
+        in_block = np.count_nonzero(self._block(block)[0][:offset] == k)
+        return block * int(self._mix.quotas[k]) + int(in_block)
 
-    def _step(self, k: int, own: int) -> int:
-        """Return the step of this epoch at which a dataset reaches its own step `own`."""
+    def _mix_step(self, k: int, own: int) -> int:
+        """Return the step of this epoch that is the dataset's own step `own`."""
         block, which = divmod(own, int(self._mix.quotas[k]))
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
@@ -235,7 +235,7 @@ class _MixOrder:
         """Return the dataset of each step of a block, and the dataset's own step; int64 [BLOCK]."""
         ends = np.cumsum(self._mix.quotas)
         part = np.searchsorted(
-            ends, positions(np.arange(BLOCK), BLOCK, self._seed, _KEY + block), "right"
+            ends, positions(np.arange(BLOCK), BLOCK, self._seed, _FIRST_BLOCK_KEY + block), "right"
         )
         own = np.empty(BLOCK, np.int64)
         for k, quota in enumerate(self._mix.quotas.tolist()):
@@ -243,27 +243,28 @@ class _MixOrder:
         return part, own
 
     def _rows_of(self, k: int, own: IntArray) -> IntArray:
+        """Return the rows of the own steps of dataset `k`: int64 [n] -> int64 [n]."""
         rows = len(self._mix.parts[k])
         out = np.empty(len(own), np.int64)
         epochs = own // rows
         for epoch in np.unique(epochs):
             at = epochs == epoch
-            out[at] = self._of_part(k, int(epoch)).at(own[at] - epoch * rows)
+            out[at] = self._part_order(k, int(epoch)).at(own[at] - epoch * rows)
         out += self._mix._firsts[k]
         return out
 
-    def _of_part(self, k: int, epoch: int) -> Order:
+    def _part_order(self, k: int, epoch: int) -> Order:
         if len(self._orders) > 4 * len(self._mix.parts):
             self._orders.clear()
         order = self._orders.get((k, epoch))
-        if order is None:  # several threads may create it; all are equal
-            order = self._mix.parts[k].order(self._seed + k, epoch, *self._how)
+        if order is None:  # several threads may create it; the results are equal
+            order = self._mix.parts[k].order(self._seed + k, epoch, *self._options)
             self._orders[k, epoch] = order
         return order
 
 
 def _is_weight(value: object) -> bool:
-    """Return whether this is a finite number above 0, also of numpy; a bool is not a number."""
+    """Return whether a value is a finite Python or numpy number above 0; a bool is not a number."""
     try:
         return 0 < float(number(value)) < float("inf")
     except (TypeError, ValueError, OverflowError):
@@ -283,22 +284,26 @@ def _quotas(weights: Any) -> IntArray:
 
 
 def _merged(parts: Sequence[tuple[IntArray, Any]], rows: int) -> Any:
-    """Merge a column of several datasets; the integers are positions in the batch."""
-    if len(parts) == 1:
-        return parts[0][1]
+    """Merge a column of several datasets.
+
+    parts  positions in the batch, int64 [k], and their values, of each dataset
+    rows   the number of rows of the batch
+    """
     first = parts[0][1]
+    if len(parts) == 1:
+        return first
     if all(
-        isinstance(one, np.ndarray)
-        and one.dtype == first.dtype
-        and one.shape[1:] == first.shape[1:]
-        for _, one in parts
+        isinstance(values, np.ndarray)
+        and values.dtype == first.dtype
+        and values.shape[1:] == first.shape[1:]
+        for _, values in parts
     ):
         out = np.empty((rows, *first.shape[1:]), first.dtype)
-        for at, one in parts:
-            out[at] = one
+        for at, values in parts:
+            out[at] = values
         return out
-    values: list[Any] = [None] * rows
-    for at, one in parts:
-        for k, value in zip(at.tolist(), one, strict=True):
-            values[k] = value
-    return stacked(values)
+    merged: list[Any] = [None] * rows
+    for at, values in parts:
+        for k, value in zip(at.tolist(), values, strict=True):
+            merged[k] = value
+    return stack_values(merged)

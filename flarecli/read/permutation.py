@@ -1,9 +1,9 @@
 """A keyed permutation of rows: computes any step of any epoch without storing the shuffle.
 
-A Feistel network: a number below `rows` is a pair (left, right) in Z_a x Z_b, where a·b is just
-above `rows`. Each round adds a keyed hash of one half to the other, which is a bijection on the
-pairs. A result outside `rows` is permuted again until it is inside (cycle walking). Steps are
-mapped in blocks that fit into the CPU cache.
+The permutation is a Feistel network: a number below `rows` is a pair (left, right) in Z_a x Z_b,
+where a·b is `rows` or slightly more. Each round adds a keyed hash of one half to the other, which
+is a bijection on the pairs. A result outside `rows` is permuted again until it is inside (cycle
+walking). Steps are permuted in blocks that fit into the CPU cache.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ __all__ = ["positions", "positions_apart"]
 _UInt64Array: TypeAlias = npt.NDArray[np.uint64]
 
 _ROUNDS = 6
-_BLOCK = 1 << 14
-_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # splitmix64's
-_HALF = np.uint64(32)
+_BLOCK_STEPS = 1 << 14
+# constants of splitmix64
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+_HALF = np.uint64(32)  # bits
 
 
 def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray:
@@ -38,7 +39,7 @@ def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray
     rows    at least 1; seed and epoch are at least 0, and both change the order
     return  int64 [k], each in [0, rows), distinct for distinct steps
     raises  RowsError if a step is outside [0, rows)
-    source  cycle walking over a Feistel network: Black and Rogaway, CT-RSA 2002
+    source  cycle walking on a Feistel network: Black and Rogaway, CT-RSA 2002
     """
     steps = np.asarray(steps, np.int64)
     if len(steps) and (rows < 1 or steps.min() < 0 or steps.max() >= rows):
@@ -81,12 +82,10 @@ def _inside(
     permuted  permutes numbers; its second argument selects their steps: a slice or int64 [n]
     """
     out = np.empty(len(steps), np.int64)
-    for start in range(0, len(steps), _BLOCK):
-        here = slice(start, start + _BLOCK)
-        block, ends = (
-            permuted(steps[here].astype(np.uint64), here),
-            rows if np.ndim(rows) == 0 else rows[here],
-        )
+    for start in range(0, len(steps), _BLOCK_STEPS):
+        here = slice(start, start + _BLOCK_STEPS)
+        block = permuted(steps[here].astype(np.uint64), here)
+        ends = rows if np.ndim(rows) == 0 else rows[here]
         while (outside := np.flatnonzero(block >= ends)).size:
             block[outside] = permuted(block[outside], start + outside)
         out[here] = block
@@ -94,7 +93,7 @@ def _inside(
 
 
 def _sides(rows: int) -> tuple[int, int]:
-    """Return a and b of similar size; a·b is `rows` or just above."""
+    """Return a and b of similar size; a·b is `rows` or slightly more."""
     a = math.isqrt(max(rows - 1, 0)) + 1
     return a, -(-rows // a)
 
@@ -112,7 +111,7 @@ def _keys(seed: int, epoch: int) -> list[np.uint64]:
 
 
 def _permuted(numbers: _UInt64Array, a: Any, b: Any, keys: Iterable[Any]) -> _UInt64Array:
-    """Permute numbers in place, so that a block stays in the CPU cache.
+    """Return the permuted numbers, which may be outside the rows. Temporary arrays are reused.
 
     a, b, keys  one of each, or one for each number
     """

@@ -1,7 +1,7 @@
 """Worker processes for transforms that hold the interpreter lock.
 
-Each process has a pipe; values are pickled, with arrays out of band (pickle protocol 5). No shared
-memory is used, because a killed process would leave it allocated.
+Values are pickled and sent through a pipe for each process, arrays out of band (pickle protocol 5).
+Shared memory is not used, because it would stay allocated after a process was killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flarecli.errors import FlareError, ReachError, TransformError, UsageError
 __all__ = ["Process", "close_all"]
 
 _PARENT_CHECK_S = 1.0  # how often a worker checks that its parent is alive
-_END_S = 0.3
+_END_S = 0.3  # how long a process may take to end before the next, stronger way to end it
 
 
 class Process:
@@ -66,7 +66,7 @@ class Process:
     def __call__(self, item: Any) -> Any:
         try:
             _send(self._pipe, item)
-            kind, value, told = _received(self._pipe)
+            kind, value, traceback_text = _receive(self._pipe)
         except (EOFError, OSError):
             self._process.join(_END_S)
             code = self._process.exitcode
@@ -80,7 +80,7 @@ class Process:
             ) from None
         if kind == "value":
             return value
-        value.add_note(told)
+        value.add_note(traceback_text)
         raise value
 
     def close_pipe(self) -> None:
@@ -90,38 +90,38 @@ class Process:
     def end(
         self, force: Callable[[multiprocessing.process.BaseProcess], None], until: float
     ) -> bool:
-        """Apply `force`, wait until the deadline, and return whether the process has ended."""
+        """Call `force` with the process; return whether the process ends before `until`."""
         force(self._process)
         self._process.join(max(0.0, until - time.monotonic()))
         return self._process.exitcode is not None
 
 
 def close_all(processes: Sequence[Process]) -> None:
-    """End processes within a second: close their pipes, then terminate, then kill."""
-    for one in processes:
-        one.close_pipe()
-    left = list(processes)
+    """End processes within a second: close their pipes, then terminate, then kill them."""
+    for process in processes:
+        process.close_pipe()
+    running = list(processes)
     for force in (
         lambda process: None,
         lambda process: process.terminate(),
         lambda process: process.kill(),
     ):
         until = time.monotonic() + _END_S
-        left = [one for one in left if not one.end(force, until)]
+        running = [process for process in running if not process.end(force, until)]
 
 
 def _send(pipe: Connection, value: Any) -> None:
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(value, 5, buffer_callback=buffers.append)
-    raw = [buffer.raw() for buffer in buffers]
-    pipe.send_bytes(pickle.dumps([len(one) for one in raw]))
+    views = [buffer.raw() for buffer in buffers]
+    pipe.send_bytes(pickle.dumps([len(view) for view in views]))
     pipe.send_bytes(body)
-    for one in raw:
-        if len(one):
-            pipe.send_bytes(one)
+    for view in views:
+        if len(view):
+            pipe.send_bytes(view)
 
 
-def _received(pipe: Connection) -> Any:
+def _receive(pipe: Connection) -> Any:
     sizes, body = pickle.loads(pipe.recv_bytes()), pipe.recv_bytes()
     buffers = [bytearray(size) for size in sizes]
     for buffer in buffers:
@@ -130,35 +130,36 @@ def _received(pipe: Connection) -> Any:
     return pickle.loads(body, buffers=buffers)
 
 
-def _serve(pipe: Connection, call: Callable[[Any], Any], own: dict[str, CustomEncoding]) -> None:
-    """Run calls until the pipe or the parent ends.
+def _serve(pipe: Connection, call: Callable[[Any], Any], custom: dict[str, CustomEncoding]) -> None:
+    """Run calls until the pipe is closed or the parent has ended.
 
     Forked siblings keep the pipe open, so the parent is checked too.
+
+    custom  the custom encodings of the parent
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    CUSTOM.update(own)
+    CUSTOM.update(custom)
     parent = os.getppid()
     try:
         while True:
             while not pipe.poll(_PARENT_CHECK_S):
                 if os.getppid() != parent:
                     return
-            item = _received(pipe)
-            answer: tuple[str, Any, str]
+            item = _receive(pipe)
+            response: tuple[str, Any, str]
             try:
-                answer = "value", call(item), ""
+                response = "value", call(item), ""
             except BaseException as error:
-                known = (
-                    error
-                    if isinstance(error, FlareError)
-                    else TransformError(f"{type(error).__name__}: {error}")
-                )
-                answer = "error", known, "".join(traceback.format_exception(error))
+                if isinstance(error, FlareError):
+                    reported: FlareError = error
+                else:
+                    reported = TransformError(f"{type(error).__name__}: {error}")
+                response = "error", reported, "".join(traceback.format_exception(error))
             try:
-                _send(pipe, answer)
+                _send(pipe, response)
             except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
-                # `_send` pickles everything first, so nothing was sent
-                failed = TransformError(f"cannot send the batch to another process: {error}")
-                _send(pipe, ("error", failed, ""))
+                # `_send` pickles before it sends, so nothing was sent
+                failure = TransformError(f"cannot send the batch to another process: {error}")
+                _send(pipe, ("error", failure, ""))
     except (EOFError, OSError):
         return

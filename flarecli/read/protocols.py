@@ -1,4 +1,4 @@
-"""The interface between runs or loaders and the data that they read: a Dataset or a Mix."""
+"""The interface through which runs and loaders read a Dataset or a Mix."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 from flarecli.model import IntArray, Sample
-from flarecli.read.decode import How
+from flarecli.read.decode import DecodeRule
 from flarecli.read.table import Shards
 
 __all__ = ["Closable", "LocatedBatches", "Order", "Rows"]
 
 
 class Closable:
-    """A context manager that calls `close()`. A closed object opens its files again when used."""
+    """A context manager that calls `close()`. An object that is used after that opens its files again."""
 
     def close(self) -> None:
         """Close all open files."""
@@ -44,10 +44,10 @@ class Order(Protocol):
 
 
 class LocatedBatches(NamedTuple):
-    """Rows located in memory.
+    """Rows whose positions in memory are known.
 
     rows   the number of rows
-    batch  returns rows start..stop as a batch
+    batch  function (start, stop) that returns these rows as a batch
     """
 
     rows: int
@@ -71,7 +71,7 @@ class Rows(Protocol):
         """Return rows as one batch."""
 
     def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
-        """Locate the first rows in memory: at least `least`, or None if `collated` is as fast."""
+        """Locate the first rows in memory, at least `least`; return None if `collated` is as fast."""
 
     @property
     def is_copied(self) -> bool:
@@ -80,7 +80,7 @@ class Rows(Protocol):
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Collate samples into one batch; numbers have the dtypes of the columns."""
 
-    def decoded(self, how: Mapping[str, How]) -> Rows:
+    def decoded(self, how: Mapping[str, DecodeRule]) -> Rows:
         """Return the same rows with other decoders."""
 
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:

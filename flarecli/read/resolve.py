@@ -1,6 +1,6 @@
 """Resolve addresses to playlists.
 
-A folder is checked for `playlist.yaml`, `index.json`, `spec.json`, `000000/spec.json`, `*.ffr`,
+A folder is searched for `playlist.yaml`, `index.json`, `spec.json`, `000000/spec.json`, `*.ffr`,
 `*.tar` and plain files, in this order; the first that exists is used. If it is damaged, resolving
 fails: falling back to the next could return an incomplete dataset without an error.
 """
@@ -35,19 +35,19 @@ __all__ = [
     "select_streams",
 ]
 
-_BEGUN = (".flare/journal", ".flare/lock")  # at least one exists until a pack is finished
-_UNPACK = b'{"verb": "unpack"'
-_LIST_LIMIT = 1 << 20  # files per listing
+_UNFINISHED = (".flare/journal", ".flare/lock")  # at least one exists until a pack is finished
+_UNPACK_JOURNAL = b'{"verb": "unpack"'  # the first bytes of a journal of `flare unpack`
+_MAX_LISTED = 1 << 20  # files per listing
 
 
 def expand(address: str, guard: Guard | None = None) -> list[str]:
-    """Expand braces (`{00000..00127}`, `{a,b}`) and globs (`*`, `?`, `[…]`, `**`), in bytewise
-    order.
+    """Expand braces (`{00000..00127}`, `{a,b}`) and globs (`*`, `?`, `[…]`, `**`).
 
+    return  addresses; those of a glob in bytewise order
     raises  MissingError if a glob matches nothing; UsageError if the address cannot be listed, or
             if a glob matches too many files
     """
-    return [one for one, _ in _expanded(address, guard)]
+    return [expanded for expanded, _ in _expanded(address, guard)]
 
 
 def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
@@ -55,23 +55,23 @@ def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
     if _is_on_disk(address):
         return [(address, True)]  # an existing file may have `*` or `{` in its name
     out: list[tuple[str, bool]] = []
-    for one in expand_braces(address):
-        if not any(sign in one for sign in WILDCARDS):
-            out.append((one, False))
-        elif _is_on_disk(one):
-            out.append((one, True))
+    for text in expand_braces(address):
+        if not any(sign in text for sign in WILDCARDS):
+            out.append((text, False))
+        elif _is_on_disk(text):
+            out.append((text, True))
         elif (
-            not _is_path(one)
-            and "*" not in one
-            and (not _lists(one) or locate(one, guard).exists())
+            not _is_path(text)
+            and "*" not in text
+            and (not _can_list(text) or locate(text, guard).exists())
         ):
-            out.append((one, False))
-        elif _lists(one):
-            out += [(name, True) for name in globbed(one, guard)]
+            out.append((text, False))  # `?` and `[` are part of the address
+        elif _can_list(text):
+            out += [(name, True) for name in globbed(text, guard)]
         else:
             raise UsageError(
                 "an http address cannot be listed",
-                where=redact(one),
+                where=redact(text),
                 hint="Name the files, or use braces such as {00000..00127}.",
             )
     return out
@@ -85,7 +85,7 @@ def _is_on_disk(address: str) -> bool:
     return _is_path(address) and "\0" not in address and os.path.lexists(local_path(address))
 
 
-def _lists(address: str) -> bool:
+def _can_list(address: str) -> bool:
     return scheme_of(address) not in ("http", "https")
 
 
@@ -108,54 +108,50 @@ def resolve(
               FormatError and UnsafeError for damaged or unsafe data
     """
     texts = address_texts(sources)
-    addresses = (
-        [(one, _is_on_disk(one)) for one in texts]
-        if expanded
-        else [one for source in texts for one in _expanded(source, guard)]
-    )
+    if expanded:
+        addresses = [(text, _is_on_disk(text)) for text in texts]
+    else:
+        addresses = [pair for text in texts for pair in _expanded(text, guard)]
     if not addresses:
-        raise UsageError("no source is named")
+        raise UsageError("no source given", hint="Pass at least one address.")
     out: list[Playlist] = []
     at: Location | None = None
-    for address, is_there in addresses:
-        if address == "-" and not is_there:
+    for address, exists in addresses:
+        if address == "-" and not exists:
             raise UsageError(
                 "cannot read from standard input here",
                 hint="Write the data to a file and pass its name.",
             )
-        before, at = at, locate(address, guard)
+        previous, at = at, locate(address, guard)
         at = at if maps else at.unmapped()
-        if before is not None and before.store == at.store:
-            at = replace(at, store=before.store)  # the same connections
-        found = _resolved(at, format, is_there)
-        one, last = (
-            found.streams[0] if _is_a_shard(found) else None,
-            out[-1].streams[0] if out and _is_a_shard(out[-1]) else None,
-        )
-        if (
-            one is not None
-            and last is not None
-            and (one.at, one.format) == (last.at, last.format)
-            and isinstance(last.urls, list)
-        ):
-            last.urls.extend(one.urls)  # `_of_file` made this list
+        if previous is not None and previous.store == at.store:
+            at = replace(at, store=previous.store)  # share its connections
+        playlist = _resolved(at, format, exists)
+        if out and _can_extend(out[-1], playlist):
+            urls = out[-1].streams[0].urls
+            urls.extend(playlist.streams[0].urls)  # type: ignore[attr-defined]  # `_of_file` made a list
         else:
-            out.append(found)
+            out.append(playlist)
     return out
 
 
-def _is_a_shard(found: Playlist) -> bool:
-    """Return whether this is a playlist of shards that were named themselves, not of a folder."""
-    return found.at is None and len(found.streams) == 1 and found.streams[0].sizes is None
+def _can_extend(playlist: Playlist, other: Playlist) -> bool:
+    """Return whether both are single shards of one folder and format, named by the user."""
+    for one in (playlist, other):
+        if one.at is not None or len(one.streams) != 1 or one.streams[0].sizes is not None:
+            return False
+    stream, added = playlist.streams[0], other.streams[0]
+    same_place = (stream.at, stream.format) == (added.at, added.format)
+    return same_place and isinstance(stream.urls, list)
 
 
-def _resolved(at: Location, format: str | None, is_there: bool) -> Playlist:
+def _resolved(at: Location, format: str | None, exists: bool) -> Playlist:
     if at.path and at.is_local and not _is_folder(at):
-        return _of_file(at, format, is_there)
+        return _of_file(at, format, exists)
     if (not at.is_local and at.name.endswith((".yaml", ".yml", ".json"))) or formats.of_suffix(
         at.name
     ):
-        return _of_file(at, format, is_there)
+        return _of_file(at, format, exists)
     return _of_folder(at, format)
 
 
@@ -176,33 +172,33 @@ def read_list(at: Location, format: str | None = None) -> Playlist:
     return _formatted(_indexed(at.folder) if at.name == INDEX else playlists.read(at), format)
 
 
-def _of_file(at: Location, format: str | None, is_there: bool) -> Playlist:
+def _of_file(at: Location, format: str | None, exists: bool) -> Playlist:
     if at.name.endswith((".yaml", ".yml")):
         if at.is_local or not at.exists():
             _refuse_unfinished(at.folder)
         return read_list(at, format)
     if at.name == INDEX:
         return read_list(at, format)
-    kind = format or formats.sniff(at.name) or _sniffed(at)
-    if kind is None and at.is_local:
-        kind = formats.FALLBACK
-    if kind is None:
+    format = format or formats.sniff(at.name) or _sniffed(at)
+    if format is None and at.is_local:
+        format = formats.FALLBACK
+    if format is None:
         raise FormatError(
             "unknown format",
             where=at,
             hint=f"Choose the format with -f: {', '.join(formats.all_names())}.",
         )
-    if not is_there:
+    if not exists:
         at.size()  # raises MissingError
     # the query of a signed address is kept
     url = at.path if not at.is_local and "?" in at.path else at.name
-    return Playlist((Stream("data", at.folder, kind, [url]),))
+    return Playlist((Stream("data", at.folder, format, [url]),))
 
 
 def _sniffed(at: Location) -> str | None:
     """Return the format of a local file by its first bytes; None if no format recognizes them."""
     if at.is_local:
-        with contextlib.suppress(FlareError):  # reading the file reports it
+        with contextlib.suppress(FlareError):  # reading the file later raises the same error
             return formats.sniff(at.name, at.read(0, min(at.size(), formats.HEAD_BYTES)))
     return None
 
@@ -212,17 +208,17 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
         _refuse_unfinished(at)
     if (at / playlists.PLAYLIST).exists():
         return _formatted(playlists.read(at / playlists.PLAYLIST), format)
-    if not at.is_local:  # in a bucket the old playlist stays valid until a pack replaces it
+    if not at.is_local:  # in a bucket, the old playlist stays valid until a pack replaces it
         _refuse_unfinished(at)
     if (at / INDEX).exists():
         return _formatted(_indexed(at), format)
-    for index, kind in INDEX_FILES.items():
+    for index, name in INDEX_FILES.items():
         if index != INDEX and (at / index).exists():
-            return _formatted(Playlist((formats.find(kind).open_dataset(at),)), format)
-    if not _lists(str(at)):
-        tried = ", ".join((playlists.PLAYLIST, *INDEX_FILES))
+            return _formatted(Playlist((formats.find(name).open_dataset(at),)), format)
+    if not _can_list(str(at)):
+        lists = ", ".join((playlists.PLAYLIST, *INDEX_FILES))
         raise MissingError(
-            f"found none of {tried}", where=at, hint="Pass a playlist, an index.json or a shard."
+            f"found none of {lists}", where=at, hint="Pass a playlist, an index.json or a shard."
         )
     if isinstance(at.store, LocalStore) and os.path.join(at.store.root, at.path) == "/":
         raise UsageError(
@@ -230,47 +226,44 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
             where=at,
             hint="Pass the folder of the dataset.",
         )
-    entries = list(at.list() if at.is_local else itertools.islice(at.list(), _LIST_LIMIT + 1))
+    entries = list(at.list() if at.is_local else itertools.islice(at.list(), _MAX_LISTED + 1))
     if not entries:
         raise MissingError("folder is empty", where=at)
-    if not at.is_local and len(entries) > _LIST_LIMIT:
+    if not at.is_local and len(entries) > _MAX_LISTED:
         raise UsageError(
-            f"more than {_LIST_LIMIT} files in the folder", where=at, hint="Pass a subfolder."
+            f"more than {_MAX_LISTED} files in the folder", where=at, hint="Pass a subfolder."
         )
+    names = [entry.name for entry in entries]
+    in_folder = {formats.of_suffix(name) for name in names if "/" not in name}
+    for name in formats.names():
+        if name in in_folder and formats.find(name).is_listed:
+            return _formatted(Playlist((formats.find(name).open_dataset(at),)), format)
+    _refuse_shards_without_index(at, names)
+    found = formats.of_folder(names) or formats.find(formats.FALLBACK)
+    return Playlist((found.open_dataset(at),))
+
+
+def _refuse_shards_without_index(at: Location, names: Sequence[str]) -> None:
+    """Raise FormatError if some files of a folder are shards that an index must list."""
     shards = [
-        entry.name
-        for entry in entries
-        if (one := formats.of_suffix(entry.name)) and not formats.find(one).is_listed
+        name
+        for name in names
+        if (suffix_format := formats.of_suffix(name)) and not formats.find(suffix_format).is_listed
     ]
-    direct = {formats.of_suffix(entry.name) for entry in entries if "/" not in entry.name}
-    for kind in formats.names():
-        if kind in direct and formats.find(kind).is_listed:
-            return _formatted(Playlist((formats.find(kind).open_dataset(at),)), format)
-    if shards:
-        below = sorted(
-            {
-                name.partition("/")[0]
-                for name, _ in entries
-                if name.endswith(tuple(f"/{index}" for index in INDEX_FILES))
-            }
-        )
-        hint = (
-            f"Pass one of the datasets in it: {', '.join(map(shell_quoted, below[:5]))}."
-            if below
-            else "Pass the shards, or pack again: the index is written last."
-        )
-        missing = formats.facts(formats.of_suffix(shards[0])).index_files[0]
-        if missing == INDEX and at.is_local and not below:
-            command = f"flare playlist {shell_quoted(str(at))} --reindex"
-            hint = f"If no shard is missing, run `{command}` to create the index."
-        what = (
-            f"found 1 shard, but no {missing}"
-            if len(shards) == 1
-            else f"found {len(shards)} shards, but no {missing}"
-        )
-        raise FormatError(what, where=at, hint=hint)
-    form = formats.of_folder([entry.name for entry in entries])
-    return Playlist(((form or formats.find(formats.FALLBACK)).open_dataset(at),))
+    if not shards:
+        return
+    indexes = tuple(f"/{index}" for index in INDEX_FILES)
+    subfolders = sorted({name.partition("/")[0] for name in names if name.endswith(indexes)})
+    index = formats.facts(formats.of_suffix(shards[0])).index_files[0]
+    if subfolders:
+        hint = f"Pass one of the datasets in it: {', '.join(map(shell_quoted, subfolders[:5]))}."
+    elif index == INDEX and at.is_local:
+        command = f"flare playlist {shell_quoted(str(at))} --reindex"
+        hint = f"If no shard is missing, run `{command}` to create the index."
+    else:
+        hint = "Pass the shards, or pack again: the index is written last."
+    count = "1 shard" if len(shards) == 1 else f"{len(shards)} shards"
+    raise FormatError(f"found {count}, but no {index}", where=at, hint=hint)
 
 
 def _indexed(at: Location) -> Playlist:
@@ -279,11 +272,11 @@ def _indexed(at: Location) -> Playlist:
 
 def _refuse_unfinished(at: Location) -> None:
     if at.is_local:
-        is_begun = any((at / name).exists() for name in _BEGUN)
+        is_unfinished = any((at / name).exists() for name in _UNFINISHED)
     else:
-        is_begun = _lists(str(at)) and _holds(at / SCRATCH)
-    if is_begun:
-        verb = "unpack" if at.is_local and _is_unpack(at / _BEGUN[0]) else "pack"
+        is_unfinished = _can_list(str(at)) and _has_files(at / SCRATCH)
+    if is_unfinished:
+        verb = "unpack" if at.is_local and _is_unpack(at / _UNFINISHED[0]) else "pack"
         raise UnfinishedError(
             f"an unfinished {verb}",
             where=at,
@@ -294,135 +287,144 @@ def _refuse_unfinished(at: Location) -> None:
 def _is_unpack(journal: Location) -> bool:
     """Return whether a journal was written by `flare unpack`."""
     try:
-        return journal.read(0, min(len(_UNPACK), journal.size())) == _UNPACK
+        return journal.read(0, min(len(_UNPACK_JOURNAL), journal.size())) == _UNPACK_JOURNAL
     except FlareError:
         return False
 
 
-def _holds(at: Location) -> bool:
+def _has_files(at: Location) -> bool:
     try:
         return next(iter(at.list()), None) is not None
     except MissingError:
         return False
 
 
-def _formatted(found: Playlist, format: str | None) -> Playlist:
+def _formatted(playlist: Playlist, format: str | None) -> Playlist:
+    """Return a playlist whose streams all have a format.
+
+    format  format of streams that do not list one
+    """
     if format is not None:
         formats.find(format)
-        is_listed = found.at is not None  # the format in a list has precedence over -f
+        is_listed = playlist.at is not None  # the format in a list has precedence over -f
         streams = tuple(
             stream
             if is_listed and formats.is_known(stream.format)
             else replace(stream, format=format)
-            for stream in found.streams
+            for stream in playlist.streams
         )
-        return replace(found, streams=streams, requested_format=format)
+        return replace(playlist, streams=streams, requested_format=format)
     streams = tuple(
-        _named(stream, found) if stream.format is None and len(stream) else stream
-        for stream in found.streams
+        _with_format(stream, playlist) if stream.format is None and len(stream) else stream
+        for stream in playlist.streams
     )
     for stream in streams:
         if stream.format is not None and not formats.is_known(stream.format):
             raise FormatError(
-                f"stream {stream.name!r} has format {stream.format!r:.60}, which is not read yet",
-                where=found.at or "",
+                f"unknown format {stream.format!r:.60} of stream {stream.name!r}",
+                where=playlist.at or "",
             )
-    return replace(found, streams=streams)
+    return replace(playlist, streams=streams)
 
 
-def _named(stream: Stream, found: Playlist) -> Stream:
-    """Give a stream with the format that its first shard's name says."""
+def _with_format(stream: Stream, playlist: Playlist) -> Stream:
+    """Return a stream with the format of the name of its first shard."""
     url = stream.urls[0]
-    kind = formats.sniff(
-        url.partition("?")[0] if is_url(url) else url
-    )  # behind a name may stand what signs it
-    if kind is None:
-        hint = f"Name the format with -f: {', '.join(formats.all_names())}."
+    format = formats.sniff(url.partition("?")[0] if is_url(url) else url)  # without a signature
+    if format is None:
         raise FormatError(
-            f"stream {stream.name!r} does not say its format", where=found.at or "", hint=hint
+            f"stream {stream.name!r} lists no format",
+            where=playlist.at or "",
+            hint=f"Choose the format with -f: {', '.join(formats.all_names())}.",
         )
-    return replace(stream, format=kind)
+    return replace(stream, format=format)
 
 
 def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list[list[Stream]]:
     """Select streams by name, and concatenate the streams of several sources.
 
+    found   one Playlist per source
+    names   names of streams; empty: all
     return  one list per stream: its parts in the order of the sources
     raises  UsageError for an unknown name, for sources with different streams or with the same
-            shards, and for a list with another format than `format`
+            shards, and for a stream that is listed with another format than the user chose
     """
-    chosen, names = [], name_list(names)
-    for one in found:
-        known = [stream.name for stream in one.streams]
-        missing = [name for name in names if name not in known]
-        if missing:
-            raise UsageError(
-                f"no stream {missing[0]!r}", where=one.at or "", hint=choose(missing[0], known)
-            )
-        chosen.append([stream for stream in one.streams if not names or stream.name in names])
-        for stream in chosen[-1]:
-            if one.requested_format not in ("", stream.format):
-                message = f"stream {stream.name!r} is listed as {stream.format}, not {one.requested_format}"
+    selected, names = [], name_list(names)
+    for playlist in found:
+        known = [stream.name for stream in playlist.streams]
+        for name in names:
+            if name not in known:
                 raise UsageError(
-                    message,
-                    where=one.at or "",
-                    hint="Leave -f out: it is for data without a list.",
+                    f"no stream {name!r}", where=playlist.at or "", hint=choose(name, known)
                 )
-    if len(chosen) == 1:
-        return [[stream] for stream in chosen[0]]
-    refuse_repeats(found, chosen)
-    if all(len(streams) == 1 for streams in chosen):  # one stream each: their names do not matter
-        return [[streams[0] for streams in chosen]]
-    first = [stream.name for stream in chosen[0]]
-    for one, streams in zip(found, chosen, strict=True):
-        if sorted(stream.name for stream in streams) != sorted(first):
+        streams = [stream for stream in playlist.streams if not names or stream.name in names]
+        for stream in streams:
+            if playlist.requested_format not in ("", stream.format):
+                raise UsageError(
+                    f"stream {stream.name!r} is listed as {stream.format}, not {playlist.requested_format}",
+                    where=playlist.at or "",
+                    hint="Omit -f: it is for data without a list.",
+                )
+        selected.append(streams)
+    if len(selected) == 1:
+        return [[stream] for stream in selected[0]]
+    refuse_repeats(found, selected)
+    if all(len(streams) == 1 for streams in selected):  # the names of single streams may differ
+        return [[streams[0] for streams in selected]]
+    first = [stream.name for stream in selected[0]]
+    by_name = [{stream.name: stream for stream in streams} for streams in selected]
+    for playlist, own in zip(found, by_name, strict=True):
+        if own.keys() != set(first):
             raise UsageError(
                 f"streams differ from those of the first source: {', '.join(first)}",
-                where=one.at or "",
+                where=playlist.at or "",
                 hint="Choose the streams to read with --stream.",
             )
-    return [[next(s for s in streams if s.name == name) for streams in chosen] for name in first]
+    return [[own[name] for own in by_name] for name in first]
 
 
-def refuse_repeats(found: Sequence[Playlist], chosen: Sequence[Sequence[Stream]]) -> None:
+def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream]]) -> None:
     """Raise UsageError if two sources contain the same shard, which would repeat its rows.
 
-    A shell expands `out/*` to an index, a playlist and their shards. A source that is named twice
-    with the same address is allowed.
+    For example, a shell expands `out/*` to an index, a playlist and their shards. A source whose
+    address is given twice is allowed.
 
-    found   one Playlist per source
-    chosen  the streams of each source that are read
+    found     one Playlist per source
+    selected  the selected streams of each source
     """
     import numpy as np
 
-    lists = {}
-    for one, streams in zip(found, chosen, strict=True):
+    # the address of the list, and the hashes of the addresses of the shards -> the source
+    sources = {}
+    for playlist, streams in zip(found, selected, strict=True):
         shards = np.unique(
             np.fromiter(
                 (hash(place) for stream in streams for place in places_of(stream)), np.int64
             )
         )
-        lists["" if one.at is None else place_of(one.at), shards.tobytes()] = (one, streams, shards)
-    every = [shards for _, _, shards in lists.values()]
-    if not every or np.unique(np.concatenate(every)).size == sum(shards.size for shards in every):
+        address = "" if playlist.at is None else place_of(playlist.at)
+        sources[address, shards.tobytes()] = (playlist, streams, shards)
+    hashes = [shards for _, _, shards in sources.values()]
+    if not hashes or np.unique(np.concatenate(hashes)).size == sum(map(len, hashes)):
         return
-    seen: dict[int, Playlist] = {}
-    for one, streams, shards in lists.values():
+    first_source: dict[int, Playlist] = {}  # of each hash
+    for playlist, streams, shards in sources.values():
         for stream in streams:
             for i, place in enumerate(places_of(stream)):
-                if (other := seen.get(hash(place))) is not None:
-                    named = " and by ".join(str(by.at or by.streams[0].at) for by in (other, one))
-                    hint = "Pass only the folder or only its playlist."
-                    raise UsageError(
-                        f"listed by {named}: its rows would be read twice",
-                        where=stream.chunk(i).at,
-                        hint=hint,
+                if (other := first_source.get(hash(place))) is not None:
+                    lists = " and by ".join(
+                        str(one.at or one.streams[0].at) for one in (other, playlist)
                     )
-        seen |= dict.fromkeys(shards.tolist(), one)
+                    raise UsageError(
+                        f"listed by {lists}: its rows would be read twice",
+                        where=stream.chunk(i).at,
+                        hint="Pass only the folder or only its playlist.",
+                    )
+        first_source |= dict.fromkeys(shards.tolist(), playlist)
 
 
 def places_of(stream: Stream) -> Iterator[str]:
-    """Yield the absolute address of each shard, the same for every list of the shard."""
+    """Yield the absolute address of each shard; it is the same in every list of the shard."""
     folder = place_of(stream.at)
     for url in stream.urls:
         yield url if is_url(url) else f"{folder}/{url.removeprefix('./')}"

@@ -1,6 +1,6 @@
-"""Prefetch of remote shards: the current window of a run, then the next ones as space permits.
+"""Prefetch of remote shards: the current window of a run, then the next windows as space permits.
 
-At most two windows are prefetched, or more if they are small: batches are made ahead of the run, so
+At most two windows are prefetched, or more if they are small: because batches are prefetched too,
 a worker may already read the next small window.
 """
 
@@ -25,27 +25,29 @@ _THREADS, _WINDOWS_AHEAD = 4, 2
 _MAX_LOCAL_RANKS = 8
 _MIN_LARGE_PAGE_BYTES = 8 << 20  # less data is read with normal pages
 _MIN_AHEAD_BYTES = 32 << 20  # prefetched regardless of the number of windows
-_TICK_S, _END_S = 0.5, 1.0
+_POLL_S = 0.5  # how often the space in the cache is checked
+_END_S = 1.0  # how long `close` waits for transfers
 
 
-def start_prefetch(data: Rows, order: Order, place: Cursor, ranks: int) -> Prefetch | None:
+def start_prefetch(data: Rows, order: Order, start: Cursor, ranks: int) -> Prefetch | None:
     """Start to prefetch the shards of a run; return None without a cache or in order `shuffle`.
 
-    ranks  number of ranks that share the rows; a few are assumed to run on one machine, which then
-           reads all shards
+    ranks  number of ranks that share the rows; up to 8 ranks are assumed to run on one machine,
+           which then reads all shards
     """
-    keep_freed()  # worker processes open the shards, but this process copies their batches
+    keep_freed()  # for the batches of worker processes too: this process copies them
     shards = data.shards
     if ranks <= _MAX_LOCAL_RANKS:
         shards.expect_epoch(_MIN_LARGE_PAGE_BYTES)
-    return Prefetch(shards, order, place.step) if place.order != "shuffle" and shards.room else None
+    return Prefetch(shards, order, start.step) if start.order != "shuffle" and shards.room else None
 
 
 class Prefetch:
-    """Threads that download the shards of an epoch, from a step on. Errors are left to the reader.
+    """Threads that download the shards of an epoch, from a step on.
 
-    Prefetched windows use at most `Shards.room` bytes. This is less if other processes share the
-    cache, because prefetched shards must not evict shards that those processes still need.
+    Errors of a download are ignored here: reading the shard raises them. Prefetched windows use at
+    most `Shards.room` bytes. If other processes share the cache, this is less, because prefetched
+    shards must not evict shards that those processes still need.
     """
 
     def __init__(self, shards: Shards, order: Order, step: int) -> None:
@@ -55,13 +57,13 @@ class Prefetch:
         max_windows = order.parallel_windows + _WINDOWS_AHEAD
         # the first step of each of the last windows
         self._firsts: deque[int] = deque([-1] * max_windows, max_windows)
-        self._todo: deque[tuple[int, int]] = deque()  # row ranges of the last window
-        self._end = 0
-        self._bytes = 0  # prefetched and not yet passed
-        # a heap: the end of the window, start and stop of the rows, bytes
-        self._passed: list[tuple[int, int, int, int]] = []
+        self._todo: deque[tuple[int, int]] = deque()  # row ranges of the last window, to download
+        self._end = 0  # the end step of the last window
+        self._bytes = 0  # of the row ranges in `_fetched`
+        # a heap: the end step of the window, start and stop of the rows, bytes
+        self._fetched: list[tuple[int, int, int, int]] = []
         self._futures: list[Future[None]] = []
-        with contextlib.suppress(ReachError):  # without threads, batches download on demand
+        with contextlib.suppress(ReachError):  # no thread can start: readers download the shards
             for _ in range(_THREADS):
                 self._futures.append(submit(self._work))
 
@@ -71,10 +73,10 @@ class Prefetch:
         with self._wake:
             is_next_window = any(self._step < first <= step for first in self._firsts)
             self._step = step
-            while self._passed and self._passed[0][0] <= step:
-                ended.append(heapq.heappop(self._passed))
+            while self._fetched and self._fetched[0][0] <= step:
+                ended.append(heapq.heappop(self._fetched))
                 self._bytes -= ended[-1][3]
-            if ended or is_next_window:  # otherwise there is no work for the threads
+            if ended or is_next_window:  # otherwise the threads cannot download more
                 self._wake.notify_all()
         for _, start, stop, _ in ended:
             self._shards.release(start, stop)
@@ -87,32 +89,32 @@ class Prefetch:
                     window = next(self._windows, None)
                     if window is None:
                         return None
-                    first, self._end, spans = window
+                    first, self._end, ranges = window
                     self._firsts.append(first)
-                    self._todo.extend(spans)
+                    self._todo.extend(ranges)
                     continue
                 size = self._shards.weight(*self._todo[0])
                 total = self._bytes + size
                 is_near = self._step >= self._firsts[0] or total <= _MIN_AHEAD_BYTES
                 if self._step >= self._firsts[-1] or (is_near and total <= self._shards.room):
                     self._bytes += size
-                    heapq.heappush(self._passed, (self._end, *self._todo[0], size))
+                    heapq.heappush(self._fetched, (self._end, *self._todo[0], size))
                     return self._todo.popleft()
-                self._wake.wait(_TICK_S)
+                self._wake.wait(_POLL_S)
         return None
 
     def _work(self) -> None:
-        while (span := self._next()) is not None:
+        while (rows := self._next()) is not None:
             with contextlib.suppress(FlareError):
-                self._shards.fetch(*span)
+                self._shards.fetch(*rows)
             if self._closed:
-                self._shards.release(*span)
+                self._shards.release(*rows)
 
     def close(self) -> None:
-        """End the threads; a transfer in flight ends later by itself."""
+        """End the threads. A thread that still downloads after a second ends after its transfer."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
         wait(self._futures, timeout=_END_S)
-        for _, start, stop, _ in self._passed:
+        for _, start, stop, _ in self._fetched:
             self._shards.release(start, stop)

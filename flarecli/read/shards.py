@@ -1,4 +1,4 @@
-"""Series: the rows of many shards as one sequence; and the open shards of the process."""
+"""Series: the rows of many shards as one sequence. Limits the open shards of the process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = ["GatheredRows", "Series", "keep_freed"]
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
 MAX_OPEN_SHARDS = 512  # of the process, with their tables in memory
-_MAX_FILES = 1024  # mapped files of open shards, if handles permit
+_MAX_FILES = 1024  # mapped files of open shards, if the limit of handles permits
 _BATCH_BYTES = 16 << 20  # approximate size of a batch of a scan
 _MIN_SHARD_ROWS = 8  # rows per shard from which reading by columns is faster
-_GATHER_BYTES = 8 << 20  # approximate size of the rows that are located at once
-_MAX_GATHERED_FILES = 256  # twice the shards whose maps GatheredRows keep open, if handles permit
+_GATHER_BYTES = 8 << 20  # approximate size of the rows that are located together
+_MAX_GATHERED_FILES = 256  # twice the shards whose maps GatheredRows may keep open
 _TRIM_BLOCK_BYTES = 1 << 24
 
 
@@ -44,7 +44,7 @@ class Series:
 
     rows     the number of rows of all streams
     columns  the columns of every stream
-    raises   UsageError if the columns differ; the errors of opening a shard, if a list has no rows
+    raises   UsageError if the columns differ; the errors of opening a shard, if rows are not listed
     """
 
     def __init__(self, streams: Sequence[Stream]) -> None:
@@ -58,13 +58,13 @@ class Series:
         self._advised: set[int] = set()  # shards that `_advise` was called for
         self._fetched: dict[int, Chunk] = {}  # kept, because making a chunk checks its address
         self._fetch_locks: dict[int, threading.Lock] = {}
-        self._passing: set[int] = set()  # fetched by runs and not released
+        self._passing: set[int] = set()  # fetched by runs and not released yet
         self._lock = threading.Lock()
         _all_series.add(self)
-        self.columns: Columns = ()  # `_columns` opens a shard if none are listed
+        self.columns: Columns = ()  # `shard`, which `_columns` may call, reads it
         self.columns = self._columns()
         self.starts = self._starts()  # int64 [chunks + 1]: the first row of each chunk
-        self.edges = self.starts.data  # the same; indexing returns Python integers
+        self.edges = self.starts.data  # the same values; indexing returns Python integers
 
     def __reduce__(self) -> tuple[object, ...]:
         return Series, (self.streams,)
@@ -112,7 +112,7 @@ class Series:
         return np.cumsum(rows, dtype=np.int64)
 
     def checksum(self, rows: int) -> str | None:
-        """Return the checksum of the listing of the first `rows` rows; None if no shard ends there."""
+        """Return the checksum of the listing of the first `rows` rows; None inside a shard."""
         count = int(np.searchsorted(self.starts, rows)) if rows < self.rows else self.chunks
         if self.starts[count] != rows:
             return None
@@ -138,7 +138,7 @@ class Series:
 
     def position(self, row: int) -> int:
         """Return the position of the chunk of a row."""
-        # no call of numpy: releasing the interpreter lock here costs more than the search
+        # not numpy's search: releasing the interpreter lock costs more than the search
         return bisect_right(self.edges, row) - 1
 
     def weight(self, i: int) -> int:
@@ -167,7 +167,7 @@ class Series:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether shards are local and uncompressed, judged by the first name of each stream."""
+        """Whether shards are local and uncompressed, by the name of the first of each stream."""
         return all(
             stream.at.is_local and not (len(stream) and byte_ranges.suffix(stream.chunk(0)))
             for stream in self.streams
@@ -176,7 +176,10 @@ class Series:
     # -- open shards
 
     def shard(self, i: int) -> Shard:
-        """Return the open shard at a position. Raises if its columns differ from the listed ones."""
+        """Return the shard at a position; open it if necessary.
+
+        raises  the errors of opening a shard, also if its columns differ from the listed columns
+        """
         with self._lock:
             if (shard := self._open.get(i)) is not None:
                 return shard
@@ -209,7 +212,7 @@ class Series:
             self.close_shard(i)
 
     def close_shard(self, i: int) -> None:
-        """Close the shard at a position, if it is open. Using it opens it again."""
+        """Close the shard at a position, if it is open. Reading its rows opens it again."""
         with self._lock:
             shard = self._open.pop(i, None)
             for readers in self._readers.values():
@@ -218,7 +221,7 @@ class Series:
             self._fetch_locks.pop(i, None)
             self._advised.discard(i)
         if shard is not None:
-            shard.memo.clear()  # the format may keep a reference to the shard
+            shard.memo.clear()  # it may have references to the shard
             for at in (shard.chunk.at, *shard.chunk.beside):
                 at.forget()
 
@@ -227,7 +230,7 @@ class Series:
     def fetch(self, i: int, passing: bool = False) -> None:
         """Download a chunk into the cache, once. A chunk that does not fit is not downloaded.
 
-        passing  a run reads the chunk only in one window, and will call `release` after it
+        passing  a run reads the chunk in one window only, and calls `release` after it
         """
         if i in self._fetched:
             return
@@ -246,13 +249,13 @@ class Series:
                 self._release(i, chunk)
 
     def release(self, i: int) -> None:
-        """Close a chunk after the window of a run, and release its bytes."""
+        """Close a chunk after the window of a run, and release its bytes in memory."""
         chunk = self._fetched.get(i) or self.chunk(i)
         self.close_shard(i)
         self._release(i, chunk)
 
     def release_all(self) -> None:
-        """Release the bytes of all chunks that runs keep in memory; open shards stay open."""
+        """Release the bytes of all chunks that runs keep in memory. Open shards stay open."""
         for i in list(self._passing):
             self._release(i, self.chunk(i))
 
@@ -293,7 +296,7 @@ class Series:
         return _format(shard).read_rows(shard, (row - self.edges[i],), columns)[0]
 
     def row_readers(self, columns: tuple[str, ...] | None) -> dict[int, Callable[[int], Row]]:
-        """Return position -> fast row reader of open shards; closing a shard removes its reader."""
+        """Return the fast row readers of open shards: position -> function of the row in the shard."""
         return self._readers.setdefault(columns, {})
 
     def add_reader(self, i: int, columns: tuple[str, ...] | None) -> None:
@@ -310,12 +313,11 @@ class Series:
     ) -> GatheredRows | None:
         """Locate the first rows in memory, in the order of `rows`.
 
-        Return None if the format or the store cannot locate rows, or if the rows are spread over
-        too many shards.
-
-        rows   int64 [k], each in [0, rows)
-        least  the number of rows to locate; more are located if they are small and all in mapped
-               shards (locating rows of other shards downloads or copies them)
+        rows    int64 [k], each in [0, rows)
+        least   the number of rows to locate; more are located if they are small and all in mapped
+                shards (locating rows of other shards downloads or copies them)
+        return  None if the format or the store cannot locate rows, or if too many shards contain
+                the rows
         """
         if len(rows) > least:
             i = self.position(int(rows[0]))
@@ -348,7 +350,10 @@ class Series:
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None, size: int, views: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows start..stop as batches of one shard, at most `size` rows and bounded bytes."""
+        """Yield rows start..stop as batches of at most `size` rows and of bounded bytes.
+
+        Each batch is from one shard.
+        """
         while start < stop:
             end = self.batch_end(start, stop, size)
             i = self.position(start)
@@ -382,7 +387,7 @@ def _advise(chunk: Chunk, together: int) -> None:
 
 
 class GatheredRows:
-    """Located rows of several shards in the requested order. It keeps the maps of the shards open.
+    """Located rows of several shards, in the requested order. Keeps the maps of the shards open.
 
     parts  the located rows of each shard
     sizes  the number of rows of each part
@@ -393,8 +398,8 @@ class GatheredRows:
         self, parts: Sequence[byte_ranges.LocatedRows], sizes: Sequence[int], order: IntArray
     ) -> None:
         self.rows = len(order)
-        self._is_viewed = any(isinstance(part.source, memoryview) for part in parts)
-        # of each column: an array of voids, or (buffer, start, stop) of each value
+        self._has_views = any(isinstance(part.source, memoryview) for part in parts)
+        # name -> array of voids, or (buffer, start, stop) of each value
         self._columns: dict[str, Any] = {}
         is_single = len(parts) == 1
         if not is_single:
@@ -403,34 +408,36 @@ class GatheredRows:
             in_order = itemgetter(*back.tolist())
         for name, first in parts[0].columns.items():
             columns = [part.columns[name] for part in parts]
-            if all(isinstance(one, np.ndarray) and one.dtype == first.dtype for one in columns):
+            if all(
+                isinstance(column, np.ndarray) and column.dtype == first.dtype for column in columns
+            ):
                 self._columns[name] = first if is_single else np.concatenate(columns)[back]
                 continue
-            places: list[tuple[Any, int, int]] = []
-            for part, one, size in zip(parts, columns, sizes, strict=True):
-                places += _places(part.source, one, size)
-            self._columns[name] = places if is_single else in_order(places)
+            values: list[tuple[Any, int, int]] = []
+            for part, column, size in zip(parts, columns, sizes, strict=True):
+                values += _value_ranges(part.source, column, size)
+            self._columns[name] = values if is_single else in_order(values)
 
     def columns(self, start: int, stop: int) -> dict[str, Any]:
         """Copy the stored bytes of rows start..stop.
 
         return  name -> array of voids [rows] if all values have one size, else a list of bytes
         """
-        return {name: self._copied(one, start, stop) for name, one in self._columns.items()}
+        return {name: self._copied(column, start, stop) for name, column in self._columns.items()}
 
-    def _copied(self, one: Any, start: int, stop: int) -> Any:
-        if isinstance(one, np.ndarray):
-            return one if stop - start == self.rows else one[start:stop].copy()
-        values = [source[at:end] for source, at, end in one[start:stop]]
-        return [*map(bytes, values)] if self._is_viewed else values  # slices of views are no copies
+    def _copied(self, column: Any, start: int, stop: int) -> Any:
+        if isinstance(column, np.ndarray):
+            return column if stop - start == self.rows else column[start:stop].copy()
+        values = [source[at:end] for source, at, end in column[start:stop]]
+        return [*map(bytes, values)] if self._has_views else values  # slicing a view does not copy
 
 
-def _places(source: Any, one: Any, size: int) -> Iterable[tuple[Any, int, int]]:
-    """Yield buffer, start and stop of each value of a column."""
-    if isinstance(one, tuple):
-        starts, stops = one
+def _value_ranges(source: Any, column: Any, size: int) -> Iterable[tuple[Any, int, int]]:
+    """Return buffer, start and stop of each value of a column."""
+    if isinstance(column, tuple):
+        starts, stops = column
         return zip(repeat(source, size), starts.tolist(), stops.tolist(), strict=True)
-    values = one.tolist() if isinstance(one, np.ndarray) else one
+    values = column.tolist() if isinstance(column, np.ndarray) else column
     return zip(values, repeat(0, size), map(len, values), strict=True)
 
 
@@ -444,7 +451,7 @@ _mapped_files = 0
 
 
 def _register(series: Series, i: int, shard: Shard) -> None:
-    """Register an open shard, and close the oldest ones until the limits are met."""
+    """Register an open shard, and close the shards opened first until the limits are met."""
     global _mapped_files
     files = 1 + len(shard.chunk.beside) if shard.chunk.at.may_map else 0
     limit, evicted = files_limit(_MAX_FILES), []
@@ -474,17 +481,17 @@ def _close(shards: Iterable[tuple[weakref.ref[Series], int, int]]) -> None:
 
 @functools.cache
 def keep_freed() -> None:
-    """Make glibc keep freed memory for the next batch, once per process.
+    """Make glibc keep freed memory for the next batch; once per process.
 
-    glibc returns the top of its heap to the system once 128 KB of it are free, so every batch would
-    fault in new pages. Freeing a large mmapped block raises M_MMAP_THRESHOLD to its size and
-    M_TRIM_THRESHOLD to twice that (source: mallopt(3)). The block itself is never touched.
+    By default glibc returns the top of its heap to the system as soon as 128 KB of it are free, so
+    every batch would cause page faults. Freeing a large mmapped block raises M_MMAP_THRESHOLD to
+    its size and M_TRIM_THRESHOLD to twice that (source: mallopt(3)). The block is never written.
     """
     bytes(_TRIM_BLOCK_BYTES)
 
 
 def _forked() -> None:
-    """Replace the locks in a forked child: the threads that held them do not exist there."""
+    """Replace the locks in a forked child: the threads that own them do not exist there."""
     global _registry_lock
     _registry_lock = threading.Lock()
     for one in _all_series:

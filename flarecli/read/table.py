@@ -1,4 +1,4 @@
-"""Tables: the columns of streams of equal length, row numbers, and the shards of given rows."""
+"""Tables: the joined columns of streams of equal length; row numbers; and the shards of rows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PART = re.compile(
 def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
     """Return row numbers as int64 [k], without checking their range.
 
-    raises  UsageError unless they are a flat list of integers; RowsError for one above int64
+    raises  UsageError unless they are a flat list of integers; RowsError for a row above int64
     """
     try:
         rows = np.asarray(indices)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # nested lists of several lengths
         rows = np.zeros((0, 0))
     if rows.ndim != 1:
         raise UsageError(
@@ -45,9 +45,9 @@ def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
 
 
 def parse_rows(spec: str, rows: int) -> list[range]:
-    """Parse a row specification for a dataset of `rows` rows.
+    """Parse a row specification such as `3,10:20` for a dataset of `rows` rows.
 
-    return  ranges inside [0, rows) in the order of the specification; a row is a range of one
+    return  ranges inside [0, rows) in the order of the specification; a single row is a range of 1
     raises  UsageError for an invalid specification; RowsError for a single row outside the data
     """
     out = []
@@ -160,7 +160,7 @@ class Table:
     ) -> list[Row]:
         """Return encoded rows in the order of `indices`; `names` None: all columns."""
         if len(self.series) == 1 and ranges is None and type(indices) is list and len(indices) == 1:
-            row = indices[0]  # the fast path of a single row
+            row = indices[0]  # fast path for a single row
             if type(row) is int and 0 <= row < self.rows:
                 if self._selected is not None:
                     row = int(self._selected[row])
@@ -198,7 +198,7 @@ class Table:
         return self.series[0].locate(self.series_rows(indices), least, names)
 
     def _split(self, names: Sequence[str] | None) -> list[tuple[Series, Sequence[str] | None]]:
-        """Return each series with its columns of `names`."""
+        """Return each series that has some of the columns, with these columns."""
         if len(self.series) == 1:
             return [(self.series[0], names)]
         names = [column.name for column in self.columns] if names is None else names
@@ -213,13 +213,13 @@ class Table:
         if selected is None:
             yield from self._scan(names, start, stop, size, views)
             return
-        while start < stop:  # whole batches are read, then the selected rows are taken from them
-            some = selected[start : min(stop, start + size)]
-            first = int(some[0])
-            batch = next(self._scan(names, first, int(some[-1]) + 1, size, False))
-            some = some[: np.searchsorted(some, first + batch.num_rows)]
-            yield batch.take(pa.array(some - first))
-            start += len(some)
+        while start < stop:  # consecutive rows are read; then the selected rows are taken
+            rows = selected[start : min(stop, start + size)]
+            first = int(rows[0])
+            batch = next(self._scan(names, first, int(rows[-1]) + 1, size, False))
+            rows = rows[: np.searchsorted(rows, first + batch.num_rows)]
+            yield batch.take(pa.array(rows - first))
+            start += len(rows)
 
     def _scan(
         self, names: Sequence[str], start: int, stop: int, size: int, views: bool
@@ -269,9 +269,9 @@ def _checksum(parts: Sequence[str], selected: bytes) -> str:
 
 
 class Shards:
-    """The shards of a dataset or of the datasets of a mix, for runs and loaders that prefetch them.
+    """The shards of a dataset, or of the datasets of a mix; runs and loaders prefetch them.
 
-    A range of rows lies in one table.
+    A range of rows must be inside one table.
 
     tables  the first row of each table, ascending, and the table
     """
@@ -288,10 +288,10 @@ class Shards:
         return min((room for room in rooms if room), default=0)
 
     def expect_epoch(self, min_bytes: int) -> None:
-        """Announce that most rows will be read: mapped shards then use large pages.
+        """Announce that most rows will be read, so that mapped shards use large pages.
 
-        The announcement is omitted for less than `min_bytes` of listed shards, and if a size is not
-        listed. Large pages are used if all data fits into memory.
+        This does nothing if the listed shards have less than `min_bytes`, if a size is not listed,
+        or if fewer than half of the rows of a table are selected.
         """
         sizes = [one.stored for one in self._series]
         total = sum(sizes)
@@ -314,7 +314,7 @@ class Shards:
     def fetch_rows(self, rows: IntArray, passing: bool = False) -> None:
         """Download the shards of these rows, int64 [k], into the cache.
 
-        passing  keep shards that the cache cannot keep in memory until `release`, like `fetch`
+        passing  like `fetch`, keep shards in memory until `release` if the cache cannot keep them
         """
         tables = np.searchsorted(self._firsts, rows, "right") - 1
         for k in np.unique(tables).tolist():
@@ -323,7 +323,7 @@ class Shards:
                 one.fetch(i, passing)
 
     def release(self, start: int, stop: int) -> None:
-        """Release the shards of rows start..stop: memory, and cached copies that were evicted."""
+        """Close the shards of rows start..stop, and release their bytes in memory."""
         for one, i in self._chunks(start, stop):
             one.release(i)
 

@@ -1,12 +1,12 @@
-"""Datasets for PyTorch: map-style, and iterable with sharding over ranks and workers and exact
-resume.
+"""Datasets for PyTorch: a map-style dataset, and an iterable one that is sharded and can resume.
 
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     stream = flarecli.torch.IterableDataset(flare.open("train"), batch=64, seed=1)
     loader = StatefulDataLoader(stream, batch_size=None, num_workers=4)
 
-Try `flare.Loader` first: it needs no torch, and processes only for transforms in pure Python.
+Consider `flare.Loader` first: it does not need torch, and needs worker processes only for transforms
+in pure Python.
 """
 
 from flarecli.errors import MissingLibraryError

@@ -1,4 +1,4 @@
-"""Map-style dataset for torch's samplers, and iterable dataset of batches that can resume."""
+"""MapDataset for torch's samplers, and IterableDataset: sharded batches that can resume."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from flarecli.errors import FlareError, UsageError
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
 from flarecli.read import (
+    BatchMaker,
+    BatchResult,
+    BatchTask,
     Closable,
-    Made,
-    Part,
     Rows,
-    Work,
     batch_rows,
-    check_place,
+    batch_tasks,
+    check_cursor,
     check_rows,
     parse_state,
-    parts_of,
     start_prefetch,
 )
 from flarecli.torch.ranks import Inherited, Share, inherited_share, share_of
@@ -35,8 +35,19 @@ from flarecli.torch.tensor_batches import tensors
 __all__ = ["IterableDataset", "MapDataset"]
 
 _MAX_COUNT = 1 << 31  # of rows per batch, and of threads
-_KEYS = {"seed", "epoch", "order", "window", "rows", "batch", "ranks", "workers", "step", "given"}
-_KEYS |= {"checksum"}
+_KEYS = {
+    "seed",
+    "epoch",
+    "order",
+    "window",
+    "rows",
+    "batch",
+    "ranks",
+    "workers",
+    "step",
+    "given",
+    "checksum",
+}
 
 
 class MapDataset(Closable, torch_data.Dataset):  # type: ignore[misc]
@@ -62,7 +73,7 @@ class MapDataset(Closable, torch_data.Dataset):  # type: ignore[misc]
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        with _hint_shown():
+        with _hint_in_traceback():
             samples = self.data.__getitems__(indices)
         return samples if self.transform is None else [self.transform(sample) for sample in samples]
 
@@ -74,14 +85,13 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     … of its rank. `set_epoch` sets the epoch of the next loop in all workers.
 
     data        a Dataset or a Mix
-    batch       rows per batch; a batch has more or fewer samples if a transform returns other than
-                one sample per row
+    batch       rows per batch; with a transform, a batch may have more or fewer samples
     collated    False: yield single samples, for `DataLoader(stream, batch_size=batch)`
     rank, ranks default: those of torch.distributed, or of RANK and WORLD_SIZE; in a DataLoader
                 prepared by accelerate all rows, because accelerate divides them
-    threads     threads that make batches ahead in each worker
-    transform, collate, decode, order, window, drop_last   as in `flare.Loader`; arrays become
-                tensors unless `collate` is given
+    threads     threads that prefetch batches in each worker
+    transform, collate, decode, order, window, drop_last   as in `flare.Loader`; without `collate`,
+                arrays become tensors
     raises      UsageError for invalid arguments
     """
 
@@ -125,17 +135,17 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._rows = self.data.order(seed, epoch, order, window).rows
         # the position of the loop, and the number of samples already yielded of the next batch
         self._at = Cursor(seed, epoch, 0, order), 0
-        self._resume: tuple[int, int, int, int] | None = None  # epoch, step, given, workers
+        self._resume: tuple[int, int, int, int] | None = None  # epoch, step, samples, workers
 
     def __getstate__(self) -> dict[str, Any]:
         if not get_spawning_popen():  # a copy has its own epoch
             return self.__dict__ | {"_epoch": tuple(self._epoch), "_inherited": None}
-        found: Share | UsageError
+        share: Share | UsageError
         try:
-            found = self._share(is_iterated=True)
-        except UsageError as error:  # raised in the worker that iterates
-            found = error
-        return self.__dict__ | {"_inherited": Inherited(os.getpid(), found)}
+            share = self._share(is_iterated=True)
+        except UsageError as error:  # the worker that iterates raises it
+            share = error
+        return self.__dict__ | {"_inherited": Inherited(os.getpid(), share)}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
@@ -161,10 +171,10 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     def set_epoch(self, epoch: int, step: int = 0) -> None:
         """Set the epoch of the next loop, and its first step.
 
-        step  after k batches on every rank: k * batch * ranks; the number of ranks may change
+        step  k * batch * ranks after k batches on every rank; the number of ranks may change
         """
         _check_epoch(epoch)
-        check_place(self.data, self._rows, Cursor(self._seed, epoch, step, self._order))
+        check_cursor(self.data, self._rows, Cursor(self._seed, epoch, step, self._order))
         self._epoch[0], self._epoch[1], self._resume = epoch, step, None
 
     def close(self) -> None:
@@ -174,27 +184,29 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     def __len__(self) -> int:
         """Return the number of batches of an epoch on this rank, or of rows if not `collated`."""
         rank, ranks = self._share()
-        whole = self._batch * ranks
+        batch_steps = self._batch * ranks
         if not self._collated:
-            stop = self._rows // whole * whole if self._drop_last else self._rows
+            stop = self._rows
+            if self._drop_last:
+                stop = stop // batch_steps * batch_steps
             return len(range(rank, stop, ranks))
         if self._drop_last:
-            return self._rows // whole
-        return -(-max(0, self._rows - rank) // whole)
+            return self._rows // batch_steps
+        return -(-max(0, self._rows - rank) // batch_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loop of this process."""
-        place, given = self._at
+        cursor, given = self._at
         return {
-            "seed": place.seed,
-            "epoch": place.epoch,
-            "order": place.order,
+            "seed": cursor.seed,
+            "epoch": cursor.epoch,
+            "order": cursor.order,
             "window": self._window,
             "rows": self._rows,
             "batch": self._batch,
             "ranks": self.ranks,
             "workers": _worker()[1],
-            "step": place.step,
+            "step": cursor.step,
             "given": given,
             "checksum": self.data.checksum,
         }
@@ -212,16 +224,16 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
                     f"saved with {key} {state[key]}, this dataset has {own[key]}",
                     hint="Use set_epoch(epoch, step) to resume with other ranks.",
                 )
-        place = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
-        saved = replace(place, rows=state["rows"], checksum=state["checksum"])
-        _check_epoch(place.epoch)
-        check_place(self.data, self._rows, saved)
+        cursor = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
+        saved = replace(cursor, rows=state["rows"], checksum=state["checksum"])
+        _check_epoch(cursor.epoch)
+        check_cursor(self.data, self._rows, saved)
         given = state["given"]
         if state["workers"] < 1 or given < 0:
             raise UsageError(
                 f"workers is {state['workers']}, given {given}: expected at least 1 and 0"
             )
-        if given and (self._collated or place.step == self._rows):
+        if given and (self._collated or cursor.step == self._rows):
             raise UsageError(
                 f"saved after {given} samples of a batch; this dataset yields whole batches"
                 if self._collated
@@ -229,86 +241,95 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
                 "the end of the epoch",
                 hint="Use the options that the state was saved with.",
             )
-        self._at, self._resume = (
-            (place, state["given"]),
-            (state["epoch"], state["step"], state["given"], state["workers"]),
-        )
+        self._at = cursor, given
+        self._resume = cursor.epoch, cursor.step, given, state["workers"]
 
     def __iter__(self) -> Iterator[Any]:
-        # With accelerate only process 0 may iterate, so the check runs here, in all processes
+        # in accelerate's dispatch mode only process 0 iterates, so all processes check here
         if self._given_ranks is not None:
             self._share(is_iterated=True)
-        return self._loop() if torch_data.get_worker_info() is None else self._reported()
+        return self._loop() if torch_data.get_worker_info() is None else self._loop_in_worker()
 
-    def _reported(self) -> Iterator[Any]:
-        with _hint_shown():
+    def _loop_in_worker(self) -> Iterator[Any]:
+        with _hint_in_traceback():
             yield from self._loop()
 
     def _loop(self) -> Iterator[Any]:
         worker, workers = _worker()
-        rank, ranks = share = self._share(is_iterated=True)
-        epoch, step, given, saved = self._resume or (*self._epoch, 0, workers)
+        share = self._share(is_iterated=True)
+        epoch, step, given, saved_workers = self._resume or (*self._epoch, 0, workers)
         self._resume = None
-        if saved != workers:
-            hint = "Use the same number, or set_epoch(epoch, step)."
-            raise UsageError(f"saved with {saved} workers, not {workers}", hint=hint)
+        if saved_workers != workers:
+            raise UsageError(
+                f"saved with {saved_workers} workers, not {workers}",
+                hint="Use the same number, or set_epoch(epoch, step).",
+            )
         order = self.data.order(self._seed, epoch, self._order, self._window)
-        self._at = Cursor(self._seed, epoch, step, self._order), given
-        if given and step + worker * self._batch * ranks + rank >= order.rows:
-            raise _changed(given, 0)
-        prefetch = start_prefetch(self.data, order, self._at[0], ranks)
-        work = Work(
-            self.data, self._transforms, self._collate, self._seed, epoch, prefetch is not None
-        )
-        threads = 0 if work.is_inline else self._threads
-        flow = ordered_map(
-            work,
-            self._parts(order, step, share, worker, workers),
-            workers=threads,
-            max_items=threads + 3 if threads else 1,
-        )
-        try:
-            for made in flow:
+        start = Cursor(self._seed, epoch, step, self._order)
+        self._at = start, given
+        batch_steps = self._batch * share.ranks
+        if given and step + worker * batch_steps + share.rank >= order.rows:
+            raise _batch_changed(given, 0)
+        with contextlib.ExitStack() as resources:
+            prefetch = start_prefetch(self.data, order, start, share.ranks)
+            if prefetch:
+                resources.callback(prefetch.close)
+            maker = BatchMaker(
+                self.data,
+                self._transforms,
+                self._collate,
+                self._seed,
+                epoch,
+                fetches=prefetch is not None,
+            )
+            resources.callback(maker.close)
+            threads = 0 if maker.is_inline else self._threads
+            results = ordered_map(
+                maker,
+                self._tasks(order, step, share, worker, workers),
+                workers=threads,
+                max_items=threads + 3 if threads else 1,
+            )
+            resources.callback(results.close)
+            for result in results:
                 if prefetch:
                     prefetch.reached(step)
-                behind = min(self._rows, step + workers * self._batch * ranks)
-                yield from self._given(work, made, given, behind)
-                step, given = behind, 0
-        finally:
-            if prefetch:
-                prefetch.close()
-            flow.close()
-            work.end()
+                step = min(self._rows, step + workers * batch_steps)
+                yield from self._yielded(maker, result, given, step)
+                given = 0
 
-    def _given(self, work: Work, made: Made, given: int, step: int) -> Iterator[Any]:
-        """Yield the batch or the samples of a part; before the last one the position moves to
-        `step`.
+    def _yielded(
+        self, maker: BatchMaker, result: BatchResult, given: int, step: int
+    ) -> Iterator[Any]:
+        """Yield the batch or the samples of a result. The position is set before each of them.
+
+        given  the number of samples that were already yielded
+        step   the first step of the next batch of this worker
         """
-        place = self._at[0]
-        behind = Cursor(place.seed, place.epoch, step, place.order)
+        here = self._at[0]
+        after = replace(here, step=step)
         if not self._collated:
-            samples = [one for row in made.samples or () for one in row]
+            samples = [sample for of_row in result.samples or () for sample in of_row]
             if given and given >= len(samples):
-                raise _changed(given, len(samples))
-            for at in range(given, len(samples)):
-                self._at = (behind, 0) if at + 1 == len(samples) else (place, at + 1)
-                yield samples[at]
-            self._at = behind, 0
+                raise _batch_changed(given, len(samples))
+            for count in range(given + 1, len(samples) + 1):
+                self._at = (after, 0) if count == len(samples) else (here, count)
+                yield samples[count - 1]
+            self._at = after, 0
             return
-        self._at = behind, 0
-        if made.samples is not None:
-            samples = [one for row in made.samples for one in row]
+        self._at = after, 0
+        batch = result.batch
+        if result.samples is not None:
+            samples = [sample for of_row in result.samples for sample in of_row]
             if not samples:
                 return
-            batch = work.collated(samples)
-        else:
-            batch = made.batch
+            batch = maker.collate(samples)
         yield tensors(batch) if self._collate is None else batch
 
-    def _parts(
+    def _tasks(
         self, order: Any, start: int, share: Share, worker: int, workers: int
-    ) -> Iterator[Part]:
-        rows = batch_rows(
+    ) -> Iterator[BatchTask]:
+        blocks = batch_rows(
             order,
             start,
             self._batch,
@@ -318,13 +339,13 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
             workers=workers,
             drop_last=self._drop_last,
         )
-        for some in rows:
-            yield from parts_of(some, self._batch, not self._collated)
+        for rows in blocks:
+            yield from batch_tasks(rows, self._batch, not self._collated)
 
 
 @contextlib.contextmanager
-def _hint_shown() -> Iterator[None]:
-    """Add the hint of an error to its traceback: torch sends only the traceback from a worker."""
+def _hint_in_traceback() -> Iterator[None]:
+    """Add the hint of an error to its traceback, because torch sends only the traceback of a worker."""
     try:
         yield
     except FlareError as error:
@@ -333,7 +354,7 @@ def _hint_shown() -> Iterator[None]:
         raise
 
 
-def _changed(given: int, samples: int) -> UsageError:
+def _batch_changed(given: int, samples: int) -> UsageError:
     return UsageError(
         f"saved after {given} samples of a batch, which now has {samples}",
         hint="Use the options and transforms that the state was saved with.",
@@ -346,11 +367,11 @@ def _check_epoch(epoch: int) -> None:
 
 
 def _shared(*values: int) -> Any:
-    """Return integers in memory that is shared with forked processes, and with spawned workers."""
+    """Return integers in memory that forked processes and spawned workers share."""
     return RawArray("q", values)
 
 
 def _worker() -> tuple[int, int]:
-    """Return the worker's number and the number of workers; 0, 1 in the main process."""
+    """Return the number of this worker, and the number of workers; (0, 1) in the main process."""
     info = torch_data.get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)

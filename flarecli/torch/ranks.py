@@ -1,12 +1,12 @@
-"""The rank of a process and the world size; detects whether accelerate divides the rows.
+"""The rank of a process and the number of ranks; detects whether accelerate divides the rows.
 
-Trainers initialize torch.distributed after the dataset is created, so ranks are looked up when a
-loop starts. In a spawned DataLoader worker torch.distributed is not initialized; the worker
-inherits the rank of its parent.
+Trainers initialize torch.distributed after they create the dataset, so the rank is read when a loop
+starts. torch.distributed is not initialized in a spawned DataLoader worker; the worker inherits the
+rank of its parent.
 
-accelerate divides the rows of an IterableDataset in a prepared DataLoader among its processes: by
-default process 0 reads all rows and sends each process its part (`DataLoaderDispatcher`); with
-`dispatch_batches=False` each process reads all rows and keeps its part (`IterableDatasetShard`).
+accelerate divides the rows of an IterableDataset in a prepared DataLoader among its processes. By
+default, process 0 reads all rows and sends each process its part (`DataLoaderDispatcher`); with
+`dispatch_batches=False`, each process reads all rows and keeps its part (`IterableDatasetShard`).
 In both cases the dataset must yield all rows. Source: accelerate, src/accelerate/data_loader.py.
 """
 
@@ -35,10 +35,13 @@ class Share(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    """The share or the error of a parent process, sent to a process that it spawned."""
+    """The share of a parent process, or its error, for a process that it spawned.
+
+    pid  process id of the parent
+    """
 
     pid: int
-    found: Share | UsageError
+    share: Share | UsageError
 
 
 def share_of(
@@ -47,7 +50,7 @@ def share_of(
     """Return the share of the rows that a dataset yields in this process.
 
     rank, ranks  arguments of the user; None: from accelerate, torch.distributed or the environment
-    is_iterated  a loop starts: if accelerate is in use, check which DataLoader runs it
+    is_iterated  True when a loop starts: check whether accelerate prepared its DataLoader
     raises       UsageError for a rank outside the ranks, and if rows would be divided twice or not
                  at all
     """
@@ -56,30 +59,30 @@ def share_of(
         if is_iterated and not _is_prepared(dataset):
             raise UsageError(
                 f"accelerate runs {processes} processes, and did not prepare this DataLoader",
-                hint="Pass it to accelerator.prepare, or pass the dataset "
+                hint="Pass it to accelerator.prepare, or create the dataset with "
                 "rank=accelerator.process_index, ranks=accelerator.num_processes.",
             )
         return Share(0, 1)
-    found = Share(0, 1) if rank is not None and ranks is not None else _launched()
-    share = Share(found.rank if rank is None else rank, found.ranks if ranks is None else ranks)
+    share = Share(0, 1) if rank is not None and ranks is not None else _launched_share()
+    share = Share(share.rank if rank is None else rank, share.ranks if ranks is None else ranks)
     if not 0 <= share.rank < share.ranks < _MAX_RANKS:
         raise UsageError(
             f"rank {share.rank} of {share.ranks}: expected a rank below the number of ranks, "
-            "and that below 2^31"
+            "and fewer than 2^31 ranks"
         )
     if share.ranks > 1 and processes > 1 and is_iterated and _is_prepared(dataset):
         raise UsageError(
             f"accelerate divides the rows of this DataLoader among {processes} processes, "
             f"and its dataset yields only those of rank {share.rank} of {share.ranks}",
-            hint="Leave out rank and ranks, or do not pass the DataLoader to accelerator.prepare.",
+            hint="Omit rank and ranks, or do not pass the DataLoader to accelerator.prepare.",
         )
     return share
 
 
 def inherited_share(inherited: Inherited | None) -> Share | None:
-    """Return the share of the parent of this DataLoader worker; None in any other process.
+    """Return the share that a spawned DataLoader worker has from its parent; else None.
 
-    Raises the error of the parent, if it had one.
+    raises  the error of the parent
     """
     parent = multiprocessing.parent_process()
     if (
@@ -89,12 +92,12 @@ def inherited_share(inherited: Inherited | None) -> Share | None:
         or parent.pid != inherited.pid  # forked from a spawned process
     ):
         return None
-    if isinstance(inherited.found, UsageError):
-        raise inherited.found
-    return inherited.found
+    if isinstance(inherited.share, UsageError):
+        raise inherited.share
+    return inherited.share
 
 
-def _launched() -> Share:
+def _launched_share() -> Share:
     """Return the share of torch.distributed, or of the environment of a launcher like torchrun."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Share(torch.distributed.get_rank(), torch.distributed.get_world_size())
@@ -103,8 +106,8 @@ def _launched() -> Share:
     if not (rank.isdecimal() and ranks.isdecimal()):
         raise UsageError(
             f"RANK is {rank!r:.60} and WORLD_SIZE is {ranks!r:.60}: expected two numbers",
-            hint="Pass the dataset rank=R, ranks=N, or initialize torch.distributed before the "
-            "loop.",
+            hint="Create the dataset with rank=R, ranks=N, or initialize torch.distributed before "
+            "the loop.",
         )
     return Share(int(rank), int(ranks))
 
@@ -126,7 +129,7 @@ def _is_prepared(dataset: object) -> bool:
     loader = GradientState().active_dataloader
     if loader is None:
         return False
-    inside = loader.dataset
-    return inside is dataset or (
-        isinstance(inside, IterableDatasetShard) and inside.dataset is dataset
+    inner = loader.dataset
+    return inner is dataset or (
+        isinstance(inner, IterableDatasetShard) and inner.dataset is dataset
     )

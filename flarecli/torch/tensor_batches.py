@@ -1,8 +1,8 @@
-"""Convert batches to tensors, and send them efficiently from a DataLoader's workers.
+"""Convert batches to tensors, and send them efficiently from the workers of a DataLoader.
 
-Columns of bytes go through a ring buffer in shared memory: a pipe carries 64 KB at a time, and each
-write wakes a process. The memory is anonymous (memfd), so it is freed when both processes have
-ended, even if they are killed.
+Columns of bytes are sent through a ring buffer in shared memory, because a pipe transfers only
+64 KB at a time. The memory is anonymous (memfd), so it is freed when both processes have ended,
+even if they were killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flarecli.read import keep_freed
 
 __all__ = ["tensors"]
 
-_MAX_INLINE_BYTES = 1 << 18  # larger tensors are sent through torch's shared memory
+_MAX_PICKLED_BYTES = 1 << 18  # of a tensor; larger ones are sent through torch's shared memory
 _NUMPY_DTYPES = {
     torch.bool,
     torch.uint8,
@@ -39,16 +39,16 @@ _NUMPY_DTYPES = {
     torch.complex128,
 }
 _HEADER_BYTES = mmap.PAGESIZE  # before the ring: uint64, the number of bytes read so far
-_MIN_BYTES = 1 << 16  # less goes through the pipe
-_MAX_RING_BYTES = 1 << 24  # of each worker, until it ends
+_MIN_RING_BYTES = 1 << 16  # of the columns of a batch; fewer bytes are sent through the pipe
+_MAX_RING_BYTES = 1 << 24  # of the ring of a worker
 _RING_BATCHES = 4  # batches that fit into a ring
-_MAX_PIECES = 1024  # of one pwritev call (IOV_MAX)
+_MAX_BUFFERS = 1024  # of one pwritev call (IOV_MAX)
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch with its numpy arrays as tensors, which share their memory.
 
-    Use it as the `collate_fn` of a DataLoader: torch's default visits every item of every list.
+    Use it as the `collate_fn` of a DataLoader: torch's default converts each item of each list.
     """
     if isinstance(batch, _Sent):
         return batch
@@ -65,7 +65,7 @@ def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensor(array: Any) -> Any:
-    """Return an array as a tensor; arrays of types that torch does not have stay arrays."""
+    """Return an array as a tensor, or unchanged if torch does not have its dtype."""
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError):
@@ -78,32 +78,33 @@ def _tensor(array: Any) -> Any:
 class _Sent(dict[str, Any]):
     """A batch of a worker, which is unpickled as a plain dict.
 
-    Torch creates a shared-memory file for each tensor, which is slower than copying a small one:
-    small tensors are pickled. Lists of bytes go through the shared ring.
+    Small tensors are pickled as arrays, because torch would create a shared-memory file for each.
+    Lists of bytes are sent through the ring.
     """
 
     def __copy__(self) -> _Sent:
         return _Sent(self)
 
 
-def _reduced(batch: _Sent) -> tuple[Any, ...]:
+def _reduce(batch: _Sent) -> tuple[Any, ...]:
+    """Return the function that restores a batch, and its arguments; see `object.__reduce__`."""
     small = {
         name: value.resolve_conj().resolve_neg().numpy()
         for name, value in batch.items()
         if _is_small(value)
     }
-    place = write_ring({name: value for name, value in batch.items() if _is_bytes(value)})
-    in_ring = () if place is None else place.sizes
+    position = write_ring({name: value for name, value in batch.items() if _is_bytes(value)})
+    in_ring = () if position is None else position.sizes
     pickled = {name: value for name, value in batch.items() if name not in in_ring}
-    return _received, (list(batch), pickled | small, list(small), place)
+    return _restore, (list(batch), pickled | small, list(small), position)
 
 
 def _is_bytes(value: Any) -> bool:
-    return type(value) is list and bool(value) and all(type(one) is bytes for one in value)
+    return type(value) is list and bool(value) and all(type(item) is bytes for item in value)
 
 
 def _is_small(value: Any) -> bool:
-    """Return whether this is a small CPU tensor of a dtype that numpy has."""
+    """Return whether a value is a small CPU tensor of a dtype that numpy has."""
     if (
         type(value) is not torch.Tensor
         or value.layout is not torch.strided
@@ -111,34 +112,34 @@ def _is_small(value: Any) -> bool:
     ):
         return False
     return bool(
-        value.nbytes <= _MAX_INLINE_BYTES
+        value.nbytes <= _MAX_PICKLED_BYTES
         and not value.requires_grad
         and value.dtype in _NUMPY_DTYPES
     )
 
 
-def _received(
-    names: Sequence[str], batch: dict[str, Any], small: Sequence[str], place: RingPlace | None
+def _restore(
+    names: Sequence[str], batch: dict[str, Any], small: Sequence[str], position: RingPosition | None
 ) -> dict[str, Any]:
     batch |= {name: torch.from_numpy(batch[name]) for name in small}
-    batch |= read_ring(place) if place else {}
+    batch |= read_ring(position) if position else {}
     return {name: batch[name] for name in names}
 
 
-ForkingPickler.register(_Sent, _reduced)  # only between processes; `pickle` writes a plain dict
+ForkingPickler.register(_Sent, _reduce)  # between processes only; `pickle` writes a plain dict
 
 
 # -- the ring
 
 
-class RingPlace(NamedTuple):
+class RingPosition(NamedTuple):
     """The position of columns of bytes in a ring.
 
     ring    id of the ring
     size    bytes of the ring
-    handle  file descriptor of the ring, when it is sent for the first time
-    start   first byte, counted from the creation of the ring
-    sizes   column -> bytes of each value
+    handle  file descriptor of the ring in its first batch; None in later batches
+    start   number of bytes that were written to the ring before
+    sizes   column -> size of each value in bytes
     """
 
     ring: bytes
@@ -149,12 +150,12 @@ class RingPlace(NamedTuple):
 
 
 class _Ring:
-    """The ring that this process writes; `end` counts all bytes written so far."""
+    """The ring that this process writes; `end` is the number of bytes written so far."""
 
     def __init__(self, size: int) -> None:
         self.fd = os.memfd_create("flare", os.MFD_CLOEXEC)
         self.process, self.size, self.end = os.getpid(), size, 0
-        self.is_sent = False  # whether the parent has its file descriptor
+        self.is_sent = False  # whether the file descriptor was sent to the parent
         self.name = self.process.to_bytes(8, "little") + os.urandom(8)
         os.ftruncate(self.fd, _HEADER_BYTES + size)
 
@@ -162,76 +163,76 @@ class _Ring:
         with contextlib.suppress(AttributeError):  # memfd_create failed
             os.close(self.fd)
 
-    def write(self, pieces: Sequence[bytes], total: int) -> int | None:
-        """Write pieces one after another and return their start, or None if the ring is full."""
+    def write(self, values: Sequence[bytes], total: int) -> int | None:
+        """Write values one after another and return their start, or None if the ring is full."""
         start = self.end
-        if start % self.size + total > self.size:  # start again at the beginning of the ring
+        if start % self.size + total > self.size:  # continue at the beginning of the ring
             start = -(-start // self.size) * self.size
-        free = int.from_bytes(os.pread(self.fd, 8, 0), "little")  # all bytes before it were read
-        if free != self.end and start + total - free > self.size:
+        read = int.from_bytes(os.pread(self.fd, 8, 0), "little")  # number of bytes read so far
+        if read != self.end and start + total - read > self.size:
             return None
         at = first = _HEADER_BYTES + start % self.size
-        for k in range(0, len(pieces), _MAX_PIECES):
-            at += os.pwritev(self.fd, pieces[k : k + _MAX_PIECES], at)
+        for k in range(0, len(values), _MAX_BUFFERS):
+            at += os.pwritev(self.fd, values[k : k + _MAX_BUFFERS], at)
         if at - first != total:  # out of memory
             return None
         self.end = start + total
         return start
 
 
-_own: _Ring | None = None
-_maps: dict[bytes, mmap.mmap] = {}
+_own_ring: _Ring | None = None
+_maps: dict[bytes, mmap.mmap] = {}  # the rings that this process reads, by id
 
 
-def write_ring(columns: Mapping[str, Sequence[bytes]]) -> RingPlace | None:
-    """Write columns into the ring; return None if they must go through the pipe.
+def write_ring(columns: Mapping[str, Sequence[bytes]]) -> RingPosition | None:
+    """Write columns into the ring; return None if they must be sent through the pipe.
 
-    Every result must reach one `read_ring` call, in order.
+    Each result must be passed to `read_ring` once, in order.
     """
-    global _own
-    sizes = {name: list(map(len, pieces)) for name, pieces in columns.items()}
+    global _own_ring
+    sizes = {name: list(map(len, values)) for name, values in columns.items()}
     total = sum(map(sum, sizes.values()))
-    if not _MIN_BYTES <= total <= _MAX_RING_BYTES or not hasattr(os, "memfd_create"):
+    if not _MIN_RING_BYTES <= total <= _MAX_RING_BYTES or not hasattr(os, "memfd_create"):
         return None
     try:
         if (
-            _own is None
-            or _own.process != os.getpid()
-            or (2 * total > _own.size and _own.size < _MAX_RING_BYTES)
+            _own_ring is None
+            or _own_ring.process != os.getpid()
+            or (2 * total > _own_ring.size and _own_ring.size < _MAX_RING_BYTES)
         ):
-            _own = _Ring(min(_MAX_RING_BYTES, _RING_BATCHES * total))
-        start = _own.write(list(chain.from_iterable(columns.values())), total)
+            _own_ring = _Ring(min(_MAX_RING_BYTES, _RING_BATCHES * total))
+        start = _own_ring.write(list(chain.from_iterable(columns.values())), total)
     except OSError:
         return None
     if start is None:
         return None
-    handle, _own.is_sent = None if _own.is_sent else DupFd(_own.fd), True
-    return RingPlace(_own.name, _own.size, handle, start, sizes)
+    handle, _own_ring.is_sent = None if _own_ring.is_sent else DupFd(_own_ring.fd), True
+    return RingPosition(_own_ring.name, _own_ring.size, handle, start, sizes)
 
 
-def read_ring(place: RingPlace) -> dict[str, list[bytes]]:
-    """Read columns out of the ring, and free their space."""
-    map_ = _maps.get(place.ring) or _mapped(place)
+def read_ring(position: RingPosition) -> dict[str, list[bytes]]:
+    """Return the columns at a position in a ring, and free their space in it."""
+    map_ = _maps.get(position.ring) or _map_ring(position)
     out = dict[str, list[bytes]]()
-    at = first = _HEADER_BYTES + place.start % place.size
-    for name, sizes in place.sizes.items():
-        out[name] = pieces = []
+    at = first = _HEADER_BYTES + position.start % position.size
+    for name, sizes in position.sizes.items():
+        out[name] = values = []
         for size in sizes:
-            pieces.append(map_[at : at + size])
+            values.append(map_[at : at + size])
             at += size
-    map_[:8] = (place.start + at - first).to_bytes(8, "little")
+    map_[:8] = (position.start + at - first).to_bytes(8, "little")
     return out
 
 
-def _mapped(place: RingPlace) -> mmap.mmap:
+def _map_ring(position: RingPosition) -> mmap.mmap:
     keep_freed()
-    for name in list(_maps):  # unmap the smaller ring of the worker, and rings of ended workers
+    for name in list(_maps):  # unmap the smaller ring of this worker, and rings of ended workers
         process = int.from_bytes(name[:8], "little")
-        if name[:8] == place.ring[:8] or not os.path.exists(f"/proc/{process}"):
+        if name[:8] == position.ring[:8] or not os.path.exists(f"/proc/{process}"):
             del _maps[name]
-    fd = place.handle.detach()
+    fd = position.handle.detach()
     try:
-        map_ = _maps[place.ring] = mmap.mmap(fd, _HEADER_BYTES + place.size)
+        map_ = _maps[position.ring] = mmap.mmap(fd, _HEADER_BYTES + position.size)
     finally:
         os.close(fd)
     return map_

@@ -19,7 +19,7 @@ from flarecli.cache import store as cached
 from flarecli.errors import FormatError, MissingError
 from flarecli.model import Settings
 from flarecli.read import shard_prefetch
-from flarecli.read.batch import Part, Work
+from flarecli.read.batch import BatchMaker, BatchTask
 from flarecli.storage import Store
 from flarecli.storage.versions import ObjectPin
 
@@ -428,7 +428,7 @@ def test_prefetched_objects_are_released_when_a_run_ends(shards, monkeypatch, be
 def test_objects_fetched_while_a_run_ends_are_released(shards, monkeypatch):
     _, data = shards
     (series,) = data._table.series
-    work = Work(data, (), None, 0, 0, fetches=True)
+    work = BatchMaker(data, (), None, 0, 0, fetches=True)
     store, fetch = type(series.chunk(0).at.store), threading.Event()
     keep = store.keep
     monkeypatch.setattr(
@@ -436,11 +436,11 @@ def test_objects_fetched_while_a_run_ends_are_released(shards, monkeypatch):
     )
     for rows in ([0], [150]):  # the run ends while it is in flight
         began = threading.Event()
-        made = threading.Thread(target=work, args=(Part(np.array(rows), False),))
+        made = threading.Thread(target=work, args=(BatchTask(np.array(rows), False),))
         made.start()
         assert began.wait(60)
         if rows == [0]:
-            work.end()
+            work.close()
         fetch.set()
         made.join()
         assert_nothing_held()

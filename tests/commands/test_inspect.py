@@ -207,7 +207,7 @@ def test_bytes_in_lists_are_plain_values_too(tmp_path):
 def test_a_format_that_the_list_does_not_say_is_refused(out, tmp_path):
     """Nothing but the list is read: what it tells of one format would be shown as another's."""
     shards = sorted(str(path) for path in out.glob("*.mds"))
-    hint = "Leave -f out: it is for data without a list."
+    hint = "Omit -f: it is for data without a list."
     for address, at in (
         (out, "playlist.yaml"),
         (out / "playlist.yaml", "playlist.yaml"),

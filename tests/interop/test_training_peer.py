@@ -36,7 +36,7 @@ OFFLINE = {
 }
 NOT_PREPARED = {
     "error": "accelerate runs 2 processes, and did not prepare this DataLoader",
-    "hint": "Pass it to accelerator.prepare, or pass the dataset rank=accelerator.process_index, "
+    "hint": "Pass it to accelerator.prepare, or create the dataset with rank=accelerator.process_index, "
     "ranks=accelerator.num_processes.",
 }
 
@@ -126,7 +126,7 @@ def test_each_row_once_with_accelerate(dataset, tmp_path):
         {
             "error": "accelerate divides the rows of this DataLoader among 2 processes, "
             f"and its dataset yields only those of rank {rank} of 2",
-            "hint": "Leave out rank and ranks, or do not pass the DataLoader to accelerator.prepare.",
+            "hint": "Omit rank and ranks, or do not pass the DataLoader to accelerator.prepare.",
         }
         for rank in (0, 1)
     ]

@@ -120,7 +120,7 @@ def test_batches_of_invalid_ranges_are_refused(out, start, stop, size):
 
 
 def test_a_condition_can_use_any_column(tmp_path):
-    name = "row of the data"
+    name = "row number"
     data = read.open(pack(tmp_path / "d", [{name: 9 - i} for i in range(10)], {name: "int"}))
     assert [row[name] for row in data.where(f'"{name}" > 6')] == [9, 8, 7]
 
@@ -413,7 +413,7 @@ def test_thousands_of_streams_differ_by_the_names_of_their_shards(tmp_path):
     (found,) = read.resolve(str(tmp_path))
     assert [stream.format for stream in found][:3] == ["ffrecord", "mds", "ffrecord"]
     (tmp_path / "playlist.yaml").write_text("a:\n  content: [a.mds]\nb:\n  content: [b.txt]\n")
-    with pytest.raises(FormatError, match="stream 'b' does not say its format$"):
+    with pytest.raises(FormatError, match="stream 'b' lists no format$"):
         read.resolve(str(tmp_path))
 
 

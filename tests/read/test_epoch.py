@@ -45,7 +45,7 @@ def test_ranks_share_an_epoch(data, order):
 @pytest.mark.parametrize("block", [1, 4, 50])
 def test_the_block_size_does_not_change_the_steps(data, monkeypatch, order, block):
     whole = numbers(data.run(3, 2, order))
-    monkeypatch.setattr("flarecli.read.epoch._BLOCK", block)
+    monkeypatch.setattr("flarecli.read.epoch._BLOCK_STEPS", block)
     for ranks in (1, 3):
         parts = [numbers(data.run(3, 2, order, rank, ranks)) for rank in range(ranks)]
         assert [parts[step % ranks][step // ranks] for step in range(ROWS)] == whole
@@ -155,22 +155,22 @@ OTHER = "Open the data that it was saved with."
         (
             {"cursor": Cursor(1, 0, 9, "shuffle"), "seed": 2},
             "seed is 2, the cursor's is 1",
-            "Leave seed out: the cursor sets it.",
+            "Omit seed: the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 4, 9, "shuffle"), "epoch": 5},
             "epoch is 5, the cursor's is 4",
-            "Leave epoch out: the cursor sets it.",
+            "Omit epoch: the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 0, 9, "shuffle"), "order": "windows"},
             "order is 'windows', the cursor's is 'shuffle'",
-            "Leave order out: the cursor sets it.",
+            "Omit order: the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 0, 9, "windows", window=3), "window": 4},
             "window is 4, the cursor's is 3",
-            "Leave window out: the cursor sets it.",
+            "Omit window: the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 0, 1.5, "shuffle")},

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import flarecli as flare
 from flarecli.errors import FlareError, TransformError, UsageError
 from flarecli.model import Settings
-from flarecli.read.batch import Work
+from flarecli.read.batch import BatchMaker
 from tests.pool import is_idle
 
 ROWS = 103
@@ -38,7 +38,7 @@ def data(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def always_threads(monkeypatch):
     """Use threads also for local files."""
-    monkeypatch.setattr(Work, "is_inline", False)
+    monkeypatch.setattr(BatchMaker, "is_inline", False)
 
 
 def numbers(batches):

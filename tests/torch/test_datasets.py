@@ -197,7 +197,7 @@ def test_invalid_arguments_are_refused(data):
     told(lambda: IterableDataset(data, collated="no"), "collated: expected True or False, got 'no'")
     told(
         lambda: IterableDataset(data, rank=0, ranks=1 << 40),
-        f"rank 0 of {1 << 40}: expected a rank below the number of ranks, and that below 2^31",
+        f"rank 0 of {1 << 40}: expected a rank below the number of ranks, and fewer than 2^31 ranks",
     )
     told(
         lambda: IterableDataset(data, epoch=1 << 63),

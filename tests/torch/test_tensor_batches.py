@@ -64,13 +64,13 @@ def test_a_process_reads_what_another_wrote(start, ahead, monkeypatch):
 
 @pytest.fixture
 def own(monkeypatch):
-    monkeypatch.setattr(ring, "_own", None)
+    monkeypatch.setattr(ring, "_own_ring", None)
     monkeypatch.setattr(ring, "_maps", {})
 
 
 def received(place):
     """Replace the handle as a pipe would."""
-    return place._replace(handle=None if place.handle is None else Handle(ring._own.fd))
+    return place._replace(handle=None if place.handle is None else Handle(ring._own_ring.fd))
 
 
 class Handle:
@@ -98,8 +98,8 @@ def test_unread_bytes_are_not_overwritten(own):
 @pytest.mark.parametrize(
     ("size", "is_written"),
     [
-        (ring._MIN_BYTES - 1, False),
-        (ring._MIN_BYTES, True),
+        (ring._MIN_RING_BYTES - 1, False),
+        (ring._MIN_RING_BYTES, True),
         (ring._MAX_RING_BYTES, True),
         (ring._MAX_RING_BYTES + 1, False),
     ],
@@ -112,7 +112,7 @@ def test_a_larger_batch_replaces_the_ring(own):
     for size in (100_000, 150_000, 900_000, 12_000_000, 100_000):
         assert read_ring(received(write_ring({"x": [bytes(size)]}))) == {"x": [bytes(size)]}
         assert len(ring._maps) == 1
-    assert ring._own.size == ring._MAX_RING_BYTES
+    assert ring._own_ring.size == ring._MAX_RING_BYTES
 
 
 def test_batches_above_half_of_the_ring_keep_fitting(own):
@@ -128,7 +128,7 @@ def test_rings_of_ended_processes_are_unmapped(own):
     gone.join()
     ring._maps[gone.pid.to_bytes(8, "little") + bytes(8)] = None
     read_ring(received(write_ring({"x": [bytes(100_000)]})))
-    assert list(ring._maps) == [ring._own.name]
+    assert list(ring._maps) == [ring._own_ring.name]
 
 
 def memories():
