@@ -162,11 +162,11 @@ def inspect(options: InspectOptions) -> Inspection:
     guard = options.guard(sources)
     format, streams, shards = options.format, options.streams, options.shards
     sample, stats, seed, progress = options.sample, options.stats, options.seed, options.progress
-    found = resolve(sources, format=format, guard=guard)
-    note_sources(found, progress or Progress())
-    chosen = select_streams(found, streams)
+    playlists = resolve(sources, format=format, guard=guard)
+    note_sources(playlists, progress or Progress())
+    chosen = select_streams(playlists, streams)
     parts = [[filled(stream) for stream in one] for one in chosen]
-    writers = {id(stream): writer_of(stream, one) for one in found for stream in one.streams}
+    writers = {id(stream): writer_of(stream, one) for one in playlists for stream in one.streams}
     infos = tuple(
         replace(
             _info(one, shards),
@@ -189,7 +189,7 @@ def inspect(options: InspectOptions) -> Inspection:
         )
         from flarecli.read import Dataset  # loads Arrow, which is not needed otherwise
 
-        data = Dataset(parts, found)
+        data = Dataset(parts, playlists)
         missing, readable = missing_shards(parts)
         row_bytes = average_row_bytes(parts, len(data))
         if stats:
@@ -220,7 +220,7 @@ def inspect(options: InspectOptions) -> Inspection:
             numbers = tuple(order.rows(0, len(order)).tolist())
     counts = [info.rows for info in infos]
     return Inspection(
-        ", ".join(dict.fromkeys(_address(one) for one in found)),
+        ", ".join(dict.fromkeys(_address(one) for one in playlists)),
         ", ".join(dict.fromkeys(info.format for info in infos)),
         infos,
         counts[0] if len(set(counts)) == 1 else sum(counts),
@@ -233,11 +233,11 @@ def inspect(options: InspectOptions) -> Inspection:
     )
 
 
-def _address(found: Playlist) -> str:
-    """Return the address of the list, else of the folder or the single file that the user format_runs."""
-    first = found.streams[0]
+def _address(playlist: Playlist) -> str:
+    """Return the address of the list, else of the folder or the single file that the user named."""
+    first = playlist.streams[0]
     is_named = first.columns is None and len(first.urls) == 1
-    return str(found.at or (first.at.join(first.urls[0]) if is_named else first.at))
+    return str(playlist.at or (first.at.join(first.urls[0]) if is_named else first.at))
 
 
 def _type(column: Column) -> str:
@@ -265,7 +265,7 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         if any(values)
     }
     sums |= {formats.facts(stream.format).record_checksums for stream in parts} - {""}
-    least, middle, most = (
+    smallest, median, largest = (
         np.percentile(size, (0, 50, 100), method="lower").tolist()
         if len(size)
         else (None, None, None)
@@ -281,9 +281,9 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         ", ".join(dict.fromkeys(name for stream in parts for name in _compressions(stream)))
         or None,
         tuple(sorted(sums)),
-        least,
-        middle,
-        most,
+        smallest,
+        median,
+        largest,
         None,
         holes(parts),
         tuple(zip(urls, rows.tolist(), size.tolist(), strict=True)) if shards else None,

@@ -37,24 +37,24 @@ _ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 
 def _pairs(items: Iterable[str]) -> dict[str, str]:
     """Parse options of the form NAME=VALUE. Raises UsageError."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
         if not (name and equals):
             raise UsageError(f"expected NAME=VALUE, got {item!r:.60}")
-        if name in found:
+        if name in pairs:
             raise UsageError(f"{name!r:.60} is given twice")
-        found[name] = value
-    return found
+        pairs[name] = value
+    return pairs
 
 
 def _names(text: str) -> list[str]:
     """Parse names separated by commas. Raises UsageError for an empty name."""
-    found = text.split(",")
-    if not all(found):
+    names = text.split(",")
+    if not all(names):
         hint = "Separate names by single commas, such as id,score."
         raise UsageError(f"empty name in {text!r:.60}", hint=hint)
-    return found
+    return names
 
 
 def _unescaped(text: str) -> str:
@@ -66,30 +66,30 @@ def _sample(text: str) -> int | float:
     """Parse `10` as a count and `1%` as a share of 0.01. Raises UsageError."""
     number, is_share = text.removesuffix("%"), text.endswith("%")
     try:
-        found = float(number) / 100 if is_share else int(number)
+        sample = float(number) / 100 if is_share else int(number)
     except ValueError:
-        found = -1
-    if not 0 <= found < (1.0000001 if is_share else 1 << 63):
+        sample = -1
+    if not 0 <= sample < (1.0000001 if is_share else 1 << 63):
         raise UsageError(f"expected a count or a share such as 100 or 1%, got {text!r:.60}")
-    return found
+    return sample
 
 
 def _rank(text: str) -> tuple[int, int]:
     """Parse `0/8` as rank 0 of 8. Raises UsageError."""
-    found = re.fullmatch(_FRACTION, text)
-    if found is None or not int(found[1]) < int(found[2]):
+    match = re.fullmatch(_FRACTION, text)
+    if match is None or not int(match[1]) < int(match[2]):
         hint = "Ranks count from 0: 0/8 is the first of eight."
         raise UsageError(f"expected R/N with R below N, got {text!r:.60}", hint=hint)
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _part(text: str) -> tuple[int, int]:
     """Parse `3/7` as the third of seven parts: (2, 7). Raises UsageError."""
-    found = re.fullmatch(_FRACTION, text)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(_FRACTION, text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         hint = "Parts count from 1: 3/7 is the third of seven."
         raise UsageError(f"expected K/N with K from 1 to N, got {text!r:.60}", hint=hint)
-    return int(found[1]) - 1, int(found[2])
+    return int(match[1]) - 1, int(match[2])
 
 
 def _compressions() -> tuple[str, ...]:

@@ -87,8 +87,8 @@ def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[s
     unnamed: dict[str, list[tuple[Playlist, list[Stream]]]] = {}
     for source in sources:
         match = None if os.path.lexists(source) else _NAMED_SOURCE.fullmatch(source)
-        found = resolve(match[2] if match else source, format=format, guard=guard)
-        parts = select_streams(found)
+        playlists = resolve(match[2] if match else source, format=format, guard=guard)
+        parts = select_streams(playlists)
         if match and len(parts) > 1:
             names = ", ".join(one[0].name for one in parts)
             raise UsageError(
@@ -99,7 +99,7 @@ def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[s
         for one in parts:
             out.setdefault(match[1] if match else one[0].name, []).extend(one)
             if not match:  # a named stream may contain a shard twice
-                unnamed.setdefault(one[0].name, []).append((found[0], one))
+                unnamed.setdefault(one[0].name, []).append((playlists[0], one))
     for pairs in unnamed.values():
         refuse_repeats([listed for listed, _ in pairs], [one for _, one in pairs])
     return out
@@ -263,15 +263,15 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
     out = [finding_of(error) for error in faults(data, at)]
     if out:
         return out
-    found = parse(data, at)
-    refused = [entry for stream in found.streams for entry in _refused_entries(stream)]
+    parsed = parse(data, at)
+    refused = [entry for stream in parsed.streams for entry in _refused_entries(stream)]
     for mark, (_, error) in zip(places(data, [path for path, _ in refused]), refused, strict=True):
         out.append(
             replace(
                 finding_of(error), address=str(at), line=mark >> 32, character=mark & 0xFFFFFFFF
             )
         )
-    _, own, _ = check_own_checksum(found)
+    _, own, _ = check_own_checksum(parsed)
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     return out + [
         replace(

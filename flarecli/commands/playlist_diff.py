@@ -60,28 +60,28 @@ def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
     raises  errors of resolving
     """
     guard = with_reach(guard or Guard(), sources=[a, b])
-    one, two = (_listed(resolve([address], guard=guard)[0]) for address in (a, b))
-    several = len({listed.stream for listed in chain(one, two)}) > 1
-    pairs = _pairs(one, two)
-    kept = set(pairs.values())
+    old, new = (_listed(resolve([address], guard=guard)[0]) for address in (a, b))
+    several = len({listed.stream for listed in chain(old, new)}) > 1
+    pairs = _pairs(old, new)
+    matched = set(pairs.values())
 
     def shown(listed: _Listed) -> str:
         return f"{listed.stream}: {redact(listed.url)}" if several else redact(listed.url)
 
     return PlaylistDiff(
-        tuple(shown(listed) for k, listed in enumerate(two) if k not in pairs),
-        tuple(shown(listed) for k, listed in enumerate(one) if k not in kept),
+        tuple(shown(listed) for k, listed in enumerate(new) if k not in pairs),
+        tuple(shown(listed) for k, listed in enumerate(old) if k not in matched),
         tuple(
             shown(listed)
-            for k, listed in enumerate(two)
-            if k in pairs and _differ(one[pairs[k]], listed)
+            for k, listed in enumerate(new)
+            if k in pairs and _differ(old[pairs[k]], listed)
         ),
     )
 
 
-def _listed(found: Playlist) -> list[_Listed]:
+def _listed(playlist: Playlist) -> list[_Listed]:
     out = []
-    for stream in found.streams:
+    for stream in playlist.streams:
         facts, base = _facts(stream), _base(stream.at)
         for i, url in enumerate(stream.urls):
             absolute = _absolute(url, base)
@@ -105,19 +105,19 @@ def _absolute(url: str, base: str) -> str:
     return without_user(url)
 
 
-def _pairs(one: Sequence[_Listed], two: Sequence[_Listed]) -> dict[int, int]:
+def _pairs(old: Sequence[_Listed], new: Sequence[_Listed]) -> dict[int, int]:
     """Match chunks by absolute address, then by relative path; a playlist may list a chunk twice.
 
-    return  position in `two` -> position in `one`
+    return  position in `new` -> position in `old`
     """
     pairs: dict[int, int] = {}
     for which in ("absolute", "relative"):
         matched = set(pairs.values())
         unmatched: dict[tuple[str, str], deque[int]] = defaultdict(deque)
-        for k, listed in enumerate(one):
+        for k, listed in enumerate(old):
             if k not in matched:
                 unmatched[listed.stream, getattr(listed, which)].append(k)
-        for k, listed in enumerate(two):
+        for k, listed in enumerate(new):
             same = (
                 unmatched.get((listed.stream, getattr(listed, which)))
                 if k not in pairs and getattr(listed, which)
@@ -149,9 +149,11 @@ def _differ(a: _Listed, b: _Listed) -> bool:
         if name not in two or values[i] == two[name][j]:
             continue
         if name == "parts":
-            beside = {file.name: file for file in two[name][j]}
+            companions = {file.name: file for file in two[name][j]}
             if any(
-                _contradicts(file, beside[file.name]) for file in values[i] if file.name in beside
+                _contradicts(file, companions[file.name])
+                for file in values[i]
+                if file.name in companions
             ):
                 return True
         elif not {values[i], two[name][j]} & {None, -1, ""}:
@@ -162,4 +164,4 @@ def _differ(a: _Listed, b: _Listed) -> bool:
 def _contradicts(one: File, two: File) -> bool:
     pairs: list[tuple[object, object]] = [(one.size, two.size), (one.raw_size, two.raw_size)]
     pairs += [(value, two.hashes[name]) for name, value in one.hashes.items() if name in two.hashes]
-    return any(mine is not None and other is not None and mine != other for mine, other in pairs)
+    return any(ours is not None and theirs is not None and ours != theirs for ours, theirs in pairs)

@@ -84,12 +84,12 @@ class Places:
     def _number(self, row: int) -> int | None:
         if self._start is not None:
             return self._start + row
-        found = (
+        numbers = (
             places[row - first]
             for first, places, count in self._runs
             if places is not None and first <= row < first + count
         )
-        number = next(found, None)
+        number = next(numbers, None)
         return None if number is None else int(number)
 
 

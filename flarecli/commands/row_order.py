@@ -139,10 +139,10 @@ def open_dataset(
     progress: Progress | None = None,
 ) -> tuple[Dataset, list[list[Stream]]]:
     """Open a dataset; return the dataset and own_rank streams."""
-    found = resolve(sources, format=format, guard=guard, maps=maps)
-    note_sources(found, progress or Progress())
-    parts = select_streams(found, streams)
-    return Dataset(parts, found), parts
+    playlists = resolve(sources, format=format, guard=guard, maps=maps)
+    note_sources(playlists, progress or Progress())
+    parts = select_streams(playlists, streams)
+    return Dataset(parts, playlists), parts
 
 
 def average_row_bytes(parts: Sequence[Sequence[Stream]], rows: int) -> int:
@@ -170,13 +170,13 @@ def read_rows(
 
     large  values that are not read
     """
-    near = max(1, min(_TAKE_ROWS, _TAKE_BYTES // row_bytes))
+    take_rows = max(1, min(_TAKE_ROWS, _TAKE_BYTES // row_bytes))
     for begin in range(start, stop, _BLOCK_STEPS):
         rows = order.rows(begin, min(begin + _BLOCK_STEPS, stop))
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
         if len(rows) < _MIN_RUN_ROWS * len(breaks):
-            for k in range(0, len(rows), near):
-                part = rows[k : k + near]
+            for k in range(0, len(rows), take_rows):
+                part = rows[k : k + take_rows]
                 if large is not None:
                     yield from large.take(columns, part)
                 else:

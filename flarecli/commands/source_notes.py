@@ -13,19 +13,19 @@ from flarecli.units import format_count
 __all__ = ["note_sources"]
 
 
-def note_sources(found: Sequence[Playlist], progress: Progress) -> None:
+def note_sources(playlists: Sequence[Playlist], progress: Progress) -> None:
     """Report the lists and streams of sources as verbose notes.
 
     Two notes are always reported: buckets that a local list names, since they are read with the
     user's credentials; and a table that is read as a file, since a dataset was expected.
     """
-    for one in found:
+    for one in playlists:
         if one.at is not None and one.at.is_local:
             urls = (url for stream in one for url in stream.urls if "://" in url)
             buckets = dict.fromkeys(bucket for url in urls if (bucket := bucket_in(url)))
             if buckets:
                 progress.note(bucket_note(one.at, list(buckets)))
-    for one in found:
+    for one in playlists:
         for stream in one:
             if (
                 facts(stream.format).is_plain

@@ -56,7 +56,7 @@ class BucketTarget(Target):
         if self.is_done:
             self._lease.release()
 
-    def _others(self) -> Iterator[Entry]:
+    def _final_objects(self) -> Iterator[Entry]:
         """Yield the objects outside the scratch folder."""
         with contextlib.suppress(MissingError):
             yield from (
@@ -64,14 +64,14 @@ class BucketTarget(Target):
             )
 
     def _check_replaceable(self, is_begun: bool = False) -> None:
-        names = dict.fromkeys(entry.name.partition("/")[0] for entry in self._others())
+        names = dict.fromkeys(entry.name.partition("/")[0] for entry in self._final_objects())
         self.contents.check_replaceable(self._out, names, self.shown, is_begun)
 
     def _admit(self, resume: bool, overwrite: bool) -> None:
         """Accept an empty folder, or finished output that may be resumed or replaced. Raises
         UsageError for another folder.
         """
-        if next(self._others(), None) is None:
+        if next(self._final_objects(), None) is None:
             return
         self._check_finished(self._out, resume or overwrite)
         if overwrite:
@@ -121,7 +121,7 @@ class BucketTarget(Target):
         return True
 
     def _empty(self) -> None:
-        _remove(self._out, self._others())
+        _remove(self._out, self._final_objects())
         self._clear()
 
     def _clear(self) -> None:
@@ -143,7 +143,9 @@ class BucketTarget(Target):
             entry.name for entry in self._new.list() if not entry.name.startswith(f"{SCRATCH}/")
         ]
         (self._out / PLAYLIST).delete()
-        _remove(self._out, [entry for entry in self._others() if entry.name not in set(fresh)])
+        _remove(
+            self._out, [entry for entry in self._final_objects() if entry.name not in set(fresh)]
+        )
         for name in sorted(fresh, key=lambda name: name == PLAYLIST):
             self.check()
             (self._out / name).write((self._new / name).blocks())

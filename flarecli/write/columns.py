@@ -109,8 +109,8 @@ class ColumnConverter:
     def _encodings_of(self, schema: pa.Schema) -> list[encodings.Encoding | None]:
         """Return the encodings that the columns of a batch already have."""
         if self._source is None or not self._source[0].equals(schema, check_metadata=True):
-            found = [encodings.source_of(schema.field(column.name)) for column in self._columns]
-            self._source = schema, found
+            source = [encodings.source_of(schema.field(column.name)) for column in self._columns]
+            self._source = schema, source
         return self._source[1]
 
     def _unnamed(self, batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:

@@ -91,9 +91,9 @@ class FolderTarget(Target):
         while self._fd < 0 and not self.is_done:
             self._claim(resume, overwrite)
 
-    def _sibling(self, what: str) -> str:
+    def _sibling(self, purpose: str) -> str:
         folder, name = os.path.split(self.final)
-        return os.path.join(folder, f".{name}.flare-{what}")
+        return os.path.join(folder, f".{name}.flare-{purpose}")
 
     def _is_begun(self) -> bool:
         return os.path.exists(os.path.join(self.final, SCRATCH, "journal"))
@@ -106,13 +106,13 @@ class FolderTarget(Target):
 
     def _claim(self, resume: bool, overwrite: bool) -> None:
         """Try once to lock the folder. Claim nothing if another process finished or removed it."""
-        scratch, made = os.path.join(self.folder, SCRATCH), list[str]()
+        scratch, created = os.path.join(self.folder, SCRATCH), list[str]()
         if not os.path.isdir(scratch):
             if self._has_files():
                 self._check_finished(self.at, resume)
                 self.is_done = True
                 return
-            made = _missing_folders(scratch)
+            created = _missing_folders(scratch)
             made_folder(scratch, self._store)
         try:
             fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -121,7 +121,7 @@ class FolderTarget(Target):
         except OSError as error:
             raise ReachError(os.strerror(error.errno or 0), where=scratch) from None
         try:
-            self._lock(fd, scratch, made)
+            self._lock(fd, scratch, created)
             with contextlib.suppress(FileNotFoundError):
                 self._store.pin()
             if not _is_same(fd, scratch):  # after `pin`, so that both are of the same folder
@@ -144,7 +144,7 @@ class FolderTarget(Target):
             if fd >= 0:
                 os.close(fd)
 
-    def _lock(self, fd: int, scratch: str, made: list[str]) -> None:
+    def _lock(self, fd: int, scratch: str, created: list[str]) -> None:
         try:
             flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self.shown, _NO_LOCKS_HINT)
         except BlockingIOError:
@@ -154,7 +154,7 @@ class FolderTarget(Target):
                 hint="Wait until it ends.",
             ) from None
         except ReachError:
-            for folder in made:
+            for folder in created:
                 with contextlib.suppress(OSError):  # not empty: another process uses it
                     os.rmdir(folder)
             raise

@@ -177,10 +177,10 @@ def _has_files(entry: dict[str, Any], sizes: Mapping[str, int]) -> bool:
     return False
 
 
-def _difference(had: Mapping[str, Any], has: Mapping[str, Any]) -> str:
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return the first difference: `shard_bytes 262144, not 67108864`, or another source."""
-    for key in (*had, *has):
-        one, two = had.get(key), has.get(key)
+    for key in (*old, *new):
+        one, two = old.get(key), new.get(key)
         if one == two:
             continue
         if isinstance(one, dict) and isinstance(two, dict):
@@ -191,9 +191,9 @@ def _difference(had: Mapping[str, Any], has: Mapping[str, Any]) -> str:
     return "other options"
 
 
-def key_difference(key: str, had: Any, has: Any) -> str:
+def key_difference(key: str, old: Any, new: Any) -> str:
     """Return the text for one key with another value: `shard_bytes 262144, not 67108864`."""
-    return f"{key} {_short(had)}, not {_short(has)}"
+    return f"{key} {_short(old)}, not {_short(new)}"
 
 
 def _short(value: Any) -> str:

@@ -110,8 +110,8 @@ class Keys:
         high, low = pairs[:, 0].copy(), pairs[:, 1].copy()
         out = np.full(len(keys), -1, np.int64)
         for run in self._runs:
-            found = run.find(high, low)
-            out = np.where(out < 0, found, out)
+            earlier_rows = run.find(high, low)
+            out = np.where(out < 0, earlier_rows, out)
         _, firsts, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
         earlier = firsts[inverse.reshape(-1)]  # the first position of each key in the batch
         within = (out < 0) & (earlier < np.arange(len(keys)))

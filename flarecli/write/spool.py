@@ -111,7 +111,7 @@ class Spool:
         names: list[str] = []
         with contextlib.suppress(MissingError):
             names = [entry.name for entry in (self._at / SCRATCH).list()]
-        numbers = sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
+        numbers = sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
         rows = 0
         for number in numbers:
             self._number = number + 1
@@ -148,10 +148,10 @@ class Spool:
         self._files.append(_Saved(number, self.until))
         return rows
 
-    def _keep_links(self, number: int, found: Sequence[FetchedLink]) -> None:
-        self.kept.update({(one.row, one.link): one for one in found})
-        self._links.update((one.row, one.link) for one in found)
-        self._files.append(_Saved(number, max(one.row for one in found) + 1))
+    def _keep_links(self, number: int, links: Sequence[FetchedLink]) -> None:
+        self.kept.update({(one.row, one.link): one for one in links})
+        self._links.update((one.row, one.link) for one in links)
+        self._files.append(_Saved(number, max(one.row for one in links) + 1))
 
     def _drop(self, numbers: Iterable[int]) -> None:
         """Delete those files that are not needed any more."""

@@ -212,10 +212,10 @@ def check_dataset(at: Location) -> None:
     raises  errors of `check_files`
     """
     try:
-        found = playlists.read(at / PLAYLIST)
+        playlist = playlists.read(at / PLAYLIST)
     except FlareError:
         return
-    check_streams(at, found.streams, "Use --overwrite to pack the dataset again.")
+    check_streams(at, playlist.streams, "Use --overwrite to pack the dataset again.")
 
 
 def check_streams(at: Location, streams: Iterable[Stream], hint: str) -> None:
@@ -254,9 +254,9 @@ def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
         ((file.name, file.size) for file in stream.files.values()),
     )
     for name, size in listed:
-        own = bare(name)
-        if not (is_url(own) or own.startswith("/") or ".." in own.split("/")):
-            yield own, None if size is None or size < 0 else size
+        path = bare(name)
+        if not (is_url(path) or path.startswith("/") or ".." in path.split("/")):
+            yield path, None if size is None or size < 0 else size
 
 
 def _listed(at: Location) -> set[str]:
@@ -265,12 +265,12 @@ def _listed(at: Location) -> set[str]:
     """
     names: set[str] = set()
     with contextlib.suppress(FlareError):
-        found = playlists.read(at / PLAYLIST)
-        for one in found.streams:
+        playlist = playlists.read(at / PLAYLIST)
+        for one in playlist.streams:
             if not facts(one.format).is_plain:  # plain files were not written by a pack
                 names.update(bare(name) for name in _files(one))
         names.update(
-            name for one in found.streams for name in one.files if name.endswith(f"/{PLAYLIST}")
+            name for one in playlist.streams for name in one.files if name.endswith(f"/{PLAYLIST}")
         )
     for index, format in INDEX_FILES.items():
         with contextlib.suppress(FlareError):

@@ -139,8 +139,10 @@ class Writer:
         self._journal = Journal(self.target.at, head, source_checksum)
         for entry in self._journal.shards:
             files = tuple(File(**file) for file in entry["files"])
-            main, *beside = (self.target.at / file.name for file in files)
-            self._chunks.append(Chunk(main, entry["rows"], files, self._format.name, tuple(beside)))
+            main, *companions = (self.target.at / file.name for file in files)
+            self._chunks.append(
+                Chunk(main, entry["rows"], files, self._format.name, tuple(companions))
+            )
             self.rows += entry["rows"]
             self.next = entry["next"]
         self.failed = Failed(
@@ -299,13 +301,13 @@ class Writer:
         typed = ColumnConverter(columns, None, self._format.holds_null)
         ready, start = [], 0
         for one in batches:
-            its = places[start : start + one.num_rows]
-            ready.append((convert_all(typed, one, its), its))
+            numbers = places[start : start + one.num_rows]
+            ready.append((convert_all(typed, one, numbers), numbers))
             start += one.num_rows
-        for one, its in ready if len(ready) > 1 else ():
-            self._check_storable(one, its)
-        for one, its in ready:
-            self.write_typed(one, its)
+        for one, numbers in ready if len(ready) > 1 else ():
+            self._check_storable(one, numbers)
+        for one, numbers in ready:
+            self.write_typed(one, numbers)
 
     def write_typed(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Write columns that `ColumnConverter.convert` returned. Types are checked, values are not.
@@ -317,10 +319,10 @@ class Writer:
         """
         self._check_open()
         for column, field in zip(self.columns or (), batch.schema, strict=True):
-            wanted = encodings.field(column)
-            if not field.equals(wanted):
+            expected = encodings.field(column)
+            if not field.equals(expected):
                 raise UsageError(
-                    f"column {field.name!r}: expected {wanted.type} for {column.encoding}, "
+                    f"column {field.name!r}: expected {expected.type} for {column.encoding}, "
                     f"got {field.type}",
                     column=field.name,
                 )
@@ -354,8 +356,8 @@ class Writer:
 
     def _check_storable(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Raise the error of the first row that the format cannot store."""
-        if found := self.find_unstorable(batch):
-            raise found[1].changed(row=int(rows[found[0]]))
+        if unstorable := self.find_unstorable(batch):
+            raise unstorable[1].changed(row=int(rows[unstorable[0]]))
 
     def _check_keys(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Raise ValueFitError for a key that is already in the unfinished shard."""
@@ -401,13 +403,13 @@ class Writer:
         while self.unrecorded and self.unrecorded[0][1][-1] < next:
             self.unrecorded.popleft()
 
-    def _write_shard(self, number: int, held: list[pa.RecordBatch]) -> Chunk:
+    def _write_shard(self, number: int, batches: list[pa.RecordBatch]) -> Chunk:
         at = self.target.at
         chunk = self._format.write_shard(
             at / self._subfolder if self._subfolder else at,
             number,
             self.columns or (),
-            held,
+            batches,
             self.settings,
         )
         if not self._subfolder:
@@ -572,8 +574,8 @@ class _SampleBuffer:
         try:
             keys = sample.keys()
         except AttributeError:
-            found = type(sample).__name__
-            raise UsageError(f"sample: expected a mapping, got {found}") from None
+            kind = type(sample).__name__
+            raise UsageError(f"sample: expected a mapping, got {kind}") from None
         if keys != {column.name for column in columns}:
             names = sorted(set(sample) ^ {column.name for column in columns})
             problem = "unknown" if names[0] in sample else "missing"
@@ -644,12 +646,12 @@ def _release(target: Target, failed: Failed, journal: Journal) -> None:
     target.abandon(keep=bool(journal.shards) or journal.is_kept)
 
 
-def _drop(pid: int, target: Target, *held: Any) -> None:
+def _drop(pid: int, target: Target, *logs: Any) -> None:
     """Abandon the target of a garbage collected Writer; do nothing in a forked process."""
     if os.getpid() != pid:
         return
     # Release first: if the warning is raised as an error, its handler may open the target.
-    target.run_finalizer(partial(_release, target, *held))
+    target.run_finalizer(partial(_release, target, *logs))
     warnings.warn(
         f"{target.shown}: a Writer was garbage collected without close()",
         ResourceWarning,

@@ -205,8 +205,8 @@ def _process(data: bytes, name: str, column: MediaColumn, options: MediaOptions)
     changed = None if resized is data else resized
     if not options.info:
         return _Value(changed, None, difference)
-    found = ffprobe(data if resized is None else resized, bool(options.uses_ffmpeg))
-    info = (found.width or 0, found.height or 0, found.frames or 0, found.duration or 0.0)
+    probed = ffprobe(data if resized is None else resized, bool(options.uses_ffmpeg))
+    info = (probed.width or 0, probed.height or 0, probed.frames or 0, probed.duration or 0.0)
     return _Value(changed, None, difference, info)
 
 

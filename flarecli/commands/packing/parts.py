@@ -214,17 +214,17 @@ def _count(plan: Plan) -> int:
 def _columns(plan: Plan) -> Columns:
     """Infer the columns from the first rows of the source, so that all parts have the same."""
     # The parts report their own notes.
-    found = estimate(Plan(plan.task, plan.source, Progress()))
-    note_addresses(found.addresses, plan.progress)
-    if found.failures and not found.columns and plan.options.on_error == "fail":
-        raise error_of(found.failures[0], plan.source.address)
-    if not found.columns:
+    sample = estimate(Plan(plan.task, plan.source, Progress()))
+    note_addresses(sample.addresses, plan.progress)
+    if sample.failures and not sample.columns and plan.options.on_error == "fail":
+        raise error_of(sample.failures[0], plan.source.address)
+    if not sample.columns:
         raise NoRowsError(
             "no rows to pack among the first rows",
             where=plan.source.address,
             hint="Set the encoding of each column with --encode.",
         )
-    return found.columns
+    return sample.columns
 
 
 def _run(

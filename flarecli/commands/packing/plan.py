@@ -181,27 +181,27 @@ class PackTask:
         }
 
 
-def _separator(format: Format, given: str | None) -> str:
+def _separator(format: Format, separator: str | None) -> str:
     if "separator" not in format.options:
-        if given is None:
+        if separator is None:
             return ","
         raise UsageError(
             f"--separator: {format.name} shards have no separator",
             hint=f"The formats with a separator are {_and(with_option('separator'))}.",
         )
     if format.separator is not None:
-        if given in (None, format.separator):
+        if separator in (None, format.separator):
             return format.separator
         raise UsageError(
-            f"--separator: {format.name} uses {format.separator!r}, got {given!r}",
+            f"--separator: {format.name} uses {format.separator!r}, got {separator!r}",
             hint="Use -f xsv to choose a separator.",
         )
-    if not given:
+    if not separator:
         raise UsageError(
             f"{format.name} shards need a separator",
             hint="Add --separator, such as --separator ';'.",
         )
-    return given
+    return separator
 
 
 def _and(names: Sequence[str]) -> str:
@@ -451,16 +451,16 @@ def _missing_files(
 
     columns  columns of file names or contents, null where there is no file
     """
-    found: dict[int, tuple[str, str, str]] = {}
+    rows: dict[int, tuple[str, str, str]] = {}
     if plan.source.flaw is None or not any(batch.column(name).null_count for name in columns):
-        return found
+        return rows
     is_present = {name: batch.column(name).is_valid().to_pylist() for name in columns}
     for row in range(batch.num_rows):
         missing = [name for name, present in is_present.items() if not present[row]]
         if missing:
             column = missing[0].removeprefix(_NAME_OF)
-            found[row] = column, *plan.source.flaw(column, len(missing) == len(columns))
-    return found
+            rows[row] = column, *plan.source.flaw(column, len(missing) == len(columns))
+    return rows
 
 
 def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:

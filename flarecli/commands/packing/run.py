@@ -276,15 +276,15 @@ def _storable(
     failing = failing_rows(
         0, batch.num_rows, lambda start, stop: writer.find_unstorable(batch[start:stop])
     )
-    found = list(islice(failing, None if plan.options.on_error == "skip" else 1))
+    unstorable = list(islice(failing, None if plan.options.on_error == "skip" else 1))
     failures = []
-    for at, (_, error) in found:
+    for at, (_, error) in unstorable:
         key = ""
         if plan.row_name is not None:
             column = part.batch.column(plan.row_name)
             key = key_text(column[int(np.searchsorted(part.rows, rows[at]))])
         failures.append(Failure(int(rows[at]), key, "", error.kind, error.message))
-    return *drop_rows(batch, rows, [at for at, _ in found]), failures
+    return *drop_rows(batch, rows, [at for at, _ in unstorable]), failures
 
 
 def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Columns:
@@ -292,8 +292,8 @@ def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Col
     chosen = chosen_encodings(
         part.batch, names, plan.task.encode, part.extensions, plan.source.stored
     )
-    found = [name for name in address_columns(part.batch) if name in names]
-    note_addresses(found, plan.progress)
+    addresses = [name for name in address_columns(part.batch) if name in names]
+    note_addresses(addresses, plan.progress)
     for name, encoding in chosen.items():
         plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
     return writer.name_columns(chosen)
@@ -355,23 +355,23 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
     """
     task = plan.task
     bucket_of(task.out, task.guard)
-    found = estimate(plan, part_rows)
-    note_addresses(found.addresses, plan.progress)
-    if found.failures and plan.options.on_error == "fail":
-        raise error_of(found.failures[0], plan.source.address)
-    for failure in found.failures:
+    totals = estimate(plan, part_rows)
+    note_addresses(totals.addresses, plan.progress)
+    if totals.failures and plan.options.on_error == "fail":
+        raise error_of(totals.failures[0], plan.source.address)
+    for failure in totals.failures:
         plan.progress.failed(failure.key or failure.where, failure.reason)
     return Packed(
         f"{task.out.rstrip('/')}/{playlists.PLAYLIST}",
         task.options.format,
-        found.rows,
-        found.shards,
-        found.bytes,
-        len(found.failures),
+        totals.rows,
+        totals.shards,
+        totals.bytes,
+        len(totals.failures),
         {},
-        found.columns,
+        totals.columns,
         dry_run=True,
-        estimated=not found.is_exact,
+        estimated=not totals.is_exact,
     )
 
 
@@ -382,16 +382,16 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     typed: ColumnConverter | None = None
     columns: Columns = ()
     addresses: tuple[str, ...] = ()
-    base = body = seen = 0
+    base = body = sampled = 0
     failures: list[Failure] = []
     for part in fetched(plan, limit=_SAMPLE_LINKS if plan.links else _SAMPLE_ROWS):
         failures += part.failures
-        seen += part.batch.num_rows + len(part.failures)
+        sampled += part.batch.num_rows + len(part.failures)
         if not part.batch.num_rows:
             continue
         if typed is None:
-            found = address_columns(part.batch)
-            addresses = tuple(name for name in found if name in plan.names)
+            unfetched = address_columns(part.batch)
+            addresses = tuple(name for name in unfetched if name in plan.names)
             chosen = chosen_encodings(
                 part.batch, plan.names, task.encode, part.extensions, plan.source.stored
             )
@@ -401,14 +401,14 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
         base, sizes = format.row_sizes(columns, batch, settings)
         body += int(sizes.sum())
         failures += unfit
-    body = body * rows // seen if 0 < seen < rows else body
+    body = body * rows // sampled if 0 < sampled < rows else body
     limit = max((settings.shard_bytes or (1 << 32) - 1) - base, 1)
     shards = 0
     for count, share in _part_shares(plan, rows, part_rows):
         by_rows = -(-round(rows * share) // settings.shard_rows) if settings.shard_rows else 0
         shards += count * max(-(-round(body * share) // limit), by_rows, min(body, 1))
     placed = tuple(plan.places.placed(one) for one in sorted(failures, key=lambda one: one.row))
-    return Estimate(rows, shards, body + shards * base, columns, placed, seen >= rows, addresses)
+    return Estimate(rows, shards, body + shards * base, columns, placed, sampled >= rows, addresses)
 
 
 def _selected_rows(plan: Plan) -> int:

@@ -153,12 +153,12 @@ class _DatasetSource(Source):
         address: str,
         name: SourceName,
         parts: Sequence[Sequence[Stream]],
-        found: Sequence[Playlist],
+        resolved: Sequence[Playlist],
         rows: str | None,
         exact: bool,
         max_bytes: int,
     ) -> None:
-        self._data, self._parts, self._exact = read.Dataset(parts, found), parts, exact
+        self._data, self._parts, self._exact = read.Dataset(parts, resolved), parts, exact
         self._max_bytes = max_bytes
         self._order = None if rows is None else select_rows(len(self._data), rows)
         schema = self._data.exact if exact else self._data.schema
@@ -234,14 +234,14 @@ def open_source(
         source: Source = _IndexSource(shown, name, index, guard)
         source.notes = (*skipped, *index.notes)
         return source
-    found = read.resolve(expanded, guard=guard, maps=False, expanded=True)
-    if len(expanded) == 1 and is_plain_folder(expanded[0], found, guard):
+    resolved = read.resolve(expanded, guard=guard, maps=False, expanded=True)
+    if len(expanded) == 1 and is_plain_folder(expanded[0], resolved, guard):
         check_no_rows(shown, streams, rows)
         folder = ingest.open_folder(expanded[0], guard=guard, columns=columns)
         return _IndexSource(shown, name, folder, guard)
-    parts, max_bytes = read.select_streams(found, streams), guard.limits.max_bytes
-    source = _DatasetSource(shown, name, parts, found, rows, exact, max_bytes)
-    source.notes = (*skipped, *(_single_file(found[0].streams[0]) if len(expanded) == 1 else ()))
+    parts, max_bytes = read.select_streams(resolved, streams), guard.limits.max_bytes
+    source = _DatasetSource(shown, name, parts, resolved, rows, exact, max_bytes)
+    source.notes = (*skipped, *(_single_file(resolved[0].streams[0]) if len(expanded) == 1 else ()))
     return source
 
 
@@ -249,13 +249,13 @@ def _expanded(addresses: Sequence[str], guard: Guard) -> tuple[list[str], list[s
     """Expand wildcards; return the data files that match, and notes about other files."""
     expanded, notes = list[str](), list[str]()
     for address in addresses:
-        found = read.expand(address, guard)
-        if found != [address] and any(sign in address for sign in WILDCARDS):
-            data, skipped = ingest.data_among(found)
+        matches = read.expand(address, guard)
+        if matches != [address] and any(sign in address for sign in WILDCARDS):
+            data, skipped = ingest.data_among(matches)
             if not data:
                 raise NoRowsError("no data files match", where=redact(address))
-            found, notes = data, [*notes, *skipped]
-        expanded += found
+            matches, notes = data, [*notes, *skipped]
+        expanded += matches
     return expanded, notes
 
 
@@ -266,12 +266,12 @@ def _single_file(stream: Stream) -> tuple[str, ...]:
     return (f"{stream.chunk(0).at}: unknown extension; packing the whole file as one row",)
 
 
-def is_plain_folder(address: str, found: Sequence[Playlist], guard: Guard) -> bool:
+def is_plain_folder(address: str, resolved: Sequence[Playlist], guard: Guard) -> bool:
     """Return whether an address is a folder without a dataset, which resolves to plain files."""
-    streams = [stream for one in found for stream in one.streams]
+    streams = [stream for one in resolved for stream in one.streams]
     return (
         len(streams) == 1
         and facts(streams[0].format).is_plain
-        and found[0].at is None
+        and resolved[0].at is None
         and streams[0].at == locate(address, guard).unmapped()
     )

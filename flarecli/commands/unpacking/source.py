@@ -117,10 +117,10 @@ def open_source(
             named,
         )
         return _select(source, where, options.limit)
-    found = read.resolve(addresses, format=format, guard=guard, maps=False, expanded=True)
-    note_sources(found, progress)
-    parts = read.select_streams(found, options.streams)
-    data = read.Dataset(parts, found)
+    playlists = read.resolve(addresses, format=format, guard=guard, maps=False, expanded=True)
+    note_sources(playlists, progress)
+    parts = read.select_streams(playlists, options.streams)
+    data = read.Dataset(parts, playlists)
     order = select_rows(len(data), rows)
     stream = parts[0][0]
     unused = set() if where is not None else _unused_columns(data.schema, options, text_columns)
@@ -134,7 +134,7 @@ def open_source(
 
     def checksum() -> str:
         sums = Sums([DEFAULT])
-        for one in found:
+        for one in playlists:
             sums.update(text(one))
         return sums.hex()[DEFAULT]
 

@@ -144,8 +144,8 @@ class Verification:
                 for plan in plans:
                     yield from plan.findings
                     self.unprotected += notes_about_plain_shards(plan)
-                    if plan.found is not None:
-                        yield from self._check_plan(plan.found, plan)
+                    if plan.playlist is not None:
+                        yield from self._check_plan(plan.playlist, plan)
             is_done = True
         finally:
             settings.progress.close()
@@ -154,29 +154,29 @@ class Verification:
             if settings.state is not None:
                 settings.state.close(is_done)
 
-    def _check_list(self, found: Playlist) -> Iterator[Finding]:
+    def _check_list(self, playlist: Playlist) -> Iterator[Finding]:
         """Check the checksum of the list itself, if it has one."""
-        if found.at is None:
+        if playlist.at is None:
             return
         self.files += 1
         try:
-            size, findings, has_checksums = check_own_checksum(found)
+            size, findings, has_checksums = check_own_checksum(playlist)
         except FlareError as error:
-            yield finding_of(error, found.at)
+            yield finding_of(error, playlist.at)
             return
         self.bytes += size
         yield from findings
-        if is_index(found):
+        if is_index(playlist):
             self.unprotected.append(
-                f"{found.at}: no checksums; compared with the headers of the shards"
+                f"{playlist.at}: no checksums; compared with the headers of the shards"
             )
         elif not has_checksums:
-            self.unprotected.append(f"{found.at}: no checksums")
+            self.unprotected.append(f"{playlist.at}: no checksums")
 
-    def _check_plan(self, found: Playlist, plan: Plan) -> Iterator[Finding]:
+    def _check_plan(self, playlist: Playlist, plan: Plan) -> Iterator[Finding]:
         settings = self._settings
-        note_sources([found], settings.progress)
-        yield from self._check_list(found)
+        note_sources([playlist], settings.progress)
+        yield from self._check_list(playlist)
         # a state file does not store keys
         compares_keys = (
             settings.reads_all_rows
@@ -191,12 +191,12 @@ class Verification:
         ]
         for stream, only in zip(streams, plan.only or [None] * len(streams), strict=True):
             rows, findings = self.rows, self.findings
-            yield from self._check_stream(found, stream, plan, known, only)
+            yield from self._check_stream(playlist, stream, plan, known, only)
             is_counted = settings.reads_all_rows and self.findings == findings
             stream.count = self.rows - rows if is_counted else _total([stream.stream.rows])
         if plan.only:
             return
-        yield from compare_streams(found, streams)
+        yield from compare_streams(playlist, streams)
         if not compares_keys and (names := names_of_keyed_streams(streams)):
             reason = "not all shards were read"
             if settings.depth.quick:
@@ -213,7 +213,7 @@ class Verification:
                     at = str(settings.against.at)
                     yield Finding(at, "listing", message, LISTS_DIFFER)
         if plan.is_whole:
-            for name, finding in find_unlisted_files(found, known):
+            for name, finding in find_unlisted_files(playlist, known):
                 if finding is not None:
                     yield finding
                 else:
@@ -221,7 +221,7 @@ class Verification:
 
     def _check_stream(
         self,
-        found: Playlist,
+        playlist: Playlist,
         rows: StreamRows,
         plan: Plan,
         known: set[str],
@@ -233,10 +233,12 @@ class Verification:
             sizes, below = list_sizes(stream)
             depth = replace(depth, listed_sizes=sizes, listed_below=below)
         files = dict[str, tuple[Location, FileResult]]()
-        yield from self._run(file_tasks(found, stream, files, depth, only))
+        yield from self._run(file_tasks(playlist, stream, files, depth, only))
         shards = range(len(stream)) if only is None else sorted(only.shards)
         checked = None if only is None else shards
-        others = read_other_lists(found, stream, files, depth, plan.named, plan.is_folder, checked)
+        others = read_other_lists(
+            playlist, stream, files, depth, plan.named, plan.is_folder, checked
+        )
         yield from (one for one in others.findings if one not in plan.findings)
         self.files += len(others.read_paths)
         self.bytes += others.size
@@ -259,7 +261,7 @@ class Verification:
             rows.store_hashed += result.store_hashed
 
         engine = "local" if depth.quick else settings.engine  # comparing sizes needs no cluster
-        tasks = chunk_tasks(found, stream, others, depth, chosen, only)
+        tasks = chunk_tasks(playlist, stream, others, depth, chosen, only)
         for finding in self._run(tasks, engine, take):
             if finding not in others.findings:  # already reported by the other lists
                 yield finding

@@ -51,33 +51,33 @@ _DAMAGED_LIST = "The checksums in the list cannot be trusted; fetch it again."
 LISTS_DIFFER = "One of the two was changed; `flare playlist A --diff B` lists all differences."
 
 
-def is_index(found: Playlist) -> bool:
+def is_index(playlist: Playlist) -> bool:
     """Return whether the list in use is an `index.json`."""
-    return found.at is not None and found.at.name == INDEX
+    return playlist.at is not None and playlist.at.name == INDEX
 
 
-def check_own_checksum(found: Playlist) -> tuple[int, list[Finding], bool]:
+def check_own_checksum(playlist: Playlist) -> tuple[int, list[Finding], bool]:
     """Check the last line of a playlist, which is the checksum of the lines above it.
 
     return  size in bytes; findings; whether the playlist contains checksums
     """
-    if found.at is None:
+    if playlist.at is None:
         return 0, [], False
-    size = found.at.size()
-    if is_index(found):
+    size = playlist.at.size()
+    if is_index(playlist):
         return size, [], False
-    if found.protected:
+    if playlist.protected:
         return size, [], True
-    if _CHECKSUM_LINE in found.at.read(max(0, size - _TAIL_BYTES), size):
+    if _CHECKSUM_LINE in playlist.at.read(max(0, size - _TAIL_BYTES), size):
         message = "the last line is not the checksum of the lines above"
     elif any(
         stream.hashes or any(file.hashes for file in stream.files.values())
-        for stream in found.streams
+        for stream in playlist.streams
     ):
         message = "contains checksums, but its last line is not a checksum of the lines above"
     else:
         return size, [], False
-    finding = Finding(str(found.at), "checksum", message, _DAMAGED_LIST, start=0, stop=size)
+    finding = Finding(str(playlist.at), "checksum", message, _DAMAGED_LIST, start=0, stop=size)
     return size, [finding], True
 
 
@@ -139,22 +139,22 @@ class OtherLists:
     """
 
     def __init__(
-        self, found: Playlist, stream: Stream, depth: Depth, only: Collection[int] | None
+        self, playlist: Playlist, stream: Stream, depth: Depth, only: Collection[int] | None
     ) -> None:
         self.stream, self.only = stream, only
         self.lists = list[OtherList]()
         self.findings = list[Finding]()
-        self.named = {place_of(found.at)} if found.at is not None else set[str]()
+        self.named = {place_of(playlist.at)} if playlist.at is not None else set[str]()
         self.read_paths, self.size = set[str](), 0
         self._depth = depth
-        self._address = str(found.at or stream.at)
-        self._has_list = found.at is not None
+        self._address = str(playlist.at or stream.at)
+        self._has_list = playlist.at is not None
         self._index_entries: Sequence[Mapping[str, Any]] = []
-        if found.at is not None and is_index(found):
+        if playlist.at is not None and is_index(playlist):
             try:
-                self._index_entries = _index_entries(found.at, stream)
+                self._index_entries = _index_entries(playlist.at, stream)
             except FlareError as error:
-                self.findings.append(finding_of(error, found.at))
+                self.findings.append(finding_of(error, playlist.at))
         self._without_checksums: dict[bool, list[Location]] = {}  # by whether it is a playlist
         self._checked: set[str] = set()  # paths of lists whose checksums are in another list
         self._by_folder: dict[str, list[OtherList]] = {}  # empty folder: --against
@@ -199,17 +199,17 @@ class OtherLists:
             return [
                 open_dataset(at.folder) if at.name == INDEX else webdataset_index.read_shards(at)
             ]
-        found = playlists.read(at)
-        _, findings, has_checksums = check_own_checksum(found)
+        playlist = playlists.read(at)
+        _, findings, has_checksums = check_own_checksum(playlist)
         self.findings += findings
         if not has_checksums:
             self._without_checksums.setdefault(True, []).append(at)
-        for stream in found.streams:
+        for stream in playlist.streams:
             for name, file in stream.files.items():
                 if self.only is None or name.rpartition("/")[2] in _index_names(self.stream):
                     self._check_file(stream.at.join(name), ListEntry(str(at), file))
         own = self._places
-        return [one for one in found.streams if not own.isdisjoint(places_of(one))]
+        return [one for one in playlist.streams if not own.isdisjoint(places_of(one))]
 
     @cached_property
     def _places(self) -> frozenset[str]:
@@ -327,7 +327,7 @@ class OtherLists:
 
 
 def read_other_lists(
-    found: Playlist,
+    playlist: Playlist,
     stream: Stream,
     files: Mapping[str, tuple[Location, FileResult]],
     depth: Depth,
@@ -343,14 +343,14 @@ def read_other_lists(
     is_folder  no list is in use: the shards are the files of a folder
     only       positions of the shards that are checked; None: all
     """
-    others = OtherLists(found, stream, depth, only)
+    others = OtherLists(playlist, stream, depth, only)
     others.named |= {place_of(at) for at, _ in files.values()}
     for name, (at, result) in files.items():
         if name.rpartition("/")[2] in _index_names(stream) and not result.findings:
             others.read(at, must_match=True, is_named=True)
     seen = {*others.named}
-    has_usual = found.at is not None or is_folder
-    usual = _usual_locations(found, stream, depth.quick, only) if has_usual else ()
+    has_usual = playlist.at is not None or is_folder
+    usual = _usual_locations(playlist, stream, depth.quick, only) if has_usual else ()
     for at, is_part in (*usual, *((at, False) for at in named)):
         if place_of(at) not in seen:
             seen.add(place_of(at))
@@ -364,27 +364,27 @@ def _index_names(stream: Stream) -> tuple[str, ...]:
 
 
 def _usual_locations(
-    found: Playlist, stream: Stream, quick: bool, only: Collection[int] | None
+    playlist: Playlist, stream: Stream, quick: bool, only: Collection[int] | None
 ) -> Iterator[tuple[Location, bool]]:
     """Yield the usual locations of other lists, and whether the list in use was made from them."""
     top, names = stream.at, _index_names(stream)
-    if not top.is_local and (quick or (found.at is not None and not is_index(found))):
+    if not top.is_local and (quick or (playlist.at is not None and not is_index(playlist))):
         return
-    if not is_index(found):
+    if not is_index(playlist):
         yield from ((top / name, False) for name in names)
-    if found.at is None:
+    if playlist.at is None:
         return
-    if is_index(found) and top.is_local:
+    if is_index(playlist) and top.is_local:
         yield top / PLAYLIST, False
     urls = stream.urls if only is None else [stream.urls[i] for i in only]
     folders = {bare(url).rpartition("/")[0] for url in urls if not is_url(url)} if names else set()
     folders |= {above for folder in folders for above in folders_above(folder)}
-    if is_index(found) and top.is_local:
+    if is_index(playlist) and top.is_local:
         names += (PLAYLIST,)
     for folder in sorted(folders - {""}):
         for name in names:
             try:
-                yield top / f"{folder}/{name}", is_index(found)
+                yield top / f"{folder}/{name}", is_index(playlist)
             except UnsafeError:  # reported for the shard in it
                 break
 
@@ -464,18 +464,18 @@ def unlisted_shard(at: Location, listed_in: Location) -> Finding:
 
 
 def find_unlisted_files(
-    found: Playlist, known: Collection[str]
+    playlist: Playlist, known: Collection[str]
 ) -> Iterator[tuple[str, Finding | None]]:
     """Yield unlisted files in a dataset's folder, and folders of other datasets in it; an unlisted
     shard or an unreadable folder is a finding.
 
     known  paths of other lists, and of the files they name
     """
-    if found.at is None or not found.at.is_local:
+    if playlist.at is None or not playlist.at.is_local:
         return
-    top = found.at.folder
-    listed = {str(found.at)}
-    for stream in found.streams:
+    top = playlist.at.folder
+    listed = {str(playlist.at)}
+    for stream in playlist.streams:
         companions = (file.name for files in stream.parts for file in files)
         for url in (*stream.urls, *stream.files, *companions):
             try:
@@ -503,7 +503,7 @@ def find_unlisted_files(
         # caches of the original contain a shard both compressed and decompressed
         is_copy = any(f"{at}.{suffix}" in listed for suffix in SUFFIXES)
         is_shard = formats.of_suffix(name) is not None and not is_copy
-        yield name, unlisted_shard(at, found.at) if is_shard else None
+        yield name, unlisted_shard(at, playlist.at) if is_shard else None
 
 
 def _unreadable_folder(at: Location) -> Finding | None:

@@ -46,7 +46,7 @@ class Only:
 class Plan:
     """The dataset at one address, or the error of resolving it.
 
-    found      None if the address could not be resolved; `findings` has the reason
+    playlist   None if the address could not be resolved; `findings` has the reason
     is_whole   the list of a folder, not of some shards
     is_folder  a folder without a list; its files are the shards
     named      other lists of the same shards that the user named too
@@ -56,7 +56,7 @@ class Plan:
     """
 
     address: str
-    found: Playlist | None = None
+    playlist: Playlist | None = None
     streams: tuple[Stream, ...] = ()
     findings: tuple[Finding, ...] = ()
     is_whole: bool = False
@@ -68,7 +68,7 @@ class Plan:
     @property
     def list_at(self) -> Location | None:
         """The address of its list, if it has one."""
-        return None if self.found is None else self.found.at
+        return None if self.playlist is None else self.playlist.at
 
     @property
     def is_list(self) -> bool:
@@ -118,7 +118,7 @@ def _resolve(
                folder or a broken link is a finding, so that the others are checked
     """
     try:
-        (found,) = resolve([address], format=format, guard=guard, maps=False, expanded=True)
+        (playlist,) = resolve([address], format=format, guard=guard, maps=False, expanded=True)
     except MissingError as error:
         if is_single or is_url(address) or not os.path.lexists(address):
             raise
@@ -139,10 +139,10 @@ def _resolve(
     key = locate(address, guard).key
     return Plan(
         address,
-        found,
-        tuple(part for parts in select_streams([found], names) for part in parts),
-        is_whole=found.at is not None and found.at.name in (PLAYLIST, INDEX),
-        is_folder=found.at is None and any(stream.at.key == key for stream in found.streams),
+        playlist,
+        tuple(part for parts in select_streams([playlist], names) for part in parts),
+        is_whole=playlist.at is not None and playlist.at.name in (PLAYLIST, INDEX),
+        is_folder=playlist.at is None and any(stream.at.key == key for stream in playlist.streams),
     )
 
 
@@ -170,7 +170,7 @@ def _remove_listed_unreadable_files(
 
     return  the other plans; path -> finding for files below another dataset
     """
-    if all(plan.found is not None for plan in plans):
+    if all(plan.playlist is not None for plan in plans):
         return [*plans], {}
     datasets = [plan for plan in plans if plan.is_folder or plan.list_at is not None]
     tops = tuple(f"{place_of(stream.at)}/" for plan in datasets for stream in plan.streams)
@@ -179,7 +179,7 @@ def _remove_listed_unreadable_files(
     }
     rest, unreadable, seen = list[Plan](), dict[str, Finding](), set[str]()
     for plan in plans:
-        if plan.found is not None:
+        if plan.playlist is not None:
             rest.append(plan)
             continue
         place = link_address(plan.findings[0].address)
@@ -216,7 +216,7 @@ def _merge_same_datasets(plans: Sequence[Plan], guard: Guard) -> tuple[list[Plan
     for plan in plans:
         if plan.is_list:
             merged += [kept[id(plan)]] if id(plan) in kept else []
-        elif plan.found is None:
+        elif plan.playlist is None:
             merged += [plan] if _key(plan, guard) not in listed else []
         elif (rest := _without_files(plan, listed, tops)) is not None:
             if merged and _are_in_same_folder(merged[-1], rest):
@@ -280,7 +280,7 @@ def _merge_lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
 
 def _rank(plan: Plan) -> int:
     """Return the sort key of lists of the same shards: playlists, indexes, folders without list."""
-    return 2 if plan.found is None or plan.found.at is None else int(is_index(plan.found))
+    return 2 if plan.playlist is None or plan.playlist.at is None else int(is_index(plan.playlist))
 
 
 def _other_files(plan: Plan) -> Iterator[str]:
@@ -305,7 +305,9 @@ def _without_files(plan: Plan, listed: Collection[str], tops: tuple[str, ...]) -
         ]
         streams += [replace(stream, urls=urls)] if urls else []
     return (
-        replace(plan, streams=tuple(streams), found=Playlist(tuple(streams))) if streams else None
+        replace(plan, streams=tuple(streams), playlist=Playlist(tuple(streams)))
+        if streams
+        else None
     )
 
 
@@ -320,19 +322,19 @@ def _are_in_same_folder(plan: Plan, other: Plan) -> bool:
 def _join_files(plan: Plan, other: Plan) -> Plan:
     first = plan.streams[0]
     stream = replace(first, urls=[*first.urls, *other.streams[0].urls])
-    return replace(plan, address=str(stream.at), streams=(stream,), found=Playlist((stream,)))
+    return replace(plan, address=str(stream.at), streams=(stream,), playlist=Playlist((stream,)))
 
 
 @dataclass
 class _NearList:
     """A list in the folder of a file, or above it.
 
-    found      None for a `shardindex.json`, and if the list could not be read: then `error` is set
+    playlist      None for a `shardindex.json`, and if the list could not be read: then `error` is set
     positions  address of a file -> position of the stream, and position of its shard or its name
     """
 
     at: Location
-    found: Playlist | None
+    playlist: Playlist | None
     positions: dict[str, tuple[int, int | str]] = field(default_factory=dict)
     error: FlareError | None = None
 
@@ -379,7 +381,7 @@ def _with_lists_of_files(
 
 def _is_of_files(plan: Plan) -> bool:
     """Return whether the user named files, or the folder of one Granular shard, and no list."""
-    if plan.found is None or plan.list_at is not None or len(plan.streams) != 1:
+    if plan.playlist is None or plan.list_at is not None or len(plan.streams) != 1:
         return False
     (stream,) = plan.streams
     return not plan.is_folder or (bool(formats.facts(stream.format).shards_in) and len(stream) == 1)
@@ -389,7 +391,7 @@ def _list_places(plan: Plan) -> tuple[str, ...]:
     """Return the path of the list of a plan; if it could not be read, of the address and of its
     findings.
     """
-    if plan.found is None:
+    if plan.playlist is None:
         return link_address(plan.address), link_address(plan.findings[0].address)
     return (place_of(plan.list_at),) if plan.list_at is not None else ()
 
@@ -412,10 +414,10 @@ def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]
         naming = [one for one in near if one.names(place)]
         findings += [finding_of(one.error, one.at) for one in naming if one.error is not None]
         named |= {place_of(one.at): one.at for one in naming if one.error is None}
-        read = [(one.found, one) for one in naming if one.found is not None]
+        read = [(one.playlist, one) for one in naming if one.playlist is not None]
         if read:  # a playlist has checksums; otherwise the nearest list is used
-            found, first = min(read, key=lambda pair: is_index(pair[0]))
-            in_use.setdefault(place_of(first.at), (found, first, []))[2].append(place)
+            playlist, first = min(read, key=lambda pair: is_index(pair[0]))
+            in_use.setdefault(place_of(first.at), (playlist, first, []))[2].append(place)
         else:
             unlisted.append(url)
         for one in own:
@@ -423,13 +425,13 @@ def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]
                 findings.append(unlisted_shard(stream.at.join(url), one.at))
                 break
     parts = []
-    for key, (found, first, places) in in_use.items():
+    for key, (playlist, first, places) in in_use.items():
         others = tuple(at for other, at in named.items() if other != key)
-        parts.append(_restrict(replace(plan, named=others), found, first.positions, places))
+        parts.append(_restrict(replace(plan, named=others), playlist, first.positions, places))
     if unlisted:
         rest = replace(stream, urls=unlisted)
         named_lists = tuple(named.values())
-        parts.append(replace(plan, found=Playlist((rest,)), streams=(rest,), named=named_lists))
+        parts.append(replace(plan, playlist=Playlist((rest,)), streams=(rest,), named=named_lists))
     new = (one for one in findings if link_address(one.address) not in whole)
     return [replace(parts[0], findings=(*plan.findings, *new)), *parts[1:]]
 
@@ -484,29 +486,29 @@ def _read_near_list(at: Location, format: str | None) -> _NearList | None:
         if at.name == SHARDS:
             stream = webdataset_index.read_shards(at)
             return _NearList(at, None, dict.fromkeys(places_of(stream), (0, 0)))
-        found = read_list(at, format)
+        playlist = read_list(at, format)
     except MissingError:
         return None
     except FlareError as error:
         return _NearList(at, None, error=error) if at.is_local or error.kind != "reach" else None
     positions = dict[str, tuple[int, int | str]]()
-    for k, stream in enumerate(found.streams):
+    for k, stream in enumerate(playlist.streams):
         top = place_of(stream.at)
         positions |= {f"{top}/{name}": (k, name) for name in stream.files}
         for i, files in enumerate(stream.parts):
             positions |= {f"{top}/{file.name}": (k, i) for file in files}
         positions |= {place: (k, i) for i, place in enumerate(places_of(stream))}
-    return _NearList(at, found, positions)
+    return _NearList(at, playlist, positions)
 
 
 def _restrict(
     plan: Plan,
-    found: Playlist,
+    playlist: Playlist,
     positions: Mapping[str, tuple[int, int | str]],
     places: Sequence[str],
 ) -> Plan:
     """Return the plan of a list, restricted to some of its files."""
-    select_streams([found])  # refuses a list that contradicts -f
+    select_streams([playlist])  # refuses a list that contradicts -f
     only = dict[int, Only]()
     for place in places:
         k, file = positions[place]
@@ -517,8 +519,8 @@ def _restrict(
             chosen.files.add(file)
     return replace(
         plan,
-        found=found,
-        streams=tuple(found.streams[k] for k in sorted(only)),
+        playlist=playlist,
+        streams=tuple(playlist.streams[k] for k in sorted(only)),
         only=tuple(only[k] for k in sorted(only)),
         is_folder=False,
     )

@@ -80,14 +80,14 @@ def read_keys(form: formats.Format, shard: Shard, name: str) -> pa.Array:
     return pa.chunked_array(parts, encodings.BINARY).combine_chunks()
 
 
-def compare_streams(found: Playlist, streams: Sequence[StreamRows]) -> Iterator[Finding]:
+def compare_streams(playlist: Playlist, streams: Sequence[StreamRows]) -> Iterator[Finding]:
     """Yield findings for joined streams whose row count or keys differ from the first stream."""
     joined = _joined(streams)
     for other in joined[1:]:
         first = joined[0]
         if other.count is not None and first.count is not None and other.count != first.count:
             message = f"stream {other.stream.name!r} has {other.count} rows, stream {first.stream.name!r} has {first.count}; joined streams need the same number of rows"
-            yield Finding(str(found.at or other.stream.at), "streams", message, _STREAM_HINT)
+            yield Finding(str(playlist.at or other.stream.at), "streams", message, _STREAM_HINT)
         elif other.keys and first.keys:
             yield from _compare_keys(first, other)
 

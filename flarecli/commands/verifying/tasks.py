@@ -71,7 +71,7 @@ def list_sizes(stream: Stream) -> tuple[Mapping[str, int] | None, str]:
 
 
 def file_tasks(
-    found: Playlist,
+    playlist: Playlist,
     stream: Stream,
     results: dict[str, tuple[Location, FileResult]],
     depth: Depth,
@@ -86,19 +86,19 @@ def file_tasks(
         try:
             at = stream.at.join(name)
         except FlareError as error:
-            return FileResult([finding_of(error, found.at or "")])
+            return FileResult([finding_of(error, playlist.at or "")])
         result = check_file(at, [entry], depth)
         results[name] = at, result
         return result
 
     for name, file in stream.files.items():
         is_chosen = only is None or name in only.files or name in (INDEX, SHARDS)
-        if is_chosen and not is_index(found):
-            yield Task(partial(check, name, ListEntry(str(found.at), file)))
+        if is_chosen and not is_index(playlist):
+            yield Task(partial(check, name, ListEntry(str(playlist.at), file)))
 
 
 def chunk_tasks(
-    found: Playlist,
+    playlist: Playlist,
     stream: Stream,
     others: OtherLists,
     depth: Depth,
@@ -119,10 +119,10 @@ def chunk_tasks(
         try:
             chunk = stream.chunk(i)
         except FlareError as error:
-            finding = finding_of(error, found.at or stream.at)
+            finding = finding_of(error, playlist.at or stream.at)
             yield Task(partial(FileResult, [finding]), is_shard=True)
             continue
-        entries = [ListEntry(str(found.at), chunk.files[0])] if found.at is not None else []
+        entries = [ListEntry(str(playlist.at), chunk.files[0])] if playlist.at is not None else []
         other_entries, findings = others.entries_of(i, place, chunk)
         entries += [
             ListEntry(str(other.at), entry.files[0], entry.rows if chunk.rows is None else None)
@@ -130,7 +130,7 @@ def chunk_tasks(
         ]
         companions = list[tuple[Location, Sequence[ListEntry]]]()
         for at, file in zip(chunk.beside, chunk.files[1:], strict=True) if i in chosen else ():
-            own = [ListEntry(str(found.at), file)] if found.at is not None else []
+            own = [ListEntry(str(playlist.at), file)] if playlist.at is not None else []
             own += [
                 ListEntry(str(other.at), file)
                 for other, entry in other_entries
