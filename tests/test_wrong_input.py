@@ -177,7 +177,7 @@ def test_duplicate_columns(here, capfd):
         "pack two.csv out",
         4,
         "two.csv: duplicate column 'a'",
-        "Rename one of them in the index.",
+        "Rename one of the columns in the index.",
     )
     pq.write_table(
         pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), "two.parquet"
@@ -187,7 +187,7 @@ def test_duplicate_columns(here, capfd):
         "pack two.parquet out",
         4,
         "two.parquet: duplicate column 'a'",
-        "Rename one of them in the index.",
+        "Rename one of the columns in the index.",
     )
     wrong(
         capfd,
@@ -201,7 +201,7 @@ def test_duplicate_columns(here, capfd):
 def test_ragged_csv(here, capfd):
     (here / "ragged.csv").write_text("a,b\n1,2\n3\n")
     hint = "Quote fields that contain a separator or a newline."
-    wrong(capfd, "pack ragged.csv out", 4, "ragged.csv: line 3 has 1 field, the header has 2", hint)
+    wrong(capfd, "pack ragged.csv out", 4, "ragged.csv: line 3 has 1 field; the header has 2", hint)
     (here / "open.csv").write_text('a,b\n1,"2\n3,4\n')
     quotes = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
     wrong(
@@ -343,7 +343,7 @@ def test_text_that_is_not_utf8(here, capfd):
         "pack latin.csv out",
         4,
         "latin.csv: line 2: byte 9 is not UTF-8",
-        "Save it as UTF-8 text.",
+        "Save the file as UTF-8 text.",
     )
     text = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ok", b"\xff\xfe"]).buffers())
     pq.write_table(pa.Table.from_arrays([text], names=["t"]), "latin.parquet")

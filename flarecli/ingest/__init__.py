@@ -1,6 +1,4 @@
-"""Indexes: tables, lists and folders that list samples, read as batches of columns in bounded
-memory.
-"""
+"""Indexes: tables, lists and folders that list samples, read as batches in bounded memory."""
 
 from __future__ import annotations
 

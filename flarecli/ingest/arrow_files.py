@@ -1,4 +1,4 @@
-"""Locations as seekable files for Arrow's readers; errors of reading are raised unchanged."""
+"""Locations as seekable files for Arrow's readers. Errors of reading are raised unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FAILED_ALLOCATION = re.compile(r"of size (\d+) failed")  # in Arrow's messages
 class LocationFile(io.RawIOBase):
     """Bytes of a Location as a file.
 
-    error   the first FlareError of a read; Arrow passes on only its text
+    error   first FlareError of a read, kept because Arrow preserves only its text
     opened  device and inode of the file that `open_native` opened
     """
 
@@ -77,7 +77,7 @@ class LocationFile(io.RawIOBase):
 
 
 def open_native(file: LocationFile) -> pa.NativeFile:
-    """Return the file for Arrow; local files are read by Arrow itself, which is faster."""
+    """Return the file for Arrow. Arrow reads local files itself, which is faster."""
     store = file.at.store
     if isinstance(store, LocalStore):
         # /dev/fd does not exist on all systems
@@ -90,7 +90,7 @@ def open_native(file: LocationFile) -> pa.NativeFile:
 
 @contextmanager
 def arrow_errors(at: Location, file: LocationFile, kind: str) -> Iterator[None]:
-    """Convert Arrow's errors for invalid data to a FormatError, which names the kind of file."""
+    """Convert Arrow's errors for invalid data to a FormatError with the kind of the file."""
     try:
         yield
     except FlareError:
@@ -110,9 +110,9 @@ def arrow_errors(at: Location, file: LocationFile, kind: str) -> Iterator[None]:
         size = file.current_size()
         if size < file.size:
             raise FormatError(
-                f"file is {size} bytes; it was {file.size} when it was opened",
+                f"file is {size} bytes; it was {file.size} bytes when it was opened",
                 where=at,
-                hint="Another process truncated it.",
+                hint="Another process truncated the file.",
             ) from None
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = redact_text(lines[0] if lines else type(error).__name__)[:200]

@@ -16,11 +16,12 @@ __all__ = ["Part", "check_columns"]
 
 
 class Part(ABC):
-    """One index file: its columns, the number of rows if known, and its batches.
+    """One index file.
 
-    at                the address, for messages, or the bytes of a text file
-    rows              None if unknown until the rows are read
-    readable_as_text  whether every column can be read as text, as written
+    at                location of the file, or the bytes of a text file
+    schema            columns and their types
+    rows              number of rows; None if unknown until the rows are read
+    readable_as_text  whether every column can be read as the text in the file
     """
 
     at: Location | Blocks
@@ -30,16 +31,16 @@ class Part(ABC):
 
     @abstractmethod
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, with the given columns in their order; None: all."""
+        """Yield the rows in order, with some columns in the order of `columns`; None: all."""
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes that the checksum of the file covers."""
+        """Yield the bytes for the checksum of the file."""
         return self.at.blocks()
 
     def with_types(self, types: Mapping[str, pa.DataType]) -> Part:
-        """Return the file with some columns read as other types, where possible.
+        """Return the file with some columns read as other types, if possible.
 
-        types  the types in all files of the index, by column
+        types  column -> common type of all files of the index
         """
         return self
 
@@ -56,7 +57,7 @@ class Part(ABC):
 
 
 def check_columns(names: Sequence[str], at: object) -> None:
-    """Raise FormatError for duplicate columns, or if there are no columns or too many."""
+    """Raise FormatError for duplicate columns, for no columns, and for too many columns."""
     if not names:
         raise FormatError("the index has no columns", where=at)
     expansion.check_columns(len(names), at)
@@ -66,7 +67,7 @@ def check_columns(names: Sequence[str], at: object) -> None:
             raise FormatError(
                 f"duplicate column {name!r}",
                 where=at,
-                hint="Rename one of them in the index.",
+                hint="Rename one of the columns in the index.",
                 column=name,
             )
         seen.add(name)

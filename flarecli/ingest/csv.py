@@ -1,9 +1,9 @@
-"""CSV and TSV by RFC 4180, with a header, quotes and newlines in fields; errors name the line.
+"""CSV and TSV by RFC 4180, with a header, quotes and newlines in fields. Errors name the line.
 
-The header names the columns. Types are inferred from the first 4 MB: int64, float64 or bool if
-every value is one and is restored exactly (`007` and a 20-digit number stay text), else text. Keys,
-links and columns that the user encodes as text are always text. An empty field is null in a column
-of numbers, and empty text elsewhere.
+The header names the columns. The type of a column is inferred from the first 4 MB: it is int64,
+float64 or bool if each value has this type and is restored exactly, and text otherwise (`007` and a
+20-digit number stay text). Keys, links and columns that the user encodes as text are always text.
+An empty field is null in a column of numbers or bools, and empty text in a column of text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
 
 class Delimited(Part):
-    """One CSV or TSV file. The number of rows is unknown until it is read, unless it is 0."""
+    """One CSV or TSV file. Unless it has no rows, their number is unknown until the file is read."""
 
     at: Blocks
     readable_as_text = True
@@ -56,7 +56,7 @@ class Delimited(Part):
         self.schema = pa.schema(list(zip(self._names, types, strict=True)))
 
     def with_types(self, types: Mapping[str, pa.DataType]) -> Delimited:
-        """Return the file with columns read as numbers, bool or text if the index needs it."""
+        """Return the file with columns read as the types of the index, if CSV has these types."""
         other = copy.copy(self)
         other.schema = pa.schema(
             [
@@ -87,12 +87,11 @@ class Delimited(Part):
     def _header(self) -> list[str]:
         piece = next(self._pieces(), None)
         if piece is None:
-            raise FormatError("no header with the names of the columns", where=self.at)
+            raise FormatError("file has no header with column names", where=self.at)
         self._head = piece.data[: _first_record(piece)]
         header = self._head.strip(b"\r\n") + b"\n"
-        if (
-            header.count(self._delimiter.encode()) >= expansion.MAX_COLUMNS
-        ):  # the parser uses 9 kB for each
+        # checked before parsing, because the parser uses 9 kB for each column
+        if header.count(self._delimiter.encode()) >= expansion.MAX_COLUMNS:
             separators = _QUOTED.sub(b"", header).count(self._delimiter.encode())
             expansion.check_columns(separators + 1, self.at)
         try:
@@ -121,8 +120,9 @@ class Delimited(Part):
                 yield rest
 
     def _parse_options(self, ragged: list[Any]) -> csv.ParseOptions:
-        """Return the options for Arrow's parser, which adds a row with a wrong number of fields to
-        `ragged`.
+        """Return the options for Arrow's parser.
+
+        ragged  receives a row with a wrong number of fields
         """
 
         def refuse(row: Any) -> str:
@@ -146,7 +146,7 @@ class Delimited(Part):
                 use_threads=False, block_size=len(piece.data) + 4, column_names=self._names
             )
             ragged: list[Any] = []
-            # Arrow removes a BOM at the start, but here it belongs to a value
+            # Arrow removes a BOM at the start of a piece, but it is part of a value there
             data = BOM + piece.data if piece.data.startswith(BOM) else piece.data
             try:
                 table = csv.read_csv(
@@ -162,7 +162,7 @@ class Delimited(Part):
         row = ragged[0]
         line, fields = _line(piece, row.number - 1), format_count(row.actual_columns, "field")
         return FormatError(
-            f"line {line} has {fields}, the header has {row.expected_columns}",
+            f"line {line} has {fields}; the header has {row.expected_columns}",
             where=self.at,
             hint="Quote fields that contain a separator or a newline.",
         )
@@ -182,7 +182,7 @@ class Delimited(Part):
             f"expected {_EXPECTED[field.type]}",
             where=self.at,
             column=field.name,
-            hint=f"Use --encode {shell_quoted(f'{field.name}=str')} to read it as text.",
+            hint=f"Use --encode {shell_quoted(f'{field.name}=str')} to read the column as text.",
         )
 
 
@@ -199,7 +199,7 @@ def _line(piece: Piece, record: int) -> int:
 
 
 def _infer_type(values: pa.ChunkedArray) -> pa.DataType:
-    """Return the type of a column, inferred from its first values; text if there are none."""
+    """Return the type of a column, inferred from its first values; text if all are empty."""
     array = values.combine_chunks()
     if pc.all(pc.equal(array, "")).as_py():
         return pa.string()
@@ -207,8 +207,9 @@ def _infer_type(values: pa.ChunkedArray) -> pa.DataType:
 
 
 def _as_type(values: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Parse text as a type, with null for empty text; None if a value is invalid or not restored
-    exactly.
+    """Parse text as a type, with null for empty text.
+
+    The result is None if a value is invalid or would not be restored exactly.
     """
     if kind == pa.string():
         return values

@@ -1,7 +1,7 @@
 """The bytes of a text index in order, decompressed if its name ends in `.gz`, `.zst` or `.zstd`.
 
-Memory is bounded by a few blocks. Checksums are verified; truncated files are errors, and so are
-files that expand by more than `expansion` allows.
+Memory is bounded by a few blocks. Checksums are verified. Truncated files and files that expand
+beyond the limits of `expansion` are errors.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 class Blocks(Protocol):
-    """Bytes that can be read in order any number of times; `str()` is their address.
+    """Bytes that can be read in order any number of times. `str()` is their address.
 
-    location  None if they are not in a file
+    location  None if the bytes are not in a file
     """
 
     @property
@@ -54,8 +54,7 @@ class TextFile:
         return str(self.location)
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes in order, up to 4 MB at a time. A local file is held open while it is
-        read.
+        """Yield the bytes in order, up to 4 MB at a time.
 
         raises  FormatError for invalid or truncated gzip or zstd, a wrong checksum, or a file that
                 expands too much
@@ -64,7 +63,7 @@ class TextFile:
             yield from self._decompressed()
             return
         store, path = self.location.store, self.location.path
-        if isinstance(store, LocalStore):  # held open, because the file may be replaced
+        if isinstance(store, LocalStore):  # stays open, because another file may replace it
             with store.opened(path) as fd:
                 size = store.status(fd, path).st_size
                 for start in range(0, size, BLOCK_BYTES):
@@ -98,7 +97,7 @@ class TextFile:
             return FormatError(
                 f"the {self.compression} file is truncated",
                 where=self.location,
-                hint="The file was cut short; fetch it again.",
+                hint="The file was cut short; download it again.",
             )
         reason = reason.splitlines()[0].rpartition(": ")[2][:100].lower()
         return FormatError(f"not valid {self.compression}: {reason}", where=self.location)
@@ -108,7 +107,7 @@ class _BlockFile(io.RawIOBase):
     """Blocks of bytes as a file for the decompressor.
 
     size   bytes read so far
-    error  the first FlareError of a read; Arrow passes on only its text
+    error  first FlareError of a read, kept because Arrow preserves only its text
     """
 
     def __init__(self, blocks: Iterator[bytes]) -> None:

@@ -2,18 +2,18 @@
 
     a/000.jpg  a/000.txt  a/000.meta.json    row `a/000` with columns `jpg`, `txt`, `meta.json`
 
-The key is the path up to the last dot of the file name; the extension, in lower case, is the rest.
-A compound extension such as `meta.json` starts with a letter, and most of its keys must have a file
-with a plain extension too: `IMG_2024.01.02.jpg` has the key `IMG_2024.01.02`.
+The key is the path up to the last dot of the file name, and the extension is the rest, in lower
+case. A compound extension such as `meta.json` starts with a letter, and most of its keys must have
+a file with a plain extension too: `IMG_2024.01.02.jpg` has the key `IMG_2024.01.02`.
 
-Every data file becomes part of a row. If a key lacks a column, it is null there; a file that fits
-no column is a row of its own, with its name as key and only nulls. A pack reports both as failed
-rows. Hidden files, files of desktops (Thumbs.db), and README and LICENSE files in a folder of media
-are not data: they are counted in `notes`.
+Every data file is in a row. If a key has no file for a column, the value is null. A file that fits
+no column is a row with its name as key and only nulls. A pack reports both kinds of rows as failed.
+Hidden files, files of desktops (Thumbs.db), and README and LICENSE files in a folder of media are
+not data; `notes` has their number.
 
-Columns contain file names; files are read when a row is needed. The folder is listed twice, first
-for the columns and the number of rows, then for the rows; and once more for compound extensions,
-and if README files are data. A listing is never held in memory.
+Columns contain file names; a file is read when its row is needed. The folder is listed twice: for
+the columns and the number of rows, and then for the rows. It is listed once more if there are
+compound extensions, and once more if README files are data. A listing is never kept in memory.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from flarecli.units import format_count
 __all__ = ["Folder", "Group", "Rules", "data_among", "groups"]
 
 _ROWS = 8192
-_MEANT = {"jpeg": "jpg", "jpg": "jpeg", "text": "txt"}
+_SYNONYMS = {"jpeg": "jpg", "jpg": "jpeg", "text": "txt"}
 MAX_COLUMNS = 1000
-MAX_MIXTURES = 10_000  # sets of extensions that a key may have
-MAX_COMPOUNDS = 10_000  # candidates for compound extensions that are counted at once
-SHOWN_NAMES = 5  # examples in a note
+MAX_COMBINATIONS = 10_000  # different sets of extensions of a key
+MAX_COMPOUNDS = 10_000  # candidates for compound extensions that are counted at a time
+MAX_SHOWN = 5  # names in a note
 _DESKTOP = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 _DOCUMENTS = frozenset({"readme", "license", "licence"})
-_OF_DOCUMENTS = frozenset(
+_DOCUMENT_SUFFIXES = frozenset(
     {"readme", "license", "licence", "md", "markdown", "rst", "txt", "html", "pdf"}
 )
 _HIDDEN, _SYSTEM, _DOCUMENT = "hidden file", "desktop file", "README or LICENSE file"
 
 
-class LeftOut:
-    """Names of files that are left out: how many for each reason, and the first of them."""
+class Skipped:
+    """Skipped files: their number and the first names for each reason."""
 
     def __init__(self) -> None:
         self.counts, self.names = Counter[str](), dict[str, list[str]]()
@@ -58,17 +58,17 @@ class LeftOut:
     def add(self, reason: str, name: str) -> None:
         self.counts[reason] += 1
         names = self.names.setdefault(reason, [])
-        if len(names) <= SHOWN_NAMES:
+        if len(names) <= MAX_SHOWN:
             names.append(name)
 
     def notes(self) -> Iterator[str]:
         """Yield a line for each reason."""
         for reason, count in self.counts.items():
-            yield f"skipped {format_count(count, reason)}: {_some(self.names[reason], count)}"
+            yield f"skipped {format_count(count, reason)}: {_first_names(self.names[reason], count)}"
 
 
 class Rules(NamedTuple):
-    """How the file names of a folder are split.
+    """Rules that split the file names of a folder into keys and extensions.
 
     compounds       compound extensions
     with_documents  whether README and LICENSE files are data
@@ -82,8 +82,9 @@ _FIRST_RULES = Rules()
 
 
 class Group(NamedTuple):
-    """The files of one key: extension -> name. Empty for a file without an extension or not in
-    UTF-8.
+    """The files of one key: extension -> name.
+
+    A file without an extension, or whose name is not UTF-8, is a group without files.
     """
 
     key: str
@@ -91,24 +92,23 @@ class Group(NamedTuple):
 
 
 def data_among(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names of data files among those that a wildcard matched, and a note for each other
-    kind.
+    """Return which of the names that a wildcard matched are data files, and notes on the others.
 
     Hidden files are kept, because only a wildcard with a dot matches them.
     """
     has_media = 2 * sum(is_media(kind_of(name)) for name in names) >= len(names)
-    left_out, kept = LeftOut(), list[str]()
+    skipped, kept = Skipped(), list[str]()
     for name in names:
         reason = _reason_to_skip(name.rpartition("/")[2].lstrip("."), not has_media)
         if reason:
-            left_out.add(reason, name)
+            skipped.add(reason, name)
         else:
             kept.append(name)
-    return kept, list(left_out.notes())
+    return kept, list(skipped.notes())
 
 
 def _reason_to_skip(name: str, with_documents: bool = False) -> str:
-    """Return why a file is not data: hidden, a desktop file, or a README; empty if it is data."""
+    """Return the kind of a file that is not data: hidden, desktop or README file; else empty."""
     folder, _, last = name.rpartition("/")
     if last.startswith(".") or folder.startswith(".") or "/." in folder:
         return _HIDDEN
@@ -117,19 +117,19 @@ def _reason_to_skip(name: str, with_documents: bool = False) -> str:
         return _SYSTEM
     if with_documents or last.partition(".")[0] not in _DOCUMENTS:
         return ""
-    return _DOCUMENT if last.rpartition(".")[2] in _OF_DOCUMENTS else ""
+    return _DOCUMENT if last.rpartition(".")[2] in _DOCUMENT_SUFFIXES else ""
 
 
 def groups(
     entries: Iterable[Entry],
     rules: Rules = _FIRST_RULES,
-    left_out: LeftOut | None = None,
+    skipped: Skipped | None = None,
     where: object = "",
 ) -> Iterator[Group]:
-    """Group files by key; entries are in bytewise order, so few groups are open at a time.
+    """Group files by key. Entries are in bytewise order, so few groups are open at a time.
 
-    left_out  collects files that are not data
-    raises    FormatError for two files with the same key and extension
+    skipped  collects files that are not data
+    raises   FormatError for two files with the same key and extension
     """
     open_groups: list[Group] = []  # `a.d/x.jpg` is listed between `a.c` and `a.jpg`
     for entry in entries:
@@ -138,8 +138,8 @@ def groups(
             yield open_groups.pop()
         reason = _reason_to_skip(name, rules.with_documents)
         if reason:
-            if left_out is not None:
-                left_out.add(reason, name)
+            if skipped is not None:
+                skipped.add(reason, name)
             continue
         key, extension = _split_name(name, rules.compounds)
         if not extension or not _is_text(name):
@@ -154,14 +154,14 @@ def groups(
             raise FormatError(
                 f"{other} and {name} have the same key {key!r} and extension {extension.lower()!r}",
                 where=where,
-                hint="Rename one of them.",
+                hint="Rename one of the files.",
             )
     while open_groups:
         yield open_groups.pop()
 
 
 def _split_name(name: str, compounds: frozenset[str]) -> tuple[str, str]:
-    """Split a name into key and extension: before the longest known compound, or at the last dot."""
+    """Split a name into key and extension: at the longest known compound, else at the last dot."""
     if compounds:
         for key, extension in _compounds(name):
             if extension.lower() in compounds:
@@ -174,7 +174,7 @@ def _split_name(name: str, compounds: frozenset[str]) -> tuple[str, str]:
 def _compounds(name: str) -> list[tuple[str, str]]:
     """Return the possible splits of a name into a key and a compound extension.
 
-    Each part of the extension but the last starts with a letter.
+    Each part of the extension, except the last, starts with a letter.
     """
     folder, slash, last = name.rpartition("/")
     parts = last.split(".")
@@ -189,17 +189,16 @@ def _compounds(name: str) -> list[tuple[str, str]]:
 
 
 class _Candidates:
-    """Finds compound extensions: those for which most keys have a file with a plain extension too."""
+    """Finds compound extensions. Most of their keys have a file with a plain extension too."""
 
     def __init__(self, where: object) -> None:
         self._where = where
         self._count, self._with_plain = Counter[str](), Counter[str]()
-        self._open: dict[
-            str, tuple[list[str], list[str]]
-        ] = {}  # key -> plain extensions, compound extensions
+        # key -> plain extensions, compound extensions
+        self._open: dict[str, tuple[list[str], list[str]]] = {}
 
     def add(self, name: str) -> None:
-        """Count a name; names must be added in bytewise order."""
+        """Count a name. Names must be added in bytewise order."""
         for key in [key for key in self._open if not name.startswith(f"{key}.")]:
             self._close(key)
         key, plain = _split_name(name, frozenset())
@@ -214,7 +213,7 @@ class _Candidates:
             self._count[extension] += 1
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
-            # Names such as `First.Last.jpg` make each last name a candidate.
+            # in names such as `First.Last.jpg`, each last name is a candidate
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
             )
@@ -223,7 +222,7 @@ class _Candidates:
                 raise FormatError(
                     f"more than {MAX_COMPOUNDS} compound extensions",
                     where=self._where,
-                    hint="Pack a smaller folder, or list its files in a table.",
+                    hint="Pack a smaller folder, or list the files in a table.",
                 )
 
     def found(self) -> frozenset[str]:
@@ -252,16 +251,20 @@ def _is_media(extension: str) -> bool:
     return is_media(kind_of(f".{extension}"))
 
 
-class _SummedEntries:
+class _CheckedEntries:
     """An iterable of entries that computes a checksum of their names and sizes."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self._entries, self.sums = entries, Sums([DEFAULT])
+        self._entries, self._sums = entries, Sums([DEFAULT])
 
     def __iter__(self) -> Iterator[Entry]:
         for entry in self._entries:
-            self.sums.update(_line(entry))
+            self._sums.update(_line(entry))
             yield entry
+
+    def checksum(self) -> str:
+        """Return the checksum of the entries so far."""
+        return self._sums.hex()[DEFAULT]
 
 
 def _line(entry: Entry) -> bytes:
@@ -269,33 +272,40 @@ def _line(entry: Entry) -> bytes:
 
 
 class _Survey:
-    """The result of one listing: the extensions of the keys, files that are not data, compound
-    extensions.
+    """The result of one listing.
+
+    skipped       files that are not data
+    combinations  set of extensions -> number of keys that have exactly these
+    names         set of extensions -> the first of these keys
+    counts        extension -> number of keys
+    checksum      checksum of the listing
+    media         media extensions of at least half of the keys
+    compounds     compound extensions
     """
 
     def __init__(self, at: Location, rules: Rules) -> None:
-        self.at, self.left_out = at, LeftOut()
-        self.mixtures = Counter[frozenset[str]]()
-        self.named: dict[frozenset[str], list[str]] = {}
-        entries, candidates = _SummedEntries(at.list()), _Candidates(at)
-        for group in groups(self._counted(entries, candidates), rules, self.left_out, at):
-            mixture = frozenset(group.files)
-            self.mixtures[mixture] += 1
-            names = self.named.setdefault(mixture, [])
-            if len(names) <= SHOWN_NAMES:
+        self.at, self.skipped = at, Skipped()
+        self.combinations = Counter[frozenset[str]]()
+        self.names: dict[frozenset[str], list[str]] = {}
+        entries, candidates = _CheckedEntries(at.list()), _Candidates(at)
+        for group in groups(self._counted(entries, candidates), rules, self.skipped, at):
+            combination = frozenset(group.files)
+            self.combinations[combination] += 1
+            names = self.names.setdefault(combination, [])
+            if len(names) <= MAX_SHOWN:
                 names.append(group.key)
-            if len(self.mixtures) > MAX_MIXTURES:
+            if len(self.combinations) > MAX_COMBINATIONS:
                 raise FormatError(
-                    f"more than {MAX_MIXTURES} combinations of extensions",
+                    f"more than {MAX_COMBINATIONS} combinations of extensions",
                     where=at,
-                    hint="Pack a smaller folder, or the tables of the folder.",
+                    hint="Pack a smaller folder, or only the tables of the folder.",
                 )
         self.counts = Counter[str]()
-        for mixture, count in self.mixtures.items():
-            for name in mixture:
+        for combination, count in self.combinations.items():
+            for name in combination:
                 self.counts[name] += count
-        self.sum = entries.sums.hex()[DEFAULT]
-        half = sum(count for mixture, count in self.mixtures.items() if mixture) / 2
+        self.checksum = entries.checksum()
+        half = sum(count for combination, count in self.combinations.items() if combination) / 2
         self.media = [
             name for name, count in self.counts.items() if _is_media(name) and count >= half
         ]
@@ -312,12 +322,13 @@ class _Survey:
 class Folder(Part):
     """The files of a folder, grouped by key.
 
-    columns     extensions to read; None: those that half of the keys with the main one have
-    extensions  the columns that were chosen
-    main        the extension that this choice is based on: a media file if half of the keys have
-                one
+    columns     extensions to read; None: extensions that at least half of the keys with the main
+                extension have
+    extensions  the selected columns
+    main        main extension: the most frequent one, or a media extension that half of the keys
+                have
     key         name of the column of keys
-    notes       files that are not data, and keys without any of the columns asked for
+    notes       skipped files, and keys without any of the requested columns
     raises      MissingError if the folder does not exist; FormatError if it has no data files;
                 UsageError for a column that no file has
     """
@@ -331,25 +342,25 @@ class Folder(Part):
         if survey.compounds:
             rules = Rules(survey.compounds)
             survey = _Survey(at, rules)
-        if survey.left_out.counts[_DOCUMENT] and not survey.media:
+        if survey.skipped.counts[_DOCUMENT] and not survey.media:
             rules = Rules(rules.compounds, with_documents=True)
             survey = _Survey(at, rules)
-        self._rules, self._sum, mixtures = rules, survey.sum, survey.mixtures
+        self._rules, self._checksum, combinations = rules, survey.checksum, survey.combinations
         if not survey.counts:
-            found = [*survey.left_out.notes(), *_no_extension(survey)]
-            raise FormatError("no data files with extensions", where=at, hint=_sentence(found))
+            notes = [*survey.skipped.notes(), *_no_extension(survey)]
+            raise FormatError("no data files with extensions", where=at, hint=_sentence(notes))
         self.key = "key" if "key" not in survey.counts else "__key__"
-        asked = None if columns is None else [name for name in columns if name != self.key]
-        self.main = _main(survey, asked)
-        self._is_asked = columns is not None
+        requested = None if columns is None else [name for name in columns if name != self.key]
+        self.main = _main(survey, requested)
+        self._has_requested = columns is not None
         with_main = Counter[str]()
-        for mixture, count in mixtures.items():
-            if self.main in mixture:
-                with_main.update(dict.fromkeys(mixture, count))
+        for combination, count in combinations.items():
+            if self.main in combination:
+                with_main.update(dict.fromkeys(combination, count))
         chosen = (
             [name for name, count in with_main.items() if 2 * count >= with_main[self.main]]
-            if asked is None
-            else asked
+            if requested is None
+            else requested
         )
         if len(chosen) > MAX_COLUMNS:
             raise FormatError(
@@ -360,24 +371,24 @@ class Folder(Part):
         self.extensions = sorted(set(chosen))
         self.schema = pa.schema([(name, pa.string()) for name in (self.key, *self.extensions)])
         self.rows = sum(
-            count * len(self._rows(Group("", dict.fromkeys(mixture, ""))))
-            for mixture, count in mixtures.items()
+            count * len(self._rows(Group("", dict.fromkeys(combination, ""))))
+            for combination, count in combinations.items()
         )
-        self.notes = (*survey.left_out.notes(), *self._not_asked(survey))
+        self.notes = (*survey.skipped.notes(), *self._keys_without_columns(survey))
 
     def flaw(self, column: str, is_alone: bool) -> tuple[str, str]:
         """Return kind and message for a row that has no file for a column.
 
-        is_alone  the row has no file for any column, because it stands for a file that fits none
+        is_alone  the row is a file that fits no column, so all columns are null
         """
-        if not is_alone or self._is_asked:
+        if not is_alone or self._has_requested:
             return "incomplete", f"no {escape(column)} file for this key"
-        shown = ", ".join(escape(name) for name in self.extensions[:SHOWN_NAMES])
-        more = ", …" if len(self.extensions) > SHOWN_NAMES else ""
+        shown = ", ".join(escape(name) for name in self.extensions[:MAX_SHOWN])
+        more = ", …" if len(self.extensions) > MAX_SHOWN else ""
         return "column", f"no column for this file (columns: {shown}{more})"
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the listing as bytes, for its checksum: names and sizes."""
+        """Yield the names and sizes of the files as bytes, for the checksum."""
         return (_line(entry) for entry in self.at.list())
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
@@ -386,26 +397,26 @@ class Folder(Part):
         Raises FormatError if the folder has changed.
         """
         schema = self.selected(columns)
-        entries, held = _SummedEntries(self.at.list()), list[Group]()
+        entries, rows = _CheckedEntries(self.at.list()), list[Group]()
         for group in groups(entries, self._rules, where=self.at):
-            held += self._rows(group)
-            if len(held) >= _ROWS:
-                yield self._batch(held, schema)
-                held = []
-        if entries.sums.hex()[DEFAULT] != self._sum:
+            rows += self._rows(group)
+            if len(rows) >= _ROWS:
+                yield self._batch(rows, schema)
+                rows = []
+        if entries.checksum() != self._checksum:
             raise FormatError(
                 "the folder changed while it was read",
                 where=self.at,
                 hint="Run the command again when no other process writes the folder.",
             )
-        if held:
-            yield self._batch(held, schema)
+        if rows:
+            yield self._batch(rows, schema)
 
     def _rows(self, group: Group) -> list[Group]:
-        """Return the rows of a key: one for its columns, and one for each file that fits no column."""
+        """Return the rows of a key: one for the columns, and one for each file without a column."""
         columns = self.extensions or [self.main]
         fits = [group] if any(name in group.files for name in columns) else []
-        if self._is_asked:
+        if self._has_requested:
             return fits
         if not group.files:
             return [group]
@@ -414,55 +425,57 @@ class Folder(Part):
             *(Group(name, {}) for key, name in group.files.items() if key not in self.extensions),
         ]
 
-    def _batch(self, held: list[Group], schema: pa.Schema) -> pa.RecordBatch:
+    def _batch(self, rows: list[Group], schema: pa.Schema) -> pa.RecordBatch:
         values = [
-            [group.key if name == self.key else group.files.get(name) for group in held]
+            [group.key if name == self.key else group.files.get(name) for group in rows]
             for name in schema.names
         ]
         return pa.RecordBatch.from_arrays(
             [pa.array(column, pa.string()) for column in values], schema=schema
         )
 
-    def _not_asked(self, survey: _Survey) -> Iterator[str]:
-        """Yield a note about keys that have none of the columns asked for."""
+    def _keys_without_columns(self, survey: _Survey) -> Iterator[str]:
+        """Yield a note about keys that have none of the requested columns."""
         columns = self.extensions or [self.main]
-        lacking = [mixture for mixture in survey.mixtures if mixture.isdisjoint(columns)]
-        count = sum(survey.mixtures[mixture] for mixture in lacking)
-        if self._is_asked and count:
-            names = [key for mixture in lacking for key in survey.named[mixture]]
+        without_columns = [
+            combination for combination in survey.combinations if combination.isdisjoint(columns)
+        ]
+        count = sum(survey.combinations[combination] for combination in without_columns)
+        if self._has_requested and count:
+            names = [key for combination in without_columns for key in survey.names[combination]]
             without = " or ".join(columns)
-            yield f"left out {format_count(count, 'key')} without {without}: {_some(names, count)}"
+            yield f"skipped {format_count(count, 'key')} without {without}: {_first_names(names, count)}"
 
 
-def _main(survey: _Survey, asked: Sequence[str] | None) -> str:
-    """Return the extension that most keys have, of those asked for; media files take precedence.
+def _main(survey: _Survey, requested: Sequence[str] | None) -> str:
+    """Return the main extension: the most frequent of the requested ones, or of all.
 
-    A media extension counts if half of the keys have it. Ties are resolved by name.
+    A media extension that half of the keys have takes precedence. Ties are resolved by name.
     """
-    for name in asked or ():
+    for name in requested or ():
         if name not in survey.counts:
             raise UsageError(
                 f"no file has the extension {name!r}",
                 where=survey.at,
-                hint=choose(name, sorted(survey.counts), "Choose from", _MEANT),
+                hint=choose(name, sorted(survey.counts), "Choose from", _SYNONYMS),
             )
     return min(
-        asked or survey.counts,
+        requested or survey.counts,
         key=lambda name: (name not in survey.media, -survey.counts[name], name),
     )
 
 
 def _no_extension(survey: _Survey) -> Iterator[str]:
-    count = survey.mixtures[frozenset()]
+    count = survey.combinations[frozenset()]
     if count:
-        names = _some(survey.named[frozenset()], count)
+        names = _first_names(survey.names[frozenset()], count)
         yield f"{format_count(count, 'file')} without an extension: {names}"
 
 
-def _sentence(found: Sequence[str]) -> str:
-    return f"Found {'; '.join(note.removeprefix('skipped ') for note in found)}." if found else ""
+def _sentence(notes: Sequence[str]) -> str:
+    return f"Found {'; '.join(note.removeprefix('skipped ') for note in notes)}." if notes else ""
 
 
-def _some(names: Sequence[str], count: int) -> str:
-    shown = ", ".join(escape(name) for name in sorted(names)[:SHOWN_NAMES])
-    return shown if count <= SHOWN_NAMES else f"{shown}, …"
+def _first_names(names: Sequence[str], count: int) -> str:
+    shown = ", ".join(escape(name) for name in sorted(names)[:MAX_SHOWN])
+    return shown if count <= MAX_SHOWN else f"{shown}, …"

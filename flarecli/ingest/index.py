@@ -1,4 +1,4 @@
-"""One or more index files as one table of rows, in order."""
+"""One or more index files as one table of rows."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class NumberedBatch(NamedTuple):
 class Index:
     """Rows that list samples.
 
-    address  as the user typed it, without secrets
+    address  address from the user, without secrets
     at       folder of the first file, the base of relative links
-    rows     None if unknown until the files are read
-    links    columns of file names; a pack stores the contents of the files by default
+    rows     number of rows; None if unknown until the files are read
+    links    columns of file names; by default, a pack stores the contents of the files
     key      column that names the rows, if the source has one
     notes    notes for the user about the source, such as skipped files
-    details  further notes, for verbose output
-    flaw     function that returns kind and message for a row of a folder without a file for a
+    details  notes for verbose output
+    flaw     function that returns kind and message for a row of a folder that has no file for a
              column
     """
 
@@ -74,12 +74,12 @@ class Index:
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     flaw: Callable[[str, bool], tuple[str, str]] | None = None
-    # part -> number of its first row, for the parts read so far
+    # part -> number of its first row, for the parts that were read
     _firsts: dict[int, int] = field(default_factory=dict, compare=False)
 
     @property
     def is_local(self) -> bool:
-        """Whether the files are on this machine; then their rows may name local files."""
+        """Whether the files are on this machine, so their rows may name local files."""
         return self.at.is_local
 
     def batches(
@@ -91,12 +91,13 @@ class Index:
         stop: int | None = None,
         checksum: SourceChecksum | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, with the given columns, at most 8,192 in a batch.
+        """Yield the rows in order, at most 8,192 in a batch.
 
-        where     condition that allows to skip row groups of parquet; other rows are not filtered
+        columns   columns to read, in this order; None: all
+        where     condition by which row groups of parquet are skipped; rows are not filtered
         row       name of an additional int64 column with the number of each row in the index
         start     first row; files and row groups before it are skipped if their rows are known
-        stop      row to stop before; None: all
+        stop      end of the rows; None: all
         checksum  from `source_checksum`, updated with the bytes that are read
         raises    UsageError for an unknown column; FormatError with file and row for invalid data,
                   or if there are no rows
@@ -147,7 +148,7 @@ class Index:
             raise FormatError("the index has no rows", where=self.address)
 
     def place(self, row: int) -> tuple[str, int]:
-        """Return the file, and the row number in it, of a row number of `batches`."""
+        """Return the file of a row number of `batches`, and the row number in this file."""
         number = bisect_right(range(len(self._firsts)), row, key=self._firsts.__getitem__) - 1
         return str(self.parts[number].at), row - self._firsts[number]
 
@@ -159,8 +160,9 @@ class Index:
         start: int = 0,
         stop: int | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-        """Yield the rows with the contents of linked files, and the files that failed, which are
-        null there.
+        """Yield the rows with the contents of linked files, and the files that failed.
+
+        The values of failed files are null. The arguments are those of `batches` and `filled`.
         """
         return self.filled(
             self.batches(columns, where, start=start, stop=stop),
@@ -174,7 +176,10 @@ class Index:
         columns: Sequence[str],
         limits: Limits | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-        """Replace file names in some columns by the contents of the files; failed files are null."""
+        """Replace file names in some columns by the contents of the files.
+
+        The values of failed files are null.
+        """
         if self.address == STDIN:
             return contents(batches, columns, self.at.join, limits, group_rows=1)
         if not self.at.is_local:
@@ -182,8 +187,10 @@ class Index:
         return contents(batches, columns, self.at.__truediv__, limits)
 
     def count(self, where: str | None = None) -> int:
-        """Return the number of rows that a condition selects; reads only the columns needed, or
-        nothing.
+        """Return the number of rows that a condition selects.
+
+        Only the columns of the condition are read. Without a condition, a known number of rows is
+        returned without reading.
         """
         if where is None:
             if self.rows is not None:
@@ -195,9 +202,9 @@ class Index:
         return sum(batch.num_rows for batch in selected)
 
     def source_checksum(self) -> SourceChecksum | None:
-        """Return a checksum of the files to update while they are read.
+        """Return a checksum of the files that is updated while they are read.
 
-        None unless all files are local parquet; then `sum` must read them.
+        The result is None unless all files are local parquet; `sum` reads other files.
         """
         parts = [part for part in self.parts if isinstance(part, Parquet) and part.is_local]
         if len(parts) < len(self.parts):
@@ -209,7 +216,7 @@ class Index:
         return SourceChecksum([part.at for part in parts], sums.hex()[DEFAULT])
 
     def sum(self) -> str:
-        """Return the xxh3_128 of the bytes of all files, in order; reads every file."""
+        """Read every file, and return the xxh3_128 of their bytes in order."""
         sums = Sums([DEFAULT])
         for part in self.parts:
             for block in part.blocks():
@@ -218,17 +225,17 @@ class Index:
 
 
 def _join_small(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small batches, because a condition takes about a millisecond per batch."""
-    held: list[pa.RecordBatch] = []
+    """Join small batches, because evaluating a condition has a high cost per batch."""
+    small: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        held.append(batch)
+        small.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= JOINED_ROWS or size >= JOINED_BYTES:
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held, rows, size = [], 0, 0
-    if held:
-        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            yield from pa.Table.from_batches(small).combine_chunks().to_batches()
+            small, rows, size = [], 0, 0
+    if small:
+        yield from pa.Table.from_batches(small).combine_chunks().to_batches()
 
 
 def _is_remote(part: Part) -> bool:
@@ -245,15 +252,15 @@ def _numbered_batches(
 ) -> Iterator[NumberedBatch]:
     """Yield the batches of a part that may have rows within bounds and from start to stop.
 
-    columns  of the whole index; the part may lack some
+    columns  columns of the whole index; the part may not have all of them
     on_read  as for `Parquet.batches`
     """
     if part.rows is not None and part.rows <= start:
         return
     known = set(part.schema.names)
     if part.rows is not None and any(bound.column not in known for bound in bounds):
-        return  # null in every row; comparisons with null are never true
-    # a column is needed to count rows
+        return  # the column is null in every row, and comparisons with null are never true
+    # without a column, rows could not be counted
     names = [name for name in columns if name in known] or part.schema.names[:1]
     stored: int | None = None
     size = rows = 0
@@ -289,7 +296,7 @@ def _runs(
 
 
 class _Chunk(NamedTuple):
-    """Batches that one call read; `error` is raised after them."""
+    """Batches that one call read. `error` is raised after them."""
 
     batches: list[NumberedBatch]
     is_last: bool
@@ -297,10 +304,10 @@ class _Chunk(NamedTuple):
 
 
 def read_ahead(files: Iterable[Iterator[NumberedBatch]]) -> Iterator[Iterator[NumberedBatch]]:
-    """Yield the batches of each file in order, while threads read more of it and the next files.
+    """Yield the batches of each file in order, while threads read further batches and files.
 
-    Only the first file is read until its second batch is taken, because previews need no more than
-    one batch.
+    Until the second batch of the first file is requested, only that file is read: a preview needs
+    no more.
     """
     waiting = iter(files)
     ahead = deque[tuple[Iterator[NumberedBatch], Future[_Chunk]]]()
@@ -355,21 +362,22 @@ def open_index(
     null_separated: bool = False,
     stdin: IO[bytes] | None = None,
 ) -> Index:
-    """Open an index: its columns are known, its rows are not read yet.
+    """Open an index without reading its rows.
 
-    address         tables: parquet, CSV, TSV, JSON, JSON lines, Arrow, text also as `.gz` and
-                    `.zst`; lists of them (`.txt`); several are concatenated. `-`: standard input
-    text            columns of a CSV or TSV that are always text: keys, links
-    allow_missing   fill columns that some files lack with nulls
-    null_separated  addresses at standard input end with a NUL instead of a newline
-    stdin           stream to read for `-` instead of standard input
+    address         tables (parquet, CSV, TSV, JSON, JSON lines, Arrow; text files also as `.gz` and
+                    `.zst`) and lists of tables (`.txt`), which are concatenated; or `-` for
+                    standard input
+    text            columns of a CSV or TSV that are always text, such as keys and links
+    allow_missing   fill columns that are missing in some files with nulls
+    null_separated  addresses in standard input end with a NUL instead of a newline
+    stdin           stream for `-` instead of standard input
     raises          MissingError if an address does not exist; FormatError for invalid files, no
                     rows, duplicate columns, or columns of different types; UsageError for an
                     unknown kind of file
     """
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:
-        raise UsageError("no index given")
+        raise UsageError("missing index: expected at least one address")
     if STDIN in addresses:
         if len(addresses) > 1:
             raise UsageError("- (standard input) cannot be combined with other indexes")
@@ -385,11 +393,10 @@ def open_index(
 def open_folder(
     address: str, *, guard: Guard | None = None, columns: Sequence[str] | None = None
 ) -> Index:
-    """Open a folder as an index: the files of a key are a row, and each extension is a column of
-    names.
+    """Open a folder as an index: files with the same key are a row, each extension is a column.
 
-    columns  extensions, and `key`; keys without any of the extensions are left out
-    raises   as `Folder`; UsageError for an address that cannot be listed
+    columns  extensions, and `key`; keys without any of the extensions are skipped
+    raises   errors of `Folder`; UsageError for an address that cannot be listed
     """
     at = locate(address, guard)
     folder = Folder(at, columns)
@@ -437,11 +444,11 @@ def _checksum_notes(parts: Sequence[Part]) -> Iterator[str]:
     names = [str(part.at) for part in parts if isinstance(part, Parquet) and not part.has_sums]
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"{names[0]}{more}: pages have no checksums, so damage may not be detected"
+        yield f"{names[0]}{more}: pages have no checksums, so damage may stay undetected"
 
 
 def _notes(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield notes about int96 timestamps, and about headers that contain another separator."""
+    """Yield notes about int96 timestamps, and about headers with another separator."""
     int96 = {name for part in parts if isinstance(part, Parquet) for name in part.int96_columns}
     for name in sorted(int96):
         yield f"column {name!r}: int96 timestamps are read with microsecond precision"
@@ -450,15 +457,15 @@ def _notes(parts: Sequence[Part]) -> Iterator[str]:
         other = next((sign for sign in ";\t|," if sign in name), None)
         if other is not None:
             yield (
-                f"{part.at}: the header is one column, {name[:60]!r}; "
-                f"is {other!r} the separator of its fields?"
+                f"{part.at}: the header has only the column {name[:60]!r}; "
+                f"is {other!r} the separator?"
             )
 
 
 def _open_stdin(stream: IO[bytes], guard: Guard, null_separated: bool) -> Index:
-    """Open addresses or rows from standard input, distinguished by the first character.
+    """Open standard input as addresses or as rows, depending on the first character.
 
-    Standard input is trusted like the command line.
+    Standard input is trusted like the command line, so it may name local files.
     """
     spool = Spool(stream)
     head = next((block.lstrip() for block in spool.blocks() if block.strip()), b"")

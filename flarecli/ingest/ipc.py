@@ -1,10 +1,10 @@
 """Arrow IPC: files (`.arrow`, `.feather`) and streams of record batches of any size.
 
-Every batch is fully validated before use, because offsets in a file may be invalid. Arrow allocates
-what the first eight bytes of a compressed buffer declare, and a column of nulls takes no bytes at
-all, so the messages are checked before they are decoded. A file is `ARROW1`, two bytes of padding,
-messages, and a footer that lists their positions: 24 bytes for each, of which the first 8 are the
-offset. A stream is messages, and an end mark of four zeros:
+Every batch is fully validated before use, because offsets in a file may be invalid. Messages are
+checked before they are decoded: Arrow allocates the size that the first eight bytes of a compressed
+buffer declare, and a column of nulls takes no bytes at all. A file consists of `ARROW1`, two bytes
+of padding, messages, and a footer that lists their positions: 24 bytes for each, of which the first
+8 are the offset. A stream consists of messages and an end mark of four zero bytes:
 
     0xFFFFFFFF (missing before 0.15), int32 size of the metadata, metadata, padding to 8, body
 
@@ -61,7 +61,7 @@ class Ipc(Part):
             raise FormatError(
                 "Feather version 1 is not supported",
                 where=at,
-                hint="Convert it with a newer pyarrow.",
+                hint="Convert the file to Arrow IPC, which is Feather version 2.",
             )
         if not head:
             raise FormatError("file is empty", where=at)
@@ -107,7 +107,7 @@ class Ipc(Part):
             check_rows(rows, len(self.schema), stored, self.at)
 
     def _open(self, file: LocationFile, names: Sequence[str] | None) -> Any:
-        source = open_native(file)  # local files are held open, because they may be replaced
+        source = open_native(file)  # stays open, because another file may replace it
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if names is not None:
             all_names = self.schema.names
@@ -122,7 +122,7 @@ class Ipc(Part):
 
 
 def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
-    """Split a batch into ranges of rows of bounded size after decoding; a larger row is alone."""
+    """Split a batch into ranges of rows whose decoded size is bounded, or that are one row."""
     ends = np.cumsum(sum((_sizes(column) for column in batch.columns), np.ones(len(batch))))
     start = 0
     while start < len(batch):
@@ -136,8 +136,8 @@ def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
 def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
     """Return the approximate decoded size of each value in bytes: float64 [rows].
 
-    Values of dictionaries, views and run ends may share bytes. If these are nested in other types,
-    the size of each value is that of the whole array.
+    Values of dictionaries, views and run ends may share bytes. If such a type is nested in another
+    type, the size of each value is the size of the whole array.
     """
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     kind = array.type
@@ -175,7 +175,7 @@ def _is_shared(kind: pa.DataType) -> bool:
 
 
 class Message(NamedTuple):
-    """A record batch, or a dictionary: its rows, and the decompressed size of its buffers."""
+    """A record batch or a dictionary: its rows, and the decompressed size of its buffers."""
 
     rows: int
     size: int
@@ -185,9 +185,9 @@ class Message(NamedTuple):
 def messages(read: Callable[[int, int], bytes], size: int) -> Iterator[Message]:
     """Yield the messages of a file or stream of `size` bytes, without reading their bodies.
 
-    Stops at invalid data: Arrow, which validates everything, reports it.
+    The iteration ends at invalid data; Arrow reports it when the batches are read.
 
-    read  function that returns the bytes from start to stop
+    read  returns the bytes from start to stop
     """
     try:
         if read(0, min(size, 8)) == _MAGIC + bytes(2):
@@ -225,9 +225,9 @@ def _message_starts(read: Callable[[int, int], bytes], size: int) -> list[int]:
 def _read_message(
     read: Callable[[int, int], bytes], start: int, size: int
 ) -> tuple[Message | None, int]:
-    """Read the message at an offset; return it and its length.
+    """Read the message at an offset, and return it and its length in bytes.
 
-    The message is None if it has another type; the length is 0 for the end mark.
+    The message is None if it is no batch or dictionary; the length is 0 for the end mark.
     """
     if not 0 <= start <= size - 8:
         raise IndexError
@@ -246,7 +246,10 @@ def _read_message(
 def _parse_message(
     data: bytes, read: Callable[[int, int], bytes], start: int, size: int
 ) -> tuple[Message | None, int]:
-    """Parse the metadata of a message whose body starts at `start`; return it and the body's size."""
+    """Parse the metadata of a message; return the message and the size of its body.
+
+    start  offset of the body
+    """
     root = _u32(data, 0)
     kind = data[_field(data, root, 1)] if _field(data, root, 1) else 0
     body = _i64(data, _field(data, root, 3)) if _field(data, root, 3) else 0

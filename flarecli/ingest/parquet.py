@@ -1,8 +1,7 @@
-"""Parquet: reads one row group after the other, only the columns asked for, and verifies page
-checksums.
+"""Parquet: read selected columns, one row group after another, and verify page checksums.
 
-Memory is bounded by one batch and a megabyte of each column, for files, row groups and values of
-any size.
+Memory is bounded by one batch and a megabyte per column, for files, row groups and values of any
+size.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ __all__ = ["Parquet"]
 
 _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 HEAD_BYTES = 64  # includes the start of the first page
-# header of the first page: type, two sizes, but no CRC-32
+# start of a file whose first page header has a type and two sizes, but no CRC-32
 _WITHOUT_CRC = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")
 # Arrow's buffers grow by doubling, so batches are slightly smaller than a power of two.
 _ROWS, _BATCH_BYTES = 8192, 15 << 17
-REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16  # a remote read is a request
+REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16  # each remote read is a request
 MAX_EXPANDED_BYTES = 64 << 20  # of a batch if every row has the longest value of a dictionary
-MAX_REMOTE_PAGES = 8 << 20  # size of remote files whose page headers are read
-PROBE_ROWS = 64  # decoded to estimate the size of rows, which dictionaries hide
+MAX_REMOTE_PAGES = 8 << 20  # maximum size of remote files whose page headers are read
+PROBE_ROWS = 64  # are decoded to estimate the size of rows; the footer does not have it
 
 
 class Parquet(Part):
     """One parquet file.
 
-    rows           from the footer
-    int96_columns  columns of int96 timestamps. They are read with microsecond precision, because
-                   Arrow overflows nanoseconds after the year 2262
-    has_sums       whether its first page has a CRC-32; without CRC-32, damage may not be detected
+    rows           number of rows in the footer
+    int96_columns  columns of int96 timestamps; they are read with microsecond precision, because
+                   nanoseconds overflow after the year 2262
+    has_sums       whether the first page has a CRC-32; without one, damage may stay undetected
     """
 
     at: Location
@@ -75,12 +74,12 @@ class Parquet(Part):
         check_columns(self._footer_schema.names, at)
         if difference:
             raise FormatError(
-                f"the schemas in the footer differ: {difference}",
+                f"the two schemas in the footer differ: {difference}",
                 where=at,
-                hint="The footer is damaged, or a tool changed one of its two schemas; "
+                hint="The footer is damaged, or a tool changed only one schema; "
                 "write the file again.",
             )
-        # without metadata, which does not name encodings
+        # metadata of parquet fields does not name encodings
         self.schema = pa.schema([(field.name, plain(field.type)) for field in self._footer_schema])
 
     @property
@@ -105,9 +104,9 @@ class Parquet(Part):
     ) -> list[tuple[int, range]]:
         """Return runs of row groups that may have rows within all bounds.
 
-        Row groups are skipped only if certain, by their minimum and maximum.
+        A row group is skipped only if its minimum and maximum prove that no row is within bounds.
 
-        start, stop  rows of the file; row groups outside are skipped
+        start, stop  range of rows; row groups outside are skipped
         return       number of the first row of each run, and its row groups
         """
         metadata = self.metadata()
@@ -142,11 +141,11 @@ class Parquet(Part):
         groups: range | None = None,
         on_read: Callable[[int], object] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, or those of some row groups; page checksums are verified.
+        """Yield all rows, or the rows of some row groups, in order; verify page checksums.
 
-        Text is not validated: parquet does not guarantee UTF-8, so users of a value must check it.
+        Text is not validated. Parquet does not guarantee UTF-8, so users of a value must check it.
 
-        on_read  called before each batch with the end of its last row group in the file
+        on_read  called before each batch with the end offset of its last row group
         raises   FormatError for data that does not match the footer
         """
         schema = self.selected(columns)
@@ -183,14 +182,15 @@ class Parquet(Part):
             yield batch
         if row != expected_rows:
             raise FormatError(
-                f"contains {row} rows; the footer lists {expected_rows}", where=self.at
+                f"file has {row} rows; its footer lists {expected_rows}", where=self.at
             )
 
     def _read(
         self, reader: pq.ParquetFile, names: Sequence[str], groups: range
     ) -> Iterator[pa.RecordBatch]:
-        """Yield batches of as many rows as fit; consecutive row groups with equal batch sizes are
-        joined.
+        """Yield batches of bounded size.
+
+        Consecutive row groups with the same number of rows per batch are read together.
         """
         safe = {number: self._safe_rows(reader, names, number) for number in groups}
         batch_rows = _batch_rows(reader, names, groups, min(safe.values(), default=_ROWS))
@@ -200,11 +200,11 @@ class Parquet(Part):
             )
 
     def _safe_rows(self, reader: pq.ParquetFile, names: Sequence[str], number: int) -> int:
-        """Return how many rows of a row group are sure to decode to a bounded size.
+        """Return a number of rows whose decoded size is bounded, for batches of a row group.
 
-        Page headers declare decoded sizes, but a value of a dictionary may be in every row, and
-        with DELTA_BYTE_ARRAY a page may repeat its first value. For large remote files, the footer
-        is trusted, because each page would be a request.
+        Page headers declare decoded sizes, but every row may have the same long value of a
+        dictionary, and a page with DELTA_BYTE_ARRAY may repeat its first value. For large remote
+        files, the footer is trusted, because reading each page header would be a request.
 
         raises  IntegrityError if the pages decode to more than the size of the file allows
         """
@@ -234,7 +234,7 @@ class Parquet(Part):
         return rows
 
     def _end_of_row_group(self, number: int) -> int:
-        """Return the end of the pages of a row group in the file; of the file if it is unknown."""
+        """Return the end offset of the pages of a row group; if unknown, of the file."""
         chunks = self._chunks[number] if number < len(self._chunks) else []
         return max((chunk.start + chunk.stored for chunk in chunks), default=self.at.size())
 
@@ -245,7 +245,7 @@ class Parquet(Part):
     def _longest_entry(self, number: int, name: str) -> int:
         """Return the size of the longest value in the dictionary of a column."""
         if pa.types.is_nested(self._footer_schema.field(name).type):
-            return MAX_EXPANDED_BYTES  # unknown, so one row at a time
+            return MAX_EXPANDED_BYTES  # unknown: read one row at a time
         reader = _open(LocationFile(self.at), [name])
         first = next(
             reader.iter_batches(1, row_groups=[number], columns=[name], use_threads=False), None
@@ -269,7 +269,7 @@ def _checked_head(at: Location, size: int) -> bytes:
         raise FormatError(
             "truncated parquet file: it does not end with PAR1",
             where=at,
-            hint="The file was cut short; fetch it again.",
+            hint="The file was cut short; download it again.",
         )
     return head
 
@@ -280,7 +280,7 @@ def _encrypted(at: Location) -> FormatError:
 
 @contextmanager
 def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
-    """Convert Arrow's errors to FormatError; this also detects files with some encrypted columns."""
+    """Convert Arrow's errors to FormatError; detect files with encrypted columns."""
     with arrow_errors(at, file, "parquet"):
         try:
             yield
@@ -292,7 +292,7 @@ def _parquet_errors(at: Location, file: LocationFile) -> Iterator[None]:
 
 
 def _open(file: LocationFile, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
-    """Open a file with Arrow; `dictionaries` are columns to read as dictionary arrays."""
+    """Open a file with Arrow. `dictionaries` are columns to read as dictionary arrays."""
     source = open_native(file)
     return pq.ParquetFile(
         source,
@@ -307,7 +307,7 @@ def _open(file: LocationFile, dictionaries: Sequence[str] = ()) -> pq.ParquetFil
 def _batch_rows(
     reader: pq.ParquetFile, names: Sequence[str], numbers: range, safe_rows: int
 ) -> int:
-    """Return how many rows make a batch: 8,192, or fewer that take 1.9 MB."""
+    """Return the number of rows of a batch: 8,192, or fewer rows of 1.9 MB in total."""
     groups = [reader.metadata.row_group(i) for i in numbers]
     sizes = [group.total_byte_size // max(1, group.num_rows) for group in groups]
     probes = reader.iter_batches(
@@ -321,9 +321,11 @@ def _batch_rows(
 
 
 def _schema_difference(reader: pq.ParquetFile) -> str:
-    """Compare parquet's schema with Arrow's in the footer, if present: footers have no checksum.
+    """Compare the two schemas in the footer, of parquet and of Arrow, because it has no checksum.
 
-    Names must be equal, and the same columns must be text. Returns the first difference, or "".
+    Names must be equal, and the same columns must be text.
+
+    return  the first difference; empty if there is none, or if the file has no Arrow schema
     """
     text = (reader.metadata.metadata or {}).get(b"ARROW:schema")
     if text is None:
@@ -343,7 +345,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_outside(group: Any, leaf: int, bound: Bound, kind: pa.DataType) -> bool:
-    """Return whether no row of a row group is within a bound; `leaf` is the column in the schema."""
+    """Return whether no row of a row group is within a bound.
+
+    leaf  number of the column in the parquet schema
+    """
     try:
         statistics = group.column(leaf).statistics
         if statistics is None:

@@ -1,8 +1,9 @@
 """Parquet footers and page headers, parsed without Arrow.
 
-Arrow aborts the process on some invalid footers, and allocates what a page header declares, so both
-are checked first. A footer is one struct in Thrift's compact protocol, followed by its length (4
-bytes) and the magic. Each page starts with such a struct (source: parquet-format, parquet.thrift):
+Both are checked before Arrow reads them, because Arrow aborts the process on some invalid footers,
+and allocates the size that a page header declares. A footer is one struct in Thrift's compact
+protocol, followed by its length (4 bytes) and the magic. Each page starts with such a struct
+(source: parquet-format, parquet.thrift):
 
     FileMetaData           2 schema, 4 row groups
     SchemaElement          1 type, 2 size in bytes, 5 number of children
@@ -31,10 +32,10 @@ from flarecli.storage import Location
 
 __all__ = ["ColumnChunk", "Page", "column_chunks", "pages", "valid_leaves"]
 
-MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked, because parsing takes seconds
+MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked: parsing would take seconds
 MAX_DEPTH = 16  # of nested structs and lists
-MAX_VALUES = 1 << 22  # in a struct; each takes at least a byte there, and 64 in memory
-HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # of a page: first read, and Arrow's limit
+MAX_VALUES = 1 << 22  # of a struct; a value takes at least one byte there, and 64 in memory
+HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # of a page header: first read; Arrow's limit
 _INVALID = (ValueError, IndexError, KeyError, TypeError, AttributeError)
 # size of a value by type: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
 _SIZES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
@@ -45,9 +46,11 @@ _DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 2, 7  # type of a page, encoding
 class ColumnChunk(NamedTuple):
     """The pages of a column in a row group, according to the footer.
 
-    column  name of the top-level column
-    start   offset of the first page in the file
-    stored  size of all pages in bytes
+    column    name of the top-level column
+    is_bytes  whether the type is BYTE_ARRAY
+    values    number of values
+    start     offset of the first page in the file
+    stored    size of all pages in bytes
     """
 
     column: str
@@ -76,8 +79,9 @@ class Page(NamedTuple):
 def valid_leaves(at: Location, metadata: pq.FileMetaData) -> frozenset[int]:
     """Return the leaves of the schema whose statistics are safe to read with Arrow.
 
-    Compares the type of a column in its chunks and in the schema, the sizes of minimum and maximum,
-    and the numbers of levels. Empty for an invalid footer, and for one that is too large to check.
+    For each leaf, the types in the chunks and in the schema, the sizes of minimum and maximum, and
+    the numbers of levels are checked. The result is empty if the footer is invalid or too large to
+    check.
 
     raises  errors of reading the file
     """
@@ -97,7 +101,7 @@ def valid_leaves(at: Location, metadata: pq.FileMetaData) -> frozenset[int]:
             )
         )
     except _INVALID:
-        return frozenset()  # reading the rows reports it
+        return frozenset()  # reading the rows reports the error
 
 
 def _is_valid(
@@ -122,9 +126,9 @@ def _is_valid(
 
 
 def column_chunks(at: Location) -> list[list[ColumnChunk]]:
-    """Return the column chunks of each row group, without encrypted ones.
+    """Return the column chunks of each row group, except encrypted ones.
 
-    Empty for an invalid footer, and for one that is too large to check.
+    The result is empty if the footer is invalid or too large to check.
 
     raises  errors of reading the file
     """
@@ -161,9 +165,9 @@ def _read_footer(at: Location) -> dict[int, Any]:
 def pages(at: Location, size: int, chunk: ColumnChunk) -> Iterator[Page]:
     """Yield the pages of a column chunk that Arrow would read, from their headers.
 
-    A footer may declare less than the pages contain.
+    The headers are checked because a footer may declare less than the pages contain.
 
-    size    of the file in bytes
+    size    size of the file in bytes
     raises  FormatError for an invalid header
     """
     start, values_left = max(0, chunk.start), chunk.values
@@ -177,9 +181,10 @@ def pages(at: Location, size: int, chunk: ColumnChunk) -> Iterator[Page]:
             raise FormatError(f"page at byte {start}: invalid header", where=at) from error
         if stored < 0 or page.size < 0 or page.values < 0:
             raise FormatError(f"page at byte {start}: negative size in its header", where=at)
-        if stored > size - start - length:  # Arrow would allocate this before it reads
+        if stored > size - start - length:  # Arrow allocates this size before it reads
             raise FormatError(
-                f"page at byte {start}: {stored} bytes, the file ends at byte {size}", where=at
+                f"page at byte {start} is {stored} bytes; the file ends at byte {size}",
+                where=at,
             )
         yield page
         if not page.is_dictionary:
@@ -236,7 +241,7 @@ class _Reader:
     def _value(self, kind: int, depth: int) -> Any:
         self._values_left -= 1
         if depth > MAX_DEPTH or self._values_left < 0:
-            raise ValueError("too many values, or too deep")
+            raise ValueError("too many or too deeply nested values")
         if kind in (1, 2, 3):
             return self._byte()
         if kind in (4, 5, 6):

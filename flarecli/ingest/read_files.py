@@ -1,6 +1,6 @@
-"""Contents of files that columns name: read in parallel, with bounded memory, returned in order.
+"""Read the files that columns name: in parallel, with bounded memory, results in order.
 
-Memory is reserved in the order of the rows, so that the next row never waits for a later one.
+Memory is reserved in the order of the rows, so a row never waits for a later row.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["Flaw", "contents", "filled"]
 
 SLICE_ROWS, READ_AHEAD_ROWS = 512, 1024
 _BATCH_BYTES = 4 << 20
-GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # read by one call
+GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # rows that one call reads, and their bytes
 MAX_READERS = 8  # more threads are not faster
 
 
 class Flaw(NamedTuple):
-    """A file that could not be read: the row of the batch, the column, and the error."""
+    """A file that could not be read: its row in the batch, its column, and the error."""
 
     row: int
     column: str
@@ -37,7 +37,7 @@ class Flaw(NamedTuple):
 
 
 class _MemoryBudget:
-    """A number of bytes that may be reserved, in the order of numbers."""
+    """Bytes that groups of rows reserve, in the order of the group numbers."""
 
     def __init__(self, size: int) -> None:
         self._size, self._used, self._next = size, 0, 0
@@ -45,7 +45,10 @@ class _MemoryBudget:
         self._is_over = False
 
     def take(self, number: int, size: int) -> None:
-        """Wait for the number's turn and for memory; more than the whole budget is granted alone."""
+        """Reserve bytes for the next group; wait until the earlier groups have reserved theirs.
+
+        A group that needs more than the budget waits until nothing else is reserved.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -72,7 +75,10 @@ class _MemoryBudget:
 
 
 def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Return the schema of batches with the contents of columns; the extension marks text and JSON."""
+    """Return the schema of batches whose file names were replaced by the contents.
+
+    The extension, which is the name of the column, marks text and JSON.
+    """
     fields = []
     for field in schema:
         kind = kind_of(f".{field.name}")
@@ -92,18 +98,26 @@ _Queue = OrderedQueue[tuple[int, Sequence[_Names]], list[list[_Value]] | None]
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the files of several rows per call, because a call per small file is slow."""
+    """Reads the files of several rows per call, because a call for each small file is slow.
+
+    max_bytes        maximum size of a file
+    max_group_bytes  maximum size of a group that is read ahead
+    caller           identifier of the thread that uses the results
+    """
 
     locate: Callable[[str], Location]
     budget: _MemoryBudget
-    max_bytes: int  # of a file
-    max_group_bytes: int  # of a group; the files of larger groups are read when needed
-    caller: int  # identifier of the thread that takes the results
+    max_bytes: int
+    max_group_bytes: int
+    caller: int
 
     def rows(self, number: int, names: Sequence[_Names]) -> list[list[_Value]] | None:
-        """Read the files of some rows; None if they are large. `number` is the number of the group.
+        """Read the files of a group of rows; None if the group is too large to read ahead.
 
-        On the caller's own thread it returns None too, because waiting for memory would deadlock.
+        The result is None on the thread of the caller too, where waiting for memory would deadlock.
+
+        number  number of the group
+        names   file names of each row
         """
         if threading.get_ident() == self.caller:
             self.budget.take(number, 0)
@@ -134,14 +148,14 @@ class _Reader:
         if name is None:
             return None
         try:
-            place = self.locate(name)
-            size = place.size()
+            location = self.locate(name)
+            size = location.size()
             if size > self.max_bytes:
                 raise ReachError(
                     f"object is {format_size(size)}; the maximum is {format_size(self.max_bytes)}",
-                    where=place,
+                    where=location,
                 )
-            return place.read(0, size)
+            return location.read(0, size)
         except FlareError as error:
             return error
 
@@ -159,14 +173,14 @@ def contents(
     limits: Limits | None = None,
     group_rows: int = GROUP_ROWS,
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-    """Replace columns of file names by the contents of the files, as large_binary; nulls are kept.
+    """Replace columns of file names by the contents of the files, as large_binary; keep nulls.
 
-    locate      function that returns the location of a name: `at.__truediv__` for files below a
-                folder, `at.join` for addresses
-    limits      at most `ahead_bytes` are held, and one batch; a file above `max_bytes` is a flaw
-    group_rows  rows that one call reads; 1 if files are remote
-    return      batches with the schema of `filled`, in the order of the rows, and the files that could
-                not be read, which are null
+    locate      returns the location of a name: `at.__truediv__` for files below a folder, `at.join`
+                for addresses
+    limits      memory is bounded by `ahead_bytes` and one batch; a file above `max_bytes` is a flaw
+    group_rows  rows that one call reads; 1 for remote files
+    return      batches with the schema of `filled`, in the order of the rows, and the files that
+                could not be read, whose values are null
     """
     limits = limits or Limits()
     budget, number, ahead, rows = _MemoryBudget(limits.ahead_bytes), 0, deque[_Slice](), 0
@@ -210,11 +224,11 @@ def _fill_slice(
     first, size, flaws = 0, 0, list[Flaw]()
     values: list[list[bytes | None]] = [[] for _ in columns]
     for row, found in _rows(part, reader, queue):
-        for column, value, held in zip(columns, found, values, strict=True):
+        for column, value, contents_of_column in zip(columns, found, values, strict=True):
             if isinstance(value, FlareError):
                 flaws.append(Flaw(row - first, column, value))
                 value = None
-            held.append(value)
+            contents_of_column.append(value)
             size += len(value or b"")
         if size >= _BATCH_BYTES or row + 1 == part.batch.num_rows:
             yield _replace_columns(part.batch.slice(first, row + 1 - first), columns, values), flaws
@@ -222,7 +236,7 @@ def _fill_slice(
 
 
 def _rows(part: _Slice, reader: _Reader, queue: _Queue) -> Iterator[tuple[int, list[_Value]]]:
-    """Yield the values of each row; groups that were too large to read ahead are read now."""
+    """Yield the values of each row. Groups that were too large to read ahead are read now."""
     while part.starts:
         first = part.starts.popleft()
         last = part.starts[0] if part.starts else len(part.names)

@@ -1,9 +1,9 @@
 """The files of an index: the kinds of tables, by file extension, and lists of tables.
 
-A list, such as `split_file_paths.txt`, has one address per line, in order. Blank lines and lines
-that start with `#` are ignored. Relative addresses start at the folder of the list, and are checked
-like all addresses from data. A list may contain lists, up to a depth of 4, but not itself. Braces
-and wildcards are expanded in bytewise order, unless a file has that exact name.
+A list, such as `split_file_paths.txt`, has one address per line. Blank lines and lines that start
+with `#` are ignored. Relative addresses are relative to the folder of the list, and are checked
+like all addresses from data. A list may contain other lists, up to a depth of 4. Braces and
+wildcards are expanded in bytewise order, unless a file has exactly that name.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _DATASET = re.compile(r"(?:index|spec)\.json|shard\.\d{5,}\.(?:json|csv|tsv)(?:\
 
 
 def is_index(address: str) -> bool:
-    """Return whether the name of an address is that of an index: a table, a list of tables, or `-`."""
+    """Return whether an address has the name of an index: a table, a list of tables, or `-`."""
     if address == STDIN:
         return True
     if os.path.isdir(address):
@@ -78,9 +78,9 @@ def open_part(at: Location, text: Collection[str]) -> Part:
         if plain.endswith(suffix):
             return open_text(TextFile(at, compression), text)
     raise UsageError(
-        "unknown kind of index",
+        "unknown suffix of an index",
         where=at,
-        hint=f"Use one of {', '.join((*_TABLES, *_TEXTS, _LIST))}.",
+        hint=f"Use a file with one of the suffixes {', '.join((*_TABLES, *_TEXTS, _LIST))}.",
     )
 
 
@@ -88,25 +88,25 @@ def open_part(at: Location, text: Collection[str]) -> Part:
 
 
 class ListedFile(NamedTuple):
-    """An index file, with the list and the line that name it; the list is None if the user did."""
+    """An index file, with the list and line that name it; the list is None if the user named it."""
 
     at: Location
     named_by: Location | None = None
     line: int = 0
 
     def with_source(self, error: FlareError) -> FlareError:
-        """Return an error of this file with a hint that names the list."""
+        """Return an error of this file with the list in its hint."""
         if self.named_by is None:
             return error
-        hint = f"It is listed in line {self.line} of {self.named_by}. {error.hint}"
+        hint = f"The file is listed in line {self.line} of {self.named_by}. {error.hint}"
         return error.changed(hint=hint.rstrip())
 
 
 def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterator[ListedFile]:
-    """Yield the index files of an address: itself, or those of a list and the lists in it.
+    """Yield a file, or the files of a list and of the lists in it.
 
-    raises  FormatError with list and line for a list that contains itself, is nested too deeply, or
-            is empty; UnsafeError for an address that data must not name
+    raises  FormatError with list and line for a list that is empty, nested too deeply, or contains
+            itself; UnsafeError for an address that data must not name
     """
     at = file.at
     if not at.name.lower().endswith(_LIST):
@@ -116,7 +116,7 @@ def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterat
         raise FormatError(
             f"line {file.line}: the list {at} contains itself",
             where=file.named_by or at,
-            hint="Remove that line.",
+            hint="Remove the line.",
         )
     if len(parents) >= MAX_DEPTH:
         raise FormatError(
@@ -154,7 +154,7 @@ def _listed_files(at: Location) -> Iterator[ListedFile]:
 
 
 def _expand_address(folder: Location, address: str) -> Iterator[Location]:
-    """Yield the locations that a line names: one, or all files that match."""
+    """Yield the location that a line names, or all files that match its pattern."""
     has_pattern = any(sign in address for sign in "{" + WILDCARDS)
     if not has_pattern or (
         not is_url(address) and folder.is_local and folder.join(address).exists()
@@ -167,7 +167,7 @@ def _expand_address(folder: Location, address: str) -> Iterator[Location]:
             yield folder.join(expanded)
         elif is_web:
             raise UsageError(
-                "an http address cannot be listed",
+                "cannot list an HTTP address",
                 hint="Name the files, or use braces such as {00000..00127}.",
             )
         else:

@@ -1,16 +1,17 @@
-"""Schemas of an index: Arrow types without storage variants, and several files as one table.
+"""Schemas of an index: Arrow types without storage variants, and the schema of several files.
 
-The table has the columns in the order of the first file. The common type of a column in two files:
+The table has the columns in the order of the first file. A column has the common type of its types
+in all files:
 
 null, T                  T
 integers                 the smallest type for both; none for uint64 and a signed type
-floats                   the larger
-integer, float           float64; a value beyond 2^53 is an error when it is read
+floats                   the larger type
+integer, float           float64; reading a value beyond 2^53 is an error
 text or bytes, large     the large type
 decimals                 a type with the digits of both, at most 38
 date32, date64           date64
-timestamps, one zone     the finer unit; a value that does not fit is an error when it is read
-lists, structs, maps     by these rules for their items
+timestamps, one zone     the finer unit; reading a value that does not fit is an error
+lists, structs, maps     the common types of their items
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ _PROMOTIONS = (
 
 
 def merge(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple[Part, ...]]:
-    """Return the columns of all parts, and the parts, which are read with these types if possible.
+    """Return the columns of all parts, and the parts, which read these types if possible.
 
-    allow_missing  allow columns that some files lack; they are null there
-    raises         FormatError with two files whose types have no common type
+    allow_missing  allow columns that are missing in some files; their values are null
+    raises         FormatError with two files whose columns differ or have no common type
     """
     types: dict[str, pa.DataType] = {}
     origins: dict[str, Part] = {}  # the file that determined the type of a column
@@ -57,7 +58,7 @@ def merge(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple[
         for field in part.schema:
             if field.name not in types:
                 if not allow_missing and part is not parts[0]:
-                    reason = f"{field.name!r} is additional"
+                    reason = f"additional column {field.name!r}"
                     raise _columns_differ(part, parts[0], reason, _MISSING_HINT)
                 types[field.name], origins[field.name] = field.type, part
                 continue
@@ -66,14 +67,14 @@ def merge(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple[
             if kind is None and origin.readable_as_text and part.readable_as_text:
                 kind = pa.string()
             if kind is None:
-                reason = f"{field.name!r} is {field.type} instead of {known}"
+                reason = f"column {field.name!r} is {field.type} instead of {known}"
                 raise _columns_differ(part, origin, reason, _TEXT_HINT.format(field.name))
             if kind != known:
                 types[field.name], origins[field.name] = kind, part
         present = set(part.schema.names)
         missing = [name for name in types if name not in present]
         if missing and not allow_missing:
-            raise _columns_differ(part, parts[0], f"{missing[0]!r} is missing", _MISSING_HINT)
+            raise _columns_differ(part, parts[0], f"missing column {missing[0]!r}", _MISSING_HINT)
     return pa.schema(list(types.items())), tuple(part.with_types(types) for part in parts)
 
 
@@ -85,7 +86,7 @@ def _columns_differ(part: Part, other: Part, reason: str, hint: str) -> FormatEr
 def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.RecordBatch:
     """Return a batch of a part with the columns of the whole table; missing columns are null.
 
-    row     number of its first row in the part
+    row     number of the first row of the batch in the part
     raises  FormatError with the row of a value that does not fit the common type
     """
     if batch.schema.equals(schema):
@@ -102,7 +103,7 @@ def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.
             at = next(i for i in range(len(column)) if not _fits(column.slice(i, 1), field.type))
             value = str(column[at].as_py())[:60]
             raise FormatError(
-                f"column {field.name!r} contains {value}, which does not fit {field.type}",
+                f"column {field.name!r}: value {value} does not fit {field.type}",
                 where=part.at,
                 row=row + at,
                 column=field.name,
@@ -142,9 +143,9 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return an array in a type that `plain` or `common_type` returned for it.
+    """Return an array in a type that `plain` or `common_type` returned for its type.
 
-    raises  pa.ArrowInvalid for a value that does not fit
+    Raises pa.ArrowInvalid for a value that does not fit.
     """
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     if kinds.is_dictionary(array.type):
@@ -172,7 +173,8 @@ def _has_list_views(kind: pa.DataType) -> bool:
 def _without_list_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return list views as lists.
 
-    Arrow's cast (26.0.1) mixes up slices, and views that overlap or are out of order.
+    The cast of Arrow 26.0.1 returns wrong values for slices and for views that overlap or are not
+    in order.
     """
     is_view = kinds.is_list_view(array.type) or kinds.is_large_list_view(array.type)
     if not is_view or kinds.is_nested(array.type.value_type):
@@ -185,7 +187,7 @@ def _without_list_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
-    """Return the type that represents the values of both types exactly, or None."""
+    """Return the type that represents the values of both types exactly; None if there is none."""
     if one == two or kinds.is_null(two):
         return one
     if kinds.is_null(one):

@@ -1,7 +1,7 @@
-"""Checksum of source files up to the rows read so far; compared when a pack is resumed.
+"""Checksum of source files up to the last row that was read. A resumed pack compares it.
 
-The journal of a pack stores such a state for each shard: a number of bytes, and the checksum of that
-prefix of all files, concatenated. The bytes are read for it again, usually from the page cache.
+For each shard, the journal of a pack stores a number of bytes and the checksum of as many bytes from
+the start of the concatenated files. The checksum reads the bytes again, usually from the page cache.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ BLOCK_BYTES = 1 << 20  # per read
 class SourceChecksum:
     """The xxh3_128 of the bytes of some files, up to the last byte that rows were read from.
 
-    files   in order
-    header  checksum of their sizes and footers, to compare before any row is read
+    files   the files in order
+    header  checksum of their sizes and footers, which is compared before any row is read
     """
 
     def __init__(self, files: Sequence[Location], header: str) -> None:
@@ -34,11 +34,11 @@ class SourceChecksum:
         self._end = 0  # of the bytes that rows were read from
 
     def advance(self, number: int, end: int) -> None:
-        """Note that rows were read from a file, by its number, up to byte `end`."""
+        """Record that rows were read up to byte `end` of the file with this number."""
         self._end = max(self._end, min(self._starts[number] + end, self._starts[number + 1]))
 
     def state(self) -> list[Any]:
-        """Return the number of bytes up to the rows read so far, and their checksum."""
+        """Return the number of bytes up to the last row that was read, and their checksum."""
         while (position := self._sums.size) < self._end:
             number = bisect_right(self._starts, position) - 1
             start = position - self._starts[number]
@@ -47,9 +47,9 @@ class SourceChecksum:
         return [self._sums.size, self._sums.hex()[DEFAULT]]
 
     def matches(self, state: Any) -> bool:
-        """Return whether the files start with a stored state, which may be invalid.
+        """Return whether the start of the files matches a stored state, which may be invalid.
 
-        Reads them up to there; must be called first.
+        Call this before all other methods. It reads the files up to the end of the state.
         """
         if not isinstance(state, list) or len(state) != 2 or not isinstance(state[0], int):
             return False

@@ -1,8 +1,8 @@
-"""Standard input (`-`): addresses or rows. It is read on demand into a temporary file.
+"""Standard input (`-`): addresses or rows, copied on demand to a temporary file.
 
-The file allows a second pass, and a checksum. `{` or `[` as the first character starts JSON; other
-input is addresses, one per line, or each followed by a NUL. Each address is a row: its name and the
-contents it refers to.
+The file allows a second pass and a checksum. Input that starts with `{` or `[` is JSON. Other input
+is a list of addresses, one per line or each followed by a NUL. Each address is a row with its name
+and the contents of its object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def standard_input() -> IO[bytes]:
 
 
 class Spool:
-    """A stream that is copied to an unnamed temporary file, so that it can be read several times."""
+    """A stream that is copied to an unnamed temporary file and can be read several times."""
 
     location = None
 
@@ -52,9 +52,9 @@ class Spool:
         return "-"
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes from the beginning; reads more of the stream when needed.
+        """Yield the bytes from the beginning; read more of the stream if needed.
 
-        raises  ReachError if reading fails, or the disk is full
+        Raises ReachError if reading fails or the disk is full.
         """
         start = 0
         while start < self._size or self._copy_block():
@@ -68,10 +68,10 @@ class Spool:
         if self._is_complete:
             return False
         try:
-            while (
-                data := self._stream.read(decompress.BLOCK_BYTES)
-            ) is None:  # a non-blocking pipe
+            data = self._stream.read(decompress.BLOCK_BYTES)
+            while data is None:  # a non-blocking pipe without data
                 select.select([self._stream], [], [])
+                data = self._stream.read(decompress.BLOCK_BYTES)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ReachError(f"cannot read: {reason}", where=self) from None
@@ -91,7 +91,10 @@ class Spool:
 
 
 class Addresses(Part):
-    """Addresses, one per line or each followed by a NUL; each is a row with its name and itself."""
+    """Addresses, one per line or each followed by a NUL.
+
+    Each address is a row: `name` is the address without secrets, `data` the address.
+    """
 
     schema = pa.schema([(NAME, pa.string()), (DATA, pa.string())])
 
@@ -99,10 +102,7 @@ class Addresses(Part):
         self.at, self._separator = at, b"\0" if null_separated else b"\n"
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Yield the addresses in order.
-
-        Raises FormatError with the line for invalid or too long text.
-        """
+        """Yield the addresses in order. Raises FormatError with the line for an invalid address."""
         schema, addresses = self.selected(columns), self._addresses()
         while rows := list(itertools.islice(addresses, _ROWS)):
             values = {NAME: [redact(address) for address in rows], DATA: rows}

@@ -1,12 +1,13 @@
-"""Splits text into pieces of whole records: lines, CSV, and JSON arrays; checks UTF-8 and NUL.
+"""Split text into pieces of whole records: lines, CSV and JSON arrays. Check UTF-8 and NUL.
 
-CSV (RFC 4180): a quote opens a field at its start and closes it at its end; inside it is doubled.
-So a byte is inside a quoted field if the number of quotes before it is odd. This finds the ends of
-records, and misplaced quotes, for which a parser would silently shift columns and drop rows.
+CSV (RFC 4180): a quote opens a field at its start and closes it at its end; a quote in a quoted
+field is doubled. So a byte is inside a quoted field if the number of quotes before it is odd. With
+this rule, the ends of records and misplaced quotes are found. A parser would accept misplaced
+quotes, shift columns and drop rows.
 
-JSON arrays: unescaped quotes open and close strings; brackets outside strings count the depth; a
-comma at the array's own depth ends a row. Bytes between the rows are checked here, and the rows by
-the parser.
+JSON arrays: unescaped quotes open and close strings, brackets outside strings change the depth, and
+a comma at the depth of the array ends a row. This module checks the bytes between the rows; the
+parser checks the rows.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ __all__ = [
 ]
 
 MAX_RECORD_BYTES = 64 << 20
-DEPTH_BLOCK_BYTES = 1 << 20  # of a JSON text, with up to 24 bytes of memory for each
+DEPTH_BLOCK_BYTES = 1 << 20  # of a JSON text; each byte takes up to 24 bytes of memory
 BOM = b"\xef\xbb\xbf"
 _QUOTE, _BACKSLASH, _LF, _CR = ord('"'), ord("\\"), ord("\n"), ord("\r")
 _QUOTE_HINT = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
-_UTF8_HINT = "Save it as UTF-8 text."
+_UTF8_HINT = "Save the file as UTF-8 text."
 _BRACKETS = np.zeros(256, np.int8)  # change of depth by each bracket; 2 marks a comma
 _BRACKETS[list(b"{[")], _BRACKETS[list(b"}]")], _BRACKETS[ord(",")] = 1, -1, 2
 _BLANKS = b" \t\r\n"
@@ -50,7 +51,7 @@ _LINE_ENDS_TO_BLANKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 class Piece(NamedTuple):
-    """Whole records, and the line number of the first; lines count from 1.
+    """Whole records, and the line number of the first record, counted from 1.
 
     In a piece of a JSON array, each row is a line, and `line` is the number of the first row.
     """
@@ -60,11 +61,11 @@ class Piece(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
-        """Whether it contains only newlines."""
+        """Whether the piece contains only newlines."""
         return not (self.data[:64].strip(b"\r\n") or self.data.strip(b"\r\n"))
 
     def after(self, end: int) -> Piece:
-        """Return the piece without its first `end` bytes, which end with a line."""
+        """Return the piece without its first `end` bytes, which are whole lines."""
         return Piece(self.line + _count_newlines(self.data[:end]), self.data[end:])
 
 
@@ -72,13 +73,13 @@ class Piece(NamedTuple):
 
 
 def pieces(source: Blocks, delimiter: str) -> Iterator[Piece]:
-    """Read a file as pieces of whole records, in order; one piece is in memory at a time.
+    """Read a file as pieces of whole records in order, with one piece in memory at a time.
 
-    delimiter  of the fields in CSV; if empty, each line is a record, and quotes have no meaning
+    delimiter  delimiter of CSV fields; if empty, each line is a record, and quotes are ignored
     raises     FormatError with the line for invalid UTF-8, a NUL, a misplaced or unclosed quote, or
                a record of more than 64 MB
     """
-    # bytes that may be next to a quote at the start or end of a field
+    # bytes that may be beside the quotes of a field
     is_boundary = np.zeros(256, bool)
     is_boundary[list(f'{delimiter}\r\n"'.encode())] = True
     line, first, data = 1, 0, b""
@@ -111,18 +112,18 @@ def pieces(source: Blocks, delimiter: str) -> Iterator[Piece]:
 
 
 def _with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the blocks, and whether each is the last; does not read ahead of a full block."""
+    """Yield the blocks, and whether each is the last; do not read ahead of a full block."""
     block = next(blocks, None)
     while block is not None:
         is_full = len(block) >= decompress.BLOCK_BYTES
         after = None if is_full else next(blocks, None)
         yield block, not is_full and after is None
-        # after a full block, an empty one marks the end
+        # after a full last block, an empty block marks the end
         block = next(blocks, b"") if is_full else after
 
 
 def records(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the number of lines before each CSV record, and its end.
+    """Yield the number of lines before each CSV record, and the end offset of the record.
 
     Blank lines are not records.
     """
@@ -140,7 +141,7 @@ def records(data: bytes) -> Iterator[tuple[int, int]]:
 
 def _end_of_records(data: bytes, quotes: IntArray) -> int:
     """Return the end of the last whole record: a newline after an even number of quotes."""
-    # a CR at the very end may be half of a CR LF
+    # a CR at the end of the data may be the first half of a CR LF
     last = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1))
     if np.searchsorted(quotes, last) % 2 == 0:
         return last + 1
@@ -151,7 +152,10 @@ def _end_of_records(data: bytes, quotes: IntArray) -> int:
 
 
 def _check_text(piece: Piece, first: int, source: Blocks) -> None:
-    """Raise FormatError for a piece, at byte `first` of its file, that is not UTF-8 or has a NUL."""
+    """Raise FormatError if a piece is not UTF-8 or contains a NUL.
+
+    first  offset of the piece in the file
+    """
     try:
         if not piece.data.isascii():
             piece.data.decode()
@@ -176,7 +180,7 @@ def _check_quotes(piece: Piece, quotes: IntArray, is_boundary: BoolArray, source
     if len(stray):
         raise _text_error(piece, int(stray.min()), "quote inside a field", _QUOTE_HINT, source)
     if len(quotes) % 2:
-        is_doubled = (opens > 0) & (raw[opens - 1] == _QUOTE)  # one quote of the value
+        is_doubled = (opens > 0) & (raw[opens - 1] == _QUOTE)  # a quote in the value
         position = int(opens[~is_doubled][-1])
         raise _text_error(piece, position, "unclosed quote", _QUOTE_HINT, source)
 
@@ -232,17 +236,14 @@ def json_array_pieces(source: Blocks) -> Iterator[Piece]:
         row, held = row + len(commas), [block[cut + 1 :]]
         size = len(held[0])
     raise FormatError(
-        "the array does not end", where=source, hint="The file was cut short; fetch it again."
+        "the array does not end", where=source, hint="The file was cut short; download it again."
     )
 
 
 def _row_lines(
     source: Blocks, row: int, data: bytes, commas: IntArray, is_last: bool
 ) -> Piece | None:
-    """Return rows as lines, with newlines instead of the commas between them.
-
-    None for an empty array.
-    """
+    """Return rows as lines: the commas between rows become newlines. None for an empty array."""
     lines = np.frombuffer(data.translate(_LINE_ENDS_TO_BLANKS), np.uint8).copy()
     lines[commas] = _LF
     text = lines.tobytes()
@@ -268,7 +269,7 @@ def _row_lines(
 
 
 class _Brackets:
-    """Tracks strings and brackets in text that is passed in blocks; no block ends inside an escape."""
+    """Tracks strings and brackets across blocks of text. No block may end inside an escape."""
 
     def __init__(self) -> None:
         self._is_string, self._depth = False, 0
@@ -276,7 +277,7 @@ class _Brackets:
     def read(self, raw: ByteArray) -> tuple[IntArray, npt.NDArray[np.int8], IntArray]:
         """Return the brackets and commas outside strings.
 
-        return  their positions, the change of depth by each (2: a comma), and the depth after each
+        return  their positions; the change of depth, or 2 for a comma; the depth after each
         """
         quotes = _find_quotes(raw)
         marks = np.flatnonzero(_BRACKETS[raw])
@@ -288,7 +289,7 @@ class _Brackets:
         return marks, changes, depth
 
     def rows(self, block: bytes) -> tuple[IntArray, int]:
-        """Return the positions of the commas between rows, and of the end of the array, or -1."""
+        """Return the positions of the commas between rows, and the end of the array, or -1."""
         marks, changes, depth = self.read(np.frombuffer(block, np.uint8))
         ends = marks[depth < 0]
         commas = marks[(changes == 2) & (depth == 0)]
@@ -299,9 +300,7 @@ class _Brackets:
 
 
 def member_names(data: bytes) -> set[bytes]:
-    """Return the strings that precede a colon or a blank: the names of all members, and a few
-    values.
-    """
+    """Return the strings before a colon or a blank: the names of all members, and some values."""
     raw = np.frombuffer(data, np.uint8)
     quotes = _find_quotes(raw)
     ends = quotes[1::2]
@@ -313,12 +312,12 @@ def member_names(data: bytes) -> set[bytes]:
 
 
 def first_deep_line(data: bytes, max_depth: int) -> int:
-    """Return the first line whose brackets nest deeper than `max_depth`, or -1.
+    """Return the first line whose brackets are nested deeper than `max_depth`, or -1.
 
-    Parsers use stack for each level.
+    The line is found before parsing, because parsers use stack for each level.
     """
     raw = np.frombuffer(data, np.uint8)
-    opens = (raw | 0x20) == ord("{")  # `[` and `{` differ in that bit
+    opens = (raw | 0x20) == ord("{")  # `[` and `{` differ only in this bit
     if np.count_nonzero(opens) <= max_depth:
         return -1
     ends = np.append(np.flatnonzero(raw == _LF), len(raw))

@@ -1,10 +1,9 @@
-"""Bounds that a condition implies for single columns: `aes > 4 AND lang = 'en'` bounds `aes` and
-`lang`.
+"""Bounds of single columns that a condition implies: `aes > 4 AND lang = 'en'` bounds two columns.
 
-Row groups whose minimum and maximum are outside need not be read. DuckDB's parser parses the
-expression; only comparisons of a column with a literal, joined by AND, become bounds. Numbers are
-compared with a tolerance for DuckDB's rounding. DuckDB orders NaN above all numbers, and statistics
-omit NaN, so a column of floats is never outside for being too small.
+Row groups whose minimum and maximum are outside a bound are not read. DuckDB's parser parses the
+expression. Only comparisons of a column with a literal, joined by AND, become bounds. Numbers are
+compared with a tolerance for DuckDB's rounding. DuckDB orders NaN above all numbers and statistics
+omit NaN, so a lower bound never excludes a column of floats.
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ _MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A comparison that holds for all selected rows: `column sign value`; with `=`, any of the
-    values.
+    """A comparison that is true for all selected rows: `column sign value`.
+
+    With `=`, the column equals one of the values.
     """
 
     column: str
@@ -46,17 +46,19 @@ class Bound:
     values: tuple[Literal, ...]
 
     def excludes(self, low: Any, high: Any, kind: pa.DataType) -> bool:
-        """Return whether no value from `low` to `high` of a column of this type fulfils it.
+        """Return whether no value from `low` to `high` satisfies the comparison.
 
-        Returns False if this is uncertain.
+        The result is False if this is uncertain.
+
+        kind  type of the column
         """
         return all(_excludes(self.sign, value, low, high, kind) for value in self.values)
 
 
 def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
-    """Return comparisons that hold for every row that an expression uses; empty if unknown.
+    """Return comparisons that are true for every row that an expression selects; empty if unknown.
 
-    names  of the columns; SQL ignores case
+    names  names of the columns; SQL ignores case
     """
     node = parse(expression)
     if node is None or node.get("sample") or (node.get("cte_map") or {}).get("map"):
@@ -108,7 +110,7 @@ def _bound(
 
 
 def _value(node: Any) -> Literal | None:
-    """Return the value of a literal: integer, decimal, text, date or timestamp; None for others."""
+    """Return the value of an integer, decimal, text, date or timestamp literal, else None."""
     if not isinstance(node, dict):
         return None
     if node_type(node) == "OPERATOR_CAST" and not node.get("try_cast"):
@@ -148,7 +150,7 @@ def _parse_cast(text: str, kind: str) -> Literal | None:
 
 
 class _Comparison(NamedTuple):
-    """A value and the range of a column, as ranges that compare as the rows do.
+    """The ranges of a value and of a column, which compare like the value and the rows.
 
     has_nan  whether the column may contain NaN
     """
@@ -172,7 +174,7 @@ def _excludes(sign: str, value: Literal, low: Any, high: Any, kind: pa.DataType)
 
 
 def _comparison(value: Literal, low: Any, high: Any, kind: pa.DataType) -> _Comparison | None:
-    """Return the ranges to compare; None if it is uncertain how DuckDB compares the values."""
+    """Return the ranges to compare; None if DuckDB's comparison is not known exactly."""
     if kinds.is_string(kind) or kinds.is_large_string(kind):
         if not (isinstance(value, str) and isinstance(low, str) and isinstance(high, str)):
             return None
@@ -222,7 +224,7 @@ def _as_datetime(value: Any) -> datetime.datetime | None:
 
 
 def _parse_datetime(text: str) -> datetime.datetime | None:
-    """Parse a complete date or time; None for forms that DuckDB may parse differently."""
+    """Parse a complete date or time; None for text that DuckDB may parse differently."""
     for form in ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S"):
         try:
             found = datetime.datetime.strptime(text, form)

@@ -1,4 +1,4 @@
-"""DuckDB connections for expressions of the user, without access to files, network or extensions."""
+"""DuckDB connections for user expressions, without access to files, network or extensions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["connect", "columns_of", "is_statement", "node_type", "parse", "to_sq
 
 _STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)
 _SETTINGS: dict[str, Any] = {
-    "threads": "1",  # more threads would read ahead and change the order of rows
+    "threads": "1",  # several threads would read ahead and change the order of rows
     "memory_limit": "1GB",
     "enable_external_access": "false",  # no files, URLs or extensions
     "autoinstall_known_extensions": "false",
@@ -28,7 +28,7 @@ _SETTINGS: dict[str, Any] = {
 def connect() -> duckdb.DuckDBPyConnection:
     """Open an in-memory database.
 
-    raises  MissingError if the working folder was deleted, which would make DuckDB end the process
+    raises  MissingError if the current folder was deleted; DuckDB would end the process
     """
     import duckdb
 
@@ -48,7 +48,7 @@ def is_statement(expression: str) -> bool:
 
 
 def parse(expression: str) -> dict[str, Any] | None:
-    """Return the syntax tree of an expression as DuckDB's JSON, or None unless it is one SELECT."""
+    """Return DuckDB's syntax tree of an expression; None if it is not exactly one SELECT."""
     import duckdb
 
     if not is_statement(expression):
@@ -82,7 +82,7 @@ def node_type(node: Any) -> str:
 
 
 def columns_of(expression: str, names: Sequence[str]) -> list[str]:
-    """Return the columns that an expression may use, in their order; all of them if unknown."""
+    """Return the columns that an expression may use, in the order of `names`; all if unknown."""
     node = parse(expression)
     if node is None:
         return list(names)

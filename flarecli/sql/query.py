@@ -1,11 +1,11 @@
-"""SQL conditions over batches, with DuckDB; rows keep their order.
+"""SQL over batches with DuckDB: conditions and SELECT statements. Rows keep their order.
 
-A condition, and a SELECT that uses one row at a time, run over one batch after another, without
-reading ahead. A SELECT that sorts, groups or counts runs once over all batches, in DuckDB's memory.
+A condition, or a SELECT that uses one row at a time, runs over one batch after another, without
+read-ahead. A SELECT that sorts, groups or counts runs once over all batches, in DuckDB's memory.
 
-A hidden column can carry the source row of each result row. Only a SELECT that returns source rows
-can have it: from `dataframe` alone, without grouping or DISTINCT, and without an expression over
-all columns, which another column would change.
+A hidden column can contain the source row of each result row. This requires a SELECT that returns
+source rows: from `dataframe` only, without grouping or DISTINCT, and without an expression over all
+columns, whose result would change with another column.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flarecli.suggest import choose
 __all__ = ["is_row_by_row", "select"]
 
 _SETTINGS = ("SET streaming_buffer_size = '64KB'", "SET lock_configuration = true")
-# operators of a plan that use one row at a time, and those that return some rows unchanged
+# operators of a plan that use one row at a time; operators that return some rows unchanged
 _ROW_BY_ROW = {"PROJECTION", "FILTER"}
 _ROW_PRESERVING = {
     *_ROW_BY_ROW,
@@ -36,7 +36,7 @@ _ROW_PRESERVING = {
     "STREAMING_LIMIT",
     "EMPTY_RESULT",
 }
-_POSITION = "position in its batch"  # hidden column; longer if the source has one of that name
+_POSITION = "position in its batch"  # hidden column; a longer name if the source has this one
 _HINT = "Write it like \"aes > 4 and lang = 'en'\"."
 
 
@@ -51,12 +51,12 @@ def select(
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the rows for which a condition is true, or the result of a SELECT.
 
-    schema      of the batches; unchanged by a condition, DuckDB's types for a SELECT
-    batches     read on demand one at a time, unless a SELECT sorts, groups, counts or limits
+    schema      schema of the batches; the result of a SELECT has the types of DuckDB
+    batches     read one at a time, on demand, unless a SELECT sorts, groups, counts or limits
     expression  a condition over the columns, such as `aes > 4 AND lang = 'en'`, or one SELECT
-    hidden      a hidden int64 column of the batches, after those of `schema`. The result has it
-                too, unless a SELECT returns other rows than those of the source
-    known       names of all columns for messages, if `schema` has only some
+    hidden      hidden int64 column of the batches, after the columns of `schema`; the result
+                has it too if it consists of source rows
+    known       names of all columns for messages, if `schema` has only some of them
     return      schema of the result without the hidden column, and its rows in the order of the
                 input, at most `batch_rows` in a batch
     raises      UsageError for an invalid expression or unknown columns, or if a row fails
@@ -102,9 +102,7 @@ def select(
 
 
 def is_row_by_row(schema: pa.Schema, expression: str) -> bool:
-    """Return whether `select` evaluates an expression row by row: without sorting, grouping or
-    limits.
-    """
+    """Return whether an expression uses one row at a time: no sorting, grouping or limits."""
     if not is_statement(expression):
         return True
     with connect() as con:
@@ -117,12 +115,12 @@ def _are_row_by_row(steps: Sequence[str]) -> bool:
 
 
 def _check_steps(steps: Sequence[str]) -> None:
-    """Raise UsageError for a plan that reads the rows never or more than once."""
+    """Raise UsageError for a plan that does not read the rows exactly once."""
     reads = sum(step.endswith("ARROW_SCAN") for step in steps)
     if reads > 1:
         raise UsageError(
             "--where reads the rows more than once",
-            hint="Read them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …",
+            hint="Start with WITH d AS MATERIALIZED (SELECT * FROM dataframe), and use d.",
         )
     if reads == 0 and "EMPTY_RESULT" not in steps:
         raise UsageError(
@@ -137,8 +135,8 @@ def _check_names(schema: pa.Schema) -> None:
     for name in schema.names:
         if name.lower() in seen:
             raise UsageError(
-                f"--where cannot tell the columns {seen[name.lower()]!r} and {name!r} apart",
-                hint="Rename one of them in the source.",
+                f"--where: the columns {seen[name.lower()]!r} and {name!r} have the same name in SQL",
+                hint="Rename one of the columns in the source.",
             )
         seen[name.lower()] = name
 
@@ -160,9 +158,9 @@ def _steps(con: Any, query: str) -> list[str]:
 def _add_column(
     con: Any, query: str, name: str, steps: list[str], schema: pa.Schema, result: pa.Schema
 ) -> tuple[str, pa.Schema] | None:
-    """Return a SELECT with another column of `dataframe`, and its result schema.
+    """Return a SELECT with an additional column of `dataframe`, and its result schema.
 
-    None if the column may change the result.
+    The result is None if the column could change the other columns or the rows.
     """
     import duckdb
 
@@ -183,9 +181,9 @@ def _add_column(
 def _select_with_column(
     expression: str, schema: pa.Schema, name: str, steps: list[str]
 ) -> str | None:
-    """Return a SELECT with another column in its result, or None if that may change it.
+    """Return a SELECT with an additional column; None if it could change the result.
 
-    schema  of `dataframe` without that column, which is the last there
+    schema  schema of `dataframe` without the column, which is its last column
     steps   operators of the plan
     """
     node = parse(expression)
@@ -235,7 +233,7 @@ def _is_plain_star(item: Any) -> bool:
 
 
 def _nodes(todo: list[Any]) -> Iterator[dict[str, Any]]:
-    """Yield all nodes of some syntax trees."""
+    """Yield all nodes of the syntax trees."""
     while todo:
         item = todo.pop()
         if isinstance(item, dict):
@@ -249,7 +247,7 @@ def _nodes(todo: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _unused_name(names: Sequence[str]) -> str:
-    """Return a name for the positions that no column has, ignoring case."""
+    """Return a name for the column of positions that no column has, ignoring case."""
     known = {name.lower() for name in names}
     return next(name for k in itertools.count() if (name := _POSITION + "'" * k) not in known)
 
@@ -263,7 +261,7 @@ def _table(rows: pa.RecordBatch | pa.Table) -> pa.Table:
 def _filter(
     con: Any, query: str, batches: Iterable[pa.RecordBatch], position: str
 ) -> Iterator[pa.RecordBatch]:
-    """Take the selected rows from the batches themselves, so that types do not change."""
+    """Yield the selected rows, taken from the batches so that types do not change."""
     with con:
         for batch in batches:
             numbers = pa.array(np.arange(batch.num_rows, dtype=np.int32))
@@ -298,7 +296,7 @@ def _run(con: Any, query: str, batch: pa.RecordBatch) -> pa.Table:
 
 
 class _Source:
-    """The batches as DuckDB reads them. Keeps their error, because DuckDB passes on only its text."""
+    """Batches that DuckDB reads. `error` is kept because DuckDB preserves only its text."""
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         self.schema, self._batches = schema, batches
@@ -322,10 +320,7 @@ def _query_all(
         try:
             reader = pa.RecordBatchReader.from_batches(source.schema.remove_metadata(), source)
             con.register("dataframe", reader)
-            relation = con.sql(query)
-            # the second is the name before DuckDB 1.5
-            read = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
-            with read(max_rows) as reader:
+            with con.sql(query).to_arrow_reader(max_rows) as reader:
                 while (batch := next(reader, None)) is not None:
                     if batch.num_rows:
                         yield _typed(batch, result)
@@ -339,15 +334,13 @@ def _query_all(
 
 
 def _result_schema(found: pa.Schema, source: pa.Schema) -> pa.Schema:
-    """Return the schema of a result: without dictionaries, and with the metadata of the source's
-    columns.
-    """
+    """Return the schema of a result without dictionaries, with the metadata of source columns."""
     fields = []
     for field in found:
         if found.names.count(field.name) > 1:
             raise UsageError(
                 f"--where returns two columns named {field.name!r}",
-                hint="Rename one of them: SELECT … AS name.",
+                hint="Rename one of the columns: SELECT … AS name.",
             )
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         index = source.get_field_index(field.name)
@@ -383,8 +376,8 @@ def _query_error(error: Exception, names: Sequence[str], expression: str) -> Usa
 
 def _row_error(error: Exception) -> UsageError:
     return UsageError(
-        f"--where fails on a row: {_line(error)}",
-        hint="Handle such rows, for example with try_cast.",
+        f"--where failed on a row: {_line(error)}",
+        hint="Exclude such rows, or convert values with try_cast.",
     )
 
 

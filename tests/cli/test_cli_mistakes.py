@@ -251,12 +251,12 @@ def test_an_index_that_was_cut_short_can_be_made_again(
         (
             "x.csv",
             "id;text\n1;a\n",
-            "x.csv: the header is one column, 'id;text'; is ';' the separator of its fields?",
+            "x.csv: the header has only the column 'id;text'; is ';' the separator?",
         ),
         (
             "x.tsv",
             "id,text\n1,a\n",
-            "x.tsv: the header is one column, 'id,text'; is ',' the separator of its fields?",
+            "x.tsv: the header has only the column 'id,text'; is ',' the separator?",
         ),
     ],
 )

@@ -141,7 +141,7 @@ def test_the_hint_of_a_value_that_does_not_fit_quotes_the_column(tmp_path, monke
     (tmp_path / "t.csv").write_text(f"a; touch b,c\n{rows}x,1\n")
     assert main(["pack", str(tmp_path / "t.csv"), str(tmp_path / "out"), "-q"]) == 4
     (hint,) = hints(capsys.readouterr().err)
-    option = re.fullmatch(r"Use (--encode .*) to read it as text\.", hint)[1]
+    option = re.fullmatch(r"Use (--encode .*) to read the column as text\.", hint)[1]
     assert words(f"flare {option}") == ["--encode", "a; touch b=str"]
 
 

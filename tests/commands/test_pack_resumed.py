@@ -245,5 +245,5 @@ def test_a_file_cut_while_it_is_packed_is_an_error(tmp_path, monkeypatch, few_ro
         commands.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200)
     assert (
         str(caught.value)
-        == f"{tmp_path}/i.parquet: file is {size // 2} bytes; it was {size} when it was opened"
+        == f"{tmp_path}/i.parquet: file is {size // 2} bytes; it was {size} bytes when it was opened"
     )

@@ -221,11 +221,11 @@ def test_a_row_far_into_a_file_is_named_by_its_place_and_the_file_that_gave_the_
     )
     assert (
         refusal(tmp_path, lambda: rows_of(names[:2]))[0]
-        == "a.parquet[9000]: column 'n' contains 9007199254740993, which does not fit double"
+        == "a.parquet[9000]: column 'n': value 9007199254740993 does not fit double"
     )
     assert (
         refusal(tmp_path, lambda: rows_of(names))[0]
-        == "c.parquet: columns differ from those of b.parquet: 'n' is string instead of double"
+        == "c.parquet: columns differ from those of b.parquet: column 'n' is string instead of double"
     )
 
 
@@ -287,7 +287,7 @@ def test_files_that_fit_no_column_are_rows_without_files(tmp_path):
     chosen = open_folder(str(tmp_path), columns=["jpg"])
     assert (chosen.rows, chosen.notes) == (
         6,
-        ("left out 8 keys without jpg: \\xff.jpg, a, b, c, d, …",),
+        ("skipped 8 keys without jpg: \\xff.jpg, a, b, c, d, …",),
     )
 
 
@@ -305,8 +305,8 @@ def test_too_many_kinds_are_refused(tmp_path, monkeypatch):
         f"{tmp_path.name}: more than 1 extensions",
         "Name the columns to pack with -c.",
     )
-    monkeypatch.setattr(folder, "MAX_MIXTURES", 2)
+    monkeypatch.setattr(folder, "MAX_COMBINATIONS", 2)
     assert refusal(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
         f"{tmp_path.name}: more than 2 combinations of extensions",
-        "Pack a smaller folder, or the tables of the folder.",
+        "Pack a smaller folder, or only the tables of the folder.",
     )

@@ -16,7 +16,7 @@ from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
 QUOTES = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
-UTF8 = "Save it as UTF-8 text."
+UTF8 = "Save the file as UTF-8 text."
 FIELD = st.text(st.sampled_from('a1",\t \r\né\U0001f600'), max_size=6)
 
 
@@ -188,17 +188,17 @@ def test_a_record_is_found_in_the_line_it_starts_in(fields):
     ("data", "message", "hint"),
     [
         (b"", "file is empty", ""),
-        (b"\n\n", "no header with the names of the columns", ""),
+        (b"\n\n", "file has no header with column names", ""),
         (b"a,b\n", "the index has no rows", ""),
-        (b"a,b,a\n1,2,3\n", "duplicate column 'a'", "Rename one of them in the index."),
+        (b"a,b,a\n1,2,3\n", "duplicate column 'a'", "Rename one of the columns in the index."),
         (
             b"a,b,c\n1,2,3\n4,5\n",
-            "line 3 has 2 fields, the header has 3",
+            "line 3 has 2 fields; the header has 3",
             "Quote fields that contain a separator or a newline.",
         ),
         (
             b'a,b\n\n"x\ny",1\n\n2\n',
-            "line 6 has 1 field, the header has 2",
+            "line 6 has 1 field; the header has 2",
             "Quote fields that contain a separator or a newline.",
         ),
         (b"a,b\n1,2\n3,caf\xe9\n", "line 3: byte 13 is not UTF-8", UTF8),
@@ -223,23 +223,23 @@ def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
     for damage, message, hint in [
         (
             b"7,1.5\n",
-            "line 10002 has 2 fields, the header has 3",
+            "line 10002 has 2 fields; the header has 3",
             "Quote fields that contain a separator or a newline.",
         ),
         (
             b"x,1.5,y\n",
             "line 10002: column 'id' contains 'x'; expected integers",
-            "Use --encode id=str to read it as text.",
+            "Use --encode id=str to read the column as text.",
         ),
         (
             b"007,1.5,y\n",
             "line 10002: column 'id' contains '007'; expected integers",
-            "Use --encode id=str to read it as text.",
+            "Use --encode id=str to read the column as text.",
         ),
         (
             b"7,fast,y\n",
             "line 10002: column 'score' contains 'fast'; expected numbers",
-            "Use --encode score=str to read it as text.",
+            "Use --encode score=str to read the column as text.",
         ),
         (b'7,1,"y\n', "line 10002: unclosed quote", QUOTES),
         (b"7,1,\xff\n", f"line 10002: byte {len(head + rows) + 4} is not UTF-8", UTF8),

@@ -101,12 +101,12 @@ def test_nothing_there_is_missing(tmp_path):
         ({"a.csv": b"n,t\n"}, "a.csv: the index has no rows", ""),
         (
             {"a.csv": b"n,t\n1,2\n", "b.csv": b"n\n1\n"},
-            "b.csv: columns differ from those of a.csv: 't' is missing",
+            "b.csv: columns differ from those of a.csv: missing column 't'",
             "Use --allow-missing to fill missing columns with nulls.",
         ),
         (
             {"a.csv": b"n\n1\n", "b.csv": b"n,t\n1,2\n"},
-            "b.csv: columns differ from those of a.csv: 't' is additional",
+            "b.csv: columns differ from those of a.csv: additional column 't'",
             "Use --allow-missing to fill missing columns with nulls.",
         ),
         (
@@ -115,12 +115,12 @@ def test_nothing_there_is_missing(tmp_path):
                 "b.parquet": pa.table({"n": [1]}),
                 "c.parquet": pa.table({"n": [[1]]}),
             },
-            "c.parquet: columns differ from those of a.csv: 'n' is list<item: int64> instead of int64",
+            "c.parquet: columns differ from those of a.csv: column 'n' is list<item: int64> instead of int64",
             "Pack the files one by one, or read the column as text: --encode n=str.",
         ),
         (
             {"a.jsonl": b'{"n": true}', "b.jsonl": b'{"n": 1}'},
-            "b.jsonl: columns differ from those of a.jsonl: 'n' is int64 instead of bool",
+            "b.jsonl: columns differ from those of a.jsonl: column 'n' is int64 instead of bool",
             "Pack the files one by one, or read the column as text: --encode n=str.",
         ),
     ],
@@ -151,10 +151,10 @@ def test_other_kinds_and_no_kind_are_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         open_index(str(tmp_path / "x.xml"))
     assert (str(caught.value), caught.value.hint) == (
-        f"{tmp_path}/x.xml: unknown kind of index",
-        "Use one of .parquet, .arrow, .feather, .arrows, .csv, .tsv, .json, .jsonl, .ndjson, .txt.",
+        f"{tmp_path}/x.xml: unknown suffix of an index",
+        "Use a file with one of the suffixes .parquet, .arrow, .feather, .arrows, .csv, .tsv, .json, .jsonl, .ndjson, .txt.",
     )
-    with pytest.raises(UsageError, match="^no index given$"):
+    with pytest.raises(UsageError, match="^missing index: expected at least one address$"):
         open_index([])
 
 

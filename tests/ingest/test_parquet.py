@@ -185,12 +185,12 @@ def test_many_row_groups_keep_their_order():
         (
             b"PAR1" + bytes(96),
             "truncated parquet file: it does not end with PAR1",
-            "The file was cut short; fetch it again.",
+            "The file was cut short; download it again.",
         ),
         (
             stored(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])),
             "duplicate column 'x'",
-            "Rename one of them in the index.",
+            "Rename one of the columns in the index.",
         ),
         (stored(pa.table({})), "the index has no columns", ""),
     ],
@@ -261,8 +261,8 @@ def test_a_column_that_the_footer_names_twice_and_differently_is_refused():
         b"second", len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     )  # in parquet's own schema, which comes first
     assert refusal(data[:at] + b"Second" + data[at + 6 :]) == (
-        "x.parquet: the schemas in the footer differ: column 'Second', column 'second'",
-        "The footer is damaged, or a tool changed one of its two schemas; write the file again.",
+        "x.parquet: the two schemas in the footer differ: column 'Second', column 'second'",
+        "The footer is damaged, or a tool changed only one schema; write the file again.",
     )
 
 
@@ -273,10 +273,10 @@ CUT = "truncated parquet file: it does not end with PAR1"
     ("cut", "message", "hint"),
     [
         (5, "not a parquet file: it does not start with PAR1", ""),
-        (100, CUT, "The file was cut short; fetch it again."),
-        (-1, CUT, "The file was cut short; fetch it again."),
-        (-9, CUT, "The file was cut short; fetch it again."),
-        (-600, CUT, "The file was cut short; fetch it again."),
+        (100, CUT, "The file was cut short; download it again."),
+        (-1, CUT, "The file was cut short; download it again."),
+        (-9, CUT, "The file was cut short; download it again."),
+        (-600, CUT, "The file was cut short; download it again."),
     ],
 )
 def test_a_file_cut_short_is_an_error(cut, message, hint):
@@ -332,7 +332,7 @@ def test_an_index_whose_pages_cannot_show_damage_is_noted(tmp_path):
     for number, has_sums in enumerate([True, False, False]):
         pq.write_table(table, tmp_path / f"{number}.parquet", write_page_checksum=has_sums)
     names = [str(tmp_path / f"{number}.parquet") for number in range(3)]
-    said = "pages have no checksums, so damage may not be detected"
+    said = "pages have no checksums, so damage may stay undetected"
     assert open_index(names[0]).details == ()
     assert open_index(names[1]).details == (f"{names[1]}: {said}",)
     assert open_index(names).details == (f"{names[1]} and 1 more: {said}",)
@@ -360,8 +360,8 @@ def test_a_local_file_that_shrinks_while_it_is_read_is_an_error(tmp_path):
     with pytest.raises(FormatError) as caught:
         list(batches)
     assert (str(caught.value), caught.value.hint) == (
-        f"{path}: file is 6000000 bytes; it was {size} when it was opened",
-        "Another process truncated it.",
+        f"{path}: file is 6000000 bytes; it was {size} bytes when it was opened",
+        "Another process truncated the file.",
     )
 
 
@@ -380,6 +380,6 @@ def test_a_page_larger_than_its_file_is_refused_before_memory_is_allocated():
     before = pa.default_memory_pool().max_memory()
     with pytest.raises(FormatError) as told:
         list(Parquet(at).batches(None))
-    message = "a.parquet: page at byte 57: 1533678143 bytes, the file ends at byte 1013"
+    message = "a.parquet: page at byte 57 is 1533678143 bytes; the file ends at byte 1013"
     assert str(told.value) == message
     assert pa.default_memory_pool().max_memory() - before < 1 << 24

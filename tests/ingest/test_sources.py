@@ -254,9 +254,7 @@ def test_a_value_that_the_common_type_cannot_hold_is_named(tmp_path):
         tmp_path,
         lambda: rows_of(open_index([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")])),
     )
-    assert (
-        message == "a.parquet[1]: column 'n' contains 9007199254740993, which does not fit double"
-    )
+    assert message == "a.parquet[1]: column 'n': value 9007199254740993 does not fit double"
     assert hint == "Pack the files one by one, or read the column as text: --encode n=str."
 
 
@@ -323,22 +321,22 @@ def test_a_list_on_the_network_names_files_beside_it(web):
         (
             {"l.txt": "a.csv\nno.csv\n"},
             "no.csv: no such file or folder",
-            "It is listed in line 2 of l.txt.",
+            "The file is listed in line 2 of l.txt.",
         ),
         (
             {"l.txt": "a.csv\nx/m.txt\n", "x/m.txt": "no.csv"},
             "x/no.csv: no such file or folder",
-            "It is listed in line 1 of x/m.txt. It is listed in line 2 of l.txt.",
+            "The file is listed in line 1 of x/m.txt. The file is listed in line 2 of l.txt.",
         ),
         (
             {"l.txt": "l.txt\n"},
             "l.txt: line 1: the list l.txt contains itself",
-            "Remove that line.",
+            "Remove the line.",
         ),
         (
             {"l.txt": "a.csv\n#\nm.txt\n", "m.txt": "\nl.txt"},
             "m.txt: line 2: the list l.txt contains itself",
-            "Remove that line.",
+            "Remove the line.",
         ),
         (
             {"l.txt": "../a.csv"},
@@ -353,7 +351,7 @@ def test_a_list_on_the_network_names_files_beside_it(web):
         ),
         (
             {"l.txt": "http://h/*.csv"},
-            "l.txt: line 1: an http address cannot be listed",
+            "l.txt: line 1: cannot list an HTTP address",
             "Name the files, or use braces such as {00000..00127}.",
         ),
         ({"l.txt": "[a-]x.csv\n[z-a].csv"}, "l.txt: line 1: nothing matches '[a-]x.csv'", ""),
@@ -364,7 +362,11 @@ def test_a_list_on_the_network_names_files_beside_it(web):
         ),
         ({"l.txt": "pipe://x"}, "l.txt: line 1: pipe:// is not an address that data may name", ""),
         ({"l.txt": "\n# nothing\n"}, "l.txt: the list contains no addresses", ""),
-        ({"l.txt": b"caf\xe9.csv"}, "l.txt: line 1: byte 3 is not UTF-8", "Save it as UTF-8 text."),
+        (
+            {"l.txt": b"caf\xe9.csv"},
+            "l.txt: line 1: byte 3 is not UTF-8",
+            "Save the file as UTF-8 text.",
+        ),
         (
             {f"{n}.txt": f"{n + 1}.txt" for n in range(9)} | {"l.txt": "0.txt"},
             "2.txt: line 1: lists are nested more than 4 deep",
@@ -378,7 +380,7 @@ def test_a_list_that_leads_nowhere_is_named(tmp_path, files, message, hint):
     assert found == message
     assert (
         hint in said
-        or hint == "It is listed in line 1 of x/m.txt. It is listed in line 2 of l.txt."
+        or hint == "The file is listed in line 1 of x/m.txt. The file is listed in line 2 of l.txt."
     )
 
 
@@ -569,7 +571,7 @@ def test_only_what_is_asked_for_is_read_and_decides_what_is_a_row(tmp_path):
     made(tmp_path, {**pictures(2), "c/0.txt": "alone", "d/0.png": "other"})
     found = open_folder(str(tmp_path), columns=["txt", "key"])
     assert (found.schema.names, found.rows) == (["key", "txt"], 5)
-    assert found.notes == ("left out 1 key without txt: d/0",)
+    assert found.notes == ("skipped 1 key without txt: d/0",)
 
 
 def test_what_is_left_out_is_counted_and_named(tmp_path):
@@ -626,7 +628,7 @@ def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):
             {"a.jpg": "x", "a.JPG": "x"},
             None,
             "d: a.JPG and a.jpg have the same key 'a' and extension 'jpg'",
-            "Rename one of them.",
+            "Rename one of the files.",
         ),
         (
             {"a.jpg": "x", "a.txt": "x"},

@@ -256,12 +256,12 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
         (
             "SELECT n, n FROM dataframe",
             "--where returns two columns named 'n'",
-            "Rename one of them: SELECT … AS name.",
+            "Rename one of the columns: SELECT … AS name.",
         ),
         (
             "n > (SELECT avg(n) FROM dataframe)",
             "--where reads the rows more than once",
-            "Read them once: WITH d AS MATERIALIZED (SELECT * FROM dataframe) …",
+            "Start with WITH d AS MATERIALIZED (SELECT * FROM dataframe), and use d.",
         ),
     ],
 )
@@ -299,15 +299,17 @@ def test_a_bound_is_of_the_column_that_is_meant_or_there_is_none(expression, nam
 
 def test_two_columns_of_one_name_are_refused():
     batch = pa.record_batch([pa.array([1]), pa.array([2])], names=["a", "a"])
-    with pytest.raises(UsageError, match="^--where cannot tell the columns 'a' and 'a' apart$"):
+    with pytest.raises(
+        UsageError, match="^--where: the columns 'a' and 'a' have the same name in SQL$"
+    ):
         select(batch.schema, [batch], "a = 1")
 
 
 def test_columns_that_differ_in_case_only_are_refused():
     error = refused("id > 1", pa.schema([("id", pa.int64()), ("ID", pa.int64())]))
     assert (str(error), error.hint) == (
-        "--where cannot tell the columns 'id' and 'ID' apart",
-        "Rename one of them in the source.",
+        "--where: the columns 'id' and 'ID' have the same name in SQL",
+        "Rename one of the columns in the source.",
     )
 
 
@@ -320,8 +322,8 @@ def test_a_value_that_the_condition_cannot_take_is_named(expression):
         [pa.array([1], pa.int64()), pa.array(["x\x1b[2J"], pa.large_string())], schema=SCHEMA
     )
     error = refused(expression, batches=[batch])
-    assert str(error).startswith("--where fails on a row: Could not convert string 'x")
-    assert error.hint == "Handle such rows, for example with try_cast."
+    assert str(error).startswith("--where failed on a row: Could not convert string 'x")
+    assert error.hint == "Exclude such rows, or convert values with try_cast."
     assert "\n" not in str(error)
 
 

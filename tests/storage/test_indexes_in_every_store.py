@@ -246,7 +246,7 @@ def test_a_missing_file_of_a_list_in_a_bucket_is_reported(places, s3):
         open_index(f"{at}/l.txt")
     assert (str(caught.value), caught.value.hint) == (
         f"{at}/gone.parquet: not found",
-        f"It is listed in line 1 of {at}/l.txt.",
+        f"The file is listed in line 1 of {at}/l.txt.",
     )
     put("l.txt", b"m.txt\n")
     put("m.txt", b"# back\nl.txt\n")
@@ -254,7 +254,7 @@ def test_a_missing_file_of_a_list_in_a_bucket_is_reported(places, s3):
         open_index(f"{at}/l.txt")
     assert (str(caught.value), caught.value.hint) == (
         f"{at}/m.txt: line 2: the list {at}/l.txt contains itself",
-        f"It is listed in line 1 of {at}/l.txt. Remove that line.",
+        f"The file is listed in line 1 of {at}/l.txt. Remove the line.",
     )
     local, here = places["local"]
     local("l.txt", f"{at}/gone.parquet\n".encode())
@@ -262,7 +262,7 @@ def test_a_missing_file_of_a_list_in_a_bucket_is_reported(places, s3):
         open_index(f"{here}/l.txt")
     assert (str(caught.value), caught.value.hint) == (
         f"{at}/gone.parquet: not found",
-        f"It is listed in line 1 of {here}/l.txt.",
+        f"The file is listed in line 1 of {here}/l.txt.",
     )
 
 
