@@ -9,9 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from flarecli.encodings import BINARY, TEXT
-from flarecli.errors import FlareError
-from flarecli.formats import facts
-from flarecli.model import BoolArray, IntArray, Stream
+from flarecli.model import IntArray
 from flarecli.read import Dataset
 
 __all__ = ["LargeValues"]
@@ -25,20 +23,14 @@ class LargeValues:
     written. The caller refuses such rows with `too_large`, by the size of their values, before it
     uses the values.
 
-    streams  parts of the first stream of the dataset
     columns  columns that the caller does not use before it refuses rows
     exact    as in `Dataset.scan`
     """
 
     def __init__(
-        self,
-        data: Dataset,
-        streams: Sequence[Stream],
-        max_bytes: int,
-        columns: Collection[str],
-        exact: bool = False,
+        self, data: Dataset, max_bytes: int, columns: Collection[str], exact: bool = False
     ) -> None:
-        self._data, self._streams, self._exact = data, streams, exact
+        self._data, self._exact = data, exact
         self._max_bytes, self._edges = max_bytes, data.edges.tolist()
         schema = data.exact if exact else data.schema
         # A value that is converted when it is read has another size than its stored bytes.
@@ -49,8 +41,7 @@ class LargeValues:
             and _has_size(stored.type)
             and stored.equals(schema.field(stored.name), check_metadata=True)
         }
-        self._is_small = np.concatenate([_are_small(stream, max_bytes) for stream in streams])
-        self._found: dict[int, Mapping[int, Mapping[str, int]]] = {}
+        self._found: dict[tuple[int, tuple[str, ...]], Mapping[int, Mapping[str, int]]] = {}
 
     def scan(
         self, columns: Sequence[str], start: int, stop: int
@@ -88,44 +79,26 @@ class LargeValues:
         while start < stop:
             shard = bisect_right(self._edges, start) - 1
             end = min(stop, self._edges[shard + 1])
-            for row in self._of_shard(shard):
-                if start <= row < end and (sizes := self._sizes(columns, row)):
+            for row, sizes in self._of_shard(columns, shard).items():
+                if start <= row < end:
                     yield start, row, {}
                     yield row, row + 1, sizes
                     start = row + 1
             yield start, end, {}
             start = end
 
-    def _sizes(self, columns: Sequence[str], row: int) -> dict[str, int]:
+    def _sizes(self, columns: Sequence[str], row: int) -> Mapping[str, int]:
         """Return column -> bytes of the large values of a row."""
-        sizes = self._of_shard(bisect_right(self._edges, row) - 1).get(row, {})
-        return {name: sizes[name] for name in columns if name in sizes}
+        return self._of_shard(columns, bisect_right(self._edges, row) - 1).get(row, {})
 
-    def _of_shard(self, shard: int) -> Mapping[int, Mapping[str, int]]:
+    def _of_shard(self, columns: Sequence[str], shard: int) -> Mapping[int, Mapping[str, int]]:
         """Return row -> column -> bytes of the large values of a shard, in row order."""
-        if self._is_small[shard] or not self._fields:
-            return {}
-        if shard not in self._found:
-            self._found[shard] = self._find(shard)
-        return self._found[shard]
-
-    def _find(self, number: int) -> Mapping[int, Mapping[str, int]]:
-        first, out = self._edges[number], dict[int, dict[str, int]]()
-        for stream in self._streams:
-            if number < len(stream):
-                break
-            number -= len(stream)
-        chunk = stream.chunk(number)
-        form = facts(chunk.format)
-        try:
-            shard = form.open_shard(chunk, stream.columns or self._data.columns or None)
-            values = sorted(form.large_values(shard, self._max_bytes))
-        except FlareError:  # reading the rows raises the same error
-            return out
-        for row, column, size in values:
-            if column in self._fields:
-                out.setdefault(first + row, {})[column] = size
-        return out
+        names = tuple(name for name in columns if name in self._fields)
+        key = shard, names
+        if names and key not in self._found:
+            start, stop = self._edges[shard], self._edges[shard + 1]
+            self._found[key] = self._data.large_values(names, start, stop, self._max_bytes)
+        return self._found[key] if names else {}
 
     def _without(
         self, columns: Sequence[str], row: int, sizes: Mapping[str, int]
@@ -148,15 +121,6 @@ def _has_size(kind: pa.DataType) -> bool:
     """Return whether values of a type are text or bytes, or lists of them."""
     item = kind.value_type if pa.types.is_large_list(kind) else kind
     return item in (BINARY, TEXT)
-
-
-def _are_small(stream: Stream, max_bytes: int) -> BoolArray:
-    """Return whether each chunk is listed with at most `max_bytes`. bool [chunks]"""
-    sizes, raw_sizes = stream.stored, stream.raw_sizes
-    if sizes is None:
-        return np.zeros(len(stream), bool)
-    largest = sizes if raw_sizes is None else np.maximum(sizes, raw_sizes)
-    return (sizes >= 0) & (largest <= max_bytes)
 
 
 def _zeros(kind: pa.DataType, size: int) -> pa.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flarecli.formats.base import Format
+from flarecli.formats.base import Format, LargeValue
 from flarecli.formats.registry import (
     DEFAULT,
     FALLBACK,
@@ -28,6 +28,7 @@ __all__ = [
     "HEAD_BYTES",
     "INDEX",
     "INDEX_FILES",
+    "LargeValue",
     "STREAMED",
     "all_names",
     "facts",

@@ -386,6 +386,16 @@ class Dataset(Data):
             fields.append(field)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
 
+    def large_values(
+        self, columns: Sequence[str], start: int, stop: int, max_bytes: int
+    ) -> dict[int, dict[str, int]]:
+        """Return row -> column -> stored bytes of the values of rows start..stop that have more
+        than `max_bytes`.
+
+        No value is read: values are left out if their format does not know their sizes before.
+        """
+        return self._table.large_values(columns, start, stop, max_bytes)
+
     @property
     def checksum(self) -> str:
         """The checksum of the listing, xxh3_128: columns, and rows, size and checksums of each shard.

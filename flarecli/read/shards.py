@@ -18,7 +18,7 @@ import numpy as np
 
 from flarecli import formats, lifetimes
 from flarecli.errors import FlareError, FormatError, UsageError
-from flarecli.formats import byte_ranges
+from flarecli.formats import LargeValue, byte_ranges
 from flarecli.lazy import pa
 from flarecli.model import Chunk, Columns, IntArray, Row, Shard, Stream, total
 from flarecli.read.fingerprint import listing_checksum
@@ -197,6 +197,16 @@ class Series:
             self._open[i] = shard
         _register(self, i, shard)
         return shard
+
+    def large_values(self, i: int, max_bytes: int) -> list[LargeValue]:
+        """Return the values of a chunk with more than `max_bytes` that its format knows before they
+        are read. A chunk that is listed with fewer bytes is not opened.
+        """
+        is_compressed = self._listed(i)[0].raw_sizes is not None
+        if not is_compressed and 0 < self.weight(i) <= max_bytes:
+            return []
+        shard = self.shard(i)
+        return _format(shard).large_values(shard, max_bytes)
 
     def expect(self, together: int) -> None:
         """Announce that all chunks will be read, as part of `together` bytes."""

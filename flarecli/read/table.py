@@ -243,6 +243,23 @@ class Table:
             )
             start = end
 
+    def large_values(
+        self, names: Sequence[str], start: int, stop: int, max_bytes: int
+    ) -> dict[int, dict[str, int]]:
+        """Return row -> column -> bytes of the values of rows start..stop that have more than
+        `max_bytes`, as far as they are known before they are read; none of selected rows.
+        """
+        out: dict[int, dict[str, int]] = {}
+        if start >= stop or self._selected is not None:
+            return out
+        for one, _ in self._split(names):
+            for i in range(one.position(start), one.position(stop - 1) + 1):
+                for row, name, size in one.large_values(i, max_bytes):
+                    row += one.edges[i]
+                    if start <= row < stop and name in names:
+                        out.setdefault(row, {})[name] = size
+        return dict(sorted(out.items()))
+
     # -- chunks of rows
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[Series, int]]:

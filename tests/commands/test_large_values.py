@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 import flarecli
-from flarecli import commands, encodings
+from flarecli import commands, encodings, playlists, read
 from flarecli.encodings import column
 from flarecli.errors import ReachError
 from flarecli.formats import find
 from flarecli.formats.ffrecord.packed_folder import write_folder
-from flarecli.model import Settings
+from flarecli.model import Playlist, Settings, Stream
 from flarecli.storage import locate
 
 LARGE = 256 << 20
@@ -104,11 +104,12 @@ def test_a_large_value_of_a_bag_or_record_file_takes_no_memory(tmp_path, verb):
 SIZES = [5, 60, 5, 5, 70, 80, 5, 5, 5, 60, 5, 5]
 
 
-def written(folder, form):
-    """A dataset with shards of four rows; row i has a key, text, and SIZES[i] bytes."""
+def written(folder, form, names=("key", "txt", "bin")):
+    """Write a dataset with shards of four rows; row i has a key, text, and SIZES[i] bytes."""
     one = find(form)
     key = one.key_column or "key"
-    columns = one.arrange([column(key, "str"), column("txt", "str"), column("bin", "bytes")])
+    encoding = {"key": "str", "txt": "str", "bin": "bytes"}
+    columns = one.arrange(column(key if name == "key" else name, encoding[name]) for name in names)
     values = {
         key: [f"k{i:02}" for i in range(len(SIZES))],
         "txt": [f"text {i}" for i in range(len(SIZES))],
@@ -181,6 +182,24 @@ def test_a_large_file_of_a_packed_folder_is_refused_with_its_position(tmp_path):
     ]
     files = {path.name: path.read_bytes() for path in out.iterdir() if len(path.name) == 2}
     assert files == {name: data for name, data in contents.items() if name not in large}
+
+
+def test_large_values_of_joined_streams_are_refused(tmp_path):
+    streams = []
+    for name, form, columns in (("left", "mds", ("key", "txt")), ("right", "ffrecord", ("bin",))):
+        written(tmp_path / name, form, columns)
+        (stream,) = read.resolve(str(tmp_path / name))[0].streams
+        urls = [f"{name}/{url}" for url in stream.urls]
+        listed = (encodings.column("bin", "bytes"),) if name == "right" else stream.columns
+        streams.append(Stream(name, locate(str(tmp_path)), form, urls, listed))
+    path = tmp_path / "both.yaml"
+    playlists.write(locate(str(path)), Playlist(tuple(streams)))
+    done = commands.pack(
+        str(path), str(tmp_path / "out"), key="key", max_object=50, on_error="skip"
+    )
+    assert (done.rows, done.failed) == (8, 4)
+    lines = (tmp_path / "out" / "failed.jsonl").read_text().splitlines()
+    assert [json.loads(line)["key"] for line in lines] == ["k01", "k04", "k05", "k09"]
 
 
 def test_a_condition_limit_or_shuffle_selects_rows_before_large_values_are_refused(tmp_path):

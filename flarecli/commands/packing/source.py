@@ -189,7 +189,7 @@ class _DatasetSource(Source):
         rows = len(data) if self._order is None else len(self._order)
         stop = rows if stop is None else min(stop, rows)
         names = data.schema.names if columns is None else columns
-        large = LargeValues(data, self._parts[0], self._max_bytes, unused, exact)
+        large = LargeValues(data, self._max_bytes, unused, exact)
         if self._order is None:
             return large.scan(names, start, stop)
         size = average_row_bytes(self._parts, len(data))

@@ -124,7 +124,7 @@ def open_source(
     order = select_rows(len(data), rows)
     stream = parts[0][0]
     unused = set() if where is not None else _unused_columns(data.schema, options, text_columns)
-    large = LargeValues(data, parts[0], guard.limits.max_bytes, unused)
+    large = LargeValues(data, guard.limits.max_bytes, unused)
 
     def batches(names: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
         row_bytes = average_row_bytes(parts, len(data))
