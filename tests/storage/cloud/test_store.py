@@ -86,6 +86,12 @@ def thing(handler, data=DATA, etag='"one"'):
     )
 
 
+def set_credentials(monkeypatch, **more):
+    values = {"AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "verysecret", **more}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
 def test_an_open_bucket_needs_no_settings(cloud):
     cloud.pages["/open/a"] = lambda handler, times: (
         handler.answer(400, b"") if signed(handler) else thing(handler)
@@ -94,9 +100,7 @@ def test_an_open_bucket_needs_no_settings(cloud):
 
 
 def test_wrong_credentials_end_at_once_and_the_sources_are_named(cloud, monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "verysecret")
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "tokentoken")
+    set_credentials(monkeypatch, AWS_SESSION_TOKEN="tokentoken")
     for code, status in (
         ("InvalidAccessKeyId", 403),
         ("SignatureDoesNotMatch", 403),
@@ -111,50 +115,55 @@ def test_wrong_credentials_end_at_once_and_the_sources_are_named(cloud, monkeypa
         assert cloud.asked["/b/a"] == 1
 
 
-def test_a_pack_resumes_with_new_credentials_after_the_old_ones_expired(
-    cloud, monkeypatch, tmp_path, capfd
-):
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
-        ("AWS_SECRET_ACCESS_KEY", "verysecret"),
-        ("AWS_SESSION_TOKEN", "tokentoken"),
-    ):
-        monkeypatch.setenv(name, value)
-    is_over = True
+def pack_until_credentials_expire(cloud, tmp_path, capfd, links, valid, *options, denied=()):
+    """Pack links to objects, whose credentials expire after some objects; check the printed error.
+
+    links    number of links
+    valid    number of the first object that is refused because the credentials have expired
+    denied   numbers of objects that may never be read
+    return   arguments of the command, and a function that renews the credentials
+    """
+    has_expired = True
 
     def served(handler, times):
-        if is_over and int(handler.path.rpartition("/")[2]) >= 50:
+        number = int(handler.path.rpartition("/")[2])
+        if has_expired and number >= valid:
             refusal("ExpiredToken", 400)(handler, times)
-        elif handler.path.endswith("/7"):
+        elif number in denied:
             refusal("AccessDenied")(handler, times)
         else:
             thing(handler, handler.path.encode() * 9)
 
-    for i in range(5000):
+    def renew():
+        nonlocal has_expired
+        has_expired = False
+
+    for i in range(links):
         cloud.pages[f"/b/{i}"] = served
-    (tmp_path / "index.csv").write_text("url\n" + "".join(f"s3://b/{i}\n" for i in range(5000)))
-    line = [
-        "pack",
-        str(tmp_path / "index.csv"),
-        str(tmp_path / "out"),
-        "--fetch",
-        "url",
-        "--on-error",
-        "skip",
-        "--limit",
-        "120",
-        "--shard-rows",
-        "20",
-    ]
+    index = tmp_path / "index.csv"
+    index.write_text("url\n" + "".join(f"s3://b/{i}\n" for i in range(links)))
+    line = ["pack", str(index), str(tmp_path / "out"), "--fetch", "url", "--on-error", "skip"]
+    line += options
     assert main(line) == 3
     out, err = capfd.readouterr()
     assert re.sub(r"127\.0\.0\.1:\d+", "HOST", err).splitlines()[-2:] == [
-        "error: s3://b/50: 400 Bad Request (ExpiredToken), tried with the key in AWS_ACCESS_KEY_ID at http://HOST",
+        f"error: s3://b/{valid}: 400 Bad Request (ExpiredToken), tried with the key in AWS_ACCESS_KEY_ID at http://HOST",
         "hint: Get new credentials, then run the same command again.",
     ]
     assert out == "" and not any(secret in err for secret in SECRETS)
+    return line, renew
+
+
+def test_a_pack_resumes_with_new_credentials_after_the_old_ones_expired(
+    cloud, monkeypatch, tmp_path, capfd
+):
+    set_credentials(monkeypatch, AWS_SESSION_TOKEN="tokentoken")
+    options = ["--limit", "120", "--shard-rows", "20"]
+    line, renew = pack_until_credentials_expire(
+        cloud, tmp_path, capfd, 5000, 50, *options, denied=[7]
+    )
     assert sum(cloud.asked.values()) < 400
-    is_over = False
+    renew()
     assert main([*line, "--resume"]) == 1
     assert len(read.open(str(tmp_path / "out"))) == 119
     assert [
@@ -165,42 +174,9 @@ def test_a_pack_resumes_with_new_credentials_after_the_old_ones_expired(
 
 def test_expired_credentials_end_a_pack_through_s3fs(cloud, monkeypatch, tmp_path, capfd):
     pytest.importorskip("s3fs")
-    for name, value in (
-        ("FLARE_S3", "s3fs"),
-        ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
-        ("AWS_SECRET_ACCESS_KEY", "verysecret"),
-    ):
-        monkeypatch.setenv(name, value)
-
-    def served(handler, times):
-        if int(handler.path.rpartition("/")[2]) >= 3:
-            refusal("ExpiredToken", 400)(handler, times)
-        else:
-            thing(handler, handler.path.encode() * 9)
-
-    for i in range(12):
-        cloud.pages[f"/b/{i}"] = served
-    (tmp_path / "index.csv").write_text("url\n" + "".join(f"s3://b/{i}\n" for i in range(12)))
-    line = [
-        "pack",
-        str(tmp_path / "index.csv"),
-        str(tmp_path / "out"),
-        "--fetch",
-        "url",
-        "--on-error",
-        "skip",
-        "--shard-rows",
-        "2",
-        "--jobs",
-        "1",
-    ]
-    assert main(line) == 3
-    out, err = capfd.readouterr()
-    assert re.sub(r"127\.0\.0\.1:\d+", "HOST", err).splitlines()[-2:] == [
-        "error: s3://b/3: 400 Bad Request (ExpiredToken), tried with the key in AWS_ACCESS_KEY_ID at http://HOST",
-        "hint: Get new credentials, then run the same command again.",
-    ]
-    assert out == "" and not any(secret in err for secret in SECRETS)
+    set_credentials(monkeypatch, FLARE_S3="s3fs")
+    options = ["--shard-rows", "2", "--jobs", "1"]
+    pack_until_credentials_expire(cloud, tmp_path, capfd, 12, 3, *options)
 
 
 def test_the_role_of_the_machine_is_used_only_if_anonymous_access_is_denied(cloud, monkeypatch):
