@@ -1,11 +1,11 @@
-"""CPU time of two checkouts of flare on the same tasks, in turns: shows what a change of structure costs.
+"""Compare the CPU time of two checkouts of flare on the same tasks.
 
     python benchmarks/compare_trees.py OLD NEW [--rounds 5] [--only NAME,…]
 
-OLD and NEW are folders that contain `flarecli`. Each task is a process that imports one of them; it runs once in each before the
-rounds that count. A task of the command line counts all CPU of its process (user and system, all threads); a task of the Python
-package counts the CPU of its loop alone and prints it. The figure of a task is the ratio NEW / OLD of the medians, and the smallest
-and largest ratio of a round. The exit code is 1 if a ratio of medians is above 1.10.
+OLD and NEW are folders that contain `flarecli`. Each task is a process that imports one of the two checkouts. It runs once with each
+checkout before the counted rounds. For a task of the command line, the CPU time of the whole process counts (user and system, all
+threads); a task of the Python package counts and prints the CPU time of its loop. For each task, the ratio NEW / OLD of the medians is
+printed, with the smallest and the largest ratio of a round. The exit code is 1 if a ratio of medians is above 1.10.
 """
 
 import argparse
@@ -26,7 +26,7 @@ FORMATS = ("mds", "json", "tsv", "ffrecord", "granular", "webdataset")
 
 
 class Task(NamedTuple):
-    """Arguments of `flare`, or the source of a program that prints the seconds of its loop; `{out}` is a new folder."""
+    """Arguments of `flare`, or the source of a program that prints the seconds of its loop. `{out}` is a new folder."""
 
     arguments: str = ""
     program: str = ""
@@ -76,7 +76,7 @@ cpu(lambda: [len(flare.open({folder!r})) for _ in range(20)])
 
 
 def tasks(data: Path) -> dict[str, Task]:
-    """Return the tasks over the datasets that `prepare` wrote."""
+    """Return the tasks for the datasets that `prepare` wrote."""
     table, images, small = data / "text.parquet", data / "images.parquet", data / "small"
     found = {
         "start: --version": Task("--version"),
@@ -109,7 +109,7 @@ def tasks(data: Path) -> dict[str, Task]:
 
 
 def prepare(data: Path, tree: Path) -> None:
-    """Write the sources and the datasets that the tasks read, with `tree`."""
+    """Write the sources and datasets of the tasks with the checkout `tree`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -130,13 +130,13 @@ def prepare(data: Path, tree: Path) -> None:
 
 
 def flare(tree: Path, arguments: str) -> float:
-    """Run `flare` of a tree; return the CPU seconds of its process."""
+    """Run `flare` of a checkout, and return the CPU seconds of its process."""
     start = "import sys; from flarecli.__main__ import entry; sys.exit(entry())"
     return run([sys.executable, "-c", start, *arguments.split()], PYTHONPATH=str(tree)).cpu
 
 
 def seconds(task: Task, tree: Path) -> float:
-    """Run a task with the package of `tree`; return its CPU seconds."""
+    """Run a task with a checkout, and return its CPU seconds."""
     if task.program:
         printed = run([sys.executable, "-c", LOOP + task.program], PYTHONPATH=str(tree)).out
         return float(printed)
@@ -152,7 +152,7 @@ def main() -> int:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="parts of names of tasks")
+    parser.add_argument("--only", default="", help="parts of task names, separated by commas")
     options = parser.parse_args()
     trees = options.old.resolve(), options.new.resolve()
     slower = []

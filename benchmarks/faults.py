@@ -1,10 +1,11 @@
-"""A pack of ten million rows into a bucket that counts what it is asked, answers late, and fails once in a thousand times.
+"""Pack ten million rows into a slow bucket that fails one request in a thousand.
 
     python benchmarks/faults.py [--rows 10000000] [--part-rows 50000] [--latency 0.005] [--faults 0.001]
 
-The bucket is moto's S3 server behind a gate. Half of the faults are a refusal (503) of what was not done; the other half break off after it was
-done, so that the client cannot know. What comes out is held against a pack of the same rows into a folder: the playlists, which list the
-sum of every file, must be the same bytes. Printed are requests, seconds, and the most memory of the process that packs.
+The bucket is moto's S3 server behind a gateway that counts, delays and fails requests. Half of the faults are a refusal (503) without
+an effect. The other half are a refusal after the request took effect, which the client cannot know. The same rows are packed into a
+folder too, and both playlists, which list the checksum of every file, must be equal bytes. The requests, the seconds and the peak
+memory of the packing process are printed.
 """
 
 import argparse
@@ -31,11 +32,11 @@ from flarecli.storage import locate
 
 COUNTS = "/-/counts"
 VERBS = ("PUT", "GET", "HEAD", "POST", "delete", "list")
-AT_ONCE = 500_000  # rows made at once
+BATCH_ROWS = 500_000  # rows generated at a time
 
 
-class Gate:
-    """What every request passes: counted, held up, and now and then answered with a fault."""
+class Gateway:
+    """WSGI gateway that counts and delays every request, and answers some with a fault."""
 
     def __init__(self, app, latency: float, faults: float) -> None:
         self.app, self.latency, self.faults = app, latency, faults
@@ -58,7 +59,7 @@ class Gate:
             self.counts["bytes in"] += int(environ.get("CONTENT_LENGTH") or 0)
             dice = self.chance.random()
             self.counts["refused"] += dice < self.faults / 2
-            self.counts["broken off when done"] += self.faults / 2 <= dice < self.faults
+            self.counts["failed after taking effect"] += self.faults / 2 <= dice < self.faults
         time.sleep(self.latency)
         if dice >= self.faults:
             return self.app(environ, answer)
@@ -81,11 +82,13 @@ def serve(port: int, latency: float, faults: float) -> None:
             pass
 
     app = DomainDispatcherApplication(create_backend_app)
-    run_simple("127.0.0.1", port, Gate(app, latency, faults), threaded=True, request_handler=Silent)
+    run_simple(
+        "127.0.0.1", port, Gateway(app, latency, faults), threaded=True, request_handler=Silent
+    )
 
 
 def served(args) -> tuple[subprocess.Popen, str]:
-    """Start the bucket in a process of its own; give its address."""
+    """Start the bucket in another process, and return the process and its address."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -115,8 +118,8 @@ def served(args) -> tuple[subprocess.Popen, str]:
 def index(path: str, rows: int, part_rows: int) -> None:
     schema = pa.schema({"id": pa.int64(), "text": pa.string()})
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
-        for first in range(0, rows, AT_ONCE):
-            ids = pa.array(np.arange(first, min(first + AT_ONCE, rows)))
+        for first in range(0, rows, BATCH_ROWS):
+            ids = pa.array(np.arange(first, min(first + BATCH_ROWS, rows)))
             words = pc.binary_repeat("word ", pa.array(np.arange(len(ids)) % 17))
             file.write_table(
                 pa.table(

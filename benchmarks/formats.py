@@ -1,16 +1,17 @@
-"""Every format: flare, the original library and the floor, one row at random, all in order, written from memory.
+"""Measure every format: flare, the original library, and a minimal loop as the floor.
 
     PEER_PYTHON=… GRANULAR_PYTHON=… WEBDATASET_PYTHON=… python benchmarks/formats.py [FORMAT …] [--workloads w1,w2,w3] [--rounds 5]
 
-w1 is 100,000 rows of about 1 KB of text, an integer and a float; w2 5,000 of about 20 KB of bytes, an integer and a caption; w3 1,000 of
-500 KB and an integer. The variables name interpreters that have mosaicml-streaming, granular 0.24 and webdataset; without one its
-original does not run. In place of ffrecord, which cannot be installed, stand `os.pread` and `zlib.crc32`. The floor is a map, struct
-and slices in the shortest Python there is, asked as `read_rows` is. All sides read the same files, written by flare, from the page cache.
+The operations are reading one random row, reading all rows in order, and writing from memory. A row of workload w1 has about 1 KB of
+text, an integer and a float (100,000 rows); a row of w2 about 20 KB of bytes, an integer and a caption (5,000 rows); a row of w3 500 KB
+of bytes and an integer (1,000 rows). The variables name interpreters with mosaicml-streaming, granular 0.24 and webdataset; an original
+without an interpreter is skipped. `os.pread` and `zlib.crc32` replace ffrecord, which cannot be installed. The floor is a memory map,
+struct and slices in minimal Python, with the interface of `read_rows`. All read the same files, which flare wrote, from the page cache.
 
-Each side is one process that waits for its turn; they take turns operation by operation. Figures are CPU time, user and system, of
-all threads, in µs a sample: the lowest of two or three times in a turn, and of those medians of the rounds; ratios are medians of each
-round's own. Writing by flare ends on the disk (fsync), with journal and sums; the originals and the floor stop at the page cache.
-malloc is told to keep what is freed, for all sides alike: else what half a megabyte costs depends on what lies at the top of the heap.
+Each side is a process. The sides run one operation after another, in turns. Results are CPU time, user and system, of all threads, in
+µs per sample: the lowest of two or three runs in a turn, and of these the median of the rounds. Ratios are medians of the ratios of each
+round. Writing with flare includes fsync, a journal and checksums; the originals and the floor write to the page cache only. For all
+sides, malloc is configured to keep freed memory; otherwise the cost of half a megabyte depends on the top of the heap.
 """
 
 import argparse
@@ -30,12 +31,12 @@ PEERS = {
     "csv": "PEER_PYTHON",
     "granular": "GRANULAR_PYTHON",
     "webdataset": "WEBDATASET_PYTHON",
-    "ffrecord": "",  # this interpreter does
+    "ffrecord": "",  # this interpreter has what the side needs
 }
 FLOORS = ("mds", "granular", "ffrecord")
 WORKLOADS = {
     name: ("w1",) if name in ("json", "csv") else ("w1", "w2", "w3") for name in PEERS
-}  # lines hold no bytes
+}  # text formats cannot store bytes
 LABELS = {
     "row": "random row",
     "row_of_dataset": "same, data.rows",
@@ -45,10 +46,13 @@ LABELS = {
     "views": "64 checked, views",
     "write": "write",
 }
-RIVALS = {"row_of_dataset": "row", "scan_views": "scan"}  # what the others do beside it
-OWN = {"row_of_dataset", "scan_views"}  # operations of flare alone
+RIVALS = {
+    "row_of_dataset": "row",
+    "scan_views": "scan",
+}  # -> the operation of the other sides to compare with
+OWN = {"row_of_dataset", "scan_views"}  # operations that only flare has
 NOT_OF = {"peer": {"ffrecord": ("row", "scan", "write"), "webdataset": ("row",)}}
-TIMES_PEER = {  # at least so many times the original, w1 w2 w3
+TIMES_PEER = {  # minimum speed relative to the original, for w1, w2, w3
     ("mds", "scan"): (30, 15, 1.5),
     ("mds", "write"): (8, 3, 2),
     ("granular", "scan"): (2, 2, 1.5),
@@ -58,14 +62,16 @@ TIMES_PEER = {  # at least so many times the original, w1 w2 w3
     ("ffrecord", "copies"): (1.5, 2, 2),
     ("ffrecord", "views"): (2, 8, 8),
 }
-TIMES_FLOOR = {(name, "row"): (1.3, 1.3, 1.3) for name in FLOORS}  # at most so many times the floor
+TIMES_FLOOR = {
+    (name, "row"): (1.3, 1.3, 1.3) for name in FLOORS
+}  # maximum time relative to the floor
 AT_MOST = {
     ("ffrecord", "write"): (3.2 * 1.2, 18 * 1.2, 500 * 1.2)
-}  # µs: the original's own figures, of another machine
+}  # µs: published results of the original, from another machine
 
 
 class Child:
-    """One side of one format, started when it is first asked."""
+    """The process of one side of one format, started at its first operation."""
 
     def __init__(self, python: str, side: str, form: str, folder: str) -> None:
         argv = [python, str(HERE / "formats_child.py"), side, form, folder]
@@ -86,7 +92,7 @@ class Child:
             try:
                 return float(line)
             except ValueError:
-                continue  # a library's own words
+                continue  # messages of a library
         sys.exit(f"{' '.join(map(str, self._process.args))}: ended at {workload} {operation}")  # type: ignore[arg-type]
 
     def end(self) -> None:
@@ -96,7 +102,7 @@ class Child:
 
 
 class Line(NamedTuple):
-    """One operation on one workload: side -> µs of each round."""
+    """Results of one operation on one workload: side -> µs of each round."""
 
     form: str
     workload: str
@@ -189,9 +195,11 @@ def measured(
             sides = sides_of(form, line.operation, children)
             for side in sides if number % 2 else reversed(sides):
                 cost = children[side].ask(workload, line.operation)
-                if number:  # the first loads what is loaded on first use, and brings the files into the page cache
+                if number:  # the first run loads modules and brings the files into the page cache
                     line.costs.setdefault(side, []).append(cost)
-    for line in lines:  # what flare has two ways for is held against the one that the others have
+    for (
+        line
+    ) in lines:  # several operations of flare are compared with the same operation of the others
         if line.operation in RIVALS:
             for other in (one for one in lines if one.operation == RIVALS[line.operation]):
                 line.costs.update(

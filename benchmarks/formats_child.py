@@ -1,8 +1,9 @@
-"""One side of `formats.py`, in a process of its own: flare, an original library, or the floor.
+"""One side of `formats.py` in its own process: flare, an original library, or the floor.
 
-    formats_child.py SIDE FORMAT FOLDER      reads lines `WORKLOAD OPERATION`, does it once, answers with CPU µs a sample
+    formats_child.py SIDE FORMAT FOLDER
 
-FOLDER/WORKLOAD is the dataset, FOLDER/WORKLOAD-scan the first rows of it, both written by flare and read by all.
+It reads lines `WORKLOAD OPERATION`, runs each operation, and prints its CPU µs per sample. FOLDER/WORKLOAD is the dataset, and
+FOLDER/WORKLOAD-scan its first rows. flare wrote both, and all sides read them.
 """
 
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 
 from formats_data import WORKLOADS, samples
 
-TIMES = {"write": 3}  # the first of a turn pays for memory that the host took away meanwhile
+TIMES = {"write": 3}  # the first run of a turn also pays for memory that the host took back
 Done = int  # samples
 Operation = Callable[[], Done]
 
@@ -32,13 +33,13 @@ def main(side: str, form: str, folder: str) -> None:
     for line in sys.stdin:
         wanted, operation = line.rstrip("\n").split(" ", 1)
         if wanted != workload:
-            workload, one = wanted, None  # what the one before held is free before the next is made
+            workload, one = wanted, None  # free the memory of the last operation first
             one = Side(form, wanted, Path(folder, wanted))
         print(run(one, operation), flush=True)
 
 
 def run(one: Any, operation: str) -> float:
-    """Give CPU µs a sample of one operation, the lowest of a few times; what was written goes before the next."""
+    """Return the CPU µs per sample of an operation, the lowest of a few runs. Written files are removed."""
     out = Path(f"{one.folder}-{operation}-{type(one).__name__}")
     begin, costs = getattr(one, operation), []
     todo = begin(out) if operation == "write" else begin
@@ -51,12 +52,12 @@ def run(one: Any, operation: str) -> float:
 
 
 def held(workload: str) -> list[dict[str, Any]]:
-    """Give all samples of a workload as Python values."""
+    """Yield all samples of a workload as Python values."""
     return list(samples(workload, WORKLOADS[workload].rows))
 
 
 def count(items: Iterable[Any]) -> int:
-    """Go through all there is; a loop costs less than what is measured."""
+    """Exhaust an iterable. The loop costs less than the measured work."""
     done = 0
     for _ in items:
         done += 1

@@ -1,4 +1,4 @@
-"""What the formats are measured with: three workloads, the same values in every process, made by nothing but the standard library."""
+"""The three workloads of `formats.py`, with the same values in every process. They need only the standard library."""
 
 import random
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Workload(NamedTuple):
-    """rows; how many an iteration of the slowest reads; field -> kind; how many rows are read at random by flare, and by others."""
+    """Number of rows; rows that the slowest side iterates over; field -> kind; random reads by flare and by the others."""
 
     rows: int
     scanned: int
@@ -24,12 +24,16 @@ WORKLOADS = {
     ),  # 20 KB
     "w3": Workload(1_000, 1_000, {"data": "bytes", "number": "int"}, 500, 300),  # 500 KB
 }
-RECORD = {"w1": "text", "w2": "image", "w3": "data"}  # the field that a format of one column holds
+RECORD = {
+    "w1": "text",
+    "w2": "image",
+    "w3": "data",
+}  # the field that a format with one column stores
 SHARD = 1 << 26
 
 
 def samples(workload: str, rows: int) -> Iterator[dict[str, Any]]:
-    """Give the first rows of a workload: text of about 1 KB, bytes like those of a JPEG of about 20 KB, or 500 KB of noise."""
+    """Yield the first rows of a workload: 1 KB of text, 20 KB of bytes like those of a JPEG, or 500 KB of noise."""
     rng = random.Random(workload)
     words = [
         bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))).decode()
@@ -61,7 +65,7 @@ def samples(workload: str, rows: int) -> Iterator[dict[str, Any]]:
 
 
 def picks(workload: str, fewer: bool) -> list[int]:
-    """Give rows in a random order, the same for everyone; `fewer` are the first of them."""
+    """Return row numbers in a random order, the same for all sides; `fewer` selects the first of them."""
     shape, rng = WORKLOADS[workload], random.Random(7)
     rows = [rng.randrange(shape.rows) for _ in range(shape.picks)]
     return rows[: shape.fewer] if fewer else rows

@@ -1,4 +1,4 @@
-"""flare's side of `formats.py`."""
+"""The flare side of `formats.py`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +16,11 @@ from flarecli.write.columns import ColumnConverter
 TYPES = {"int": pa.int64(), "float64": pa.float64(), "str": pa.string(), "bytes": pa.large_binary()}
 BATCH_BYTES = 8 << 20
 ONE_COLUMN = ("ffrecord",)
-SHARDS = {"granular": None}  # bytes; the original reads a folder that is not sharded
+SHARDS = {"granular": None}  # bytes; the original reads only a folder without shards
 
 
 def batches(form: str, workload: str, rows: int) -> list[pa.RecordBatch]:
-    """Give a workload as Arrow has it from any table."""
+    """Return a workload as an Arrow table."""
     kinds = WORKLOADS[workload].kinds
     names = [RECORD[workload]] if form in ONE_COLUMN else list(kinds)
     schema = pa.schema([(name, TYPES[kinds[name]]) for name in names])
@@ -39,7 +39,7 @@ def batches(form: str, workload: str, rows: int) -> list[pa.RecordBatch]:
 
 
 def write(form: str, folder: Path, data: list[pa.RecordBatch], kinds: dict[str, str]) -> int:
-    """Write batches as a user of the Writer does, or a pack: shards, index, playlist, all on the disk."""
+    """Write batches with the Writer: shards, index and playlist, synced to the disk."""
     settings = Settings(shard_bytes=SHARDS.get(form, SHARD))
     with flarecli.Writer(str(folder), format=form, settings=settings) as writer:
         columns = writer.name_columns({name: kinds[name] for name in data[0].schema.names})
@@ -52,14 +52,14 @@ def write(form: str, folder: Path, data: list[pa.RecordBatch], kinds: dict[str, 
 
 
 def make(form: str, workload: str, folder: Path) -> None:
-    """Write the dataset that all sides read, and the first rows of it that all go through."""
+    """Write the dataset for random reads, and a dataset of its first rows for reads in order."""
     shape = WORKLOADS[workload]
     write(form, folder, batches(form, workload, shape.rows), shape.kinds)
     write(form, Path(f"{folder}-scan"), batches(form, workload, shape.scanned), shape.kinds)
 
 
 class Flare:
-    """Operations on one dataset."""
+    """The measured operations on one dataset."""
 
     def __init__(self, form: str, workload: str, folder: Path) -> None:
         self.form, self.workload, self.folder = form, workload, folder
@@ -109,7 +109,7 @@ class Flare:
         return self._by_64(ffrecord_table.read_views)
 
     def _by_64(self, read: Callable[..., Any]) -> int:
-        """Read 64 rows of one shard at a time, as many as there are."""
+        """Read all rows of the shards, 64 at a time."""
         done, by_shard = 0, dict[int, list[int]]()
         shards = {id(shard): shard for shard, _ in self.places}
         for shard, row in self.places:

@@ -1,6 +1,6 @@
-"""The floor of `formats.py`: what the bytes of a format cost the shortest Python there is: a map, struct, slices, no check of anything.
+"""The floor of `formats.py`: the least work for the bytes of a format in Python, with a memory map, struct and slices, without checks.
 
-It is asked as `read_rows` is: rows in, a list of dicts of bytes out.
+Like `read_rows`, it gets row numbers and returns a list of dicts of bytes.
 """
 
 import json
@@ -23,7 +23,7 @@ def mapped(path: Path) -> mmap.mmap:
 
 
 class Floor:
-    """Rows of one workload; `shards` of a folder are (what rows are read from, their table, how many)."""
+    """Rows of one workload. `shards` has (source of the rows, table of the rows, number of rows) for each shard."""
 
     def __init__(self, form: str, workload: str, folder: Path) -> None:
         self.form, self.workload, self.folder = form, workload, folder

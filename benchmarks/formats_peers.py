@@ -1,4 +1,4 @@
-"""The original libraries' side of `formats.py`, each by its own interpreter: it imports nothing of flare."""
+"""The sides of the original libraries in `formats.py`, each with its own interpreter. This module does not import flare."""
 
 import os
 import struct
@@ -12,7 +12,7 @@ from formats_data import SHARD, WORKLOADS, picks
 
 
 class Peer:
-    """Operations on one dataset; the samples that are written are made when they are first needed."""
+    """Operations on one dataset. The samples to write are generated at first use."""
 
     def __init__(self, form: str, workload: str, folder: Path) -> None:
         self.form, self.workload, self.folder = form, workload, folder
@@ -35,7 +35,7 @@ class Peer:
 
 
 class Streaming(Peer):
-    """mosaicml-streaming: StreamingDataset and its writers."""
+    """mosaicml-streaming: StreamingDataset and the writers."""
 
     def open(self) -> None:
         from streaming import StreamingDataset
@@ -69,7 +69,7 @@ class Streaming(Peer):
 
 
 class Granular(Peer):
-    """granular 0.24: DatasetReader, ranges of 64 in order; DatasetWriter, flushed every 64."""
+    """granular 0.24: DatasetReader, in order in ranges of 64; DatasetWriter, flushed after each 64 rows."""
 
     def open(self) -> None:
         import granular
@@ -100,7 +100,7 @@ class Granular(Peer):
 
 
 class WebDataset(Peer):
-    """webdataset: the pipeline that reads tars in order, nothing decoded; TarWriter."""
+    """webdataset: the pipeline that reads tars in order, without decoding; TarWriter."""
 
     def scan(self) -> int:
         import webdataset
@@ -132,7 +132,7 @@ class WebDataset(Peer):
 
 
 class Plain(Peer):
-    """What stands in for ffrecord, which cannot be installed: `os.pread` and `zlib.crc32`, 64 records at a time."""
+    """Replacement of ffrecord, which cannot be installed: `os.pread` and `zlib.crc32`, 64 records at a time."""
 
     def open(self) -> None:
         self.files = []

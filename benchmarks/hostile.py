@@ -1,11 +1,11 @@
-"""Inputs below 1 MB made to exhaust memory or time: each is given to each command, one at a time.
+"""Run each command on inputs below 1 MB that are designed to exhaust memory or time.
 
     python benchmarks/hostile.py [--only NAME,…] [--commands NAME,…] [--keep DIR] [--all]
 
-Each command is a child process that may have 6 GB of address space and 60 s of CPU. Printed are the peak resident memory of its
-largest process, as GNU time reports it, CPU seconds of all its processes, the exit code and the last line on stderr. A row fails above
-1 GB or 20 s, or with a traceback, a signal, or an error that is reported as a bug; then the exit code is 1. `--all` prints every row,
-otherwise only the failed ones and the worst of each input.
+Each command is a child process with limits of 6 GB of address space and 60 s of CPU. The peak resident memory of its largest process
+(from GNU time), the CPU seconds of all its processes, the exit code and the last line of stderr are printed. A run fails above 1 GB or
+20 s, or with a traceback, a signal, or an error that is reported as a bug; then the exit code is 1. `--all` prints every run; the
+default is to print failed runs and the most expensive run of each input.
 """
 
 import argparse
@@ -89,13 +89,13 @@ INPUTS: dict[str, tuple[Build, dict[str, str]]] = {}
 
 
 def made(build: Build) -> Build:
-    """Register a builder of a dataset: it writes into an empty folder and returns what the commands are given."""
+    """Register a builder of a dataset. It writes into an empty folder and returns the address for the commands."""
     INPUTS[build.__name__] = build, COMMANDS
     return build
 
 
 def table(build: Build) -> Build:
-    """Register a builder of an index, which fewer commands read."""
+    """Register a builder of an index. Fewer commands read an index."""
     INPUTS[build.__name__] = build, TABLE_COMMANDS
     return build
 
@@ -105,7 +105,7 @@ def zstd(data: bytes, level: int = 19) -> bytes:
 
 
 def repeated(part: bytes, count: int, level: int = 3) -> bytes:
-    """Compress `part` `count` times over, without holding that: one zstd frame that declares its size."""
+    """Compress `count` copies of `part` as one zstd frame with its size, without keeping them in memory."""
     packer = zstandard.ZstdCompressor(level=level).compressobj(size=len(part) * count)
     return b"".join(packer.compress(part) for _ in range(count)) + packer.flush()
 
@@ -133,7 +133,7 @@ def csv_20000_columns(folder: Path) -> Path:
 
 @table
 def csv_10000_columns(folder: Path) -> Path:
-    """As many columns as are read, and as many rows as fit."""
+    """The maximum number of columns, and as many rows as fit."""
     path = folder / "x.csv"
     names = [f"c{i}" for i in range(10_000)]
     row = ",".join(["1"] * len(names))
@@ -210,7 +210,7 @@ def jsonl_one_row_of_keys(folder: Path) -> Path:
 
 @table
 def jsonl_wide_then_narrow(folder: Path) -> Path:
-    """9,000 columns in the first row, and 100,000 rows that have none of them."""
+    """A first row with 9,000 columns, and 100,000 rows without any."""
     path = folder / "x.jsonl"
     path.write_text(
         "{" + ",".join(f'"{i:x}":1' for i in range(9_900)) + "}\n" + '{"0":1}\n' * 100_000
@@ -246,7 +246,7 @@ def jsonl_many_exact(folder: Path) -> Path:
 
 @table
 def jsonl_late_error(folder: Path) -> Path:
-    """Many rows, the last of which does not parse."""
+    """Many rows; the last row is invalid."""
     path = folder / "x.jsonl"
     path.write_text('{"a":1}\n' * 110_000 + '{"a":"x"}\n')
     return path
@@ -275,7 +275,7 @@ def json_array_of_commas(folder: Path) -> Path:
 
 @table
 def list_of_names(folder: Path) -> Path:
-    """A list of 300,000 tables that are not there."""
+    """A list of 300,000 tables that do not exist."""
     path = folder / "x.txt"
     path.write_text("".join(f"{i:x}.csv\n" for i in range(100_000)))
     return path
@@ -315,7 +315,7 @@ def parquet_text(folder: Path) -> Path:
 
 @table
 def parquet_escaped_text(folder: Path) -> Path:
-    """One text of 250 MB that takes 1.5 GB as JSON."""
+    """One text of 250 MB that becomes 1.5 GB of JSON."""
     return _parquet_text(folder / "x.parquet", "\x01")
 
 
@@ -353,7 +353,7 @@ def parquet_large_dictionary(folder: Path) -> Path:
 
 @table
 def parquet_late_dictionary(folder: Path) -> Path:
-    """4,096 empty values, then 900 kB in every row: what is known of the first rows says nothing."""
+    """4,096 empty values, then 900 kB in every row, so the first rows are no estimate of the others."""
     indices = np.ones(100_000, np.int8)
     indices[:4096] = 0
     value = np.random.default_rng(1).integers(0, 256, 900_000, np.uint8).tobytes()
@@ -365,7 +365,7 @@ def parquet_late_dictionary(folder: Path) -> Path:
 
 @table
 def parquet_prefixes(folder: Path) -> Path:
-    """DELTA_BYTE_ARRAY: each value is the one before it, 800 kB of it."""
+    """DELTA_BYTE_ARRAY: each value repeats 800 kB of the previous value."""
     value = np.random.default_rng(1).integers(0, 128, 800_000, np.uint8).tobytes()
     table = pa.table({"a": pa.array([value] * 1000, pa.binary())})
     return _parquet(
@@ -404,7 +404,7 @@ def parquet_zeros(folder: Path) -> Path:
 
 @table
 def parquet_list(folder: Path) -> Path:
-    """One row that lists 100 million numbers."""
+    """One row with a list of 100 million numbers."""
     values = pa.LargeListArray.from_arrays([0, 100_000_000], np.zeros(100_000_000, np.int8))
     return _parquet(folder / "x.parquet", pa.table({"a": values}))
 
@@ -450,13 +450,13 @@ def arrow_zeros(folder: Path) -> Path:
 
 @table
 def arrow_nulls(folder: Path) -> Path:
-    """A column of type null needs no bytes, however long it is."""
+    """A long column of type null, which takes no bytes."""
     return _ipc(folder / "x.arrow", [pa.record_batch({"a": pa.nulls(2_000_000_000)})] * 100, None)
 
 
 @table
 def arrow_dictionary(folder: Path) -> Path:
-    """One value of 900 kB, 60,000 times by number."""
+    """A dictionary with one value of 900 kB, which 60,000 rows refer to."""
     value = np.random.default_rng(1).integers(0, 256, 900_000, np.uint8).tobytes()
     column = pa.DictionaryArray.from_arrays(
         pa.array(np.zeros(60_000, np.int8)), pa.array([value], pa.binary())
@@ -492,7 +492,7 @@ def arrow_list_views(folder: Path) -> Path:
 
 @table
 def arrow_runs(folder: Path) -> Path:
-    """One run of a value of 800 kB, 60,000 long."""
+    """One run of 60,000 rows with the same value of 800 kB."""
     value = np.random.default_rng(1).integers(0, 256, 800_000, np.uint8).tobytes()
     column = pa.RunEndEncodedArray.from_arrays(
         pa.array([60_000], pa.int32()), pa.array([value], pa.binary())
@@ -502,7 +502,7 @@ def arrow_runs(folder: Path) -> Path:
 
 @table
 def arrow_fixed_lists(folder: Path) -> Path:
-    """Lists of no items, which need no bytes."""
+    """Empty lists, which take no bytes."""
     column = pa.Array.from_buffers(
         pa.list_(pa.int8(), 0), 2_000_000_000, [None], children=[pa.array([], pa.int8())]
     )
@@ -562,7 +562,7 @@ def _mds(
     packed: str | None = "zstd",
     copies: int = 1,
 ) -> Path:
-    """Write a shard of samples of these sizes, whose bytes come in parts; `copies` of it under other names."""
+    """Write a shard of samples of these sizes from parts of bytes, and `copies` of it under other names."""
     named = _head(columns, packed)
     first = 4 + 4 * (len(sizes) + 1) + len(named)
     offsets = first + np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -617,7 +617,7 @@ def mds_declared_2gb(folder: Path) -> Path:
 
 @made
 def mds_bytes_250mb(folder: Path) -> Path:
-    """Below the volume from which the ratio counts."""
+    """A size below which the compression ratio is not limited."""
     return _one_value(folder, "bytes", bytes(MB), 250)
 
 
@@ -664,7 +664,7 @@ def mds_ndarray_250mb(folder: Path) -> Path:
 
 @made
 def mds_ndarray_of_nothing(folder: Path) -> Path:
-    """Arrays of shape (2^31, 0): no bytes, and two thousand million empty lists."""
+    """Arrays of shape (2^31, 0): no bytes, but two billion empty lists."""
     return _mds(folder, [("a", "ndarray:uint8:2147483648,0", 0)], [0] * 4, [b""])
 
 
@@ -676,7 +676,7 @@ def mds_samples(folder: Path) -> Path:
 
 @made
 def mds_samples_of_nothing(folder: Path) -> Path:
-    """240,000 samples without a byte, not compressed."""
+    """240,000 empty samples, not compressed."""
     return _mds(folder, [], np.zeros(240_000, np.int64), [], None)
 
 
@@ -694,7 +694,7 @@ def mds_uneven(folder: Path) -> Path:
 
 @made
 def mds_many_shards(folder: Path) -> Path:
-    """Shards of 120 MB, 4 kB each."""
+    """Shards of 4 kB that decompress to 120 MB."""
     return _one_value(folder, "bytes", bytes(MB), 120, copies=50)
 
 
@@ -749,7 +749,7 @@ def mds_long_integer(folder: Path) -> Path:
 
 @made
 def json_shard(folder: Path) -> Path:
-    """A JSON shard of 120 MB: one line."""
+    """A JSON shard with one line of 120 MB."""
     line = b'{"a": "' + b"x" * 120 * MB + b'"}\n'
     return _lines(folder, "json", [("a", "str", None)], line, 1)
 
@@ -768,7 +768,7 @@ def csv_shard_value(folder: Path) -> Path:
 def _lines(
     folder: Path, format: str, columns: list[tuple[str, str, int | None]], body: bytes, rows: int
 ) -> Path:
-    """Write a shard of lines of one length, and its table of offsets, both in zstd."""
+    """Write a shard of lines of equal length and its table of offsets, both compressed with zstd."""
     head = b"a\n" if format == "csv" else b""
     step = len(body) // rows
     starts = len(head) + step * np.arange(rows + 1, dtype=np.int64)
@@ -814,7 +814,7 @@ def _tar(members: list[tuple[str, bytes]]) -> bytes:
 
 @made
 def tar_gz_members(folder: Path) -> Path:
-    """240,000 empty members of one sample each: the same header again."""
+    """240,000 empty members, one for each sample, all with the same header."""
     path = folder / "x.tar.zst"
     part = b"".join(_tar([(f"{i:04}.txt", b"")])[:512] for i in range(1000))
     path.write_bytes(repeated(part, 240) + zstd(bytes(1024)))
@@ -841,7 +841,7 @@ def tar_gz_value(folder: Path) -> Path:
 
 @made
 def tar_extensions(folder: Path) -> Path:
-    """A new column in every member, in a tar of 250 MB of headers."""
+    """A tar with 250 MB of headers, in which every member is another column."""
     path = folder / "x.tar.gz"
     out = io.BytesIO()
     with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=9) as packed:
@@ -874,7 +874,7 @@ def tar_json_value(folder: Path) -> Path:
 
 @made
 def tar_sparse(folder: Path) -> Path:
-    """A sparse member of 512 bytes that stands for 1 TB."""
+    """A sparse member of 512 bytes that expands to 1 TB."""
     path = folder / "x.tar"
     head = {
         "GNU.sparse.major": "1",
@@ -892,7 +892,7 @@ def tar_sparse(folder: Path) -> Path:
 
 @made
 def tar_npy(folder: Path) -> Path:
-    """npy headers that declare much and hold nothing; an npz of a zip bomb."""
+    """npy headers that declare large arrays without data, and an npz that is a zip bomb."""
     path = folder / "x.tar"
     head = "{'descr': '|u1', 'fortran_order': False, 'shape': (4294967296, 0), }"
     nothing = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head) + 1) + head.encode() + b"\n"
@@ -909,7 +909,7 @@ def tar_npy(folder: Path) -> Path:
 
 @made
 def ffrecord_empty_records(folder: Path) -> Path:
-    """80,000 records of no bytes."""
+    """80,000 empty records."""
     path = folder / "x.ffr"
     count = 80_000
     body = (
@@ -1005,7 +1005,7 @@ def index_of_numbers(folder: Path) -> Path:
 
 
 def _png(width: int, height: int, depth: int = 8, color: int = 2) -> bytes:
-    """A PNG of zeros; deflated twice is what makes it small, so its rows are deflated once, at the best level."""
+    """A PNG of zeros whose rows are deflated at the best level."""
     channels = {0: 1, 2: 3, 3: 1, 6: 4}[color]
     row = bytes(1 + (width * channels * depth + 7) // 8)
     packer = zlib.compressobj(9)
@@ -1075,7 +1075,7 @@ def gif_small_frames(folder: Path) -> Path:
 
 @made
 def tiff_pages(folder: Path) -> Path:
-    """Pages that share one strip; the last points at the first."""
+    """Pages that share one strip; the last page links to the first page."""
     pages = []
     strip = zlib.compress(bytes(4000 * 4000), 9)
     count = 5000
@@ -1126,7 +1126,7 @@ def webp_frames(folder: Path) -> Path:
 
 @made
 def jpeg_scans(folder: Path) -> Path:
-    """A progressive JPEG of 11,000 x 11,000 pixels whose last scan comes again and again."""
+    """A progressive JPEG of 11,000 x 11,000 pixels with many copies of its last scan."""
     out = io.BytesIO()
     Image.new("L", (11_000, 11_000)).save(out, "JPEG", progressive=True, quality=1)
     data = out.getvalue()
@@ -1139,7 +1139,7 @@ def jpeg_scans(folder: Path) -> Path:
 
 @made
 def many_pictures(folder: Path) -> Path:
-    """60 pictures of 77 megapixels."""
+    """60 images of 77 megapixels."""
     return _media(folder, *[_png(8775, 8775, 1, 3)] * 60, kind="png")
 
 
@@ -1152,7 +1152,7 @@ def svg_entities(folder: Path) -> Path:
 
 @made
 def pil_modes(folder: Path) -> Path:
-    """The `pil` encoding of MDS: a declared size and no pixels."""
+    """The `pil` encoding of MDS: a declared size without pixels."""
     rows = [
         struct.pack("<III", 100_000, 100_000, 3) + b"RGB",
         struct.pack("<III", 2**31, 0, 1) + b"L",
@@ -1161,7 +1161,7 @@ def pil_modes(folder: Path) -> Path:
 
 
 class Measured(NamedTuple):
-    """What one command on one input took: bytes, CPU seconds, exit code, last line on stderr."""
+    """Result of one command on one input: peak bytes, CPU seconds, exit code, last line of stderr."""
 
     input: str
     command: str
@@ -1199,7 +1199,7 @@ def run(name: str, command: str, line: str, path: Path, size: int) -> Measured:
         with err.open("wb") as said:
             done = subprocess.run(
                 argv,
-                cwd="/",  # a playlist on stdout names only what lies below the working directory
+                cwd="/",  # a playlist on stdout can only name files below the working directory
                 stdin=subprocess.DEVNULL,
                 stdout=nowhere,
                 stderr=said,
@@ -1246,7 +1246,9 @@ def main() -> int:
             folder = base / name
             if not (folder / "PATH").exists():
                 folder.mkdir(parents=True, exist_ok=True)
-                child = os.fork()  # what building takes is nothing that a command would inherit
+                child = (
+                    os.fork()
+                )  # built in another process, so a command does not inherit the memory
                 if child == 0:
                     (folder / "PATH").write_text(str(INPUTS[name][0](folder).relative_to(folder)))
                     os._exit(0)

@@ -1,9 +1,9 @@
-"""What a second core brings to a whole pack: photographs of 20 kB brought to 256 pixels, shards in zstd; `--jobs 1` and all cores, in pairs.
+"""Speed-up of a whole pack by more cores: photographs of 20 kB resized to 256 pixels, shards in zstd, `--jobs 1` and all cores, in pairs.
 
     python benchmarks/jobs.py [ROWS] [PAIRS]
 
-Around each pack a control runs on one thread and on all: pairs whose controls had the cores to themselves are counted apart. Both packs
-must be the same bytes. The peak is that of the larger pack, of the whole process.
+Before and after each pack, a control runs on one thread and on all cores. Pairs whose controls show that all cores were free are
+reported separately. Both packs must write the same bytes. The printed peak is the memory of the whole process of the larger pack.
 """
 
 import io
@@ -23,12 +23,12 @@ from PIL import Image
 from flarecli.cpus import cpu_count
 
 SIDES = (400, 300)
-FREE = 1.7  # times as fast as one thread that the control is on two free cores
+FREE = 1.7  # minimum speed-up of the control if two cores are free
 QUALITY = 90
 
 
 def index(path: str, rows: int) -> None:
-    """Write photographs, each another part of one scene, with a number and a caption."""
+    """Write photographs, which are different parts of one scene, with a number and a caption."""
     chance = random.Random(1)
     scene = Image.open(io.BytesIO(resize.photograph(1)))
     pictures = []
@@ -74,7 +74,7 @@ def main() -> None:
     rows, pairs = (int(one) for one in [*sys.argv[1:], *("5000", "5")[len(sys.argv) - 1 :]])
     cores, noise = cpu_count(), os.urandom(1 << 20)
     if cores < 2:
-        sys.exit("there is one core only")
+        sys.exit("this benchmark needs at least two cores")
     ratios, free, used = [], [], []
     with tempfile.TemporaryDirectory() as scratch:
         source = f"{scratch}/index.parquet"
@@ -90,12 +90,12 @@ def main() -> None:
             ratios.append(costs[1].wall / costs[cores].wall)
             free += [ratios[-1]] if min(alone) >= FREE else []
             used.append(costs[cores].cpu / costs[1].cpu)
-            told = ", ".join(
+            costs_text = ", ".join(
                 f"--jobs {jobs}: {cost.wall:.1f} s, {cost.cpu:.1f} CPU s"
                 for jobs, cost in sorted(costs.items())
             )
             print(
-                f"{told}: {ratios[-1]:.2f}; control {min(alone):.2f}; load {os.getloadavg()[0]:.1f}",
+                f"{costs_text}: {ratios[-1]:.2f}; control {min(alone):.2f}; load {os.getloadavg()[0]:.1f}",
                 flush=True,
             )
         size = sum(map(len, files(Path(scratch, "1")).values()))

@@ -1,9 +1,9 @@
-"""Packing 10,000 links to 10 KB JPEGs from a local nginx: flare beside img2dataset, in pictures for each second of CPU.
+"""Pack 10,000 links to JPEGs of 10 KB from a local nginx: flare and img2dataset, in images per CPU second.
 
     links.py [--rounds N]
 
-Once as they are and once brought into 256 pixels; both write webdataset shards. PEER_PYTHON names an interpreter that has img2dataset,
-as for the other benchmarks; nginx is needed (Debian: nginx-light). Ratios are the median of each round's own.
+The images are packed unchanged and resized to 256 pixels; both tools write webdataset shards. PEER_PYTHON names an interpreter with
+img2dataset, as for the other benchmarks. nginx is needed (Debian: nginx-light). Ratios are medians of the ratios of each round.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from storage import serve
 
 COUNT, SHARD = 10_000, 1_000
 WIDTH, HEIGHT = 290, 210
-RATIOS = {"as they are": 6.0, "resized": 1.5}
+RATIOS = {"unchanged": 6.0, "resized": 1.5}
 
 
 def make(folder: Path, url: str) -> Path:
-    """Make the pictures, no two the same, and a table of their links."""
+    """Write different images, and a table of their links."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet
@@ -35,7 +35,7 @@ def make(folder: Path, url: str) -> Path:
     noise = np.random.default_rng(0)
     (folder / "pictures").mkdir()
     for i in range(COUNT):
-        if i % 50 == 0:  # coarse noise, blown up: as hard to encode as a photograph
+        if i % 50 == 0:  # enlarged coarse noise is as hard to encode as a photograph
             small = Image.fromarray(
                 noise.integers(0, 255, (HEIGHT // 10, WIDTH // 10, 3), dtype=np.uint8)
             )
@@ -43,13 +43,13 @@ def make(folder: Path, url: str) -> Path:
             small.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC).save(out, "JPEG", quality=75)
         (folder / "pictures" / f"{i:05}.jpg").write_bytes(
             out.getvalue() + rng.randbytes(8)
-        )  # what follows the end is no part of it
+        )  # bytes after the end are not part of the image
     links = [f"{url}/pictures/{i:05}.jpg" for i in range(COUNT)]
     path = folder / "links.parquet"
     pyarrow.parquet.write_table(
         pa.table({"id": [f"{i:05}" for i in range(COUNT)], "url": links}), path
     )
-    print(f"{COUNT} pictures of {len(out.getvalue())} bytes")
+    print(f"{COUNT} images of {len(out.getvalue())} bytes")
     return path
 
 
@@ -107,7 +107,7 @@ def img2dataset(table: Path, out: Path, task: str) -> Cost:
 
 
 def packed(out: Path) -> int:
-    """Count the pictures in the shards."""
+    """Return the number of images in the shards."""
     import tarfile
 
     count = 0
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     if not os.environ.get("PEER_PYTHON"):
-        sys.exit("PEER_PYTHON names no interpreter with img2dataset")
+        sys.exit("PEER_PYTHON must name an interpreter with img2dataset")
     with tempfile.TemporaryDirectory(prefix="flare-links-") as scratch:
         folder = Path(scratch)
         os.chmod(folder, 0o755)
@@ -143,12 +143,12 @@ def compare(table: Path, out: Path, task: str, least: float, rounds: int) -> Non
             shutil.rmtree(out, ignore_errors=True)
             found[name].append(call(table, out, task))
             if packed(out) != COUNT:
-                sys.exit(f"{name}, {task}: {packed(out)} of {COUNT} pictures were packed")
+                sys.exit(f"{name}, {task}: {packed(out)} of {COUNT} images were packed")
     for name, costs in found.items():
         wall, cpu = (
             statistics.median(getattr(cost, kind) for cost in costs) for kind in ("wall", "cpu")
         )
-        print(f"{task:14}{name:14}{COUNT / wall:8,.0f}/s {COUNT / cpu:8,.0f} a second of CPU")
+        print(f"{task:14}{name:14}{COUNT / wall:8,.0f}/s {COUNT / cpu:8,.0f} per CPU second")
     ratio = statistics.median(
         two.cpu / one.cpu for one, two in zip(found["flare"], found["img2dataset"], strict=True)
     )

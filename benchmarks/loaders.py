@@ -1,11 +1,12 @@
-"""Loaders beside one another: 5,000 rows of 20 KB, shuffled, batches of 64, one after the other in one run; the shuffle; decoding.
+"""Compare loaders: 5,000 rows of 20 KB, shuffled, in batches of 64; then the shuffle; then decoding.
 
     python benchmarks/loaders.py [side …]
 
-Prints samples a second on the clock, CPU time a sample (of all threads and processes) and the milliseconds until the first batch, the best of
-two turns of four epochs. Torch forks its workers anew for each epoch, which takes most of one here, or lets them live on
-(`persistent_workers`): those are `kept`, where a side takes torch's own DataLoader. `floor` is a map, struct and slices over the same files.
-A rival takes part if its interpreter is named: see README.md.
+For each side, the samples per second, the CPU time per sample (of all threads and processes) and the milliseconds until the first batch
+are printed, the best of two turns of four epochs. By default, torch starts new workers for each epoch, which takes most of an epoch
+here; with `persistent_workers` they stay alive. The sides with torch's own DataLoader are also measured with persistent workers, as
+`kept`. `floor` is a memory map, struct and slices over the same files. Another library is measured if its interpreter is named: see
+README.md.
 """
 
 import json
@@ -18,7 +19,7 @@ import tracemalloc
 from pathlib import Path
 
 CHILD, ROUNDS = str(Path(__file__).with_name("loaders_child.py")), 2
-PYTHONS = {  # side: what names its interpreter
+PYTHONS = {  # side -> variable with its interpreter
     "lmdb": "LMDB_PYTHON",
     "litdata": "LITDATA_PYTHON",
     "datasets": "DATASETS_PYTHON",
@@ -39,7 +40,7 @@ def child(python: str, *arguments: str) -> str | None:
             [python, CHILD, *arguments], capture_output=True, text=True, check=False, timeout=60
         )
     except subprocess.TimeoutExpired:
-        print(f"  {' '.join(arguments)}: not done in a minute", file=sys.stderr)
+        print(f"  {' '.join(arguments)}: not finished in a minute", file=sys.stderr)
         return None
     if ran.returncode:
         print(f"  {' '.join(arguments)}: {ran.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
@@ -91,7 +92,7 @@ def loaders(chosen: list[str], tmp: str) -> None:
 
 
 def order() -> None:
-    """Nanoseconds an index in blocks of 16 k, and the memory of one."""
+    """Measure the permutation: nanoseconds per index in blocks of 16 k, and the memory of a block."""
     import numpy as np
 
     from flarecli.read import positions
@@ -113,7 +114,7 @@ def order() -> None:
 
 
 def decoding(tmp: str) -> None:
-    """JPEG decoded and resized to 224 in the loader, beside Pillow alone over the same bytes."""
+    """Compare decoding and resizing of JPEG to 224 pixels in the loader with Pillow alone."""
     import io
 
     import numpy as np

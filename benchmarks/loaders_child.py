@@ -1,4 +1,4 @@
-"""One side of `loaders.py`: `write` makes its dataset, `read` prints what an epoch costs. It imports what that side needs, and no more."""
+"""One side of `loaders.py`: `write` creates its dataset, `read` measures an epoch. Only the libraries of this side are imported."""
 
 import json
 import mmap
@@ -15,8 +15,8 @@ from formats_data import WORKLOADS, samples
 
 ROWS, BATCH, TIMES = WORKLOADS["w2"].rows, 64, 4
 Batch = Any
-keeps = False  # whether workers of torch live on from epoch to epoch
-kept: list[Any] = []  # then: the DataLoader whose they are
+keeps = False  # whether workers of torch stay alive between epochs
+kept: list[Any] = []  # the DataLoader with these workers
 
 
 def collated(rows: list[dict[str, Any]]) -> Batch:
@@ -35,7 +35,7 @@ def shuffled(seed: int) -> list[int]:
 
 
 class Positions:
-    """What a torch DataLoader takes of a side that reads by position."""
+    """Map-style dataset for a torch DataLoader, of a side that reads rows by number."""
 
     def __init__(self, read: Callable[[int], dict[str, Any]]) -> None:
         self.read = read
@@ -48,7 +48,7 @@ class Positions:
 
 
 def loaded(source: Any, seed: int, workers: int, **options: Any) -> Iterator[Batch]:
-    """An epoch through torch's DataLoader."""
+    """Read an epoch with torch's DataLoader."""
     import torch
 
     torch.manual_seed(seed)
@@ -61,7 +61,7 @@ def loaded(source: Any, seed: int, workers: int, **options: Any) -> Iterator[Bat
 
 
 def once_more(seed: int) -> Iterator[Batch]:
-    """The next epoch of the DataLoader whose workers live on."""
+    """Read the next epoch with the DataLoader whose workers stay alive."""
     import torch
 
     torch.manual_seed(seed)
@@ -110,7 +110,7 @@ def read_flare(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Ba
 
 
 def read_floor(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Batch]:
-    """The same files: a map, struct, slices."""
+    """Read the same files with a memory map, struct and slices."""
     places, two = [], struct.Struct("<II").unpack_from
     for path in sorted(Path(folder).glob("*.mds")):
         with open(path, "rb") as file:
@@ -183,7 +183,9 @@ def read_litdata(folder: str, seed: int, workers: int, torch: bool) -> Iterator[
         return iter(
             StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, collate_fn=collated)
         )
-    rows = (row for row in data)  # which stays at its end; the dataset itself would begin again
+    rows = (
+        row for row in data
+    )  # the iterator stays at its end; iterating over the dataset would start again
     return iter(
         lambda: collated(
             [row for _, row in zip(range(BATCH), rows, strict=False)] or [{"image": []}]
@@ -223,7 +225,7 @@ def write_ffrecord(folder: str) -> None:
 
 
 def read_ffrecord(folder: str, seed: int, workers: int, torch: bool) -> Iterator[Batch]:
-    """Without its sums, as flare reads MDS; a batch at once, as its README says."""
+    """Read without checksums, as flare reads MDS, and a batch per call, as its README recommends."""
     import pickle
 
     from ffrecord import FileReader
@@ -243,7 +245,7 @@ def read_ffrecord(folder: str, seed: int, workers: int, torch: bool) -> Iterator
                 return [pickle.loads(one) for one in self.reader.read(rows)]
 
         manual_seed(seed)
-        ahead = 2 if workers else None  # its own 2 is refused without workers
+        ahead = 2 if workers else None  # its default of 2 is not allowed without workers
         return iter(
             DataLoader(
                 Rows(),

@@ -1,10 +1,10 @@
-"""What may be lost while a cluster packs: workers, a node, and the driver itself. What comes out is held against a pack on this machine.
+"""Pack on a Ray cluster while workers, a node and the driver are killed, and compare the objects with a local pack.
 
     python benchmarks/lost.py [--parts 200] [--rows 20] [--every 3] [--drivers 2]
 
-A Ray cluster of two nodes (two raylets of one core each) packs an index in parts into an S3 server of this machine (moto). Every few seconds
-a worker is killed by SIGKILL; halfway a node is taken away; the driver, `flare pack --engine ray --resume`, is killed by SIGKILL so many
-times on the way and run again. Then every object is compared with the file that the local engine wrote.
+A Ray cluster of two nodes (two raylets with one core each) packs an index in parts into a local S3 server (moto). Every few seconds, a
+worker is killed by SIGKILL. Halfway, a node is removed. The driver, `flare pack --engine ray --resume`, is killed by SIGKILL `--drivers`
+times and started again. Then every object is compared with the file that the local engine wrote.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from flarecli.storage import locate
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what it calls the switch that keeps 127.0.0.1 what it is
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the variable with which Ray keeps 127.0.0.1 as its address
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -37,7 +37,7 @@ ENVIRONMENT = {
 
 
 def served() -> subprocess.Popen:
-    """Start an S3 server with one empty bucket, and name it in the environment."""
+    """Start an S3 server with one empty bucket, and set its address in the environment."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -58,7 +58,7 @@ def served() -> subprocess.Popen:
 
 
 def workers(cluster) -> list[int]:
-    """Give the processes that pack parts on the nodes of this cluster."""
+    """Return the processes that pack parts on the nodes of this cluster."""
     nodes = {str(node.all_processes["raylet"][0].process.pid) for node in cluster.list_all_nodes()}
     found = subprocess.run(
         ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
@@ -71,7 +71,7 @@ def workers(cluster) -> list[int]:
 
 
 def packed_anyhow(argv: list[str], out, cluster, second, args) -> str:
-    """Pack while all of that happens; say how much of it did."""
+    """Pack while processes are killed, and return how many were killed."""
     chance, workers_killed, drivers_killed, is_there = random.Random(args.seed), 0, 0, True
     driver, last = subprocess.Popen(argv), time.monotonic()
     while driver.poll() is None:
@@ -96,7 +96,7 @@ def packed_anyhow(argv: list[str], out, cluster, second, args) -> str:
             driver = subprocess.Popen(argv)
     if driver.returncode:
         sys.exit(f"the driver ended with {driver.returncode}")
-    return f"{workers_killed} workers and {drivers_killed} drivers killed, {'no' if is_there else 'one'} node taken away"
+    return f"{workers_killed} workers and {drivers_killed} drivers killed, {'no' if is_there else 'one'} node removed"
 
 
 def main() -> None:
@@ -106,9 +106,9 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=200)
     parser.add_argument("--rows", type=int, default=20, help="of a part")
     parser.add_argument(
-        "--every", type=float, default=3.0, help="seconds between two workers killed"
+        "--every", type=float, default=3.0, help="seconds between two kills of workers"
     )
-    parser.add_argument("--drivers", type=int, default=2, help="times that the driver is killed")
+    parser.add_argument("--drivers", type=int, default=2, help="how often the driver is killed")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     os.environ.update(ENVIRONMENT)
@@ -156,7 +156,7 @@ def main() -> None:
                 name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)
             )
             sys.exit(f"{len(names)} objects differ: {', '.join(names[:5])}")
-        print(f"{len(found)} objects, each as the local engine wrote it")
+        print(f"{len(found)} objects, all equal to those of the local engine")
 
 
 if __name__ == "__main__":

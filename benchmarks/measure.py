@@ -1,4 +1,4 @@
-"""Run a program and say what it cost. Import this first: benchmarks are scripts, each runs alone."""
+"""Run programs and measure their cost. Benchmarks import this module first, because each is a script that runs alone."""
 
 import os
 import subprocess
@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-FLARE = sysconfig.get_path("scripts") + "/flare"  # of the interpreter that runs the benchmark
+FLARE = (
+    sysconfig.get_path("scripts") + "/flare"
+)  # the program beside the interpreter of this process
 GNU_TIME = "/usr/bin/time"
 
 
 class Cost(NamedTuple):
-    """Seconds on the clock, seconds of CPU of all threads, user and system, and what was printed."""
+    """Wall-clock seconds; CPU seconds of all threads, user and system; and the output."""
 
     wall: float
     cpu: float
@@ -23,7 +25,7 @@ class Cost(NamedTuple):
 
 
 def run(argv: Sequence[str], **env: str) -> Cost:
-    """Run to the end. Exits with the program's own words if it fails."""
+    """Run a program to its end. Exits with its error output if it fails."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         began = time.perf_counter()
         child = subprocess.Popen(argv, stdout=out, stderr=err, env={**os.environ, **env})
@@ -37,9 +39,9 @@ def run(argv: Sequence[str], **env: str) -> Cost:
 
 
 def peak(argv: Sequence[str]) -> tuple[int, float]:
-    """Give the most memory a program held, in bytes, and its seconds on the clock, as GNU time -v says.
+    """Return the peak memory of a program in bytes and its wall-clock seconds, from GNU time -v.
 
-    Not by wait4 from here: a child's peak counts what its parent held when it was forked.
+    os.wait4 would be wrong: the peak of a child includes the memory of its parent at the fork.
     """
     if not Path(GNU_TIME).exists():
         sys.exit(f"{GNU_TIME} is needed: install the package `time`")

@@ -1,8 +1,8 @@
-"""How much memory packing holds: text from parquet, 10,000 to 1,000,000 rows, and 2 GB of photographs over HTTP.
+"""Measure the memory of packing: text from parquet, 10,000 to 1,000,000 rows, and 2 GB of photographs over HTTP.
 
     python benchmarks/memory.py [--rows 10000,100000,1000000] [--photos-gb 2]
 
-Peaks as GNU time -v gives them. 10,000 rows of 1 KB do not fill one shard of 64 MiB; from there on the peak stays where it is.
+Peaks are from GNU time -v. 10,000 rows of 1 KB do not fill a shard of 64 MiB; with more rows, the peak must stay the same.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from measure import FLARE, peak
 from pack_text import make
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
-from demo import Server, photograph  # the demo's own photographs and server
+from demo import Server, photograph  # photographs and server of the demo
 
-DIFFERENT = 64  # photographs that are drawn; links to them differ, so each row is fetched
+PHOTOGRAPHS = 64  # different photographs; the links of all rows differ, so each row is downloaded
 
 
 def text(scratch: str, rows: int) -> str:
@@ -31,7 +31,7 @@ def text(scratch: str, rows: int) -> str:
 def photographs(scratch: str, size: float) -> str:
     (root := Path(scratch, "photos")).mkdir()
     drawn = []
-    for number in range(DIFFERENT):
+    for number in range(PHOTOGRAPHS):
         data = photograph(number)
         (root / f"{number}.jpg").write_bytes(data)
         drawn.append(len(data))
@@ -41,7 +41,7 @@ def photographs(scratch: str, size: float) -> str:
         if total >= size
     )
     with Server(root) as server:
-        links = [f"{server.url}/{row % DIFFERENT}.jpg?{row}" for row in range(rows)]
+        links = [f"{server.url}/{row % PHOTOGRAPHS}.jpg?{row}" for row in range(rows)]
         pq.write_table(
             pa.table({"data_id": [f"{row:08}" for row in range(rows)], "data_url": links}),
             f"{scratch}/photos.parquet",

@@ -1,9 +1,9 @@
-"""Opening what is long: a playlist of 1,000,000 chunks, and an MDS folder of 20,000 shards over 200,000,000 samples.
+"""Measure opening of long listings: a playlist of 1,000,000 chunks, and an MDS folder of 20,000 shards with 200,000,000 samples.
 
     opening.py [--rounds N]
 
-Each is opened as a dataset in a process of its own, which says the seconds and the memory that opening took above what importing
-flare had taken; figures are the median and the worst of the rounds. Nothing but the listings is there: opening reads no shard.
+Each listing is opened as a dataset in its own process. The time and the additional memory of opening, without the import of flare, are
+printed: the median and the maximum of the rounds. Only the listings exist, because opening reads no shard.
 """
 
 import argparse
@@ -20,7 +20,7 @@ TARGETS = {
     "playlist of chunks": (5.0, 500e6),
     "playlist of addresses": (5.0, 500e6),
     "MDS folder": (0.5, 100e6),
-}  # seconds, bytes
+}  # name -> maximum seconds and bytes
 
 _OPEN = """
 import gc, sys, time
@@ -35,7 +35,7 @@ print(json.dumps({"seconds": time.perf_counter() - began, "cpu": time.process_ti
 
 
 def playlist(folder: Path) -> str:
-    """Write what flare itself writes of so many chunks."""
+    """Write a playlist of many chunks as flare writes it."""
     import numpy as np
 
     from flarecli import playlists
@@ -55,7 +55,7 @@ def playlist(folder: Path) -> str:
 
 
 def addresses(folder: Path) -> str:
-    """Write what others write: addresses, one a line, and the rows of each so that nothing has to be opened."""
+    """Write a playlist of addresses, with the number of rows of each so that no shard must be opened."""
     path = folder / "addresses.yaml"
     with path.open("w") as file:
         file.write("data:\n  headers:\n    format: mds\n    columns:\n      id: str\n    rows:\n")

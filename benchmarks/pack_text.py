@@ -1,15 +1,14 @@
-"""Packing text: flare, the original MDSWriter and a bare loop, from one parquet file into MDS with xxh3_128 sums.
+"""Pack text from one parquet file into MDS with xxh3_128 checksums: flare, the original MDSWriter and a minimal loop.
 
     PEER_PYTHON=/path/to/python python benchmarks/pack_text.py [--rows 100000] [--rounds 7] [--codecs none snappy]
 
-PEER_PYTHON names an interpreter that has mosaicml-streaming, xxhash and pyarrow; without it flare and the floor run alone.
-They take turns, each in a process of its own, and all write the same bytes, which is checked. The original is fed as its users
-feed it, row after row of `to_pylist`, and once more by columns, which costs it less. What counts is CPU time, user and system,
-of all threads, of the packing alone: the lowest of a few packs in one process, and the first one, which also loads what is
-loaded on first use. Printed are medians of the rounds, and of each round's own ratio.
+PEER_PYTHON names an interpreter with mosaicml-streaming, xxhash and pyarrow; without it, only flare and the floor run. They run in turns,
+each in its own process, and must write the same bytes. The original gets rows from `to_pylist`, as its users write it, and in a second
+variant columns, which is faster. The CPU time, user and system, of all threads counts, for the packing alone: the lowest of a few packs
+in one process, and the first pack, which also loads modules. Medians of the rounds, and of the ratios of each round, are printed.
 
-The parquet file is made anew with each codec: decompressing takes all of them the same time, which is half of flare's with snappy, so
-the ratio says as much of the codec as of the packers.
+The parquet file is written with each codec. Decompression takes the same time for all; with snappy it is half of the time of flare, so
+the ratio depends on the codec as much as on the packers.
 """
 
 import argparse
@@ -27,8 +26,8 @@ from pathlib import Path
 
 COLUMNS = {"number": "int", "score": "float64", "text": "str"}
 LIMIT = 1 << 26
-PACKS = 3  # in one process: the first also pays for loading what is loaded on first use, and for memory never touched before
-BATCH = 8000  # rows that stay in the processor's cache
+PACKS = 3  # in one process; the first pack also loads modules and touches new memory
+BATCH = 8000  # a number of rows that fits the cache of the CPU
 
 
 def flare(index: str, out: str) -> Callable[[], object]:
@@ -68,7 +67,7 @@ def peer_by_columns(index: str, out: str) -> Callable[[], object]:
 
 
 def floor(index: str, out: str) -> Callable[[], object]:
-    """The same shards by the shortest loop: no journal, no fsync, no check of anything, no playlist."""
+    """Write the same shards with a minimal loop: no journal, fsync, checks or playlist."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -147,11 +146,11 @@ def floor(index: str, out: str) -> Callable[[], object]:
 
 
 PACKERS = {"flare": flare, "peer": peer, "peer by columns": peer_by_columns, "floor": floor}
-WANTED = {"peer": 8.0}  # times what flare takes
+WANTED = {"peer": 8.0}  # minimum ratio to the time of flare
 
 
 def make(path: str, rows: int, codec: str = "snappy") -> None:
-    """Write the parquet file: text of about 1 KB, never the same twice, an integer and a float."""
+    """Write the parquet file: a unique text of about 1 KB, an integer and a float."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -171,7 +170,7 @@ def make(path: str, rows: int, codec: str = "snappy") -> None:
 
 
 def child(name: str, index: str, out: str) -> None:
-    """Pack all of it PACKS times and print the CPU seconds of each; the last one stays."""
+    """Pack the file PACKS times and print the CPU seconds of each pack; keep the last output."""
     for _ in range(PACKS):
         shutil.rmtree(out, ignore_errors=True)
         pack = PACKERS[name](index, out)
@@ -189,7 +188,7 @@ def main() -> None:
     parser.add_argument(
         "--peer",
         default=os.environ.get("PEER_PYTHON"),
-        help="interpreter that has mosaicml-streaming; default: PEER_PYTHON",
+        help="interpreter with mosaicml-streaming; default: PEER_PYTHON",
     )
     parser.add_argument(
         "--codecs",
@@ -201,11 +200,11 @@ def main() -> None:
     for codec in args.codecs:
         compare(codec, args.rows, args.rounds, args.peer)
     if not args.peer:
-        print("the original MDSWriter did not run: PEER_PYTHON names no interpreter")
+        print("the original MDSWriter was skipped: PEER_PYTHON is not set")
 
 
 def compare(codec: str, rows: int, rounds: int, python_of_peer: str | None) -> None:
-    """Let all of them pack the same parquet file, and print what each took."""
+    """Pack the same parquet file with all packers, and print their CPU time."""
     from measure import run
 
     pythons = {
@@ -227,7 +226,7 @@ def compare(codec: str, rows: int, rounds: int, python_of_peer: str | None) -> N
                 lowest[name].append(min(seconds) / rows * 1e6)
             for name in names:
                 check(Path(scratch, "flare"), Path(scratch, name), name)
-            for name in names:  # the next round finds the machine as this one did: memory of the page cache free again
+            for name in names:  # the next round starts with the same free memory in the page cache
                 shutil.rmtree(Path(scratch, name))
     for what, each in (
         (f"lowest of {PACKS} packs in a process", lowest),
@@ -250,7 +249,7 @@ def compare(codec: str, rows: int, rounds: int, python_of_peer: str | None) -> N
 
 
 def check(own: Path, other: Path, name: str) -> None:
-    """Expect the same shards and index in both folders."""
+    """Check that both folders contain the same shards and index."""
     files = (
         sorted(path.name for path in other.iterdir() if path.is_file()) if name != "flare" else []
     )

@@ -1,7 +1,7 @@
-"""Random rows with typed values: `data[i]` of flare, and a bare loop over the mapped file that decodes the same values.
+"""Measure random rows with typed values: `data[i]` of flare, and a minimal loop over the mapped file that decodes the same values.
 
-The rows have a text of about 1 KB, an integer and a float; FFRecord, which holds one column, has the text alone.
-The bare loop checks nothing. Both read the same rows in turns; the lowest time of each counts.
+The rows have a text of about 1 KB, an integer and a float; FFRecord, which has one column, only the text. The loop checks nothing. Both
+read the same rows in turns, and the lowest time of each counts.
 
 usage: python benchmarks/random_rows.py [--rows 20000] [--picks 5000] [--turns 7]
 """
@@ -74,7 +74,7 @@ def granular(folder: Path) -> Read:
 
 
 def webdataset(folder: Path) -> Read:
-    """Read a tar whose members are found once, before the clock starts."""
+    """Return a reader of a tar. Its members are located once, before the measurement."""
     import tarfile
 
     (path,) = folder.glob("*.tar")

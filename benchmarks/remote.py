@@ -1,15 +1,17 @@
-"""Training from S3 through a cache of a tenth of the data, shuffled by windows, beside the bare download of the same bytes.
+"""Train from S3 through a cache of a tenth of the data, shuffled by windows, and compare with a plain download of the same bytes.
 
     remote.py [--rounds N] [--rows N] [--shard BYTES …]
 
-With shards of 2.5 and 8 MB, and of the 64 MiB that flare and the original write unless told: what a shard costs besides its bytes weighs less there.
+The shards have 2.5 MB, 8 MB, and 64 MiB, which is the default of flare and of the original: with larger shards, the cost per shard
+matters less.
 
-A local nginx answers path-style GETs, unsigned, as fast as it can, on the same cores: what it takes of them is told. Then again with at
-most RATE for each request, about what a bucket gives one: there the cores wait. `obstore` gets each shard by a thread of four and drops
-it; the control also sums it and writes it to a file, of which a tenth of the data is kept: what a cache costs that writes everything.
-`flare.Loader` gives batches of 64 samples of 20 KB, each looked at; the cache is empty before. Rounds are of all three, each in a process of
-its own; both the clock and the CPU time of the process are told, since a busy machine spoils the first. At full speed, four processes, one
-rank each, then share one cache, and one process reads two epochs. The server's log says how often each shard was fetched.
+A local nginx answers path-style GETs, unsigned, on the same cores; its CPU time is printed too. It runs without a limit, and then with a
+limit of RATE per request, which is about what a bucket allows; then the cores wait. `obstore` downloads each shard in one of four
+threads and drops it. The control also computes a checksum and writes the shard to a file, and keeps a tenth of the data, like a cache
+that writes everything. `flare.Loader` returns batches of 64 samples of 20 KB, each of which is accessed, with an empty cache at the
+start. All three run in each round, each in its own process. Wall-clock time and CPU time are printed, because a busy machine distorts
+the former. Without a limit, four processes, one for each rank, share one cache, and one process reads two epochs. The log of the server
+shows how often each shard was downloaded.
 """
 
 import argparse
@@ -39,11 +41,11 @@ ROWS, SAMPLE, SHARDS, WINDOW, RANKS, LEAST, RATE = (
     0.7,
     "80m",
 )
-LEAST_SHARDS = 96  # of a dataset: a tenth holds three windows, and the first one, for which batches wait, is little of an epoch
+LEAST_SHARDS = 96  # of a dataset: three windows fit a tenth of it, and the first window, for which batches wait, is a small part of an epoch
 
 
 def make(folder: Path, rows: int, shard: int) -> int:
-    """Pack random bytes; give the bytes of all shards."""
+    """Pack random bytes, and return the size of all shards."""
     import random
 
     import flarecli as flare
@@ -74,7 +76,7 @@ def raw(url: str, names: list[str]) -> int:
 
 
 def written(url: str, names: list[str], folder: str, limit: int) -> int:
-    """Fetch as `raw` does; sum and write each shard, and remove the oldest."""
+    """Download as `raw` does; compute the checksum of each shard, write it, and remove the oldest."""
     import obstore
     import xxhash
     from obstore.store import S3Store
@@ -112,7 +114,7 @@ def streamed(cache: str, limit: int, epochs: int = 1) -> int:
 
 
 def ranked(cache: str, limit: int, rank: int, barrier: Any, out: Any) -> None:
-    """One rank: as in training, no rank is further than a batch ahead of another."""
+    """Read one rank. As in training, no rank is more than one batch ahead of another."""
     import flarecli as flare
 
     data, rows = flare.open("s3://files/d/playlist.yaml", cache=cache, cache_limit=limit), []
@@ -125,7 +127,7 @@ def ranked(cache: str, limit: int, rank: int, barrier: Any, out: Any) -> None:
 
 
 def in_step(url: str, cache: str, limit: int) -> tuple[int, float]:
-    """Let ranks share a cache; give how many different samples they had, and seconds."""
+    """Read all ranks with one cache; return the number of different samples, and the seconds."""
     os.environ.update(environment(url))
     context, began = multiprocessing.get_context("spawn"), time.perf_counter()
     barrier, out = context.Barrier(RANKS), context.Queue()
@@ -139,13 +141,13 @@ def in_step(url: str, cache: str, limit: int) -> tuple[int, float]:
     for process in processes:
         process.join()
     if len(set(rows)) != len(rows):
-        sys.exit("a sample came twice")
+        sys.exit("a sample was returned twice")
     return len(rows), time.perf_counter() - began
 
 
 def side(task: dict) -> None:
-    """One side, in this process: seconds, seconds of CPU, bytes, as JSON."""
-    import obstore.store  # noqa: F401  imports are not counted, nor is the first connection
+    """Run one side in this process; print seconds, CPU seconds and bytes as JSON."""
+    import obstore.store  # noqa: F401  imports and the first connection are not counted
 
     import flarecli as flare
 
@@ -194,7 +196,7 @@ def ended(process: subprocess.Popen) -> dict:
 
 
 def fetches(log: Path, sizes: dict[str, int]) -> list[float]:
-    """How often each shard was fetched since the log was emptied, by its bytes; and empty it."""
+    """Return how often each shard was downloaded, from its bytes in the log, and empty the log."""
     sent: Counter[str] = Counter()
     for line in log.read_text().splitlines():
         found = re.search(r'"GET \S*/([^/ ]+\.mds)\S* HTTP/[\d.]+" 20[06] (\d+)', line)
@@ -219,7 +221,7 @@ def main() -> None:
 
 
 def measured(rows: int, shard: int, rounds: int) -> None:
-    """All of it over one dataset."""
+    """Run all measurements with one dataset."""
     with tempfile.TemporaryDirectory(prefix="flare-streaming-") as scratch:
         folder = Path(scratch)
         os.chmod(folder, 0o755)
@@ -314,7 +316,7 @@ def again(url: str, log: Path, cache: Path, total: int, sizes: dict[str, int]) -
 
 
 def cpu_of(server: int) -> float:
-    """Seconds of CPU that a server and its workers have taken."""
+    """Return the CPU seconds of a server and its workers."""
     pids, ticks = (
         [server, *map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())],
         0,

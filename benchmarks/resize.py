@@ -1,6 +1,6 @@
-"""What threads bring to pictures on the way in: one thread beside as many as there are cores, in pairs, turn about.
+"""Speed-up of resizing by threads: one thread and one thread per core, in pairs.
 
-python benchmarks/resize.py [PICTURES] [PAIRS]
+python benchmarks/resize.py [IMAGES] [PAIRS]
 """
 
 import io
@@ -22,7 +22,7 @@ SIDE, SIZE, QUALITY = (1024, 768), 256, 90
 
 
 def photograph(seed: int) -> bytes:
-    """A picture with the detail of a photograph: noise of many scales, 170 kB or so as JPEG."""
+    """Return a JPEG of about 170 kB with the detail of a photograph: noise of many scales."""
     numbers = np.random.default_rng(seed)
     total = np.zeros((SIDE[1], SIDE[0], 3), np.float32)
     for scale in (4, 16, 64, 256):

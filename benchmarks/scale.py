@@ -1,9 +1,9 @@
-"""What the driver of a pack in parts holds: parts are joined over a store that makes their playlists up and counts what it is asked.
+"""Measure the memory of the driver of a pack in parts: parts are joined in a store that generates their playlists and counts requests.
 
     python benchmarks/scale.py [--parts 100000] [--rows 100000] [--shards 2]
 
-Every read and write waits `--latency` seconds, and one in a thousand fails for a moment, as stores do; it is asked again, as the clients of
-real stores ask again. Printed are requests, bytes of the playlist, seconds, CPU seconds and the peak memory of this process.
+Every read and write waits `--latency` seconds. One request in a thousand fails and is repeated, as the clients of real stores do.
+Requests, bytes of the playlist, seconds, CPU seconds and the peak memory of this process are printed.
 """
 
 import argparse
@@ -23,39 +23,44 @@ from flarecli.storage import Location, Written
 from flarecli.write import parts
 
 
-class Made:
-    """A store in which every part's playlist is the same; what is written is summed and forgotten."""
+class GeneratedStore:
+    """A store in which all parts have the same playlist. Written bytes are only checksummed."""
 
     def __init__(self, listing: bytes, latency: float) -> None:
-        self.listing, self.latency, self.asked, self.written = listing, latency, Counter[str](), 0
+        self.listing, self.latency, self.requests, self.written = (
+            listing,
+            latency,
+            Counter[str](),
+            0,
+        )
         self._rng = random.Random(1)
 
-    def _ask(self, verb: str) -> None:
+    def _request(self, verb: str) -> None:
         while True:
-            self.asked[verb] += 1
+            self.requests[verb] += 1
             if self.latency:
                 time.sleep(self.latency)
             if self._rng.random() >= 0.001:
                 return
-            self.asked["failed for a moment"] += 1
+            self.requests["failed and repeated"] += 1
 
     def _is_listing(self, path: str) -> bool:
         return path.endswith(f"/{playlists.PLAYLIST}")
 
     def size(self, path: str) -> int:
-        self._ask("size")
+        self._request("size")
         if not self._is_listing(path):
-            raise MissingError("nothing there", where=path)
+            raise MissingError("file does not exist", where=path)
         return len(self.listing)
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        self._ask("read")
+        self._request("read")
         if not self._is_listing(path):
-            raise ReachError("nothing there", where=path)
+            raise ReachError("file does not exist", where=path)
         return self.listing[start:stop]
 
     def write(self, path: str, pieces, hashes=(), replace: bool = True) -> Written:
-        self._ask("write")
+        self._request("write")
         sums = Sums(hashes)
         for piece in pieces:
             sums.update(piece)
@@ -70,7 +75,7 @@ class Made:
 
 
 def listing(shards: int, rows: int) -> bytes:
-    """Give the playlist of a part, as a pack of pictures into tar files writes it."""
+    """Return the playlist of a part, as a pack of images into tar files writes it."""
     names = [f"{i:05}.tar" for i in range(shards)]
     hashes = {"xxh3_128": ["ab" * 16] * shards}
     files = {"shardindex.json": File("shardindex.json", 300, {"xxh3_128": "cd" * 16})}
@@ -104,7 +109,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=2, help="of a part")
     parser.add_argument("--latency", type=float, default=0.0)
     args = parser.parse_args()
-    store = Made(listing(args.shards, args.rows), args.latency)
+    store = GeneratedStore(listing(args.shards, args.rows), args.latency)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, cpu = time.monotonic(), time.process_time()
     stream = parts.join(Location(store, ""), map(parts.part_name, range(args.parts)), {})

@@ -1,9 +1,10 @@
-"""What it costs to start: `flare --version` beside `python -c pass`, `flare --help` beside `python -c "import typer"`.
+"""Measure the start: `flare --version` and `python -c pass`, `flare --help` and `python -c "import typer"`.
 
     python benchmarks/startup.py [--pairs 20]
 
-Installs the package into an environment of its own first, as a user would: an editable installation adds a finder to every
-start of its interpreter, the rival's too, and flatters the ratio. Both of a pair run in turn; medians, and their ratio.
+The package is first installed into a new environment, as a user would install it: an editable installation adds a finder to every start
+of the interpreter, also for the other program of a pair, which distorts the ratio. The programs of a pair run in turns; medians and their
+ratio are printed.
 """
 
 import argparse
@@ -21,12 +22,12 @@ ROOT = Path(__file__).parents[1]
 
 
 def install(folder: str) -> Path:
-    """Make an environment with the package in it, and give the folder of its programs; libraries are borrowed from this interpreter's."""
+    """Create an environment with the package, and return the folder of its programs. Libraries are those of this interpreter."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     bin, source = Path(folder, "bin"), Path(folder, "source")
     shutil.copytree(
         ROOT / "flarecli", source / "flarecli"
-    )  # a build leaves things beside what it builds
+    )  # a build writes files beside the sources
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     subprocess.run(

@@ -1,12 +1,12 @@
-"""Reading from a local nginx, objects of 10 KB, 100 KB and 64 MB and random 4 KB ranges: flare beside the libraries it stands on.
+"""Compare reading from a local nginx, of objects of 10 KB, 100 KB and 64 MB and random 4 KB ranges, with the libraries below flare.
 
     storage.py [--rounds N]
 
-S3 is path-style GETs of the same files, unsigned: what is compared is the reading. Flare reads many objects by `read_each`, which gives
-them in order, the libraries by a call for each in threads; "in threads" flare does that too. Each contender runs in a process of its own,
-in turns, and does its task again until that took 0.4 s (one call is 50 ms of ranges, which says little): the median of these calls is a
-round's figure. Printed are medians of the rounds, ratios are the median of each round's own. s3fs is not a dependency: PEER_PYTHON names an
-interpreter that has it, as for the other benchmarks. nginx is needed (Debian: nginx-light).
+S3 requests are path-style GETs of the same files, unsigned, because only reading is compared. flare reads many objects with `read_each`,
+which returns them in order; the libraries use one call per object in threads, and "in threads" flare does so too. Each contender runs in
+its own process, in turns, and repeats its task for 0.4 s, because one call may take only 50 ms; the median of these calls is the result
+of a round. Medians of the rounds are printed; ratios are medians of the ratios of each round. s3fs is not a dependency: PEER_PYTHON names
+an interpreter with s3fs, as for the other benchmarks. nginx is needed (Debian: nginx-light).
 """
 
 import argparse
@@ -27,10 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SHAPES = {"10 KB": (10_000, 5_000, 32), "100 KB": (100_000, 2_000, 32), "64 MB": (64_000_000, 8, 4)}
-LONG_S = 0.4  # a contender's calls of a round, together, at least
+LONG_S = 0.4  # minimum time of the calls of a contender in a round
 RANGES, RANGE, HOST = 2_000, 4096, "127.0.0.1"
 TASKS = (*SHAPES, "4 KB ranges")
-RATIOS = (  # this over that, for these tasks, and what it should be at least
+RATIOS = (  # (contender, rival, tasks, minimum ratio)
     ("flare s3", "obstore s3", TASKS[:3], 0.85),
     ("flare s3", "obstore get_ranges", TASKS[3:], 0.85),
     ("flare http", "obstore http", TASKS[:3], 0.8),
@@ -41,7 +41,7 @@ RATIOS = (  # this over that, for these tasks, and what it should be at least
 )
 
 
-warming = False  # the first call of each contender reads a little, which is not counted: imports, a first connection
+warming = False  # small tasks for the first call of each contender, which is not counted: imports, first connection
 
 
 def names(task: str) -> list[str]:
@@ -55,7 +55,7 @@ def starts() -> list[int]:
 
 
 def in_threads(read: Callable[[str], int], task: str) -> int:
-    """Read every object of a task, as many at a time as its shape says."""
+    """Read every object of a task with the number of threads in its shape."""
     with ThreadPoolExecutor(SHAPES[task][2]) as threads:
         return sum(threads.map(read, names(task)))
 
@@ -97,7 +97,7 @@ def flare_http_threads(task: str, url: str) -> int:
 
 
 def flare_http_links(task: str, url: str) -> int:
-    """The links of an index, as a pack fetches them: every check on, bytes in Arrow's hands."""
+    """Download the links of an index as a pack does: with all checks, into Arrow buffers."""
     import pyarrow as pa
 
     from flarecli.progress import Progress
@@ -121,7 +121,7 @@ def flare_http_links(task: str, url: str) -> int:
     return got
 
 
-@functools.cache  # its connections live on from call to call, as those of flare's HTTP engine do; of S3 both make a client for each call
+@functools.cache  # connections stay open between calls, as in flare's HTTP engine; for S3, both create a client for each call
 def _obstore_http_client(url: str) -> object:
     from obstore.store import HTTPStore
 
@@ -217,7 +217,7 @@ CONTENDERS: dict[str, tuple[Callable[[str, str], int], tuple[str, ...]]] = {
 
 
 def contend(name: str, task: str, url: str) -> None:
-    """One round: seconds and seconds of CPU of a call, its bytes, peak memory, as JSON."""
+    """Run one round; print seconds, CPU seconds and bytes of a call, and peak memory, as JSON."""
     global warming
     call = CONTENDERS[name][0]
     warming = True
@@ -242,7 +242,7 @@ def contend(name: str, task: str, url: str) -> None:
 
 
 def serve(folder: Path, log: str = "off", rate: str = "0") -> tuple[subprocess.Popen, str]:
-    """Begin a server of a folder; `rate` is what one answer gets at most, in nginx's words: `80m` is 80 MiB/s."""
+    """Start a server of a folder. `rate` limits each response, in the syntax of nginx: `80m` is 80 MiB/s."""
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if nginx is None:
         sys.exit("nginx is needed: install the package nginx-light")
@@ -326,7 +326,7 @@ def main() -> None:
             found: dict[tuple[str, str], list[dict[str, float]]] = {pair: [] for pair in pairs}
             for i in range(args.rounds):
                 for name, task in pairs:
-                    if name != "s3fs" or not i:  # it takes its time
+                    if name != "s3fs" or not i:  # nginx may end slowly
                         found[name, task].append(run(name, task, url))
         finally:
             server.terminate()

@@ -1,9 +1,10 @@
-"""verify beside the fastest that only reads and sums: `xxhsum -H3`, `cat` and `sha256sum`, over hot shards of a local folder.
+"""Compare `flare verify` with programs that only read and compute checksums: `xxhsum -H3`, `cat` and `sha256sum`, on cached shards.
 
     verify.py [--mb N] [--rounds N]
 
-One dataset with an xxh3_128 and one with a sha256 as well, MDS of 64 MiB shards. All contenders see the same files, in turns; figures
-are medians of the rounds, ratios the median of each round's own. Start-up counts for all. xxhsum is needed (Debian: xxhash).
+One dataset has an xxh3_128, the other also a sha256; both are MDS with shards of 64 MiB. All programs read the same files, in turns.
+Medians of the rounds are printed; ratios are medians of the ratios of each round. The start of each program counts. xxhsum is needed
+(Debian: xxhash).
 """
 
 import argparse
@@ -19,7 +20,7 @@ from flarecli.write import Writer
 
 
 def packed(folder: Path, megabytes: int, hashes: tuple[str, ...]) -> list[str]:
-    """Write rows of 100 KB; give the shards."""
+    """Write rows of 100 KB, and return the shards."""
     with Writer(
         str(folder), columns={"id": "int", "data": "bytes"}, settings=Settings(hashes=hashes)
     ) as writer:
@@ -54,9 +55,7 @@ def main() -> None:
             "flare verify, sha256": [FLARE, "verify", "-q", str(slow)],
             "flare verify -j1, sha256": [FLARE, "verify", "-q", "-j", "1", str(slow)],
         }
-        compiled = {
-            "PYTHONDONTWRITEBYTECODE": ""
-        }  # whatever is said here: where it is installed modules are compiled
+        compiled = {"PYTHONDONTWRITEBYTECODE": ""}  # an installed package has compiled modules
         for argv in contenders.values():
             run(argv, **compiled)
         rounds = [
@@ -71,13 +70,13 @@ def main() -> None:
         "two xxhsum over one, the control": lambda one: (
             one["xxhsum -H3"] / one["two xxhsum side by side"]
         ),
-        "of the slower of xxhsum and cat, wanted 0.8": lambda one: (
+        "of the slower of xxhsum and cat, goal 0.8": lambda one: (
             max(one["cat"], one["xxhsum -H3"]) / one["flare verify"]
         ),
-        "of sha256sum, wanted 2": lambda one: one["sha256sum"] / one["flare verify, sha256"],
-        "all cores over one, wanted 1.6": lambda one: one["flare verify -j1"] / one["flare verify"],
+        "of sha256sum, goal 2": lambda one: one["sha256sum"] / one["flare verify, sha256"],
+        "all cores over one, goal 1.6": lambda one: one["flare verify -j1"] / one["flare verify"],
         "all cores over one core": lambda one: one["flare verify, one core"] / one["flare verify"],
-        "all cores over one with sha256, wanted 1.6": lambda one: (
+        "all cores over one with sha256, goal 1.6": lambda one: (
             one["flare verify -j1, sha256"] / one["flare verify, sha256"]
         ),
     }
