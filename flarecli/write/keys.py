@@ -27,7 +27,7 @@ class _Run:
         self.high, self.low, self.rows = high[order], low[order], rows[order]
 
     def find(self, high: IntArray, low: IntArray) -> IntArray:
-        """Return the first row of each key; -1 if there is none."""
+        """Return the first row of each key, -1 for an unknown key."""
         at: IntArray = np.searchsorted(self.high, high)
         out = np.full(len(high), -1, np.int64)
         live = at < len(self.high)

@@ -154,7 +154,7 @@ class Spool:
         self._files.append(_Saved(number, max(one.row for one in links) + 1))
 
     def _drop(self, numbers: Iterable[int]) -> None:
-        """Delete those files that are not needed any more."""
+        """Delete files that are not needed any more."""
         needed = {one.number for one in self._files}
         for number in numbers:
             if number not in needed:
@@ -163,7 +163,9 @@ class Spool:
     # -- writing
 
     def save(self, now: bool = False) -> None:
-        """Save what is in no file and no shard, at most every SAVE_S seconds unless `now` is set."""
+        """Save the rows and downloads that are in no file and no shard. Without `now`, do so only every
+        SAVE_S seconds.
+        """
         if not self.is_remote or (not now and time.monotonic() < self._due):
             return
         self._next = max(self._next, self._writer.next)
@@ -177,9 +179,9 @@ class Spool:
         ]
         if links:
             self._save_links(links)
-        done = [one.number for one in self._files if one.until <= self._writer.next]
+        unneeded = [one.number for one in self._files if one.until <= self._writer.next]
         self._files = [one for one in self._files if one.until > self._writer.next]
-        self._drop(done)
+        self._drop(unneeded)
         self._due = time.monotonic() + SAVE_S
 
     def _save_rows(self, rows: Sequence[tuple[pa.RecordBatch, IntArray]]) -> None:
@@ -193,7 +195,8 @@ class Spool:
             "source": self._writer.source_state(),
             "failures": [asdict(one.redacted()) for one in failures],
             "batches": [
-                [its.tolist(), data.size] for (_, its), data in zip(rows, buffers, strict=True)
+                [places.tolist(), data.size]
+                for (_, places), data in zip(rows, buffers, strict=True)
             ],
         }
         self._write(head, buffers, stop)
@@ -223,13 +226,12 @@ def _summed(head: dict[str, Any], parts: Iterable[Any]) -> Iterator[bytes | memo
 
 
 def _parsed(data: memoryview) -> tuple[Any, memoryview]:
-    """Return the first line of a spool file and what follows it.
-
-    Raises ValueError if the checksum differs.
+    """Return the header of a spool file, and the bytes after it. Raises ValueError for an invalid
+    file.
     """
-    body, sum = data[:-_HEX], bytes(data[-_HEX:])
-    if len(data) < _HEX or digest(body).encode() != sum:
-        raise ValueError("the checksum differs")
+    body, checksum = data[:-_HEX], bytes(data[-_HEX:])
+    if len(data) < _HEX or digest(body).encode() != checksum:
+        raise ValueError("checksum mismatch")
     end = bytes(body[: 1 << 26]).find(b"\n") + 1
     return json.loads(bytes(body[:end])), body[end:]
 
@@ -255,10 +257,10 @@ def _batches(
         batch.validate(full=True)
         rows = np.array(places, np.int64)
         if len(rows) != batch.num_rows or not ((first <= rows) & (rows < stop)).all():
-            raise ValueError("the rows are not those of the batch")
+            raise ValueError("the row numbers do not match the batch")
         if (rows[1:] <= rows[:-1]).any():
-            raise ValueError("the rows do not ascend")
+            raise ValueError("the row numbers do not increase")
         if not find(writer.format).holds_null and any(one.null_count for one in batch.columns):
-            raise ValueError("a column holds nulls")
+            raise ValueError("a column contains nulls")
         first = int(rows[-1]) + 1 if len(rows) else first
         yield batch, rows

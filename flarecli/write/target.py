@@ -145,7 +145,7 @@ class Target(ABC):
 
     shown    the address as the user typed it
     at       folder to which files are written; with `overwrite` not the final folder
-    is_done  the folder contains finished output, and `resume` is set; then nothing is locked
+    is_done  the folder contains finished output, and `resume` is set; then no lock is taken
     raises   UsageError if the folder contains something else; UnfinishedError for unfinished output
              without `resume`; BusyError with the owner if another process writes to the folder;
              ReachError if the folder cannot be created

@@ -20,9 +20,9 @@ __all__ = ["Packed", "pack"]
 def pack(options: PackOptions) -> Packed:
     """Pack the rows of an index, or of a dataset, into shards, and return the result.
 
-    `rows` selects rows of a dataset first; `where` and `limit` then keep some of those. A row
-    that is larger than `shard_size` is a shard of its own; None stands for 4 GiB. Errors are
-    UsageError, ReachError, FormatError and UnsafeError, each with its exit code.
+    `rows` selects rows of a dataset by number; `where` and `limit` then select from these rows. A
+    row that is larger than `shard_size` becomes a shard; None means 4 GiB. Errors are UsageError,
+    ReachError, FormatError and UnsafeError, each with its exit code.
     """
     if address_text(options.out) == "-":
         raise UsageError(

@@ -84,7 +84,7 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
     target = claim(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
     if target.is_done:
         return finished_before(target, record, options.format)
-    journal, keep = None, True  # keep the output of an earlier run if this one is refused
+    journal, keep = None, True  # keep the output of an earlier run if this run is refused
     try:
         journal = Journal(target.at, json.loads(json.dumps(head)))
         keep = journal.columns is not None

@@ -1,4 +1,4 @@
-"""Plan of a pack: select rows (where, limit, shuffle, duplicate keys), fetch links, process media."""
+"""Plan of a pack: select rows (where, limit, shuffle, keys), fetch links, process media."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PackTask:
 
     @cached_property
     def guard(self) -> Guard:
-        """What data may access."""
+        """The addresses that data may name."""
         return self.options.guard(self.sources)
 
     @cached_property
@@ -145,11 +145,10 @@ class PackTask:
 
     def recorded_options(self) -> dict[str, Any]:
         """Return the options that determine the bytes of the output, besides source, format and
-        settings.
+        settings. A resumed pack must repeat them.
 
-        A resumed pack must have the same. The options that limit what data may access are among
-        them if rows beyond these limits are skipped. If such a row ends the pack, a resumed pack
-        may access more.
+        They include the limits of access if rows beyond these limits are skipped. If such a row
+        ends the pack instead, a resumed pack may have other limits.
         """
         options = self.options
         access: dict[str, Any] = {
@@ -212,8 +211,8 @@ class Plan:
     """A task, checked against the columns of its source.
 
     names       columns to pack, in the order of the source or of `-c`
-    links       columns of links to fetch, of those only
-    duplicates  rows left out because an earlier row has their key
+    links       columns of links to fetch that are in `names`
+    duplicates  number of rows that were skipped because an earlier row has the same key
     """
 
     def __init__(self, task: PackTask, source: Source, progress: Progress) -> None:
@@ -351,8 +350,8 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[MediaColumn], dict[st
 
 
 def check_keys(plan: Plan) -> None:
-    """Raise FormatError for the first selected row with the key of an earlier row, if these are
-    errors.
+    """Raise FormatError for the first selected row with the key of an earlier row, if duplicate keys
+    are errors.
     """
     if plan.key is not None and plan.options.on_duplicate == "error":
         for _ in selected(plan, keys_only=True):
@@ -366,9 +365,9 @@ def selected(
     duplicate keys.
 
     checksum    checksum that is updated with the bytes of the source
-    keys_only  read no columns but the key and those of the condition
+    keys_only  read only the key, and the columns in the condition
     return     batches with an additional column PLACE, the number of each row in the source, unless
-               the rows are consecutive or a query made them
+               the rows are consecutive or a query created them
     """
     options, source = plan.options, plan.source
     names = _needed_columns(plan, keys_only)
@@ -425,7 +424,7 @@ def _with_files(
 ) -> Iterator[pa.RecordBatch]:
     """Replace file names by contents; raise the error of the first file that cannot be read.
 
-    is_complete  a row without a file is an error too; False: its null is left to a condition
+    is_complete  raise an error for a row without a file too; False: keep its null for the condition
     """
     if not plan.source.files or not columns:
         yield from batches
@@ -449,7 +448,7 @@ def _missing_files(
 ) -> dict[int, tuple[str, str, str]]:
     """Return the rows without a file: row -> column, kind, message.
 
-    columns  columns of file names or contents, null where there is no file
+    columns  columns of file names or contents; null: no file
     """
     rows: dict[int, tuple[str, str, str]] = {}
     if plan.source.flaw is None or not any(batch.column(name).null_count for name in columns):
@@ -489,7 +488,7 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
 def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bool) -> FormatError:
     """Return the error for a row with the key of an earlier row.
 
-    are_source_rows  the numbers are those of rows in the source; otherwise a query made the rows
+    are_source_rows  the numbers are row numbers of the source; False: a query created the rows
     """
     (file, at), (earlier_file, earlier_at) = (
         plan.source.place(one) if are_source_rows else (plan.source.address, one)
@@ -517,7 +516,7 @@ def fetched(
     """Yield the selection from row `skip` on, with downloaded links and processed media.
 
     limit    maximum number of rows
-    spool    keeps what was fetched
+    spool    saves downloads for a resume
     checksum  checksum that is updated with the bytes of the source
     """
     task, names = plan.task, plan.names

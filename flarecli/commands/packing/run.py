@@ -94,12 +94,12 @@ def source_record(
     checksum: SourceChecksum | None = None,
 ) -> dict[str, str]:
     """Return the record of a playlist's source: its address, its checksum and one of the options."""
-    how = json.dumps([task.options.format, task.settings, options], sort_keys=True, default=asdict)
+    text = json.dumps([task.options.format, task.settings, options], sort_keys=True, default=asdict)
     digest = task.source_digest or (source.sum() if checksum is None else checksum.total())
     return {
         "address": source.name.text,
         DEFAULT: digest,
-        "options": hashlib.sha256(how.encode()).hexdigest()[:32],
+        "options": hashlib.sha256(text.encode()).hexdigest()[:32],
     }
 
 
@@ -202,7 +202,7 @@ def pack_task(task: PackTask, progress: Progress) -> Packed:
 def _write(
     plan: Plan, writer: Writer, spool: Spool | None, checksum: SourceChecksum | None
 ) -> None:
-    """Convert the rows to typed columns and write them; failed rows are listed, or end the run."""
+    """Convert the rows to typed columns and write them. List failed rows, or raise for the first."""
     progress, skips = plan.progress, plan.options.on_error == "skip"
     progress.start("pack", _expected_rows(plan))
     if writer.rows:
@@ -246,7 +246,7 @@ def _write(
             progress.advance(count, writer.written_bytes - written_bytes)
             written_bytes = writer.written_bytes
     if plan.duplicates:
-        progress.note(f"left out {plan.duplicates} rows with the key of an earlier row")
+        progress.note(f"skipped {plan.duplicates} rows with the key of an earlier row")
 
 
 def _expected_rows(plan: Plan) -> int | None:
@@ -255,7 +255,7 @@ def _expected_rows(plan: Plan) -> int | None:
 
 
 def _write_rows(plan: Plan, writer: Writer, batch: pa.RecordBatch, rows: IntArray) -> None:
-    """Write rows. Raise the error of a duplicate key in a shard, with the place of its row."""
+    """Write rows. Raise the error of a duplicate key in a shard, with the address of its row."""
     try:
         writer.write_typed(batch, rows)
     except ValueFitError as error:
@@ -268,8 +268,8 @@ def _write_rows(plan: Plan, writer: Writer, batch: pa.RecordBatch, rows: IntArra
 def _storable(
     plan: Plan, writer: Writer, part: fetch_links.Fetched, batch: pa.RecordBatch, rows: IntArray
 ) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
-    """Leave out the rows that fit their encodings but not the format, such as a separator in a line
-    of CSV; only the first of them if it ends the run.
+    """Return the rows that the format can store, and failures for the others, such as rows with a
+    separator in a value of CSV. Without --on-error skip, look only for the first failure.
     """
     if not batch.num_rows or writer.find_unstorable(batch) is None:
         return batch, rows, []

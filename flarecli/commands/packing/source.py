@@ -37,7 +37,7 @@ class Source:
     key      the column that names the rows, if the source has one
     flaw     returns kind and message for a row without a file for a column of `files`; None if
              every row has all files
-    is_run   whether rows are numbered from 0 without gaps
+    is_run   whether row numbers are 0, 1, 2, …
     """
 
     notes: tuple[str, ...] = ()

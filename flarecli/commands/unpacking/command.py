@@ -73,10 +73,10 @@ class Unpacked:
 
 @from_options(UnpackOptions)
 def unpack(options: UnpackOptions) -> Unpacked:
-    """Write the files of a dataset's rows, or download those that an index links to, and list them.
+    """Write the values of a dataset's rows, or the downloads of an index, as files, and list them.
 
-    Columns of bytes become files; those of numbers and text go to the index. If all columns are
-    text, they become files. Names are checked before anything is written; of remote rows, before
+    Columns of bytes become files; columns of numbers and text are written to the index. If all
+    columns are text, they become files. Names are checked before anything is written; of remote rows, before
     each batch is. `out` is a folder that is empty or does not exist, or `-`: a tar on `stream`
     (default: stdout). Errors are UsageError, ReachError, FormatError and UnsafeError, each with
     its exit code.
@@ -151,9 +151,7 @@ def _recorded(options: UnpackOptions, columns: Sequence[str] | None) -> dict[str
 
 
 class _Part(NamedTuple):
-    """Rows to write, with their numbers in the selection, and the failed rows among those before
-    row `until`.
-    """
+    """Rows to write, their positions in the selection, and the failed rows before row `until`."""
 
     batch: pa.RecordBatch
     rows: IntArray

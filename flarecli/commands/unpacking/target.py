@@ -50,7 +50,7 @@ _NOT_SAME = "Name another folder: without an index, an unpack is finished if exa
 class Output(ABC):
     """Destination of unpacked files.
 
-    next                row of the selection to begin with
+    next                first row of the selection to write
     rows, files, bytes  already written
     """
 
@@ -83,7 +83,7 @@ class Output(ABC):
         """Write the index and end; return the path of the index."""
 
     def abandon(self) -> None:  # noqa: B027  FinishedFolder writes nothing
-        """Stop; keep written files for a resume, if there can be one."""
+        """Stop, and keep written files if the output can be resumed."""
 
 
 def _index_rows(entries: Iterable[dict[str, Any] | None]) -> Iterator[dict[str, Any]]:
@@ -99,11 +99,11 @@ def _batch_lines(rows: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> 
 class Folder(Output):
     """A local folder, locked like the folder of a pack.
 
-    head      source and options; a resumed unpack must have the same
-    is_done   the folder has a finished unpack, and `resume` was given; `failed` is its number of
-              failed rows
-    has_only_files  finished without an index: `FinishedFolder` checks that all files are there
-    raises    as `Target` does
+    head            source and options; a resumed unpack must have the same
+    is_done         the folder contains a finished unpack, and `resume` is set
+    failed          number of failed rows of the finished unpack
+    has_only_files  the folder is finished without an index: `FinishedFolder` checks its files
+    raises          errors of `Target`
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Folder(Output):
             log.close()
 
     def abandon(self) -> None:
-        """Stop; keep written files for a resume, or remove the folder if there are none."""
+        """Stop, and keep written files for a resume; remove the folder if there are no files."""
         self._close()
         self._target.abandon(keep=self.next > 0)
 
@@ -309,8 +309,8 @@ class _BegunFiles:
 
 
 def _read_begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]:
-    """Return the hashes of the names that were begun from a row on, and the bytes of the complete
-    lines.
+    """Return the hashes of the names that were recorded from row `next` on, and the size of the
+    complete lines.
     """
     hashes, size = set[int](), 0
     for stop, entry in lines:
@@ -394,7 +394,7 @@ class _UnpackedContents(Contents):
     def remove_begun(self, at: Location, folder: str, shown: str) -> None:
         """Remove the files of unfinished output.
 
-        Raises UsageError, with nothing removed, if there are others.
+        If the folder contains other files, remove nothing and raise UsageError.
         """
         done = set[int]()
         for _, entry in open_log(at / _JOURNAL).entries():
@@ -443,8 +443,8 @@ def _remove_files(folder: str, own: set[int]) -> None:
 
 
 class FinishedFolder(Output):
-    """A finished folder without an index: nothing is written, but exactly the files of this unpack
-    must be there, with their sizes.
+    """A finished folder without an index: no file is written, but the folder must contain exactly the
+    files of this unpack, with their sizes.
 
     raises  UsageError for the first difference
     """
@@ -487,8 +487,8 @@ class FinishedFolder(Output):
 
 
 class Tar(Output):
-    """A tar on a stream of bytes: POSIX, no times, no owners, so that equal rows are equal bytes.
-    The index comes last.
+    """A tar on a stream of bytes. It has no times and no owners, so that equal rows become equal
+    bytes. The index is the last member.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:

@@ -253,7 +253,7 @@ class Verification:
         self.left += len(shards) - len(chosen)
         hashes: list[tuple[str, bytes]] = []
 
-        def take(task: Task, result: FileResult) -> None:
+        def add(task: Task, result: FileResult) -> None:
             if result.row_hashes:
                 hashes.append((task.at, result.row_hashes))
             if result.keys is not None:
@@ -262,7 +262,7 @@ class Verification:
 
         engine = "local" if depth.quick else settings.engine  # comparing sizes needs no cluster
         tasks = chunk_tasks(playlist, stream, others, depth, chosen, only)
-        for finding in self._run(tasks, engine, take):
+        for finding in self._run(tasks, engine, add):
             if finding not in others.findings:  # already reported by the other lists
                 yield finding
         yield from others.additional_shards(plan.address)
@@ -289,9 +289,9 @@ class Verification:
         self,
         tasks: Iterable[Task],
         engine: str = "local",
-        take: Callable[[Task, FileResult], None] = lambda task, result: None,
+        add: Callable[[Task, FileResult], None] = lambda task, result: None,
     ) -> Iterator[Finding]:
-        """Check files; yield findings in the order of the tasks, and call `take` with each result."""
+        """Check files; yield findings in the order of the tasks. Call `add` with each result."""
         settings, state = self._settings, self._settings.state
 
         def known(task: Task) -> FileResult | None:
@@ -306,7 +306,7 @@ class Verification:
         for task, result in results:
             if state is not None and task.key and known(task) is None:
                 state.add(task.key, result)
-            take(task, result)
+            add(task, result)
             self.files += task.is_file
             self.shards += task.is_shard
             self.rows += result.rows
@@ -397,9 +397,9 @@ def _default_jobs(plans: Sequence[Plan]) -> int:
 def _with_unreadable(
     findings: Iterable[Finding], unreadable: dict[str, Finding]
 ) -> Iterator[Finding]:
-    """Yield the findings, then those in `unreadable` about files without any.
+    """Yield the findings; and for files without findings, those in `unreadable`.
 
-    A link is described by its finding in `unreadable`.
+    The finding in `unreadable` replaces the finding about a link.
     """
     for finding in findings:
         other = unreadable.pop(link_address(finding.address), None) if unreadable else None

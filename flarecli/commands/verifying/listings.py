@@ -85,7 +85,7 @@ def check_own_checksum(playlist: Playlist) -> tuple[int, list[Finding], bool]:
 class OtherList:
     """A list besides the list in use.
 
-    must_match     must list the same shards: the list in use names it or was made from it, or it
+    must_match     must list the same shards: the list in use names it or was merged from it, or it
                    is --against
     is_against     list of --against: if it is in another folder, shards are matched by name
     index_entries  entries of an `index.json`, one per shard; may be empty
@@ -348,12 +348,12 @@ def read_other_lists(
     for name, (at, result) in files.items():
         if name.rpartition("/")[2] in _index_names(stream) and not result.findings:
             others.read(at, must_match=True, is_named=True)
-    seen = {*others.named}
+    known = {*others.named}
     has_usual = playlist.at is not None or is_folder
     usual = _usual_locations(playlist, stream, depth.quick, only) if has_usual else ()
     for at, is_part in (*usual, *((at, False) for at in named)):
-        if place_of(at) not in seen:
-            seen.add(place_of(at))
+        if place_of(at) not in known:
+            known.add(place_of(at))
             others.read(at, must_match=is_part or is_folder)
     return others
 
@@ -366,7 +366,7 @@ def _index_names(stream: Stream) -> tuple[str, ...]:
 def _usual_locations(
     playlist: Playlist, stream: Stream, quick: bool, only: Collection[int] | None
 ) -> Iterator[tuple[Location, bool]]:
-    """Yield the usual locations of other lists, and whether the list in use was made from them."""
+    """Yield the usual locations of other lists, and whether the list in use was merged from them."""
     top, names = stream.at, _index_names(stream)
     if not top.is_local and (quick or (playlist.at is not None and not is_index(playlist))):
         return

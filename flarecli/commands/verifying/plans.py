@@ -88,7 +88,7 @@ def plan_sources(
     guard: Guard,
     quick: bool,
 ) -> tuple[list[Plan], list[str], dict[str, Finding]]:
-    """Return what to check at some addresses.
+    """Return the plans of a check.
 
     format   value of `-f`; a list that contradicts it raises UsageError
     streams  names of the streams to check; empty: all
@@ -354,7 +354,7 @@ def _with_lists_of_files(
     plans: Sequence[Plan], format: str | None, guard: Guard, quick: bool
 ) -> list[Plan]:
     """Replace plans of single files by plans of the lists that name them, restricted to these
-    files. Files of one list share a plan; files without a list keep theirs.
+    files. Files of one list share a plan; the plans of files without a list stay.
     """
     read: dict[str, _NearList | None] = {}  # each list is read once in a run
     reported = set[Finding]()
@@ -463,7 +463,7 @@ def _near_lists(
 
 
 def _folders(at: Location, guard: Guard) -> Iterator[Location]:
-    """Yield a folder and those above it, up to the root, the bucket or the host."""
+    """Yield a folder and its parent folders, up to the root, the bucket or the host."""
     yield at
     if at.is_local:
         shown, real = str(at), place_of(at)

@@ -97,7 +97,7 @@ class VerifyState:
         return UsageError(
             "state of a check with other sources or options",
             where=self._path,
-            hint="Give the same sources and options, or remove the file.",
+            hint="Use the same sources and options, or remove the file.",
         )
 
     def find(self, key: str) -> FileResult | None:

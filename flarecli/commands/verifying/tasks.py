@@ -28,7 +28,7 @@ from flarecli.storage import Location
 
 __all__ = ["Task", "chunk_tasks", "file_tasks", "list_sizes", "run_local", "run_on_engine"]
 
-_READ_AHEAD_BYTES = 1 << 30  # shards in memory, whatever the number of jobs
+_READ_AHEAD_BYTES = 1 << 30  # maximum size of shards in memory, for any number of jobs
 
 Known: TypeAlias = Callable[["Task"], FileResult | None]  # the result of an earlier run, if any
 
