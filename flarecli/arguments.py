@@ -27,6 +27,7 @@ __all__ = [
     "Options",
     "address_text",
     "address_texts",
+    "check_minimum",
     "checked",
     "declared",
     "from_options",
@@ -122,6 +123,13 @@ def number(value: Any) -> float:
     if type(value).__name__.startswith("bool") or isinstance(value, (str, bytes)):
         raise TypeError
     return value if isinstance(value, (int, float)) else float(value)
+
+
+def check_minimum(minimum: float, **arguments: float | None) -> None:
+    """Raise UsageError that names the first argument below a minimum. None is allowed."""
+    for name, value in arguments.items():
+        if value is not None and not value >= minimum:  # also for NaN
+            raise UsageError(f"{name}: expected at least {minimum}, got {shown(value)}")
 
 
 def checked(function: F) -> F:

@@ -18,10 +18,10 @@ from flarecli.arguments import (
     Address,
     Addresses,
     address_texts,
+    check_minimum,
     checked,
     name_list,
     shown,
-    whole,
 )
 from flarecli.encodings import BINARY
 from flarecli.errors import UsageError, ValueFitError
@@ -268,7 +268,7 @@ class Dataset(Data):
             isinstance(items, range) for items in ranges.values()
         ):
             raise UsageError(
-                f"ranges is {shown(ranges)}: expected a dict of ranges",
+                f"ranges: expected a dict of ranges, got {shown(ranges)}",
                 hint='Pass a dict such as {"frames": range(32, 42)}.',
             )
         self._names(list(ranges))
@@ -332,6 +332,7 @@ class Dataset(Data):
         )
         return batch if exact else self._natural(batch, indices)
 
+    @checked
     def scan(
         self,
         columns: Sequence[str] | None = None,
@@ -348,18 +349,9 @@ class Dataset(Data):
                 faster, but many Arrow kernels do not support views
         raises  UsageError for a negative start or stop, a size below 1 or an unknown column
         """
-        try:
-            start, size = whole(start), whole(size)
-            last = len(self) if stop is None else min(whole(stop), len(self))
-        except TypeError:
-            raise UsageError(
-                f"rows {shown(start)} to {shown(stop)} in batches of {shown(size)}: "
-                "expected integers"
-            ) from None
-        if start < 0 or last < 0 or size < 1:
-            raise UsageError(
-                f"rows {start} to {last} in batches of {size}: expected at least 0, 0 and 1"
-            )
+        check_minimum(0, start=start, stop=stop)
+        check_minimum(1, size=size)
+        last = len(self) if stop is None else min(stop, len(self))
         batches = self._table.scan(self._names(columns), start, last, size, views)
         return batches if exact else self._all_natural(batches, start)
 
@@ -472,8 +464,8 @@ class Dataset(Data):
         for name, rule in how.items():
             if not callable(rule) and rule is not True and rule is not False:
                 raise UsageError(
-                    f"decoder of column {name!r} is {shown(rule)}: "
-                    "expected a function, True or False",
+                    f"decoder of column {name!r}: expected a function, True or False, "
+                    f"got {shown(rule)}",
                     column=name,
                 )
         out = copy.copy(self)

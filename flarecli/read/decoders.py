@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flarecli.arguments import checked
+from flarecli.arguments import check_minimum, checked
 from flarecli.errors import MissingLibraryError, UsageError, ValueFitError
 from flarecli.media import FORMATS
 
@@ -81,7 +81,7 @@ def image(size: int | tuple[int, int] | None = None, mode: str = "RGB", crop: bo
 def _pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     pair = (size, size) if isinstance(size, int) else size
     if pair is not None and min(pair) < 1:
-        raise UsageError(f"size is {pair[0]} x {pair[1]}: expected at least 1 x 1")
+        raise UsageError(f"size: expected at least 1 x 1, got {pair[0]} x {pair[1]}")
     return pair
 
 
@@ -101,8 +101,7 @@ class Text:
 @checked
 def text(size: int) -> Text:
     """Return a decoder of text to its first `size` bytes, uint8 [size], padded with zeros."""
-    if size < 0:
-        raise UsageError(f"size is {size}: expected at least 0")
+    check_minimum(0, size=size)
     return Text(size)
 
 
@@ -140,8 +139,9 @@ def audio(rate: int | None = None, seconds: float = 600.0) -> Audio:
     rate     sample rate in Hz; None: keep the rate of each file
     seconds  maximum duration to decode
     """
-    if (rate is not None and rate < 1) or not seconds > 0:
-        raise UsageError(f"rate is {rate}, seconds {seconds}: expected at least 1, and more than 0")
+    check_minimum(1, rate=rate)
+    if not seconds > 0:
+        raise UsageError(f"seconds: expected more than 0, got {seconds}")
     return Audio(rate, seconds)
 
 
@@ -177,8 +177,7 @@ def video(frames: int, step: int = 1, size: int | tuple[int, int] | None = None)
     step    decode every `step`-th frame
     size    pixels: one number or (width, height); None: keep the size of each video
     """
-    if frames < 1 or step < 1:
-        raise UsageError(f"frames is {frames}, step {step}: expected at least 1")
+    check_minimum(1, frames=frames, step=step)
     return Video(frames, step, _pair(size))
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from flarecli.arguments import shown
+from flarecli.arguments import check_minimum, shown
 from flarecli.errors import UsageError
 from flarecli.model import IntArray
 from flarecli.read.permutation import positions, positions_apart
@@ -39,12 +39,10 @@ class Epoch:
             raise UsageError(
                 f"unknown order {shown(order)}", hint=f"Choose one of {', '.join(ORDERS)}."
             )
-        if window < 1 or seed < 0 or epoch < 0:
-            raise UsageError(
-                f"window is {window}, seed {seed}, epoch {epoch}: expected at least 1, 0 and 0"
-            )
+        check_minimum(1, window=window)
+        check_minimum(0, seed=seed, epoch=epoch)
         if epoch >= MAX_EPOCH:  # keys have 64 bits: later epochs would repeat earlier ones
-            raise UsageError(f"epoch is {epoch}: expected less than 2^{MAX_EPOCH.bit_length() - 1}")
+            raise UsageError(f"epoch: expected less than 2^63, got {epoch}")
         self.rows = int(edges[-1])
         self._seed, self._epoch, self._order = seed, epoch, order
         self._edges, self._window = edges, window

@@ -10,7 +10,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from flarecli.arguments import checked
+from flarecli.arguments import check_minimum, checked
 from flarecli.errors import UsageError
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
@@ -85,12 +85,10 @@ class Loader(Closable):
         drop_last: bool = False,
     ) -> None:
         check_rows(data)
-        if batch < 1 or workers < 0 or (ahead is not None and ahead < 1):
-            raise UsageError(
-                f"batch is {batch}, workers {workers}, ahead {ahead}: expected at least 1, 0 and 1"
-            )
+        check_minimum(1, batch=batch, ahead=ahead)
+        check_minimum(0, workers=workers)
         if workers >= _MAX_WORKERS:
-            raise UsageError(f"workers is {workers}: expected fewer than {_MAX_WORKERS:,}")
+            raise UsageError(f"workers: expected fewer than {_MAX_WORKERS:,}, got {workers}")
         if not 0 <= rank < ranks:
             raise UsageError(f"rank {rank} of {ranks}: expected a rank below the number of ranks")
         self.data = data.decoded(decode) if decode else data
@@ -153,8 +151,8 @@ class Loader(Closable):
         rows = self.data.order(cursor.seed, cursor.epoch, cursor.order, window).rows
         saved = replace(cursor, rows=state["rows"], window=window, checksum=state["checksum"])
         check_cursor(self.data, rows, saved)
-        if state["ranks"] < 1 or skip < 0:
-            raise UsageError(f"ranks is {state['ranks']}, skip {skip}: expected at least 1 and 0")
+        check_minimum(1, ranks=state["ranks"])
+        check_minimum(0, skip=skip)
         if skip and state["ranks"] != self.ranks:
             raise UsageError(
                 f"saved between samples of one row with {state['ranks']} ranks, not {self.ranks}",

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flarecli.arguments import checked, number, shown
+from flarecli.arguments import check_minimum, checked, number, shown
 from flarecli.errors import RowsError, UsageError
 from flarecli.model import IntArray, Sample
 from flarecli.read.dataset import Dataset
@@ -65,8 +65,7 @@ class Mix(Data):
             )
         if not all(len(part) for part in parts):
             raise UsageError("cannot mix an empty dataset")
-        if rows is not None and rows < 1:
-            raise UsageError(f"rows is {rows}: expected at least 1")
+        check_minimum(1, rows=rows)
         names = [column.name for column in parts[0].columns]
         for part in parts:
             if differing := {column.name for column in part.columns} ^ set(names):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils import data as torch_data
 
-from flarecli.arguments import checked
+from flarecli.arguments import check_minimum, checked
 from flarecli.errors import FlareError, UsageError
 from flarecli.model import Cursor
 from flarecli.prefetch import ordered_map
@@ -115,11 +115,11 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         threads: int = 0,
     ) -> None:
         check_rows(data)
-        if not 1 <= batch < _MAX_COUNT or not 0 <= threads < _MAX_COUNT:
-            raise UsageError(
-                f"batch is {batch}, threads {threads}: expected at least 1 and 0, "
-                "and less than 2^31"
-            )
+        check_minimum(1, batch=batch)
+        check_minimum(0, threads=threads)
+        for name, count in (("batch", batch), ("threads", threads)):
+            if count >= _MAX_COUNT:
+                raise UsageError(f"{name}: expected less than 2^31, got {count}")
         self._given_rank, self._given_ranks = rank, ranks
         self._inherited: Inherited | None = None  # set in spawned processes
         if rank is not None and ranks is not None:
@@ -229,10 +229,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         _check_epoch(cursor.epoch)
         check_cursor(self.data, self._rows, saved)
         given = state["given"]
-        if state["workers"] < 1 or given < 0:
-            raise UsageError(
-                f"workers is {state['workers']}, given {given}: expected at least 1 and 0"
-            )
+        check_minimum(1, workers=state["workers"])
+        check_minimum(0, given=given)
         if given and (self._collated or cursor.step == self._rows):
             raise UsageError(
                 f"saved after {given} samples of a batch; this dataset yields whole batches"
@@ -363,7 +361,7 @@ def _batch_changed(given: int, samples: int) -> UsageError:
 
 def _check_epoch(epoch: int) -> None:
     if not 0 <= epoch < 1 << 63:
-        raise UsageError(f"epoch is {epoch}: expected at least 0 and less than 2^63")
+        raise UsageError(f"epoch: expected at least 0 and less than 2^63, got {epoch}")
 
 
 def _shared(*values: int) -> Any:

@@ -105,7 +105,7 @@ def _launched_share() -> Share:
     rank = os.environ.get("RANK", "0" if ranks == "1" else "")
     if not (rank.isdecimal() and ranks.isdecimal()):
         raise UsageError(
-            f"RANK is {rank!r:.60} and WORLD_SIZE is {ranks!r:.60}: expected two numbers",
+            f"RANK and WORLD_SIZE: expected two numbers, got {rank!r:.60} and {ranks!r:.60}",
             hint="Create the dataset with rank=R, ranks=N, or initialize torch.distributed before "
             "the loop.",
         )

@@ -275,9 +275,9 @@ def test_a_run_refuses_a_cursor_or_yields_exactly_the_remaining_rows(data, curso
     ("change", "message"),
     [
         ({"skip": 5}, "saved after 5 samples of a row; without transforms a row is one sample"),
-        ({"skip": -1}, "ranks is 1, skip -1: expected at least 1 and 0"),
-        ({"ranks": 0}, "ranks is 0, skip 0: expected at least 1 and 0"),
-        ({"epoch": 1 << 63}, f"epoch is {1 << 63}: expected less than 2^63"),
+        ({"skip": -1}, "skip: expected at least 0, got -1"),
+        ({"ranks": 0}, "ranks: expected at least 1, got 0"),
+        ({"epoch": 1 << 63}, f"epoch: expected less than 2^63, got {1 << 63}"),
         ({"checksum": "0" * 32}, "saved with data of checksum"),
         ({"checksum": None}, "not a state that a Loader saved"),
         ({"step": 10**5000}, "not a state that a Loader saved"),

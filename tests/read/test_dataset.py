@@ -105,18 +105,23 @@ def test_a_numpy_integer_selects_one_row(out):
     assert data[5:1] == data[np.zeros(0)] == []
 
 
-@pytest.mark.parametrize(("start", "stop", "size"), [(-1, None, 8), (0, -1, 8), (0, None, 0)])
-def test_batches_of_invalid_ranges_are_refused(out, start, stop, size):
+@pytest.mark.parametrize(
+    ("start", "stop", "size", "message"),
+    [
+        (-1, None, 8, "start: expected at least 0, got -1"),
+        (0, -1, 8, "stop: expected at least 0, got -1"),
+        (0, None, 0, "size: expected at least 1, got 0"),
+    ],
+)
+def test_batches_of_invalid_ranges_are_refused(out, start, stop, size, message):
     data = read.open(out)
-    for ask in (
+    for read_batches in (
         lambda: data.scan(None, start, stop, size),
         lambda: data.batches(size, None, start, stop),
     ):
-        with pytest.raises(
-            UsageError,
-            match=f"^rows {start} to {stop or 200} in batches of {size}: expected at least 0, 0 and 1$",
-        ):
-            ask()
+        with pytest.raises(UsageError) as caught:
+            read_batches()
+        assert str(caught.value) == message
 
 
 def test_a_condition_can_use_any_column(tmp_path):

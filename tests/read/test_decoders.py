@@ -52,7 +52,7 @@ def test_invalid_images_are_refused():
     for data in (b"", b"no picture", picture((64, 64), "JPEG")[:200]):
         with pytest.raises(ValueFitError, match="^invalid image: "):
             flare.presets.image(8)(data)
-    with pytest.raises(UsageError, match="^size is 0 x 0: expected at least 1 x 1$"):
+    with pytest.raises(UsageError, match="^size: expected at least 1 x 1, got 0 x 0$"):
         flare.presets.image(0)
 
 
@@ -70,21 +70,21 @@ def test_an_image_for_which_pillow_runs_a_program_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: flare.presets.text(-1), "size is -1: expected at least 0"),
-        (lambda: flare.presets.video(0), "frames is 0, step 1: expected at least 1"),
-        (lambda: flare.presets.video(4, step=0), "frames is 4, step 0: expected at least 1"),
-        (lambda: flare.presets.video(4, size=(0, 8)), "size is 0 x 8: expected at least 1 x 1"),
+        (lambda: flare.presets.text(-1), "size: expected at least 0, got -1"),
+        (lambda: flare.presets.video(0), "frames: expected at least 1, got 0"),
+        (lambda: flare.presets.video(4, step=0), "step: expected at least 1, got 0"),
+        (lambda: flare.presets.video(4, size=(0, 8)), "size: expected at least 1 x 1, got 0 x 8"),
         (
             lambda: flare.presets.audio(0),
-            "rate is 0, seconds 600.0: expected at least 1, and more than 0",
+            "rate: expected at least 1, got 0",
         ),
         (
             lambda: flare.presets.audio(seconds=0),
-            "rate is None, seconds 0: expected at least 1, and more than 0",
+            "seconds: expected more than 0, got 0",
         ),
         (
             lambda: flare.presets.audio(seconds=float("nan")),
-            "rate is None, seconds nan: expected at least 1, and more than 0",
+            "seconds: expected more than 0, got nan",
         ),
     ],
 )

@@ -113,7 +113,7 @@ def test_invalid_arguments_of_a_run_are_refused(data):
     for message, options in (
         ("rank 8 of 8: expected a rank below the number of ranks", {"rank": 8, "ranks": 8}),
         ("unknown order 'random'", {"order": "random"}),
-        ("window is 0, seed 0, epoch 0: expected at least 1, 0 and 0", {"window": 0}),
+        ("window: expected at least 1, got 0", {"window": 0}),
         (
             f"step 104 is outside the epoch, which has {ROWS} steps",
             {"cursor": Cursor(0, 0, 104, "shuffle")},

@@ -300,7 +300,7 @@ def test_a_loader_accepts_decoders(data):
 
 def test_invalid_arguments_and_samples_are_refused(data):
     for options, message in (
-        ({"batch": 0}, "batch is 0, workers 2, ahead None: expected at least 1, 0 and 1"),
+        ({"batch": 0}, "batch: expected at least 1, got 0"),
         ({"rank": 1}, "rank 1 of 1: expected a rank below the number of ranks"),
         ({"order": "random"}, "unknown order 'random'"),
         ({"decode": {"x": False}}, "no column 'x'"),

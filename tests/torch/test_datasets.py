@@ -160,9 +160,7 @@ def test_states_of_another_dataset_are_refused(data):
     stream.load_state_dict(stream.state_dict() | {"workers": 2})
     with pytest.raises(UsageError, match="^saved with 2 workers, not 1$"):
         next(iter(stream))
-    with pytest.raises(
-        UsageError, match="^batch is 0, threads 0: expected at least 1 and 0, and less than 2\\^31$"
-    ):
+    with pytest.raises(UsageError, match="^batch: expected at least 1, got 0$"):
         IterableDataset(data, 0)
 
 
@@ -201,7 +199,7 @@ def test_invalid_arguments_are_refused(data):
     )
     told(
         lambda: IterableDataset(data, epoch=1 << 63),
-        f"epoch is {1 << 63}: expected at least 0 and less than 2^63",
+        f"epoch: expected at least 0 and less than 2^63, got {1 << 63}",
     )
     stream = IterableDataset(
         data, np.int64(8), np.uint8(6), epoch=np.int32(1), rank=np.int8(0), ranks=np.int8(1)
@@ -209,7 +207,7 @@ def test_invalid_arguments_are_refused(data):
     assert stream.state_dict() == IterableDataset(data, 8, 6, epoch=1, rank=0, ranks=1).state_dict()
     assert {type(value) for value in stream.state_dict().values()} == {int, str}
     told(lambda: stream.set_epoch(1.5), "epoch: expected a whole number, got 1.5")
-    told(lambda: stream.set_epoch(-1), "epoch is -1: expected at least 0 and less than 2^63")
+    told(lambda: stream.set_epoch(-1), "epoch: expected at least 0 and less than 2^63, got -1")
     told(lambda: stream.set_epoch(0, "4"), "step: expected a whole number, got '4'")
     for state in (
         None,
@@ -283,13 +281,13 @@ def test_rank_or_ranks_may_be_given_alone(data, monkeypatch):
             IterableDataset(data, 8, **same)
         )
     monkeypatch.setenv("RANK", "one")
-    wrong = "^RANK is 'one' and WORLD_SIZE is '3': expected two numbers$"
+    wrong = "^RANK and WORLD_SIZE: expected two numbers, got 'one' and '3'$"
     with pytest.raises(UsageError, match=wrong):
         len(IterableDataset(data))
     monkeypatch.delenv("RANK")  # Lightning's environment before torch.distributed is initialized
     stream = IterableDataset(data)
     with pytest.raises(
-        UsageError, match="^RANK is '' and WORLD_SIZE is '3': expected two numbers$"
+        UsageError, match="^RANK and WORLD_SIZE: expected two numbers, got '' and '3'$"
     ):
         next(iter(stream))
 
