@@ -95,7 +95,7 @@ class PlainFiles(Format):
     def arrange(self, columns: Iterable[Column]) -> NoReturn:
         """Raise UsageError: plain files are not packed."""
         raise UsageError(
-            "format files is only read: it cannot be packed",
+            "format files is read-only",
             hint="Run `flare unpack` to write files, or choose another --format.",
         )
 

@@ -1,158 +1,136 @@
-"""WebDataset at its limits: long names, large members, damaged indexes and missing members."""
+"""The index of a tar, and the shardindex of wids."""
 
-import io
+import hashlib
 import json
-import mmap
-import re
-import subprocess
-import sys
-import tarfile
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from flarecli import encodings
-from flarecli.errors import FormatError, IntegrityError, UnsafeError, ValueFitError
-from flarecli.formats import byte_ranges, find
-from flarecli.formats.webdataset import format as webdataset_format
+from flarecli.errors import (
+    FormatError,
+)
 from flarecli.formats.webdataset import index as webdataset_index
-from flarecli.formats.webdataset import scan as webdataset_scan
-from flarecli.formats.webdataset import scan as webdataset_table
-from flarecli.formats.webdataset import tar
-from flarecli.model import Chunk, Settings
-from flarecli.storage import Location, locate
+from flarecli.model import Settings
+from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+from tests.formats.webdataset.samples import (
+    batch_of,
+    columns_of,
+    open_files,
+    webdataset,
+    write_batches,
+    write_rows,
+)
 
-webdataset = find("webdataset")
+SAMPLES = [(f"k{i}", b"x" * i, None if i == 2 else "t") for i in range(4)]
+
+INDEXED = columns_of(__key__="str", b="bytes", t="str")
 
 
-def columns_of(**encoded):
-    return webdataset.arrange(
-        encodings.column(name, encoding) for name, encoding in encoded.items()
+def test_an_index_replaces_the_scan_of_headers():
+    files = write_rows(INDEXED, SAMPLES).at.store.files
+    blind = {**files, "00000.tar": bytes(len(files["00000.tar"]))}  # a tar without members
+    assert (
+        open_files(blind, INDEXED).layout["starts"].tolist()
+        == open_files({"00000.tar": files["00000.tar"]}, INDEXED).layout["starts"].tolist()
     )
 
 
-def batch_of(columns, rows):
-    arrays = [
-        pa.array(values, encodings.lookup(one.encoding).arrow)
-        for one, values in zip(columns, zip(*rows, strict=True), strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=pa.schema([encodings.field(one) for one in columns])
-    )
-
-
-def written(columns, *batches, **settings):
-    store = MemoryStore()
-    webdataset.write_shard(Location(store), 0, columns, list(batches), Settings(**settings))
-    return store.files
-
-
-def opened(files, columns=None):
-    return webdataset.open_shard(Chunk(Location(MemoryStore(dict(files)), "00000.tar")), columns)
-
-
-def made(files):
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, data in files:
-            one = tarfile.TarInfo(name)
-            one.size = len(data)
-            archive.addfile(one, io.BytesIO(data))
-    return out.getvalue()
-
-
-# -- names
-
-
-@settings(max_examples=500, deadline=None)
-@given(st.text("a.b/_\n", max_size=12))
-def test_names_are_split_by_the_rule_of_webdataset(name):
-    found = re.fullmatch(
-        r"((?:.*/|)[^.]+)[.]([^/]*)", name, re.DOTALL
-    )  # webdataset's `base_plus_ext`, except for names that start with `__`
-    wanted = found and tuple(part.encode() for part in found.groups())
-    assert webdataset_table.split(name.encode()) == (
-        None if re.match(r"__[^/]*__(/|$)", name) else wanted
-    )
-
-
-_LONG = """
-import sys
-sys.path[:0] = {path!r}
-from flarecli.formats.webdataset import scan
-for name in (b"/" * 1_000_000, b"/" * 1_000_000 + b"a.b/.c", b"a/" * 500_000 + b".b", b"__" + b"_" * 1_000_000 + b"x", b"x" * 1_000_000):
-    print(scan.split(name) is not None)
-"""
-
-
-def test_names_of_a_megabyte_are_split_in_linear_time():
-    code = _LONG.format(path=[str(Path(__file__).parents[3])])
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.split() == ["False", "False", "True", "False", "False"]
-
-
-def test_the_limit_of_an_extension_is_in_bytes():
-    column = encodings.column("é" * 127, "bytes")
-    assert webdataset.arrange([column]) == (column,)
-    for name, size in (("é" * 128, 256), ("n" * 256, 256)):
-        with pytest.raises(
-            ValueError,
-            match=f"^column '{name}': the extension is {size} bytes; at most 255 are allowed$",
-        ):
-            webdataset.arrange([encodings.column(name, "bytes")])
-
-
-# -- limits of headers
-
-
-def test_a_member_of_eight_gigabytes_is_refused(tmp_path):
-    columns, size = columns_of(it="bytes"), 8**11
-    with open(tmp_path / "holes", "wb") as file:
-        file.truncate(size + 1)
-    with open(tmp_path / "holes", "rb") as file:
-        data = mmap.mmap(
-            file.fileno(), size + 1, access=mmap.ACCESS_READ
-        )  # none of its bytes is read
-
-    def batch(*sizes):
-        bounds = pa.py_buffer(np.cumsum([0, *sizes]))
-        return pa.record_batch(
-            {
-                "it": pa.Array.from_buffers(
-                    pa.large_binary(), len(sizes), [None, bounds, pa.py_buffer(data)]
-                )
-            }
+def test_a_damaged_or_foreign_index_is_not_used_and_reported():
+    files = write_rows(INDEXED, SAMPLES).at.store.files
+    index = files["00000.idx.json"]
+    wanted = webdataset.read_rows(open_files(files, INDEXED), range(4))
+    others = write_rows(INDEXED, SAMPLES[:3]).at.store.files["00000.idx.json"]
+    for bad in (
+        b"",
+        b"{}",
+        index[:-1],
+        index + b" ",
+        others,
+        index.replace(b'"rows": 4', b'"rows": 5'),
+    ):
+        shard = open_files({**files, "00000.idx.json": bad}, INDEXED)
+        assert webdataset.read_rows(shard, range(4)) == wanted
+        (finding,) = webdataset.verify_shard(shard)
+        assert (finding.where, finding.kind, finding.message) == (
+            "00000.idx.json",
+            "index",
+            "not a valid index of this tar; the tar headers are read instead",
+        )
+    for byte in range(len(index)):
+        assert (
+            webdataset_index.parse(
+                index[:byte] + bytes([index[byte] ^ 4]) + index[byte + 1 :], len(files["00000.tar"])
+            )
+            is None
         )
 
-    assert webdataset.row_sizes(columns, batch(1, size - 1), Settings())[1].tolist() == [
-        1024,
-        512 + size,
-    ]
-    message = f"member is {size} bytes; a tar header allows {size - 1}"
-    with pytest.raises(ValueFitError) as caught:
-        webdataset.row_sizes(columns, batch(1, size), Settings())
-    assert str(caught.value) == f"row 1: {message}"
-    store = MemoryStore()
-    with pytest.raises(ValueFitError) as caught:
-        webdataset.write_shard(
-            Location(store), 0, columns, [batch(1, 0), batch(1, size)], Settings()
-        )
-    assert (str(caught.value), store.files) == (f"00000.tar[3]: {message}", {})
+
+def resigned(index, **changes):
+    body = {**json.loads(index), **changes}
+    del body["xxh3_128"]
+    data = json.dumps(body, sort_keys=True).encode()[:-1]
+    return b'%s, "xxh3_128": "%s"}\n' % (data, webdataset_index._checksum(data))
 
 
-# -- the index of a tar
+def test_an_index_with_a_valid_checksum_is_compared_with_the_size_of_the_tar():
+    files = write_rows(INDEXED, SAMPLES).at.store.files
+    index, size = files["00000.idx.json"], len(files["00000.tar"])
+    table = webdataset_index.parse(resigned(index), size)
+    assert table.rows == 4
+
+    def bad(**changes):
+        return webdataset_index.parse(resigned(index, **changes), size) is None
+
+    def packed(values):
+        return webdataset_index._packed(np.ascontiguousarray(values))
+
+    for row, value in (
+        (0, 0),
+        (0, 513),
+        (0, -5),
+        (0, size + 512),
+        (1, int(table.starts[0, 0])),
+        (0, 1 << 62),
+    ):
+        starts = table.starts.copy()
+        starts[0, row] = value
+        assert bad(starts=packed(starts))
+    for value in (-1, size, 1 << 62, (1 << 63) - 1):
+        sizes = table.sizes.copy()
+        sizes[0, 0] = value
+        assert bad(sizes=packed(sizes))
+    assert bad(starts=packed(table.starts[:1]))
+    assert bad(rows=1 << 60)
+    assert bad(rows=-1)
+    assert bad(columns=["b", "b"])
+    assert bad(columns=["b", "__key__"])
+    assert bad(columns="bt")
+    assert bad(bytes=size + 1)
+    assert bad(keys="?")
+    assert bad(ends=packed(table.ends[::-1]))
+    assert bad(
+        starts=packed(table.starts[:, ::-1]), sizes=packed(table.sizes[:, ::-1])
+    )  # rows of a batch would be past the end
+    assert bad(keys=packed(np.frombuffer(b"k0k1k2k\xff", np.uint8)))
+    assert bad(
+        keys=packed(np.frombuffer("k0\u00e9k2k3".encode(), np.uint8)),
+        ends=packed(np.array([2, 3, 6, 8])),
+    )  # a key ends within a character
+    swapped = resigned(index, sizes=packed(np.where(table.sizes > 1, table.sizes - 1, table.sizes)))
+    (finding,) = webdataset.verify_shard(open_files({**files, "00000.idx.json": swapped}, INDEXED))
+    assert (finding.kind, finding.message) == (
+        "index",
+        "the index lists other members than the tar contains",
+    )
+
 
 COLUMNS = columns_of(__key__="str", b="bytes", t="str")
-FILES = written(
+
+FILES = write_batches(
     COLUMNS, batch_of(COLUMNS, [(f"k{i}", b"x" * i, None if i == 2 else "t") for i in range(4)])
 )
+
 INDEX = json.loads(FILES["00000.idx.json"])
 
 
@@ -217,9 +195,9 @@ def test_an_index_above_the_maximum_size_is_not_read(monkeypatch):
     index = FILES["00000.idx.json"]
     blind = FILES | {"00000.tar": bytes(len(FILES["00000.tar"]))}
     monkeypatch.setattr(webdataset_index, "_MAX_INDEX_BYTES", len(index))
-    assert opened(blind, COLUMNS).rows == 4
+    assert open_files(blind, COLUMNS).rows == 4
     monkeypatch.setattr(webdataset_index, "_MAX_INDEX_BYTES", len(index) - 1)
-    assert opened(blind).rows == 0
+    assert open_files(blind).rows == 0
 
 
 @pytest.mark.parametrize(
@@ -233,7 +211,7 @@ def test_verify_compares_every_part_of_an_index_with_the_tar(name, row, value):
     )
     if name == "starts":
         other = {"columns": ["t.txt", "b"]}
-    (found,) = webdataset.verify_shard(opened(FILES | {"00000.idx.json": index_with(**other)}))
+    (found,) = webdataset.verify_shard(open_files(FILES | {"00000.idx.json": index_with(**other)}))
     assert (found.where, found.kind, found.message) == (
         "00000.idx.json",
         "index",
@@ -241,174 +219,31 @@ def test_verify_compares_every_part_of_an_index_with_the_tar(name, row, value):
     )
 
 
-# -- rows and batches
+# -- shardindex.json
 
 
-@pytest.mark.parametrize("maps", [True, False])
-@pytest.mark.parametrize("limit", [1 << 31, 3000, 40])
-def test_missing_members_are_null_in_any_slice(tmp_path, monkeypatch, maps, limit):
-    monkeypatch.setattr(byte_ranges, "VIEW_LIMIT", limit)
-    columns = columns_of(__key__="str", b="bytes", t="str")
-    rows = [
-        (
-            f"{i:03}",
-            None if i % 3 else bytes([i]) * (i * 7 % 40),
-            f"text {i}" * (i % 5) if i % 3 or i % 2 else None,
-        )
-        for i in range(40)
-    ]
-    for name, data in written(
-        columns, batch_of(columns, rows[:15]), batch_of(columns, rows[15:])
-    ).items():
-        (tmp_path / name).write_bytes(data)
-    at = locate(str(tmp_path / "00000.tar"))
-    shard = webdataset.open_shard(Chunk(at if maps else at.unmapped()), columns)
-    for start, stop in ((0, 40), (1, 3), (15, 16), (13, 29), (40, 40), (0, 0)):
-        for views in (False, True):
-            for chosen in (None, ["t"], ["b", "__key__"], []):
-                names = ["__key__", "b", "t"] if chosen is None else chosen
-                batch = webdataset.read_batch(shard, start, stop, chosen, views=views)
-                batch.validate(full=True)
-                assert batch.num_rows == stop - start
-                assert batch.to_pylist() == [
-                    {name: row[["__key__", "b", "t"].index(name)] for name in names}
-                    for row in rows[start:stop]
-                ]
-    wanted = [
-        {"__key__": key.encode(), "b": b, "t": t if t is None else t.encode()} for key, b, t in rows
-    ]
-    assert webdataset.read_rows(shard, [39, 0, 0, 17]) == [
-        wanted[39],
-        wanted[0],
-        wanted[0],
-        wanted[17],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("columns", "reads"), [(None, [[402_435]]), (["small.txt"], [[3, 3]]), (["bin"], [[401_729]])]
-)
-def test_a_batch_is_one_read_if_most_bytes_are_needed_else_one_per_member(tmp_path, columns, reads):
-    """Two samples of a member of 200,001 bytes and one of 3, at bytes 512 and 201,216, 202,240 and 402,944."""
-    files = [
-        (f"{key}.{ext}", data)
-        for key in "ab"
-        for ext, data in (("bin", b"x" * 200_001), ("small.txt", b"one"))
-    ]
-    (tmp_path / "t.tar").write_bytes(made(files))
-    shard = webdataset.open_shard(Chunk(locate(str(tmp_path / "t.tar")).unmapped()))
-    store, asked = shard.chunk.at.store, []
-    read_many = store.read_many
-    store.read_many = lambda path, ranges: (
-        asked.append([stop - start for start, stop in ranges]) or read_many(path, ranges)
-    )
-    batch = webdataset.read_batch(shard, 0, 2, columns)
-    assert batch.column(-1).to_pylist() == [files[0][1] if columns == ["bin"] else "one"] * 2
-    assert asked == reads
-
-
-def test_a_shard_without_rows_is_written_and_read():
-    columns = columns_of(__key__="str", t="str")
-    for batches in ([], [batch_of(columns, [("a", "x")]).slice(0, 0)]):
-        files = written(columns, *batches)
-        assert files["00000.tar"] == tar.END
-        shard = opened(files, columns)
-        assert (
-            shard.rows,
-            webdataset.read_rows(shard, []),
-            webdataset.read_batch(shard, 0, 0).num_rows,
-        ) == (0, [], 0)
-        assert list(webdataset.verify_shard(shard, values=True)) == []
-
-
-def test_a_slice_of_a_batch_is_written_with_its_own_keys():
-    columns = columns_of(__key__="str", t="str")
-    batch = batch_of(columns, [("a", "0"), ("bb", "1"), ("ccc", None), ("dddd", "3")])
-    files = written(columns, batch.slice(1, 1), batch.slice(3, 1), batch.slice(0, 2).slice(0, 1))
-    assert files == written(columns, batch_of(columns, [("bb", "1"), ("dddd", "3"), ("a", "0")]))
-    assert list(webdataset.verify_shard(opened(files), values=True)) == []
-    with pytest.raises(ValueFitError) as caught:
-        written(columns, batch.slice(0, 2), batch.slice(1, 2))
-    assert (
-        str(caught.value)
-        == "00000.tar[3]: every column is null; a sample needs at least one member"
-    )
-
-
-@pytest.mark.parametrize("length", [96, 97, 98, 255])
-def test_keys_of_any_length_are_read_back_by_flare_and_tarfile(length):
-    columns = columns_of(__key__="str", it="str")
-    keys = ["k" * length, "b", "d" * 200 + "/" + "e" * length]
-    files = written(columns, batch_of(columns, [(key, key[:3]) for key in keys]))
-    with tarfile.open(fileobj=io.BytesIO(files["00000.tar"])) as archive:
-        assert archive.getnames() == [f"{key}.it.txt" for key in keys]
-    assert list(webdataset.verify_shard(opened(files), values=True)) == []
-
-
-@pytest.mark.parametrize("part", [(0, 4), (1, 2), (3, 1), (2, 2)])
-def test_a_slice_of_a_batch_is_written_like_a_whole_batch(part):
-    columns, rows = (
-        columns_of(__key__="str", t="str"),
-        [("a", "0"), ("bb", "1"), ("ccc", "22"), ("dddd", "3")],
-    )
-    start, count = part
-    files = written(columns, batch_of(columns, rows).slice(start, count))
-    assert files == written(columns, batch_of(columns, rows[start : start + count]))
-    assert list(webdataset.verify_shard(opened(files), values=True)) == []
-
-
-def test_a_column_uses_the_extension_of_its_encoding_if_both_exist():
-    data = made([("k.a", b"bytes"), ("k.a.jpg", b"picture")])
-    with pytest.raises(IntegrityError) as caught:
-        opened({"00000.tar": data}, (encodings.column("a", "jpeg"),))
-    assert (
-        str(caught.value)
-        == "00000.tar: members have the extension .a, but no such column is listed"
-    )
-    alone = opened({"00000.tar": made([("k.a", b"bytes")])}, (encodings.column("a", "jpeg"),))
-    assert webdataset.read_rows(alone, [0]) == [{"a": b"bytes"}]
-
-
-@pytest.mark.parametrize("length", [92, 93, 94, 95])
-def test_names_of_100_and_101_bytes_are_written(length):
-    columns, key = columns_of(__key__="str", it="str"), "k" * length
-    files = written(columns, batch_of(columns, [(key, "one"), ("b", "two")]))
-    with tarfile.open(fileobj=io.BytesIO(files["00000.tar"])) as archive:
-        assert [(one.name, archive.extractfile(one).read()) for one in archive] == [
-            (f"{key}.it.txt", b"one"),
-            ("b.it.txt", b"two"),
-        ]
-
-
-def test_a_key_longer_than_a_file_name_is_refused():
-    columns = columns_of(__key__="str", it="str")
-    assert webdataset.row_sizes(columns, batch_of(columns, [("k" * 255, "x")]), Settings())[
-        1
-    ].tolist() == [2048]
-    with pytest.raises(UnsafeError) as caught:
-        webdataset.row_sizes(columns, batch_of(columns, [("a", "x"), ("k" * 256, "x")]), Settings())
-    assert str(caught.value) == f"row 1: the name '{'k' * 77}…' has a part longer than 255 bytes"
-
-
-def test_rows_without_keys_are_numbered_over_batches():
+def test_the_shardindex_equals_that_of_widsindex():
     columns = columns_of(t="str")
-    shard = opened(
-        written(columns, batch_of(columns, [("a",), ("b",)]), batch_of(columns, [("c",)]))
-    )
-    assert [row["__key__"] for row in webdataset.read_rows(shard, range(3))] == [
-        b"00000-0000000",
-        b"00000-0000001",
-        b"00000-0000002",
-    ]
+    chunk = write_rows(columns, [("a",)], hashes=("md5",))
+    at = chunk.at.folder
+    (name, file), *_ = webdataset.write_index(
+        at, [chunk], columns, Settings(hashes=("md5",))
+    ).items()
+    data = at.store.files["00000.tar"]
+    assert (name, file.size) == ("shardindex.json", len(at.store.files[name]))
+    assert json.loads(at.store.files[name]) == {
+        "__kind__": "wids-shard-index-v1",
+        "wids_version": 1,
+        "shardlist": [
+            {
+                "url": "00000.tar",
+                "md5sum": hashlib.md5(data).hexdigest(),
+                "nsamples": 1,
+                "filesize": len(data),
+            }
+        ],
+    }
 
-
-def test_a_member_of_a_stream_cannot_replace_the_key():
-    with pytest.raises(FormatError) as caught:
-        list(webdataset.scan_stream([made([("a.txt", b""), ("b.__KEY__", b"x")])]))
-    assert str(caught.value) == "-[1]: the extension .__key__ is reserved for the key of a sample"
-
-
-# -- lists of shards
 
 SHARD = {
     "url": "00000.tar",
@@ -480,95 +315,3 @@ def test_an_invalid_shardindex_is_refused(changes, message):
         listed(**changes)
     assert str(caught.value) == f"ds/shardindex.json: {message}"
     assert caught.value.hint == "Fetch it again, or delete it: flare then lists the folder."
-
-
-# -- verify
-
-
-def test_values_are_checked_in_steps_of_bounded_bytes(monkeypatch):
-    monkeypatch.setattr(webdataset_format, "_MAX_STEP_BYTES", 10)
-    sizes = [4, 4, 4, 30, 0, 10, 1]
-    shard = opened({"00000.tar": made([(f"{i}.bin", b"x" * n) for i, n in enumerate(sizes)])})
-    runs = []
-    monkeypatch.setattr(
-        type(webdataset), "read_batch", lambda self, shard, *run: runs.append(run), raising=True
-    )
-    assert list(webdataset.verify_shard(shard, values=True)) == []
-    assert runs == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
-
-
-def test_an_end_marker_of_incomplete_blocks_is_reported():
-    data = made([("a.txt", b"one")])[:1024]
-    for zeros, said in ((1024, None), (512, "512"), (1025, "1025"), (1023, "1023"), (10_240, None)):
-        found = [
-            one.message
-            for one in webdataset.verify_shard(opened({"00000.tar": data + bytes(zeros)}))
-        ]
-        assert found == (
-            [f"the end marker is {said} bytes, expected whole blocks and at least 1024"]
-            if said
-            else []
-        )
-
-
-# -- streams
-
-
-def test_errors_in_a_stream_have_the_row_across_batches(monkeypatch):
-    monkeypatch.setattr(webdataset_scan, "MAX_BATCH_ROWS", 2)
-    data = made([(f"{i}.txt", b"\xff" if i == 4 else b"x") for i in range(6)])
-    with pytest.raises(ValueFitError) as caught:
-        list(webdataset.scan_stream([data]))
-    assert str(caught.value) == "-[4]: column 'txt': str is not UTF-8"
-    late = made([(f"{i}.{'jpg' if i == 5 else 'txt'}", b"x") for i in range(6)])
-    with pytest.raises(FormatError) as caught:
-        list(webdataset.scan_stream([late]))
-    assert str(caught.value) == "-[5]: unexpected extension .jpg: the columns do not include it"
-    name = b"5.\xff".decode(errors="surrogateescape")
-    invalid = made([*((f"{i}.txt", b"x") for i in range(5)), (name, b"x")])
-    with pytest.raises(FormatError) as caught:
-        list(webdataset.scan_stream([invalid]))
-    assert str(caught.value) == "-[5]: the extension b'\\xff' is not UTF-8"
-
-
-def test_batches_of_a_stream_have_bounded_bytes(monkeypatch):
-    monkeypatch.setattr(webdataset_scan, "MAX_BATCH_BYTES", 10)
-    data = made([(f"{i}.bin", b"x" * size) for i, size in enumerate([3, 3, 3, 40, 9, 0, 0])])
-    assert [batch.num_rows for batch in webdataset.scan_stream([data])] == [3, 1, 1, 2]
-
-
-def test_a_truncated_stream_is_reported():
-    data = made([("a.txt", b"x" * 700), ("b.txt", b"y")])[:4096]
-    assert [batch.num_rows for batch in webdataset.scan_stream([data])] == [2]
-    for cut in (1, 511, 512, 600, 1211, 1212, 1300, 1536, 2047, 2048, 2049, 2560):
-        with pytest.raises(FormatError) as caught:
-            list(webdataset.scan_stream([data[:cut]]))
-        assert (
-            caught.value.message
-            == f"ends at byte {cut}, {'without an end marker' if cut < 512 or cut in (1536, 2047, 2560) else 'inside a member'}"
-        )
-
-
-@pytest.mark.parametrize("rows", [1, 7])
-def test_few_rows_of_many_columns_have_the_bytes_of_tarfile(rows):
-    """Members of a few wide rows are built together; tarfile reads the same names and bytes."""
-    names = [f"c{i:03}" for i in range(200)]
-    columns = webdataset.arrange([encodings.column(name, "bytes") for name in names])
-    values = {
-        name: [None if (i + row) % 5 == 1 else b"%d" % i * row for row in range(rows)]
-        for i, name in enumerate(names)
-    }
-    arrays = [pa.array(values[name], pa.large_binary()) for name in names]
-    schema = pa.schema([encodings.field(one) for one in columns])
-    store = MemoryStore()
-    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    chunk = webdataset.write_shard(Location(store), 0, columns, [batch], Settings())
-    with tarfile.open(fileobj=io.BytesIO(chunk.at.read())) as tar:
-        members = {one.name: tar.extractfile(one).read() for one in tar.getmembers()}
-    assert members == {
-        f"00000-{row:07}.{name}": values[name][row]
-        for row in range(rows)
-        for name in names
-        if values[name][row] is not None
-    }
-    assert list(webdataset.verify_shard(webdataset.open_shard(chunk), values=True)) == []
