@@ -14,10 +14,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from flarecli import encodings
-from flarecli.encodings import column
+from flarecli.encodings import column, lookup
 from flarecli.errors import IntegrityError, UsageError, ValueFitError
-from flarecli.formats.base import Format
+from flarecli.formats import byte_ranges
+from flarecli.formats.base import Format, LargeValue
 from flarecli.lazy import pa
 from flarecli.model import Chunk, Column, Columns, Finding, Row, Shard, Stream
 from flarecli.storage import Location
@@ -79,18 +79,18 @@ class PlainFiles(Format):
         views: bool = False,
     ) -> pa.RecordBatch:
         """Return the row as typed columns. Raises ValueFitError for a name that is not UTF-8."""
-        arrays, fields = [], []
-        for one in COLUMNS if columns is None else [_column(name) for name in columns]:
-            array = (
-                pa.array([_text(shard)], encodings.TEXT)
-                if one.name == "name"
-                else pa.array([_data(shard)], encodings.BINARY)
-            )
-            arrays.append(array[: stop - start])
-            fields.append(encodings.field(one))
-        if not arrays:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+        chosen = byte_ranges.chosen(shard, columns)
+        arrays = []
+        for one in chosen:
+            value = _text(shard) if one.name == "name" else _data(shard)
+            arrays.append(pa.array([value], lookup(one.encoding).arrow)[: stop - start])
+        return byte_ranges.record_batch(chosen, arrays, stop - start)
+
+    def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
+        """Return the file if it has more than `max_bytes`."""
+        listed = shard.chunk.files[0].size if shard.chunk.files else None
+        size = shard.chunk.at.size() if listed is None else listed
+        return [LargeValue(0, "data", size)] if size > max_bytes else []
 
     def arrange(self, columns: Iterable[Column]) -> NoReturn:
         """Raise UsageError: plain files are not packed."""
@@ -102,10 +102,6 @@ class PlainFiles(Format):
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
         """Yield nothing: only a playlist's checksums can show that a plain file is damaged."""
         return iter(())
-
-
-def _column(name: str) -> Column:
-    return next(one for one in COLUMNS if one.name == name)
 
 
 def _name(shard: Shard) -> bytes:

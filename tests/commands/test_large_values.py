@@ -101,6 +101,27 @@ def test_a_large_value_of_a_bag_or_record_file_takes_no_memory(tmp_path, verb):
         assert failed["reason"] == refused[3]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+def test_a_large_plain_file_takes_no_memory(tmp_path):
+    for name in ("small", "files"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.bag").write_bytes(b"ab" + struct.pack("<2Q", 1, 2))
+    with (tmp_path / "files" / "large.dat").open("wb") as file:
+        file.truncate(LARGE)
+    (tmp_path / "files" / "a.bag").rename(tmp_path / "files" / "a.dat")
+    source, out = str(tmp_path / "files"), str(tmp_path / "out")
+    argument = json.dumps([str(tmp_path / "small"), [["unpack", source, out, "skip"]]])
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, argument], capture_output=True, text=True, check=True
+    )
+    ((result, megabytes),) = json.loads(done.stdout)
+    assert result == [1, 1]
+    assert megabytes < 64
+    failed = json.loads((tmp_path / "out" / "failed.jsonl").read_text())
+    assert (failed["key"], failed["kind"]) == ("large.dat", "large")
+    assert failed["reason"] == REASON.format(size=LARGE, limit=1 << 20)
+
+
 SIZES = [5, 60, 5, 5, 70, 80, 5, 5, 5, 60, 5, 5]
 
 

@@ -43,7 +43,6 @@ from flarecli.formats.ffrecord.table import (
     failure,
     packed_table,
     ready,
-    refuse,
     table_sum,
 )
 from flarecli.hashes import DEFAULT
@@ -104,7 +103,7 @@ class FFRecord(Format):
         def read(row: int) -> Row:
             data = source[table[row] : table[row + 1]]
             if crc32(data) != sums[row]:
-                refuse(shard, row)
+                raise failure(shard, row)
             return {name: data}
 
         return read
@@ -145,7 +144,7 @@ class FFRecord(Format):
         if check:
             wrong = np.flatnonzero(crcs(data, bounds) != shard.layout["sums"][start:stop])
             if wrong.size:
-                refuse(shard, start + int(wrong[0]))
+                raise failure(shard, start + int(wrong[0]))
         sizes = np.diff(bounds)
         if one.size is not None and (sizes != one.size).any():
             row = int(np.argmax(sizes != one.size))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -32,7 +32,6 @@ __all__ = [
     "read_rows",
     "read_views",
     "ready",
-    "refuse",
     "table_sum",
 ]
 
@@ -222,7 +221,7 @@ def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[by
         sums = layout.sums
         for row, part in zip(rows, parts, strict=True):
             if crc32(part) != sums[row]:
-                refuse(shard, row)
+                raise failure(shard, row)
     return parts
 
 
@@ -241,7 +240,7 @@ def read_copies(shard: Shard, rows: Sequence[int], check: bool = True) -> list[m
         copy = buffer[start:stop]
         copy[:] = part
         if check and crc32(copy) != sums[row]:
-            refuse(shard, row)
+            raise failure(shard, row)
         out.append(copy)
         start = stop
     return out
@@ -272,7 +271,7 @@ def read_rows(
     for row in rows:
         data = source[table[row] : table[row + 1]]
         if crc32(data) != layout.sums[row]:
-            refuse(shard, row)
+            raise failure(shard, row)
         out.append({name: data})
     return out
 
@@ -292,11 +291,6 @@ def _read_ahead(layout: Layout, rows: Sequence[int]) -> None:
     table, view = layout.table, layout.view
     if view is not None and len(rows) > 1 and needs_read_ahead(view):
         read_ahead(view, [(table[row], table[row + 1]) for row in rows])
-
-
-def refuse(shard: Shard, row: int) -> NoReturn:
-    """Raise IntegrityError for a row with a wrong CRC-32."""
-    raise failure(shard, row)
 
 
 def failure(shard: Shard, row: int) -> IntegrityError:
