@@ -22,9 +22,7 @@ from hypothesis import settings
 
 from tests.servers import end, free_port, wait_until_it_answers
 
-settings.register_profile(
-    "clockless", deadline=None
-)  # how long a call takes depends on the machine
+settings.register_profile("clockless", deadline=None)  # the time of a call depends on the machine
 settings.load_profile("clockless")
 
 # In memory, because packs wait for fsync: on a disk the suite takes twice as long.
@@ -56,7 +54,7 @@ def same_signal_handlers():
 
 
 def pytest_make_parametrize_id(val, argname):
-    """Name tests by no bytes: those of gzip hold the time, and processes that run a part of the tests each must call them the same."""
+    """Do not use bytes in test IDs: gzip data contains the time, but all processes of a test run need equal IDs."""
     return argname if isinstance(val, bytes) else None
 
 
@@ -97,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def begin(self, length, **headers):
-        """Promise a body."""
+        """Send the status and the headers of a response with a body."""
         self.send_response(200)
         for name, value in {"Content-Length": length, **headers}.items():
             self.send_header(name.replace("_", "-"), str(value))
@@ -113,17 +111,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads, block_on_close = True, False
-    request_queue_size = 256  # else the kernel drops connections that come at once, and they try again a second later
+    request_queue_size = 256  # with a short queue, the kernel drops simultaneous connections, which are repeated after a second
 
     def handle_error(self, request, client_address):
-        if not isinstance(
-            sys.exception(), ConnectionError
-        ):  # which is how clients end that a test kills
+        if not isinstance(sys.exception(), ConnectionError):  # raised when a test kills a client
             super().handle_error(request, client_address)
 
 
 class Web:
-    """`pages` is path -> function(handler, how often the path was asked for); `asked` counts, `requests` keeps headers."""
+    """HTTP server. `pages` is path -> function(handler, number of the request); `asked` counts requests, `requests` has headers."""
 
     def __init__(self, port=0):
         self.pages, self.asked, self.requests, self.lock = {}, Counter(), [], threading.Lock()
@@ -140,12 +136,12 @@ class Web:
         return f"http://{user + '@' if user else ''}{host}:{self.port}{path}"
 
     def page(self, path, body, status=200, **headers):
-        """Serve these bytes, the same each time, without ranges."""
+        """Serve bytes without support for ranges."""
         self.pages[path] = lambda handler, times: handler.answer(status, body, **headers)
         return self.url(path)
 
     def file(self, path, body, etag=None):
-        """Serve a file as a good server does: ranges, ETag, If-Match. `body` may be a function of the times asked."""
+        """Serve a file with ranges, ETag and If-Match. `body` may be a function of the number of the request."""
 
         def serve(handler, times):
             data = body(times) if callable(body) else body
@@ -175,7 +171,7 @@ class Web:
 
 @pytest.fixture(scope="session")
 def forked_flare():
-    """Return the start of a command line that runs as `flare` does, in a fork: see forked_flare.py."""
+    """Return the start of a command line that runs `flare` in a fork: see forked_flare.py."""
     program = str(Path(__file__).with_name("forked_flare.py"))
     with tempfile.TemporaryDirectory() as folder:  # a name of at most 104 bytes, unlike tmp_path
         path = f"{folder}/socket"
@@ -193,7 +189,7 @@ def forked_flare():
 
 @pytest.fixture(scope="session")
 def moto():
-    """The address of an S3 server; it checks no signatures."""
+    """Return the address of an S3 server that does not check signatures."""
     pytest.importorskip("moto.server")
     port = free_port()
     argv = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
@@ -214,7 +210,7 @@ def web():
 
 @pytest.fixture
 def other_web():
-    """Another server, which stands for whatever else listens on this machine."""
+    """A second server, as an example of another service on this machine."""
     server = Web()
     yield server
     server.close()

@@ -17,7 +17,7 @@ LENGTH_BYTES = 4
 
 
 def request(path: str, args: list[str]) -> int:
-    """Let the server run a command, and return its exit code; negative: the signal that ended it."""
+    """Run a command on the server, and return its exit code, or the negative number of a signal."""
     body = json.dumps({"args": args, "folder": os.getcwd(), "environment": dict(os.environ)})
     data = body.encode()
     with socket.socket(socket.AF_UNIX) as server:
@@ -42,7 +42,7 @@ def serve(path: str) -> None:
     import flarecli.read
     import flarecli.write  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forks
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes ended forks
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as ready:
         listener.bind(path)
         listener.listen(64)

@@ -1,6 +1,4 @@
-"""What callers may give: paths of pathlib, one name where several may stand; and what objects say
-of themselves.
-"""
+"""Arguments of public functions: pathlib paths, single names instead of lists; and the repr of objects."""
 
 from pathlib import Path
 
@@ -22,7 +20,7 @@ def place(tmp_path):
     return tmp_path
 
 
-def test_paths_are_addresses_everywhere(place):
+def test_pathlib_paths_are_accepted_as_addresses(place):
     packed = flarecli.pack(place / "t.parquet", place / "out", columns="text", shard_size="1KB")
     assert (packed.rows, packed.playlist) == (3, f"{place}/out/playlist.yaml")
     assert len(flarecli.open(place / "out", cache=place / "kept")) == 3
@@ -38,7 +36,7 @@ def test_paths_are_addresses_everywhere(place):
     assert flarecli.open(place / "new")[0] == {"a": 1}
 
 
-def test_one_name_is_not_its_letters(place):
+def test_a_single_name_is_not_a_list_of_letters(place):
     assert (
         flarecli.pack(
             place / "t.parquet",
@@ -58,7 +56,7 @@ def test_one_name_is_not_its_letters(place):
     ("given", "kind"),
     [(3, "int"), (None, "NoneType"), (b"out", "bytes"), ([b"out"], "bytes"), ([["out"]], "list")],
 )
-def test_what_is_no_address_is_refused(given, kind):
+def test_arguments_that_are_not_addresses_are_refused(given, kind):
     for verb in (
         flarecli.open,
         flarecli.inspect,
@@ -72,7 +70,7 @@ def test_what_is_no_address_is_refused(given, kind):
         assert caught.value.hint == "Use a str or a pathlib path."
 
 
-def test_a_writer_says_what_columns_and_samples_are(place):
+def test_a_writer_reports_invalid_columns_and_samples(place):
     with pytest.raises(UsageError) as caught:
         flarecli.Writer(place / "out", columns=["a"])
     assert (str(caught.value), caught.value.hint) == (
@@ -84,7 +82,7 @@ def test_a_writer_says_what_columns_and_samples_are(place):
         writer.write([1])
 
 
-def test_a_condition_on_a_column_that_is_not_there_names_those_that_are(place):
+def test_a_condition_on_an_unknown_column_lists_the_columns(place):
     flarecli.pack(place / "t.parquet", place / "out")
     with pytest.raises(UsageError) as caught:
         flarecli.open(place / "out").where("txt = 'a'")
@@ -94,7 +92,7 @@ def test_a_condition_on_a_column_that_is_not_there_names_those_that_are(place):
     )
 
 
-def test_what_is_shown_in_a_notebook_says_what_it_is(place):
+def test_the_repr_of_objects_describes_them(place):
     flarecli.pack(place / "t.parquet", place / "out", columns=["id", "text"])
     data = flarecli.open(place / "out")
     assert repr(data) == "<Dataset: 3 rows of 'id' int, 'text' str>"
@@ -114,6 +112,6 @@ def test_what_is_shown_in_a_notebook_says_what_it_is(place):
     )
 
 
-def test_the_package_completes_to_what_is_public():
+def test_dir_of_the_package_lists_the_public_names():
     names = [name for name in dir(flarecli) if not name.startswith("__")]
     assert names == sorted(name for name in flarecli.__all__ if not name.startswith("__"))

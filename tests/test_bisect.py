@@ -20,7 +20,7 @@ BAD = (0, 1, 2, 4095, 4096, 8191, 8192, 8193, 12_345, 19_999)
 def check_of(invalid):
     def check(start, stop):
         rows = [row for row in range(start, stop) if row in invalid]
-        if rows:  # a check that reads column by column does not always report the first row
+        if rows:  # a check that reads column by column may report a later row first
             raise FormatError("bad", where="x", row=rows[-1])
 
     return check
@@ -62,7 +62,7 @@ def test_after_a_thousand_invalid_rows_one_row_of_each_run_is_reported():
         1024,
         2048,
         4096,
-    ]  # the unchecked rest of the first run: halves of halves
+    ]  # the unchecked rest of the first run is bisected further
     assert len(checked) < 4 * MAX_NAMED_ROWS
 
 
@@ -96,7 +96,7 @@ def test_a_number_in_a_file_name_is_not_mistaken_for_a_row():
 
 
 def replace_in_lines(path, rows, old, new):
-    """Replace bytes in some lines of a file by as many other bytes."""
+    """Replace bytes in some lines of a file by bytes of the same length."""
     lines = path.read_bytes().splitlines(keepends=True)
     head = len(lines) - ROWS
     for row in rows:

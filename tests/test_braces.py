@@ -1,4 +1,4 @@
-"""Braces in addresses expand as they do in bash, which is asked where there is one."""
+"""Braces in addresses expand as in bash, which is run if it is installed."""
 
 import fnmatch
 import random
@@ -54,19 +54,19 @@ LISTED = {
 
 
 @pytest.mark.parametrize("address", LISTED)
-def test_braces_stand_for_several_addresses(address):
+def test_braces_expand_to_several_addresses(address):
     assert expand_braces(address) == LISTED[address]
 
 
 def by_bash(addresses):
-    """Give what bash makes of each; none of them holds what it would split or take for something else."""
+    """Return the words into which bash expands each address. No address may contain other shell syntax."""
     script = "set -f\n" + "".join(f"printf '%s\\037' {address}; echo\n" for address in addresses)
     out = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True).stdout
     return [[word for word in line.split("\x1f")[:-1] if word] for line in out.splitlines()]
 
 
 def made(chance, depth):
-    """Make an address of letters, ranges, alternatives and braces that stand for themselves."""
+    """Generate an address of letters, ranges, alternatives and unmatched braces."""
     kind = chance.randrange(6) if depth else 0
     if kind == 0:
         return chance.choice(["a", "b.mds", "", "0", "c/d", "-", r"\{", r"\}", r"\,"])
@@ -81,7 +81,7 @@ def made(chance, depth):
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash here to say what is right")
-def test_what_bash_makes_of_an_address_is_what_it_stands_for():
+def test_addresses_expand_as_in_bash():
     chance = random.Random(7)
     addresses = [*LISTED, *(f"x{made(chance, 4)}y" for _ in range(1500))]
     found = {address: expand_braces(address) for address in addresses}
@@ -90,13 +90,13 @@ def test_what_bash_makes_of_an_address_is_what_it_stands_for():
 
 
 @pytest.mark.parametrize("address", ["${a,b}", "'{a,b}'", "{a b,c}", "`{a,b}`", "{*,?}"])
-def test_what_a_shell_has_other_uses_for_is_a_character_of_an_address(address):
+def test_other_shell_syntax_is_ordinary_text(address):
     head, _, rest = address.partition("{")
     inside, _, tail = rest.partition("}")
     assert expand_braces(address) == [head + word + tail for word in inside.split(",")]
 
 
-def test_a_backslash_before_anything_else_is_one():
+def test_a_backslash_before_other_characters_is_kept():
     assert expand_braces(r"a\b{c,\d}\\e") == [r"a\bc\\e", r"a\b\d\\e"]
 
 
@@ -119,13 +119,13 @@ def test_a_backslash_before_anything_else_is_one():
         ),
     ],
 )
-def test_more_addresses_or_braces_than_anyone_means_are_refused(address, message):
+def test_too_many_addresses_and_nested_braces_are_refused(address, message):
     with pytest.raises(UsageError) as caught:
         expand_braces(address)
     assert str(caught.value) == message
 
 
-def test_as_many_braces_as_a_hostile_line_holds_stand_for_themselves():
+def test_many_unmatched_braces_are_kept():
     assert expand_braces("{" * 10_000 + "}" * 10_000) == ["{" * 10_000 + "}" * 10_000]
     assert expand_braces("{1..1}" * 5_000) == ["1" * 5_000]
     assert len(expand_braces("{a,{" * 5_000 + "b,c}")) == 2
@@ -133,13 +133,13 @@ def test_as_many_braces_as_a_hostile_line_holds_stand_for_themselves():
 
 @given(st.text("ab*?", min_size=1, max_size=9), st.text("ab", max_size=9))
 @settings(deadline=None, max_examples=500)
-def test_a_part_fits_what_fnmatch_says(part, name):
-    if part.strip("*"):  # `**` is any number of folders
+def test_patterns_match_as_in_fnmatch(part, name):
+    if part.strip("*"):  # `**` matches any number of folders
         assert bool(compile_pattern([part]).fullmatch(name)) == fnmatch.fnmatchcase(name, part)
 
 
-def test_stars_are_not_tried_in_every_way():
-    """In a process of its own: an expression that is tried so never lets go of the interpreter."""
+def test_patterns_with_many_stars_are_matched_quickly():
+    """Runs in another process: a slow regular expression would block the interpreter."""
     code = "from flarecli.braces import compile_pattern; print(compile_pattern(['*a' * 30 + '*b.csv', '*']).fullmatch('a' * 200 + '0.csv/x'))"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

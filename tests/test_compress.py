@@ -1,4 +1,4 @@
-"""Files compressed in every way of MDS: the originals' own libraries read them, and none comes out larger than declared."""
+"""Compressed files in every format of MDS: the libraries of the originals read them, and no output exceeds its declared size."""
 
 import bz2
 import gzip
@@ -23,7 +23,7 @@ READERS = {
     ),
     "zstd": lambda data, size: zstandard.ZstdDecompressor().decompress(
         data
-    ),  # one frame that says its size
+    ),  # one frame with its size
 }
 
 
@@ -32,7 +32,7 @@ def packed(name, data):
 
 
 @given(st.lists(st.binary(max_size=1000), max_size=5), st.sampled_from(NAMES), st.integers(1, 50))
-def test_what_is_compressed_comes_back(parts, name, step):
+def test_compressed_data_is_restored(parts, name, step):
     data, kind = b"".join(parts), suffix_of(name)
     stored = b"".join(compressed(name, parts, len(data)))
     assert (
@@ -73,7 +73,7 @@ def test_the_same_bytes_give_the_same_file(kind):
     assert packed(kind, TEXT) == first
 
 
-def test_a_gzip_member_has_the_head_that_python_gives_it_but_no_time():
+def test_a_gzip_member_has_the_header_of_python_without_a_time():
     for level, flags in ((9, 2), (1, 4), (5, 0)):
         data = packed(f"gz:{level}", TEXT)
         assert data[:10] == bytes([31, 139, 8, 0, 0, 0, 0, 0, flags, 255])
@@ -81,7 +81,7 @@ def test_a_gzip_member_has_the_head_that_python_gives_it_but_no_time():
 
 
 @pytest.mark.parametrize("kind", SUFFIXES)
-def test_a_file_cut_anywhere_is_an_error(kind):
+def test_a_file_truncated_anywhere_is_an_error(kind):
     for data in (b"", b"abc", TEXT[:4000]):
         stored = packed(kind, data)
         for cut in {
@@ -101,7 +101,7 @@ def test_a_file_cut_anywhere_is_an_error(kind):
 
 
 @pytest.mark.parametrize("kind", ["bz2", "gz", "zstd"])
-def test_streams_behind_one_another_are_one_file(kind):
+def test_consecutive_streams_are_one_file(kind):
     both = packed(kind, TEXT) + packed(kind, b"") + packed(kind, b"two")
     for step in (1, 7, len(both)):
         assert (
@@ -115,12 +115,12 @@ def test_streams_behind_one_another_are_one_file(kind):
 
 
 @pytest.mark.parametrize("kind", ["br", "gz", "snappy", "zstd"])
-def test_junk_behind_the_end_is_an_error(kind):
+def test_bytes_after_the_end_are_an_error(kind):
     with pytest.raises(FormatError):
         decompress(kind, [packed(kind, TEXT) + b"junk"], len(TEXT), "a")
 
 
-def test_what_the_original_takes_for_padding_is_padding():
+def test_padding_that_the_original_accepts_is_accepted():
     assert decompress("bz2", [packed("bz2", TEXT) + b"junk"], len(TEXT), "a") == TEXT
     assert decompress("gz", [packed("gz", TEXT) + bytes(99)], len(TEXT), "a") == TEXT
     with pytest.raises(FormatError, match="^a: not valid bz2: invalid data stream$"):
@@ -128,7 +128,7 @@ def test_what_the_original_takes_for_padding_is_padding():
 
 
 @pytest.mark.parametrize("kind", SUFFIXES)
-def test_a_bomb_of_any_kind_stops_at_the_declared_size_and_takes_no_memory(kind):
+def test_a_bomb_in_any_format_stops_at_the_declared_size_in_bounded_memory(kind):
     size = 1 << 26
     stored = packed("br:4" if kind == "br" else kind, bytes(size))
     before = pa.total_allocated_bytes()
@@ -139,7 +139,7 @@ def test_a_bomb_of_any_kind_stops_at_the_declared_size_and_takes_no_memory(kind)
     assert pa.total_allocated_bytes() - before < 8 << 20
 
 
-def test_snappy_is_refused_by_what_it_declares_before_anything_is_allocated():
+def test_snappy_with_an_invalid_declared_size_is_refused_before_allocation():
     for head, message in (
         (
             b"\xff\xff\xff\xff\x0f",
@@ -154,13 +154,13 @@ def test_snappy_is_refused_by_what_it_declares_before_anything_is_allocated():
             decompress("snappy", [head + b"abcd"], None, "a")
 
 
-def test_gzip_in_gzip_is_taken_off_once():
+def test_nested_gzip_is_decompressed_once():
     inner = packed("gz", TEXT)
     assert decompress("gz", [packed("gz", inner)], len(inner), "a") == inner
 
 
 @pytest.mark.parametrize("kind", SUFFIXES)
-def test_any_damage_is_an_error_or_another_size_or_harmless(kind):
+def test_damage_is_an_error_or_harmless(kind):
     stored, chance = packed(kind, TEXT[:3000]), random.Random(1)
     for _ in range(200):
         data = bytearray(stored)
@@ -174,7 +174,7 @@ def test_any_damage_is_an_error_or_another_size_or_harmless(kind):
             assert len(out) < 1 << 20
 
 
-def test_errors_of_where_the_bytes_come_from_are_their_own():
+def test_errors_of_the_source_are_raised_unchanged():
     for kind in SUFFIXES:
         with pytest.raises(ReachError, match="^there: the line went dead$"):
             decompress(kind, _dead(packed(kind, TEXT)), None, "a")
@@ -185,7 +185,7 @@ def _dead(data):
     raise ReachError("the line went dead", where="there")
 
 
-def test_frames_behind_one_another_are_read_to_the_end():
+def test_consecutive_zstd_frames_are_read_to_the_end():
     frames = zstandard.compress(b"one") + zstandard.compress(b"two")
     assert bytes(decompress("zstd", [frames[:5], frames[5:]], 6, "x")) == b"onetwo"
 
@@ -201,7 +201,7 @@ def test_a_bomb_without_a_declared_size_stops_by_ratio():
         decompress("zstd", [zstandard.compress(bytes(1 << 28))], None, "a.zstd")
 
 
-def test_a_window_larger_than_zstd_itself_takes_is_refused():
+def test_a_window_above_the_default_limit_of_zstd_is_refused():
     params = zstandard.ZstdCompressionParameters.from_level(
         3, window_log=28, write_content_size=False
     )
@@ -213,7 +213,7 @@ def test_a_window_larger_than_zstd_itself_takes_is_refused():
         decompress("zstd", [data], 1000, "a")
 
 
-def test_a_frame_that_wants_a_dictionary_or_lies_about_its_size_is_refused():
+def test_a_frame_with_a_dictionary_or_a_wrong_size_is_refused():
     words = zstandard.ZstdCompressionDict(b"a word and another word " * 200)
     with pytest.raises(FormatError, match="^a: not valid zstd: "):
         decompress(
@@ -231,13 +231,13 @@ def test_a_frame_that_wants_a_dictionary_or_lies_about_its_size_is_refused():
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20, -1])
-def test_a_cut_file_is_an_error(cut):
+def test_a_truncated_zstd_file_is_an_error(cut):
     stored = zstandard.compress(bytes(range(256)) * 100)
     with pytest.raises(FormatError):
         decompress("zstd", [stored[:cut]], 25600, "a")
 
 
-def test_rest_behind_the_last_frame_is_an_error():
+def test_bytes_after_the_last_frame_are_an_error():
     with pytest.raises(FormatError, match="^a: not valid zstd: unknown frame descriptor$"):
         decompress("zstd", [zstandard.compress(b"abc") + b"junk"], 3, "a")
 
@@ -262,12 +262,12 @@ def test_rest_behind_the_last_frame_is_an_error():
         " br",
     ],
 )
-def test_names_are_spelt_exactly(name):
+def test_names_of_compressions_must_be_exact(name):
     with pytest.raises(UsageError):
         suffix_of(name)
 
 
-def test_a_listing_that_declares_more_than_any_shard_holds_is_refused_before_a_byte_is_read():
+def test_a_listed_size_above_the_maximum_is_refused_before_reading():
     with pytest.raises(FormatError) as caught:
         decompress("zstd", (pytest.fail("it was read") for _ in "a"), 1 << 50, "x.mds.zstd")
     assert (

@@ -1,4 +1,4 @@
-"""The demo from beginning to end, with a few photographs: every command, over files and over HTTP, and each byte compared."""
+"""The complete demo with a few photographs: every command, over files and over HTTP, with each byte compared."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_demo_runs_over_what_an_earlier_one_left(tmp_path):
+def test_the_demo_replaces_the_output_of_an_earlier_run(tmp_path):
     for left in ("out", "files", "photos"):
         (tmp_path / "demo" / left).mkdir(parents=True)
         (tmp_path / "demo" / left / "left").write_bytes(b"")

@@ -31,7 +31,7 @@ BOMB = "The file may be a decompression bomb; do not trust it."
 
 
 def flare(*args, data=1000 * MB, handles=None, cpu=None):
-    """Run the command as a child of bounded memory; give its exit code and what it said."""
+    """Run a command in a child process of bounded memory; return its exit code and output."""
 
     def limit():
         resource.setrlimit(resource.RLIMIT_DATA, (data, data))
@@ -50,7 +50,7 @@ def refusal(code, path, message, hint=BOMB):
 
 
 def mds(folder, kind, rows, packed=True):
-    """Write an MDS shard of one column out of rows that are lists of parts; give the folder."""
+    """Write an MDS shard with one column, whose values are lists of parts, and return its folder."""
     folder.mkdir()
     names = {"column_names": ["a"], "column_encodings": [kind], "column_sizes": [None]}
     if kind.startswith("ndarray:"):
@@ -124,8 +124,8 @@ def test_a_shard_and_a_spec_of_more_than_10000_columns_are_refused(tmp_path):
             commands.inspect(str(source))
 
 
-def test_columns_cost_time_in_proportion_to_their_number(tmp_path):
-    """10,000 columns took 24 s of CPU while each was looked for in a list of all; now it is 2 s."""
+def test_the_time_for_columns_is_linear_in_their_number(tmp_path):
+    """Searching each name in a list of all would be quadratic."""
     path = tmp_path / "x.csv"
     names = ",".join(f"c{i}" for i in range(10_000))
     path.write_text(names + "\n" + ",".join("1" * 10_000) + "\n")
@@ -136,7 +136,7 @@ def test_columns_cost_time_in_proportion_to_their_number(tmp_path):
 @pytest.mark.parametrize(
     "line", ['{"k%d": 1}\n', '{"a": {"k%d": 1}}\n', '{"a": [{"k%d": [1]}]}\n', '{"k%d" : 1}\n']
 )
-def test_json_lines_with_ever_new_members_are_refused(tmp_path, line):
+def test_json_lines_with_too_many_different_members_are_refused(tmp_path, line):
     path = tmp_path / "x.jsonl"
     path.write_text("".join(line % i for i in range(20_000)))
     code, said, _ = flare("pack", path, tmp_path / "out", data=600 * MB)
@@ -145,15 +145,15 @@ def test_json_lines_with_ever_new_members_are_refused(tmp_path, line):
     assert "rows, with few per row\nhint: Store them as a list of names and values" in said
 
 
-def test_json_lines_of_many_members_that_all_rows_have_are_read(tmp_path):
+def test_json_lines_with_many_members_in_all_rows_are_read(tmp_path):
     path = tmp_path / "x.jsonl"
     row = {f"k{i}": i for i in range(2000)}
     path.write_text((json.dumps(row) + "\n") * 20)
     assert sum(batch.num_rows for batch in open_index(str(path)).batches()) == 20
 
 
-def test_escaped_quotes_are_gone_through_once(tmp_path):
-    """The names of members are looked for in time proportional to the bytes."""
+def test_text_with_escaped_quotes_is_scanned_once(tmp_path):
+    """The time for names of members must be linear in the bytes."""
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"a": '"' * 400_000}) + "\n")
     (batch,) = open_index(str(path)).batches()
@@ -187,7 +187,7 @@ def _large():
 
 
 def _repeated(rows, lead=0):
-    """A column of one value of 100 kB, by number; the first rows are empty."""
+    """Return a dictionary column with one value of 100 kB; the first rows are empty."""
     indices = np.ones(rows, np.int8)
     indices[:lead] = 0
     text = np.random.default_rng(1).integers(0, 256, 100_000, np.uint8).tobytes()
@@ -222,7 +222,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_that_decodes_to_much_is_refused(tmp_path, name):
+def test_a_table_that_decodes_to_too_many_bytes_is_refused(tmp_path, name):
     path = TABLES[name](tmp_path / name)
     code, said, _ = flare("pack", path, tmp_path / "out", data=700 * MB)
     size = path.stat().st_size
@@ -241,7 +241,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_table_of_many_rows_in_few_bytes_is_refused(tmp_path, name):
+def test_a_table_with_too_many_rows_for_its_size_is_refused(tmp_path, name):
     path = ROWS[name](tmp_path / name)
     code, said, _ = flare("pack", path, tmp_path / "out", data=700 * MB)
     size = path.stat().st_size
@@ -250,7 +250,7 @@ def test_a_table_of_many_rows_in_few_bytes_is_refused(tmp_path, name):
     )
 
 
-def test_dictionaries_and_views_of_a_sound_table_are_read(tmp_path):
+def test_dictionaries_and_views_of_a_valid_table_are_read(tmp_path):
     path = _written(
         tmp_path / "x.arrow",
         [
@@ -273,7 +273,7 @@ def test_dictionaries_and_views_of_a_sound_table_are_read(tmp_path):
     ]
 
 
-def test_a_row_of_more_values_than_the_file_can_mean_is_refused(tmp_path):
+def test_a_row_with_too_many_values_for_the_file_is_refused(tmp_path):
     lists = pa.LargeListArray.from_arrays([0, 40_000_000], np.zeros(40_000_000, np.int8))
     path = _parquet(tmp_path / "x.parquet", pa.table({"a": lists}), use_dictionary=True)
     code, said, _ = flare("pack", path, tmp_path / "out", data=700 * MB)
@@ -286,7 +286,7 @@ def test_a_row_of_more_values_than_the_file_can_mean_is_refused(tmp_path):
     assert found and int(found[1]) > 33554432
 
 
-def test_list_views_are_read_as_the_lists_they_are(tmp_path):
+def test_list_views_are_read_as_lists(tmp_path):
     views = pa.ListViewArray.from_arrays(
         pa.array([0, 0, 1, 3, 0], pa.int32()),
         pa.array([3, 3, 2, 0, 1], pa.int32()),
@@ -300,7 +300,7 @@ def test_list_views_are_read_as_the_lists_they_are(tmp_path):
     assert found == [{"a": row, "b": {"v": row}} for row in [*rows, *rows[1:4]]]
 
 
-def test_a_list_that_every_row_takes_is_decoded_once(tmp_path):
+def test_a_list_that_every_row_refers_to_is_decoded_once(tmp_path):
     count, rows = 2000, 2000
     record = b"\x91\x92\x00\xcd" + struct.pack(">H", count)
     for name, records in (("refs", [record] * rows), ("a", [b"x"] * count)):
@@ -313,7 +313,7 @@ def test_a_list_that_every_row_takes_is_decoded_once(tmp_path):
     assert overlap in printed
 
 
-def test_a_row_of_very_many_values_is_a_failed_row(tmp_path):
+def test_a_row_with_too_many_values_is_a_failed_row(tmp_path):
     lists = pa.LargeListArray.from_arrays([0, 5_000_000, 5_000_001], np.zeros(5_000_001, np.int8))
     path = _parquet(tmp_path / "x.parquet", pa.table({"a": lists}))
     code, said, _ = flare("pack", path, tmp_path / "out")
@@ -322,7 +322,7 @@ def test_a_row_of_very_many_values_is_a_failed_row(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["parquet", "mds", "tar"])
-def test_max_object_holds_for_values_of_every_source(tmp_path, source):
+def test_max_object_limits_values_of_every_source(tmp_path, source):
     rows = [b"x" * 10, b"y" * 1001, b"z" * 1000]
     if source == "parquet":
         path = tmp_path / "x.parquet"
@@ -349,12 +349,12 @@ def test_max_object_holds_for_values_of_every_source(tmp_path, source):
 
 @pytest.fixture(scope="module")
 def zeros(tmp_path_factory):
-    """A shard that declares 260 MB of zeros, in 9 kB."""
+    """Write a shard of 9 kB that declares 260 MB of zeros."""
     return mds(tmp_path_factory.mktemp("zeros") / "d", "bytes", [value(bytes(MB), 260)])
 
 
 @pytest.mark.parametrize("command", ["cat", "verify", "pack", "unpack"])
-def test_a_declared_size_does_not_lift_the_ratio(zeros, tmp_path, command):
+def test_a_declared_size_does_not_raise_the_maximum_ratio(zeros, tmp_path, command):
     out = [str(tmp_path / "out")] if command in ("pack", "unpack") else []
     code, said, printed = flare(command, zeros, *out, data=500 * MB)
     stored = (zeros / "shard.00000.mds.zstd").stat().st_size
@@ -363,7 +363,7 @@ def test_a_declared_size_does_not_lift_the_ratio(zeros, tmp_path, command):
     assert message in (printed if command == "verify" else said)
 
 
-def test_a_large_document_is_not_made_objects(tmp_path):
+def test_a_large_document_is_not_converted_to_objects(tmp_path):
     count = 6_000_000
     text = [struct.pack("<I", 3 + 3 * count), b"[", *[b"[]," * MB] * 6, b"1]"]
     folder = mds(tmp_path / "d", "json", [text])
@@ -379,7 +379,7 @@ def test_a_large_document_is_not_made_objects(tmp_path):
     assert f"column 'a': {message}" in printed
 
 
-def test_an_array_without_values_is_not_many_lists():
+def test_an_empty_array_is_not_expanded_to_many_lists():
     kind = encodings.lookup("array")
     many = msgpack.packb(["|u1", [2_000_000_000, 0], b""])
     with pytest.raises(ValueFitError) as caught:
@@ -391,7 +391,7 @@ def test_an_array_without_values_is_not_many_lists():
     assert few.shape == (3, 0)
 
 
-def test_samples_without_bytes_are_not_millions(tmp_path):
+def test_empty_samples_do_not_allow_millions_of_rows(tmp_path):
     folder = mds(tmp_path / "d", "bytes", [[struct.pack("<I", 0)]])
     path = folder / "shard.00000.mds.zstd"
     raw = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
@@ -405,7 +405,7 @@ def test_samples_without_bytes_are_not_millions(tmp_path):
     assert (code, said) == refusal(4, path, f"{rows} rows in {size} bytes; the maximum is 4194304")
 
 
-def test_text_that_decompresses_to_much_is_refused_as_it_comes(tmp_path):
+def test_text_that_decompresses_to_too_many_bytes_is_refused_while_it_is_read(tmp_path):
     path = tmp_path / "x.csv.gz"
     with gzip.open(path, "wb") as file:
         file.write(b"a\n")
@@ -416,7 +416,7 @@ def test_text_that_decompresses_to_much_is_refused_as_it_comes(tmp_path):
             pass
 
 
-# -- pictures
+# -- images
 
 
 def test_images_that_take_too_much_cpu_are_reported(tmp_path, monkeypatch):
@@ -440,12 +440,12 @@ def test_images_that_take_too_much_cpu_are_reported(tmp_path, monkeypatch):
         assert images.check(b"two") == "not decoded: 6 bytes of images used 1 s of CPU"
 
 
-# -- too little memory, too few handles
+# -- limits of memory and file handles
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """A sound shard whose first row has 700 MB, most of them a hole in the file."""
+    """Write a valid shard whose first row has 700 MB, most of it a hole in the file."""
     folder = mds(
         tmp_path_factory.mktemp("large") / "d", "bytes", [value(b"", 0), value(b"x", 1)], False
     )
@@ -471,7 +471,7 @@ NO_MEMORY = (
 @pytest.mark.parametrize(
     "command", ["verify", "verify --decode", "pack", "pack -f webdataset", "unpack", "cat --to csv"]
 )
-def test_too_little_memory_is_one_message(large, tmp_path, command):
+def test_running_out_of_memory_is_reported_in_one_line(large, tmp_path, command):
     out = [str(tmp_path / "out")] if command.startswith(("pack", "unpack")) else []
     code, said, printed = flare(*command.split(), "-q", large, *out, data=300 * MB)
     assert (code, said, printed) == (3, NO_MEMORY, "")
@@ -479,7 +479,7 @@ def test_too_little_memory_is_one_message(large, tmp_path, command):
 
 @pytest.mark.parametrize("command", ["cat", "pack"])
 @pytest.mark.parametrize("handles", [8, 10])
-def test_too_few_handles_are_named(tmp_path, command, handles):
+def test_too_few_file_handles_are_reported(tmp_path, command, handles):
     folder = tmp_path / "d"
     table = tmp_path / "x.csv"
     table.write_text("a\n" + "".join(f"{i}\n" for i in range(60)))
@@ -495,7 +495,7 @@ def test_too_few_handles_are_named(tmp_path, command, handles):
     )
 
 
-def test_too_few_handles_for_transfers_are_named(tmp_path):
+def test_too_few_file_handles_for_transfers_are_reported(tmp_path):
     table = tmp_path / "x.csv"
     table.write_text("key,url\n0,http://127.0.0.1:9/0\n")
     argv = ["pack", "-q", table, tmp_path / "out", "--fetch", "url:data", "--allow-private"]
@@ -507,8 +507,8 @@ def test_too_few_handles_for_transfers_are_named(tmp_path):
     )
 
 
-def test_no_input_of_the_benchmark_is_larger_than_it_says():
-    """The table of hostile inputs is measured by a script; here it is only loaded."""
+def test_inputs_of_the_benchmark_are_below_1_mb():
+    """The script that measures the inputs is imported but not run."""
     path = Path(__file__).parents[1] / "benchmarks" / "hostile.py"
     done = subprocess.run(
         [sys.executable, str(path), "--only", "no such input"], capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""Facts of errors and findings are fields: no code takes them out of texts, and no copy loses one."""
+"""Facts of errors and findings are fields: no code parses them from texts, and copies keep them."""
 
 import ast
 import pickle
@@ -17,7 +17,11 @@ from flarecli.errors import FlareError, FormatError, Place, ReachError
 from flarecli.model import Finding, finding_of
 from flarecli.names import check_name
 
-TEXTS = ("where", "message", "reason")  # of an error, a finding or a failed row: for people
+TEXTS = (
+    "where",
+    "message",
+    "reason",
+)  # texts of an error, a finding or a failed row; for people only
 PARSING = {
     *("partition", "rpartition", "split", "rsplit", "splitlines", "startswith", "endswith"),
     *("removeprefix", "removesuffix", "find", "rfind", "index", "rindex", "count", "replace"),
@@ -27,14 +31,14 @@ MATCHING = {"match", "fullmatch", "search", "findall", "finditer", "split", "sub
 
 
 def parsed_texts(source):
-    """Return the lines of code that take apart `where` or `message` of anything."""
+    """Return the lines of code that parse `where` or `message` of an object."""
     tree = ast.parse(source)
     scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
     return sorted({line for scope in scopes for line in _parsed(scope, _names(scope))})
 
 
 def _names(scope):
-    """Return the names of local variables that are such a text."""
+    """Return the names of local variables with such a text."""
     found = set()
     for node in ast.walk(scope) if isinstance(scope, ast.FunctionDef) else ():
         value = getattr(node, "value", None)
@@ -75,7 +79,7 @@ def _parsed(scope, names):
             yield node.lineno
 
 
-def test_no_code_takes_facts_out_of_the_texts_of_errors_and_findings():
+def test_no_code_parses_the_texts_of_errors_and_findings():
     folder = Path(flarecli.__file__).parent
     found = {
         str(path.relative_to(folder)): lines
@@ -103,7 +107,7 @@ def test_no_code_takes_facts_out_of_the_texts_of_errors_and_findings():
         "first.reason.removeprefix(f'{first.column} ')",
     ],
 )
-def test_code_that_takes_them_apart_is_found(line):
+def test_code_that_parses_texts_is_detected(line):
     assert parsed_texts(f"def f(error, found, first):\n    return {line}\n") == [2]
 
 
@@ -120,7 +124,7 @@ def test_code_that_takes_them_apart_is_found(line):
         "str(error).startswith('Invalid: ')",
     ],
 )
-def test_code_that_shows_or_compares_them_is_not(line):
+def test_code_that_prints_or_compares_texts_is_allowed(line):
     assert parsed_texts(f"def f(error, found):\n    return {line}\n") == []
 
 
@@ -150,7 +154,7 @@ NUMBER = st.none() | st.integers(0, 1 << 62)
         }
     ),
 )
-def test_every_error_comes_out_of_a_pickle_with_all_its_facts(kind, facts):
+def test_pickled_errors_keep_all_facts(kind, facts):
     error = kind("x").changed(**facts)
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error) is kind
@@ -159,7 +163,7 @@ def test_every_error_comes_out_of_a_pickle_with_all_its_facts(kind, facts):
     assert isinstance(again, kind.__mro__[-2])
 
 
-def test_an_error_of_another_process_has_its_facts():
+def test_an_error_from_another_process_keeps_its_facts():
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         error = pool.submit(check_name, "../x", Place("a.mds", 3)).exception()
     assert (error.kind, error.where, error.address, error.row) == ("unsafe", "a.mds[3]", "a.mds", 3)
@@ -177,13 +181,13 @@ def test_an_error_of_another_process_has_its_facts():
         (Place("index.json", item="shards[3].zip_data"), "index.json: shards[3].zip_data"),
     ],
 )
-def test_a_place_is_written_in_one_way_for_errors_and_findings(place, text):
+def test_places_of_errors_and_findings_have_the_same_text(place, text):
     error = FormatError("bad", where=place)
     assert (str(place), error.where, finding_of(error).where) == (text, text, text)
     assert str(error) == (f"{text}: bad" if text else "bad")
 
 
-def test_an_error_of_a_batch_becomes_one_of_its_file():
+def test_an_error_of_a_batch_gets_the_row_in_its_file():
     error = FormatError("is null", row=2, hint="Look.")
     one = error.at("a.mds", 40).of_column("n")
     assert (str(error), str(one)) == ("row 2: is null", "a.mds[42]: column 'n': is null")
@@ -191,14 +195,14 @@ def test_an_error_of_a_batch_becomes_one_of_its_file():
         "a.mds", "format", "column 'n': is null", "Look.", row=42, column="n"
     )
     assert FormatError("cut").at("a.mds", 40).row is None
-    assert type(error.at("a.mds", np.int64(40)).row) is int  # which JSON can write
+    assert type(error.at("a.mds", np.int64(40)).row) is int  # JSON cannot write numpy integers
 
 
-def test_an_error_without_an_address_is_found_where_it_happened():
+def test_an_error_without_an_address_gets_the_address_of_its_file():
     assert finding_of(ReachError("no answer", row=3), "a.mds").where == "a.mds[3]"
     assert finding_of(ReachError("no answer", where="b.mds"), "a.mds").where == "b.mds"
 
 
-def test_an_error_that_is_also_another_of_json_has_its_facts():
+def test_the_json_of_an_error_has_its_facts():
     error = CorruptIndexError("no", where=Place("index.json", item="shards[0]"))
     assert (error.where, error.pos, error.row) == ("index.json: shards[0]", 0, None)

@@ -1,4 +1,4 @@
-"""What docs/json.md says of `--json` is so: each key, in its order, with a value of its type."""
+"""docs/json.md is correct about `--json`: each key, in its order, with a value of its type."""
 
 import json
 import re
@@ -18,7 +18,7 @@ TYPES = {"text": str, "number": (int, float), "object": dict, "list": list, "tru
 
 
 def tables():
-    """Give each table of keys below its heading: (key, type, whether it is always there)."""
+    """Return heading -> table of keys: (key, type, whether it is always present)."""
     found = {}
     for part in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
         title = part.split("\n", 1)[0].split(",")[0]
@@ -43,7 +43,7 @@ TABLES = tables()
 
 
 def holds(value, table, without=()):
-    """Hold an object against a table of the page."""
+    """Compare an object with a table of the page."""
     wanted = [
         (name, kind)
         for name, kind, always in TABLES[table]
@@ -77,7 +77,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def run(place, monkeypatch, capfd):
-    """Run a command line with --json, and give its exit code and the objects on stdout and on stderr."""
+    """Run a command line with --json; return its exit code and the objects on stdout and stderr."""
     monkeypatch.chdir(place)
 
     def ran(line, **replaced):
@@ -207,7 +207,7 @@ def test_cat_and_errors(run, packed):
     holds(error["error"], ("Errors", 0))
 
 
-def test_every_kind_of_error_is_told_with_its_exit_code():
+def test_every_kind_of_error_is_listed_with_its_exit_code():
     kinds = {
         (one.kind, one.exit_code)
         for one in vars(errors).values()
@@ -222,7 +222,7 @@ def test_every_kind_of_error_is_told_with_its_exit_code():
     assert told == kinds | {("bug", 1), ("interrupted", 130)}
 
 
-def test_with_json_in_the_environment_only_errors_change_a_form_that_was_asked_for(packed):
+def test_flare_json_changes_only_errors_if_a_form_is_requested(packed):
     _, out = packed()
     command = [sys.executable, "-m", "flarecli", "cat", str(out), "--to", "csv", "-c", "id"]
     ran = subprocess.run(

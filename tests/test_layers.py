@@ -1,4 +1,4 @@
-"""Layers of the package: the direction of imports, cycles, and what loading a module loads, read from the source."""
+"""Layers of the package: directions and cycles of imports, and modules that are imported at start-up."""
 
 import ast
 import subprocess
@@ -268,7 +268,7 @@ def test_only_the_command_line_imports_typer():
 
 @pytest.mark.parametrize("argv", [["--version"], ["--help"], ["pack", "--help"]])
 def test_version_and_help_load_no_heavy_library(argv):
-    """Runs the process: also sees what a library loads by itself."""
+    """Runs a process, which also shows modules that libraries load."""
     program = (
         "import sys\nfrom flarecli.__main__ import main\ncode = main(sys.argv[1:])\n"
         f"print(sorted(set(sys.modules) & {HEAVY | {'pydantic'}!r}), code, file=sys.stderr)"
@@ -320,7 +320,8 @@ def test_the_package_contains_no_assert():
         (name, node.lineno)
         for name, path in modules().items()
         for node in ast.walk(parsed(path.read_text()))
-        if isinstance(node, ast.Assert) and name != "flarecli.testing"  # which is a test suite
+        if isinstance(node, ast.Assert)
+        and name != "flarecli.testing"  # this module is a test suite
     ]
     assert asserts == []
 

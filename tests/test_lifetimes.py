@@ -1,4 +1,4 @@
-"""Shared state of a process: everything registered is closed, whatever fails."""
+"""Shared state of a process: all registered state is closed, even after an error."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def closers(monkeypatch):
     return registered
 
 
-def test_everything_registered_is_closed_the_latest_first(closers):
+def test_registered_state_is_closed_in_reverse_order(closers):
     closed = []
     lifetimes.register("first", lambda: closed.append("first"))
     lifetimes.register("second", lambda: closed.append("second"))
@@ -22,7 +22,7 @@ def test_everything_registered_is_closed_the_latest_first(closers):
     assert closed == ["second", "replaced"]
 
 
-def test_an_error_of_one_owner_does_not_keep_the_others_open(closers):
+def test_an_error_of_one_owner_does_not_prevent_closing_the_others(closers):
     closed = []
 
     def fails():

@@ -1,4 +1,4 @@
-"""Names and addresses that come from data, and text that is printed."""
+"""Names and addresses from data, and escaped text."""
 
 import string
 
@@ -36,7 +36,7 @@ from flarecli.redact import redact, redact_text
         (f"{'a/' * 2048}b", f"'{'a/' * 38}a…' is longer than 4096 bytes"),
     ],
 )
-def test_a_name_that_is_no_plain_relative_path_is_refused(name, reason):
+def test_a_name_that_is_not_a_plain_relative_path_is_refused(name, reason):
     with pytest.raises(UnsafeError) as caught:
         check_name(name, where="index.json")
     assert str(caught.value) == f"index.json: the name {reason}"
@@ -50,7 +50,7 @@ def test_a_name_that_is_no_plain_relative_path_is_refused(name, reason):
         max_size=4,
     )
 )
-def test_a_plain_name_passes_unchanged(parts):
+def test_a_plain_name_is_returned_unchanged(parts):
     name = "/".join(parts)
     plain = all(part.strip(". ") for part in parts)
     if plain:
@@ -76,7 +76,7 @@ def test_a_plain_name_passes_unchanged(parts):
         ("\u1e9b\u0323", "\u1e69"),
     ],
 )
-def test_names_that_some_file_system_takes_for_one_collide(one, two):
+def test_names_that_some_file_system_treats_as_equal_collide(one, two):
     assert collision_key(one) == collision_key(two)
 
 
@@ -86,7 +86,7 @@ def test_different_names_do_not_collide():
 
 
 @given(st.text())
-def test_escaped_text_moves_no_cursor_and_hides_no_order(text):
+def test_escaped_text_has_no_control_or_bidi_characters(text):
     shown = escape(text)
     assert not any(
         ord(c) < 32
@@ -95,10 +95,10 @@ def test_escaped_text_moves_no_cursor_and_hides_no_order(text):
         or 0x202A <= ord(c) <= 0x202E
         for c in shown
     )
-    shown.encode()  # no lone surrogate is left
+    shown.encode()  # no lone surrogates
 
 
-def test_escaping_shows_the_code():
+def test_escaped_characters_show_their_code():
     assert (
         escape("a\x1b]0;t\x07\r\n\x9b\u202e\ud800🙂")
         == "a\\x1b]0;t\\x07\\r\\n\\x9b\\u202e\\ud800🙂"
@@ -132,23 +132,23 @@ def test_addresses_are_shown_without_secrets(address, shown):
     assert redact(address) == shown
 
 
-def test_secrets_inside_a_message_go_too():
+def test_secrets_inside_a_message_are_removed():
     assert redact_text("cannot get 'http://u:p@h/x?token=1': no") == "cannot get 'http://h/x': no"
 
 
-def test_long_addresses_and_texts_are_looked_through_once():  # hours, if each letter began a search to the end
+def test_long_addresses_and_texts_are_scanned_once():  # would take hours if each letter started a search to the end
     address = "http://h/x?" + "sig" * 300_000
     assert redact(address) == "http://h/x"
     assert redact_text("a" * 1_000_000) == "a" * 1_000_000
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a/\udfff.mds", "\udd00x"])
-def test_half_a_character_names_no_file(name):
+def test_a_lone_surrogate_is_refused_in_names(name):
     with pytest.raises(UnsafeError, match="contains a lone surrogate$"):
         check_name(name)
 
 
-def test_a_byte_that_is_no_utf8_may_stand_in_a_name():
+def test_names_may_contain_bytes_that_are_not_utf8():
     assert check_name("a\udcff.mds") == "a\udcff.mds"
 
 
@@ -166,7 +166,5 @@ def test_a_byte_that_is_no_utf8_may_stand_in_a_name():
         ("", ""),
     ],
 )
-def test_a_dot_before_a_relative_address_says_nothing_and_never_makes_it_an_absolute_one(
-    address, plain
-):
+def test_a_leading_dot_of_a_relative_address_is_removed_and_never_makes_it_absolute(address, plain):
     assert bare(address) == plain

@@ -52,5 +52,5 @@ def test_the_defaults_of_transfers_are_those_of_the_storage_layer():
         ({"max_object": "1MiB", "retries": 0}, Limits(max_bytes=1 << 20, retries=0)),
     ],
 )
-def test_sizes_and_times_may_be_text_in_python_too(given, wanted):
+def test_sizes_and_times_may_be_text_in_python(given, wanted):
     assert commands.PackOptions("a", "b", **given).limits() == wanted

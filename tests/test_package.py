@@ -1,4 +1,4 @@
-"""The names of the package: all there, none loaded before it is used."""
+"""The public names of the package: all exist, and none is loaded before its first use."""
 
 import shutil
 import subprocess
@@ -15,12 +15,12 @@ import flarecli
 
 
 @pytest.mark.parametrize("name", flarecli.__all__)
-def test_every_public_name_is_there(name):
+def test_every_public_name_exists(name):
     assert getattr(flarecli, name) is getattr(flarecli, name)
     assert name in dir(flarecli)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error():
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError) as caught:
         flarecli.nothing  # noqa: B018
     assert str(caught.value) == "module 'flarecli' has no attribute 'nothing'"
@@ -48,14 +48,14 @@ def test_importing_the_package_imports_none_of_its_modules():
         "flarecli.commands.playlist_command",
     ],
 )
-def test_playlist_is_the_command_whatever_was_imported_first(first):
+def test_playlist_is_the_command_after_imports_in_any_order(first):
     code = f"import {first}, flarecli, flarecli.commands; print(flarecli.playlist is flarecli.commands.playlist)\n"
     code += "try: flarecli.playlist('/nowhere/x')\nexcept flarecli.errors.MissingError as error: print(error.kind)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ran.stdout, ran.stderr) == ("True\nmissing\n", "")
 
 
-def test_a_source_package_holds_all_that_its_own_tests_need_and_a_wheel_the_package_alone(tmp_path):
+def test_a_source_package_contains_the_tests_and_a_wheel_only_the_package(tmp_path):
     pytest.importorskip("setuptools")
     ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "demo")
     root, checkout = Path(__file__).parents[1], tmp_path / "checkout"
@@ -109,7 +109,7 @@ VULNERABLE = {  # the last version before the fix of an advisory that concerns t
 }  # fmt: skip
 
 
-def test_no_dependency_allows_a_version_with_a_known_hole():
+def test_no_dependency_allows_a_version_with_a_known_vulnerability():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
     wanted = [
         *project["build-system"]["requires"],

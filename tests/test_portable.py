@@ -1,4 +1,4 @@
-"""Without the names that only Linux has, commands work; `make portable` runs all tests this way, `make test` some."""
+"""Commands work without names that only Linux has. `make portable` runs all tests this way, `make test` some of them."""
 
 import os
 import subprocess
@@ -17,14 +17,14 @@ def run(*argv: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
-def test_names_that_only_linux_has_are_removed():
+def test_names_that_only_linux_has_are_hidden():
     names = "os.sched_getaffinity os.memfd_create os.posix_fadvise os.O_DIRECT os.MFD_CLOEXEC fcntl.F_OFD_SETLK mmap.MADV_HUGEPAGE mmap.MAP_POPULATE select.epoll"
     program = f"import os, fcntl, mmap, select\nprint([one for one in {names.split()} if hasattr(globals()[one.partition('.')[0]], one.partition('.')[2])])"
     assert run("-c", program).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_pack_verify_and_cat_work_without_them(tmp_path, jobs):
+def test_pack_verify_and_cat_work_without_names_of_linux(tmp_path, jobs):
     from PIL import Image
 
     folder = tmp_path / "in"
@@ -43,7 +43,7 @@ def test_pack_verify_and_cat_work_without_them(tmp_path, jobs):
     assert len(list((tmp_path / "files").glob("*.jpg"))) == 3
 
 
-def test_a_module_that_only_unix_has_is_no_library_to_install(tmp_path):
+def test_a_missing_unix_module_is_not_reported_as_a_library_to_install(tmp_path):
     (tmp_path / "a.csv").write_text("a\n1\n")
     program = "import sys\nsys.modules['fcntl'] = None\nfrom flarecli.__main__ import main\nsys.exit(main(sys.argv[1:]))"
     ran = run("-c", program, "pack", str(tmp_path / "a.csv"), str(tmp_path / "out"))

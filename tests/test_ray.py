@@ -14,7 +14,7 @@ from flarecli.errors import UsageError
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
-    "0"  # what it calls the switch that keeps 127.0.0.1 what it is
+    "0"  # the variable with which Ray keeps 127.0.0.1 as its address
 )
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'flarecli[ray]'")
 
@@ -67,7 +67,7 @@ def test_read_filter_write_as_another_format(
     assert not (tmp_path / "out/.flare").exists()
 
 
-def test_relative_paths_start_where_the_driver_is(
+def test_relative_paths_are_relative_to_the_folder_of_the_driver(
     cluster: None, packed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flarecli.ray import FlareSink, FlareSource
@@ -79,7 +79,7 @@ def test_relative_paths_start_where_the_driver_is(
     assert [row["n"] for row in flarecli.open(str(tmp_path / "out"))] == list(range(300))
 
 
-def test_a_source_reads_only_the_columns_and_rows_asked_for(cluster: None, packed: str) -> None:
+def test_a_source_reads_only_the_requested_columns_and_rows(cluster: None, packed: str) -> None:
     from flarecli.ray import FlareSource
 
     data = ray.data.read_datasource(
@@ -96,7 +96,7 @@ def test_a_source_reads_only_the_columns_and_rows_asked_for(cluster: None, packe
         "SELECT n FROM dataframe LIMIT 3",
     ],
 )
-def test_what_a_task_cannot_know_of_its_rows_alone_is_refused(packed: str, where: str) -> None:
+def test_a_select_over_all_rows_is_refused(packed: str, where: str) -> None:
     from flarecli.ray import FlareSource
 
     with pytest.raises(
@@ -125,7 +125,7 @@ def test_every_row_is_read_once_whatever_the_number_of_tasks(packed: str) -> Non
         assert [n for table in tables for n in table.column("n").to_pylist()] == list(range(300))
 
 
-def test_a_row_that_does_not_fit_leaves_nothing(cluster: None, packed: str, tmp_path: Path) -> None:
+def test_a_failed_row_leaves_no_files(cluster: None, packed: str, tmp_path: Path) -> None:
     from flarecli.ray import FlareSink, FlareSource
 
     with pytest.raises(Exception, match="n is 256, which does not fit into uint8|n .*uint8"):

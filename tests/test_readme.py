@@ -1,4 +1,4 @@
-"""What the README says is so: its two commands, its command lines, its Python."""
+"""The README is correct: its two commands, its command lines, its Python."""
 
 import re
 import subprocess
@@ -33,7 +33,7 @@ CALLS = [
 ]
 
 
-def test_the_two_commands_come_first_and_are_targets():
+def test_the_two_commands_are_first_and_are_make_targets():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert README.index("make demo ") < 500
     assert [line.split()[:2] for line in BLOCKS[0][1].splitlines()] == [
@@ -56,7 +56,7 @@ def test_options_in_the_readme_and_the_docs_are_options_of_their_commands(comman
     assert used - known == set()
 
 
-def test_every_command_has_a_line():
+def test_every_command_is_in_the_readme():
     assert {command for command, _ in CALLS} == {
         "pack",
         "unpack",
@@ -80,7 +80,7 @@ def test_the_python_in_the_readme_runs(tmp_path):
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
-def test_what_a_line_of_the_python_is_said_to_give_is_what_it_gives(tmp_path, monkeypatch):
+def test_the_python_in_the_readme_returns_the_documented_values(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (code,) = [text for kind, text in BLOCKS if kind == "python"]
     names = {}

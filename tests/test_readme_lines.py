@@ -1,4 +1,4 @@
-"""The command lines of README and the pages, run one by one: buckets and servers are folders here, the cluster is this process."""
+"""The command lines of the README and the pages, run one by one with folders as buckets and servers, and this process as the cluster."""
 
 import io
 import re
@@ -22,7 +22,7 @@ OTHERS = (
     "pip ",
     "flare --install-completion",
     "$ ",
-)  # not flare's, or with what they print: tests of their own
+)  # other programs, and lines with output, which have their own tests
 HERE = (
     ("s3://bucket", "bucket"),
     ("s3://b/", "bucket/"),
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def lines():
-    """Give each command line with its page, once."""
+    """Return each command line once, with its page."""
     found = {}
     for page in ("README.md", "docs/inspect.md", "docs/json.md", "docs/scale.md"):
         for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
@@ -49,7 +49,7 @@ def lines():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with everything that the lines name."""
+    """Create a folder with all files that the lines name."""
     folder = tmp_path_factory.mktemp("lines")
     made = io.BytesIO()
     Image.new("RGB", (40, 30), "teal").save(made, "JPEG")
@@ -87,7 +87,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("line", "page"), sorted(lines().items()))
-def test_the_line_runs(line, page, place, tmp_path, forked_flare):
+def test_the_command_line_runs(line, page, place, tmp_path, forked_flare):
     here = tmp_path / "here"
     shutil.copytree(place, here)
     for old, new in HERE:
@@ -97,9 +97,7 @@ def test_the_line_runs(line, page, place, tmp_path, forked_flare):
             shutil.rmtree(here / target)
     if "--reindex" in line:
         (here / "out" / "index.json").unlink()
-    fails = (
-        "" if line.endswith("| head") else "set -o pipefail; "
-    )  # whoever writes to a head that has enough is ended
+    fails = "" if line.endswith("| head") else "set -o pipefail; "  # `head` closes the pipe early
     script = f'{fails}flare() {{ {shlex.join(forked_flare)} "$@"; }}; python() {{ "{sys.executable}" "$@"; }}\n{line}'
     ran = subprocess.run(
         ["bash", "-c", script], cwd=here, capture_output=True, timeout=120, check=False
@@ -118,7 +116,7 @@ def test_the_line_runs(line, page, place, tmp_path, forked_flare):
     )
 
 
-def test_no_page_with_command_lines_is_left_out():
+def test_every_page_with_command_lines_is_tested():
     pages = {
         path.name
         for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]

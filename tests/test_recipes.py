@@ -1,4 +1,4 @@
-"""What docs/recipes.md shows is so: its command lines run one after another, and print what they are said to print."""
+"""docs/recipes.md is correct: its command lines run in order and print the documented output."""
 
 import gzip
 import re
@@ -21,7 +21,7 @@ def rows(start, stop):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
-def test_the_recipes_do_what_they_say(tmp_path, forked_flare):
+def test_the_recipes_print_the_documented_output(tmp_path, forked_flare):
     pq.write_table(rows(0, 30), tmp_path / "first.parquet")
     pq.write_table(rows(30, 40), tmp_path / "more.parquet")
     pq.write_table(pa.table({"score": [i / 30 for i in range(30)]}), tmp_path / "scores.parquet")

@@ -1,4 +1,4 @@
-"""What a mistyped name is taken for."""
+"""Suggestions for mistyped names."""
 
 import pytest
 
@@ -21,11 +21,11 @@ COLUMNS = ["data_id", "data_url", "score", "lang"]
         ("data_url" * 100, None),
     ],
 )
-def test_the_nearest_name_is_meant_and_none_where_none_is_near(given, meant):
+def test_the_most_similar_name_is_returned_or_none(given, meant):
     assert nearest(given, COLUMNS) == meant
 
 
-def test_a_hint_says_what_was_meant_and_what_there_is():
+def test_a_hint_has_the_most_similar_name_and_all_names():
     assert (
         choose("data_ulr", COLUMNS, "Choose from")
         == "Did you mean data_url? Choose from data_id, data_url, score, lang."
@@ -34,7 +34,7 @@ def test_a_hint_says_what_was_meant_and_what_there_is():
     assert choose("caption", []) == ""
 
 
-def test_names_that_others_use_are_told_where_there_is_such_a_thing():
+def test_synonyms_are_suggested_if_the_name_exists():
     assert (
         choose("GZIP", ["br", "gz"], synonyms={"gzip": "gz"}, suffix=", or NAME:LEVEL")
         == "Did you mean gz? Choose one of br, gz, or NAME:LEVEL."
@@ -42,12 +42,12 @@ def test_names_that_others_use_are_told_where_there_is_such_a_thing():
     assert choose("gzip", ["br"], synonyms={"gzip": "gz"}) == "Choose one of br."
 
 
-def test_of_thousands_of_columns_some_are_named():
+def test_a_hint_lists_only_the_first_of_thousands_of_columns():
     names = [f"column {i}" for i in range(3000)]
     hint = choose("colum 2500", names, "Choose from")
     assert hint.startswith("Did you mean 'column 2500'? Choose from 'column 0', 'column 1', ")
     assert hint.endswith(", 'column 59' and 2,940 more.")
 
 
-def test_long_names_out_of_data_cost_nothing():
+def test_long_names_from_data_are_not_compared():
     assert nearest("a" * 99 + "b", ["a" * 1_000_000] * 10_000) is None

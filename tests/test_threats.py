@@ -1,4 +1,4 @@
-"""What a hostile or unlucky day brings to whole commands: names that collide, limits, seeds of hashes, what is synced when."""
+"""Whole commands under hostile or unlucky conditions: colliding names, limits, hash seeds, order of syncs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def links(tmp_path):
-    """An index of 60 links to files beside it."""
+    """Write an index of 60 links to files in its folder."""
     (tmp_path / "files").mkdir()
     for i in range(60):
         (tmp_path / "files" / f"{i}.bin").write_bytes(bytes([i]) * (3000 + 7 * i))
@@ -94,7 +94,7 @@ def links(tmp_path):
         (["\u017fs", "ss"], "ss.*"),
     ],
 )
-def test_names_that_are_one_on_another_file_system_are_refused_before_the_first(
+def test_colliding_names_are_refused_before_the_first_file_is_written(
     tmp_path, capfd, keys, second
 ):
     with Writer(str(tmp_path / "d"), columns={"key": "str", "data": "bytes"}) as writer:
@@ -127,7 +127,7 @@ def test_names_that_are_one_on_another_file_system_are_refused_before_the_first(
     ],
 )
 @pytest.mark.parametrize("target", ["out", "-"])
-def test_names_that_another_system_has_no_file_for_are_refused_here_too(
+def test_device_names_of_other_systems_are_refused(
     tmp_path, capfd, monkeypatch, keys, row, said, target
 ):
     monkeypatch.chdir(tmp_path)
@@ -143,7 +143,7 @@ def test_names_that_another_system_has_no_file_for_are_refused_here_too(
     assert len(list((tmp_path / "files").glob("*.bin"))) == len(keys)
 
 
-def test_names_that_only_look_like_devices_are_names(tmp_path, monkeypatch):
+def test_names_similar_to_devices_are_accepted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = ["console", "com", "com10", "auxiliary.txt", "x.con", "nul_", "lpt0", ".con", "10:20:30"]
     with Writer("d", columns={"key": "str", "data": "bytes"}) as writer:
@@ -158,9 +158,7 @@ def test_names_that_only_look_like_devices_are_names(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [".mds", ".mds.zstd"])
-def test_shards_come_in_the_order_of_the_index_whatever_their_numbers_sort_like(
-    tmp_path, monkeypatch, capfd, suffix
-):
+def test_shards_are_read_in_the_order_of_the_index(tmp_path, monkeypatch, capfd, suffix):
     monkeypatch.chdir(tmp_path)
     numbers = [99_998, 99_999, 100_000, 100_001]
     with Writer(
@@ -186,9 +184,7 @@ def test_shards_come_in_the_order_of_the_index_whatever_their_numbers_sort_like(
 
     assert rows("d") == rows("d/index.json") == numbers
     bytewise = [100_000, 100_001, 99_998, 99_999]
-    assert (
-        rows(f"d/*{suffix}") == bytewise
-    )  # a pattern says nothing of an order: names come as their bytes sort
+    assert rows(f"d/*{suffix}") == bytewise  # files that match a pattern are in bytewise order
     assert (
         main(["playlist", "d", "-o", "set.yaml", "-q"])
         == main(["playlist", f"d/*{suffix}", "-o", "other.yaml", "-q"])
@@ -199,8 +195,8 @@ def test_shards_come_in_the_order_of_the_index_whatever_their_numbers_sort_like(
 
 
 @pytest.mark.parametrize("name", ["mds", "json", "csv", "tsv", "xsv", "ffrecord", "webdataset"])
-def test_the_hundred_thousandth_shard_has_a_name_of_its_own(tmp_path, name):
-    """The originals cut no digit off either; FFRecord's readers list a folder, so its names go on in bytewise order."""
+def test_the_hundred_thousandth_shard_has_a_unique_name(tmp_path, name):
+    """The originals extend the number too. Readers of FFRecord list the folder, so names must stay in bytewise order."""
     module, at = formats.find(name), locate(str(tmp_path))
     batch = pa.record_batch({"data": pa.array(['"x"'], pa.large_string())})
     columns = module.arrange([encodings.column("data", "bytes" if name == "ffrecord" else "str")])
@@ -216,7 +212,7 @@ def test_the_hundred_thousandth_shard_has_a_name_of_its_own(tmp_path, name):
         assert sorted(found) == found
 
 
-def test_what_is_no_file_is_named_and_nobody_waits_for_it(tmp_path, capfd, monkeypatch):
+def test_fifos_and_devices_are_reported_without_waiting(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("d").mkdir()
     Path("d/a.bin").write_bytes(b"a")
@@ -256,7 +252,7 @@ def test_what_is_no_file_is_named_and_nobody_waits_for_it(tmp_path, capfd, monke
         assert json.loads(capfd.readouterr().out)["bin"]["bytes"] == 1
 
 
-def test_a_playlist_larger_than_any_is_not_read(tmp_path, capfd, monkeypatch):
+def test_a_playlist_above_the_maximum_size_is_not_read(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with open("set.yaml", "wb") as file:
         file.truncate((1 << 30) + 1)
@@ -275,7 +271,7 @@ def test_a_playlist_larger_than_any_is_not_read(tmp_path, capfd, monkeypatch):
         ), args
 
 
-def test_a_playlist_that_names_itself_is_no_shard_and_ends(tmp_path, capfd, monkeypatch):
+def test_a_playlist_that_lists_itself_is_an_error(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for head in ("", "  headers: {format: mds}\n"):
         Path("set.yaml").write_text(f"one:\n{head}  content: [set.yaml, set.yaml]\n")
@@ -292,7 +288,7 @@ def test_a_playlist_that_names_itself_is_no_shard_and_ends(tmp_path, capfd, monk
         assert "Traceback" not in "".join(capfd.readouterr())
 
 
-def test_a_file_that_may_not_grow_ends_an_unpack_with_one_line_and_it_can_go_on(links):
+def test_unpack_at_the_file_size_limit_ends_with_one_line_and_can_resume(links):
     def limited():
         resource.setrlimit(resource.RLIMIT_FSIZE, (3200, 3200))
 
@@ -317,7 +313,7 @@ def test_a_file_that_may_not_grow_ends_an_unpack_with_one_line_and_it_can_go_on(
         ["cat", "d", "--to", "csv"],
     ],
 )
-def test_a_full_disk_behind_stdout_ends_unpack_and_cat(tmp_path, args):
+def test_a_full_disk_under_stdout_ends_unpack_and_cat(tmp_path, args):
     with Writer(str(tmp_path / "d"), columns={"key": "str", "data": "bytes"}) as writer:
         for i in range(300):
             writer.write({"key": str(i), "data": bytes(1000)})
@@ -335,9 +331,7 @@ def test_a_full_disk_behind_stdout_ends_unpack_and_cat(tmp_path, args):
     assert (done.returncode, done.stderr) == (3, "error: stdout: No space left on device\n")
 
 
-def test_a_clock_that_goes_backwards_or_stands_changes_nothing_and_nobody_waits(
-    links, capfd, monkeypatch, web
-):
+def test_a_clock_that_stops_or_runs_backwards_changes_nothing(links, capfd, monkeypatch, web):
     monkeypatch.chdir(links)
     assert (
         main(
@@ -387,10 +381,10 @@ def test_a_clock_that_goes_backwards_or_stands_changes_nothing_and_nobody_waits(
         assert len(list((links / f"out{n}").glob("*.bin"))) == 60
         assert main(["pack", web.url("/d/"), f"d{n}", "-q"]) == 0
         capfd.readouterr()
-    assert time.monotonic() - began < 60  # no wait hangs on that clock
+    assert time.monotonic() - began < 60  # no wait uses this clock
 
 
-def test_the_same_bytes_whatever_the_seed_of_hashes_and_the_number_of_jobs(links):
+def test_output_does_not_depend_on_the_hash_seed_and_the_number_of_jobs(links):
     for name, seed, jobs in (("a", "0", "1"), ("b", "1", "16"), ("c", "2", "3")):
         done = run(
             ["pack", "index.parquet", name, "--fetch", "url:data", "--key", "id", "-j", jobs],
@@ -402,7 +396,7 @@ def test_the_same_bytes_whatever_the_seed_of_hashes_and_the_number_of_jobs(links
 
 
 @pytest.mark.parametrize("form", ["mds", "webdataset"])
-def test_the_same_bytes_whatever_the_locale_the_time_zone_and_the_umask(links, form):
+def test_output_does_not_depend_on_locale_time_zone_and_umask(links, form):
     for name, mask, env in (
         ("a", 0o022, {"LC_ALL": "C.UTF-8", "TZ": "UTC"}),
         ("b", 0o077, {"LC_ALL": "POSIX", "TZ": "Asia/Tokyo", "PYTHONIOENCODING": "latin-1"}),
@@ -418,7 +412,7 @@ def test_the_same_bytes_whatever_the_locale_the_time_zone_and_the_umask(links, f
     assert stat.S_IMODE((links / "b" / "playlist.yaml").stat().st_mode) == 0o600
 
 
-def test_a_file_that_may_not_grow_ends_a_pack_with_one_line_and_it_can_go_on(links):
+def test_pack_at_the_file_size_limit_ends_with_one_line_and_can_resume(links):
     def limited():
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
@@ -434,7 +428,7 @@ def test_a_file_that_may_not_grow_ends_a_pack_with_one_line_and_it_can_go_on(lin
     assert tree(links / "out") == tree(links / "whole")
 
 
-def test_a_pack_syncs_before_it_names_and_names_the_playlist_last(links):
+def test_a_pack_syncs_files_before_renaming_and_writes_the_playlist_last(links):
     code = _EVENTS.format(args=["pack", "index.parquet", "out", "--fetch", "url:data", "-q"])
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -474,7 +468,7 @@ def test_many_shards_need_few_open_files(tmp_path):
     )
 
 
-def test_importing_asks_nothing_of_the_network(tmp_path):
+def test_importing_makes_no_network_request(tmp_path):
     code = "import socket\ndef no(*a, **k): raise RuntimeError('network')\nsocket.socket.connect = socket.getaddrinfo = no\n"
     code += "import importlib, pkgutil, flarecli\n"
     code += "for one in pkgutil.walk_packages(flarecli.__path__, 'flarecli.'):\n    importlib.import_module(one.name)\n"

@@ -1,4 +1,4 @@
-"""Sizes and times as people write them."""
+"""Sizes and durations as text."""
 
 import pytest
 from hypothesis import given
@@ -45,14 +45,14 @@ def test_sizes(text, size):
         pytest.param("9" * 400 + ".0", id="past a float"),
     ],
 )
-def test_what_is_no_size_is_refused(text):
+def test_an_invalid_size_is_refused(text):
     with pytest.raises(UsageError) as caught:
         parse_size(text)
     assert str(caught.value) == f"invalid size {text!r:.60}"
     assert caught.value.hint == "Write it like 512K, 64MB or 64MiB."
 
 
-def test_a_size_that_no_int64_holds_is_refused():
+def test_a_size_above_int64_is_refused():
     for text in ("9999999PB", "9223372036854775808", "9223372036854.775808MB"):
         with pytest.raises(UsageError) as caught:
             parse_size(text)
@@ -68,7 +68,7 @@ def test_times(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["0", "0s", "-1s", "s", "1y", "", "1e9d"])
-def test_what_is_no_time_is_refused(text):
+def test_an_invalid_duration_is_refused(text):
     with pytest.raises(UsageError) as caught:
         parse_time(text)
     assert str(caught.value) == f"invalid duration {text!r}"
@@ -86,12 +86,12 @@ def test_what_is_no_time_is_refused(text):
         (10**18, "1.0 EB"),
     ],
 )
-def test_sizes_are_written_for_people(size, text):
+def test_sizes_are_formatted_for_people(size, text):
     assert format_size(size) == text
 
 
 @given(st.integers(0, 1 << 62))
-def test_a_written_size_reads_back_nearly(size):
+def test_a_formatted_size_parses_to_nearly_the_same_size(size):
     assert abs(parse_size(format_size(size)) - size) <= size * 0.051 + 1
 
 

@@ -39,7 +39,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def here(data, tmp_path, monkeypatch):
-    """Run where the dataset is `d` and anything written would show."""
+    """Change to a folder where `d` is the dataset, so written files would be seen."""
     monkeypatch.chdir(tmp_path)
     os.symlink(os.path.dirname(str(data.playlists[0].at)), "d")
     return tmp_path
@@ -89,7 +89,7 @@ def told(call, message, hint=""):
         ({"stdin": 0}, "stdin: expected an open file, got 0", ""),
     ],
 )
-def test_cat_says_what_it_wants(here, options, message, hint):
+def test_cat_reports_arguments_of_the_wrong_type(here, options, message, hint):
     told(lambda: flare.cat("d", **options), message, hint)
 
 
@@ -133,11 +133,11 @@ def test_cat_says_what_it_wants(here, options, message, hint):
         ({"drop_last": None}, "drop_last: expected True or False, got None", ""),
     ],
 )
-def test_a_loader_says_what_it_wants(data, options, message, hint):
+def test_a_loader_reports_arguments_of_the_wrong_type(data, options, message, hint):
     told(lambda: flare.Loader(data, **options), message, hint)
 
 
-def test_what_is_no_dataset_makes_no_loader(data):
+def test_a_loader_refuses_other_objects_than_datasets(data):
     for wrong, name in (
         (None, "None"),
         (flare.Dataset, "<class 'flarecli.read.dataset.Dataset'>"),
@@ -159,7 +159,7 @@ def test_what_is_no_dataset_makes_no_loader(data):
         ({"epoch": None}, False),
     ],
 )
-def test_a_place_of_a_loader_is_whole_numbers(data, change, is_one):
+def test_the_position_of_a_loader_must_be_whole_numbers(data, change, is_one):
     loader = flare.Loader(data, 4)
     state = {**loader.save(), **change}
     if is_one:
@@ -175,7 +175,7 @@ def test_a_place_of_a_loader_is_whole_numbers(data, change, is_one):
 
 
 @pytest.mark.parametrize("state", [None, 3, "place", [], {1}, {}, np.arange(3)])
-def test_what_is_no_dict_is_no_place_of_a_loader(data, state):
+def test_the_state_of_a_loader_must_be_a_dict(data, state):
     told(
         lambda: flare.Loader(data).load(state),
         "not a state that a Loader saved",
@@ -183,7 +183,7 @@ def test_what_is_no_dict_is_no_place_of_a_loader(data, state):
     )
 
 
-def test_batches_are_refused_when_they_are_asked_for(data):
+def test_invalid_arguments_of_batches_are_refused_at_the_call(data):
     told(lambda: data.batches(1.5), "size: expected a whole number, got 1.5")
     told(lambda: data.batches(True), "size: expected a whole number, got True")
     told(lambda: data.batches(0), "size: expected at least 1, got 0")
@@ -204,7 +204,7 @@ def test_batches_are_refused_when_they_are_asked_for(data):
     told(lambda: data.scan(["m"]), "no column 'm'", "Choose from n, t.")
 
 
-def test_rows_that_are_none_are_refused(data):
+def test_invalid_row_numbers_are_refused(data):
     told(lambda: data[1.5:], "expected a slice of integers, got slice(1.5, None, None)", SLICE)
     told(lambda: data[::0], "expected a slice of integers, got slice(None, None, 0)", SLICE)
     told(lambda: data.collated(3), "expected a list of row numbers, got int", POSITIONS)
@@ -231,7 +231,7 @@ def test_rows_that_are_none_are_refused(data):
     told(lambda: data.order("1", 0, "shuffle"), "seed: expected a whole number, got '1'")
 
 
-def test_what_makes_no_mix_is_refused(data):
+def test_invalid_arguments_of_mix_are_refused(data):
     listed = f"[{data!r}, {data!r}]"
     told(lambda: flare.mix([data, data]), f"weights: expected a dict, got {listed[:59]}…", MIX)
     told(lambda: flare.mix({"d": 1}), "expected a dataset, got 'd'", OPEN)
@@ -274,7 +274,7 @@ def test_what_makes_no_mix_is_refused(data):
         ({"progress": print}, "progress: expected a Progress, got <built-in function print>", ""),
     ],
 )
-def test_pack_says_what_it_wants_and_writes_nothing(here, options, message, hint):
+def test_pack_reports_arguments_of_the_wrong_type_and_writes_nothing(here, options, message, hint):
     told(lambda: flare.pack("d", "out", **options), message, hint)
     assert not os.path.lexists("out")
 
@@ -306,12 +306,14 @@ def test_pack_says_what_it_wants_and_writes_nothing(here, options, message, hint
         ({"head": 3}, "head: expected a dict, got 3", ""),
     ],
 )
-def test_a_writer_says_what_it_wants_and_writes_nothing(here, options, message, hint):
+def test_a_writer_reports_arguments_of_the_wrong_type_and_writes_nothing(
+    here, options, message, hint
+):
     told(lambda: flare.Writer("out", **options), message, hint)
     assert not os.path.lexists("out")
 
 
-def test_the_other_verbs_say_what_they_want(here, data):
+def test_the_other_functions_report_arguments_of_the_wrong_type(here, data):
     told(lambda: flare.open("d", decode=[1]), "decode: expected a dict, got [1]")
     told(lambda: flare.open("d", maps="no"), "maps: expected True or False, got 'no'")
     told(
@@ -362,7 +364,7 @@ def test_the_other_verbs_say_what_they_want(here, data):
     assert sorted(os.listdir()) == ["d"]
 
 
-def test_verify_and_unpack_say_what_they_want(here):
+def test_verify_and_unpack_report_arguments_of_the_wrong_type(here):
     part = "Use part=(k, n) for the k-th of n parts, counted from 0."
     told(lambda: flare.verify("d", part=3), "part: expected two whole numbers, got 3", part)
     told(lambda: flare.verify("d", part="1/8"), "part: expected two whole numbers, got '1/8'", part)
@@ -407,7 +409,7 @@ def test_verify_and_unpack_say_what_they_want(here):
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint64, np.int64, np.array])
-def test_numpys_integers_stand_for_pythons_everywhere(here, data, kind):
+def test_numpy_integers_are_accepted_everywhere(here, data, kind):
     three = kind(3)
     for option in ("limit", "head", "tail", "sample", "shuffle"):
         found = [batch.to_pydict() for batch in flare.cat("d", **{option: three})]
@@ -438,20 +440,20 @@ def test_numpys_integers_stand_for_pythons_everywhere(here, data, kind):
     assert writer.shards == 3
 
 
-def test_a_truth_value_is_numpys_too_or_a_number_that_is_one(data):
+def test_a_bool_may_be_a_numpy_bool_or_0_or_1(data):
     for yes in (True, np.bool_(True), 1, np.int64(1)):
         assert flare.Loader(data, 20, drop_last=yes).drop_last is True
     assert flare.Loader(data, 20, drop_last=np.bool_(False)).drop_last is False
 
 
-# -- the check itself
+# -- the type check
 
 
 class Thing:
-    """A class that a signature names."""
+    """A class in an annotation."""
 
 
-def test_what_a_signature_names_is_looked_at_and_the_rest_is_not():
+def test_only_annotated_types_are_checked():
     @checked
     def taken(
         number: int,
@@ -461,10 +463,10 @@ def test_what_a_signature_names_is_looked_at_and_the_rest_is_not():
         *,
         names: Sequence[str] = (),
     ) -> object:
-        """Give what came."""
+        """Return the argument."""
         return number, share, thing, other, names
 
-    assert (taken.__name__, taken.__doc__) == ("taken", "Give what came.")
+    assert (taken.__name__, taken.__doc__) == ("taken", "Return the argument.")
     one = Thing()
     assert taken(np.int8(-3), np.float32(0.5), one, {}, names=iter("ab")) == (
         -3,

@@ -1,4 +1,4 @@
-"""What goes wrong on a command line: each with its one line, its hint and its exit code, compared whole."""
+"""Errors of command lines: each with its line, its hint and its exit code, compared whole."""
 
 import io
 import json
@@ -34,7 +34,7 @@ def dataset(path, rows=50):
 
 
 def wrong(capfd, args, code, error, hint=""):
-    """Run a command line; it must end so, with these two lines at the end of stderr and nothing on stdout."""
+    """Run a command line, and check its exit code, the last lines of stderr, and that stdout is empty."""
     assert main(args.split(" ")) == code
     out, err = capfd.readouterr()
     want = f"error: {error}\n" + (f"hint: {hint}\n" if hint else "")
@@ -74,17 +74,17 @@ STORES = "Give a path, or an http://, https://, s3://, gs://, az:// or hf:// add
         "pack NoSuch://x out",
     ],
 )
-def test_a_scheme_that_no_store_serves_is_a_mistyped_address(here, capfd, args):
+def test_an_unknown_scheme_is_reported_as_a_mistyped_address(here, capfd, args):
     wrong(capfd, args, 2, f"nosuch://x: {NO_STORE}", STORES)
     assert not (here / "out").exists()
 
 
 @pytest.mark.parametrize("args", ["cat nosuch://x/*.mds", "pack nosuch://x/*.csv out"])
-def test_nothing_is_looked_for_where_no_store_serves_the_scheme(here, capfd, args):
+def test_an_unknown_scheme_is_not_searched_for_similar_files(here, capfd, args):
     wrong(capfd, args, 2, f"nosuch://x: {NO_STORE}", STORES)
 
 
-def test_a_scheme_that_a_list_names_and_no_store_serves_is_refused_for_safety(here, capfd):
+def test_an_unknown_scheme_in_a_list_is_refused_for_safety(here, capfd):
     (here / "list.txt").write_text("nosuch://x/a.csv\n")
     trust = "Give --allow-local to follow it, if you trust this dataset."
     wrong(
@@ -97,7 +97,7 @@ def test_a_scheme_that_a_list_names_and_no_store_serves_is_refused_for_safety(he
     wrong(capfd, "pack list.txt out --allow-local", 5, f"list.txt: line 1: {NO_STORE}", STORES)
 
 
-def test_standard_input_where_no_stream_is_read(here, capfd):
+def test_standard_input_is_refused_where_it_is_not_supported(here, capfd):
     for args in (
         "inspect -",
         "verify -",
@@ -114,8 +114,8 @@ def test_standard_input_where_no_stream_is_read(here, capfd):
         )
 
 
-def test_a_closed_standard_input_is_told(here, capfd, monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)  # so Python finds it
+def test_a_closed_standard_input_is_reported(here, capfd, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)  # the state of Python with a closed standard input
     for args in (
         "pack - out",
         "pack - out -0",
@@ -126,7 +126,7 @@ def test_a_closed_standard_input_is_told(here, capfd, monkeypatch):
         wrong(capfd, args, 3, "-: standard input is closed")
 
 
-def test_an_index_where_a_dataset_is_wanted_is_a_file_and_told_so(here, capfd):
+def test_an_index_instead_of_a_dataset_is_reported(here, capfd):
     for args in (["cat", "ok.csv"], ["inspect", "ok.csv"], ["verify", "ok.csv"]):
         assert main(args) == 0
         err = capfd.readouterr().err
@@ -138,7 +138,7 @@ def test_an_index_where_a_dataset_is_wanted_is_a_file_and_told_so(here, capfd):
         assert capfd.readouterr().err == ""
 
 
-def test_a_column_that_is_not_there(here, capfd):
+def test_an_unknown_column_is_reported(here, capfd):
     wrong(
         capfd,
         "pack ok.csv out --fetch url:image",
@@ -248,7 +248,7 @@ def test_null_link_and_null_value(here, capfd):
     assert not (here / "out2").exists()
 
 
-def test_a_target_that_cannot_be_made(here, capfd):
+def test_a_target_that_cannot_be_created(here, capfd):
     (here / "file").write_text("")
     wrong(
         capfd,
@@ -306,7 +306,7 @@ def test_a_value_that_does_not_fit(here, capfd):
     assert not (here / "out").exists()
 
 
-def test_a_value_that_does_not_fit_is_listed_when_asked(here, capfd):
+def test_a_value_that_does_not_fit_is_listed_with_on_error_skip(here, capfd):
     assert (
         main(
             [
@@ -411,7 +411,7 @@ def test_an_unfinished_pack(here, capfd):
     assert "an unfinished pack" in capfd.readouterr().out
 
 
-def test_a_broken_playlist_beside_a_whole_index(here, capfd):
+def test_an_invalid_playlist_with_a_valid_index(here, capfd):
     dataset(here / "d")
     (here / "d" / "playlist.yaml").write_text("data: [\n")
     for command in ("cat d", "inspect d", "unpack d files", "pack d out"):
@@ -425,12 +425,12 @@ def test_a_broken_playlist_beside_a_whole_index(here, capfd):
     assert "d/playlist.yaml:2:1" in capfd.readouterr().out
 
 
-def test_a_column_of_links_names_no_files(here, capfd):
+def test_a_column_of_links_is_not_a_column_of_file_names(here, capfd):
     error = "column 'k' has the addresses for --fetch and cannot be the key"
     wrong(capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Use another --key.")
 
 
-def test_a_pack_goes_to_no_stream(here, capfd):
+def test_a_pack_cannot_write_to_stdout(here, capfd):
     error, hint = (
         "shards are written to a folder or a bucket, not to stdout",
         "Name a folder; use `./-` for a folder named `-`.",
@@ -441,7 +441,7 @@ def test_a_pack_goes_to_no_stream(here, capfd):
     assert capfd.readouterr().out == "./-/playlist.yaml\n"
 
 
-def test_options_that_would_do_nothing_are_refused(here, capfd):
+def test_options_without_effect_are_refused(here, capfd):
     for option in ("--resize 8", "--quality 9", "--min-size 1", "--max-aspect 2", "--media-info"):
         hint = "Fetch a column of links with --fetch."
         wrong(
@@ -469,7 +469,7 @@ def test_options_that_would_do_nothing_are_refused(here, capfd):
     assert main(["pack", "ok.csv", "out", "-f", "csv", "--newline", "\\r\\n", "-q"]) == 0
 
 
-def test_a_name_of_nothing_lists_what_there_is(here, capfd):
+def test_an_unknown_name_lists_the_known_names(here, capfd):
     wrong(
         capfd,
         "unpack ok.csv files --name {x}",
@@ -496,13 +496,13 @@ def test_duplicate_keys(here, capfd):
     assert capfd.readouterr().out.endswith('{"n": 1}\n{"n": 2}\n')
 
 
-def test_what_is_no_tar_at_standard_input(here, capfd, monkeypatch):
+def test_standard_input_that_is_not_a_tar(here, capfd, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"k,n\n" + b"a,1\n" * 200)))
     error = "-: expected a tar on standard input"
     wrong(capfd, "cat -", 4, error, "Save it to a file, and read the file.")
 
 
-def test_details_say_what_was_found(here, capfd):
+def test_verbose_notes_describe_the_source(here, capfd):
     dataset(here / "d", rows=3)
     told = "d/playlist.yaml: stream 'data': format mds, 3 rows in 1 shard\n"
     for command in ("cat d", "inspect d", "verify d", "unpack d files"):
@@ -513,7 +513,7 @@ def test_details_say_what_was_found(here, capfd):
         assert told not in capfd.readouterr().err
 
 
-def test_a_link_that_leaves_the_folder_names_the_switch(here, capfd):
+def test_a_link_that_leaves_the_folder_suggests_allow_local(here, capfd):
     (here / "l.csv").write_text("u\nfile:///etc/passwd\n")
     hint = "Give --allow-local to read it, if you trust this dataset, or --on-error skip to leave such rows out."
     wrong(
@@ -525,7 +525,7 @@ def test_a_link_that_leaves_the_folder_names_the_switch(here, capfd):
     )
 
 
-def test_other_options_than_the_half_pack_had(here, capfd):
+def test_a_resume_with_other_options_is_refused(here, capfd):
     (here / "bad.csv").write_text("k,n\n" + "".join(f"{i},{i}\n" for i in range(100)) + "x,\n")
     assert main(["pack", "bad.csv", "out", "--shard-rows", "10"]) == 4
     capfd.readouterr()

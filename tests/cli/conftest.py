@@ -1,4 +1,4 @@
-"""The command line over made-up verbs: what reaches them, and what becomes of what they return, raise or are told by a signal."""
+"""Fixtures that run the command line with functions that replace the commands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _not_reached(*args, **options):
 
 
 def environment(**more):
-    """The environment without what would change the command line's mind."""
+    """Return the environment without variables that change the behaviour of the command line."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -60,9 +60,9 @@ class Outcome:
 
 @pytest.fixture
 def flare_process():
-    """Start `flare ARGS` as a process of its own; `source` is Python that stands for the verbs.
+    """Start `flare ARGS` as a process. `source` is Python code that replaces the commands.
 
-    A process that a failed test leaves behind is ended.
+    A process that is still running after a failed test is killed.
     """
     started = []
 
@@ -100,7 +100,7 @@ def flare_process():
 
 @pytest.fixture
 def flare_run(flare_process):
-    """Run `flare ARGS` as a process of its own to its end."""
+    """Run `flare ARGS` as a process to its end."""
 
     def run(args, source=None, env=None, **more):
         with flare_process(args, source, env, **more) as process:
@@ -112,7 +112,7 @@ def flare_run(flare_process):
 
 @pytest.fixture
 def flare_forked(forked_flare):
-    """Run `flare ARGS` to its end in a process forked from one that has imported flarecli."""
+    """Run `flare ARGS` to its end in a fork of a process that has imported flarecli."""
 
     def run(args, env=None):
         ran = subprocess.run(
@@ -128,7 +128,7 @@ def flare_forked(forked_flare):
 
 
 class _Stream(io.TextIOWrapper):
-    """A stream as Python gives one: text over bytes."""
+    """A text stream over bytes, like sys.stdout."""
 
     def __init__(self, terminal=False):
         super().__init__(
@@ -146,7 +146,7 @@ class _Stream(io.TextIOWrapper):
 
 @pytest.fixture
 def flare(monkeypatch):
-    """Call the command line in this process over made-up verbs: `flare("cat", "x", verbs={"cat": f})`."""
+    """Run the command line in this process with replaced commands: `flare("out", "x", cat=function)`."""
 
     def call(*args, terminal=False, environment=None, **verbs):
         import flarecli.commands

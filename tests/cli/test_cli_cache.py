@@ -1,6 +1,4 @@
-"""--cache and --cache-limit on the command line: what is fetched, what is said, and what `inspect`
-shows of it.
-"""
+"""--cache and --cache-limit on the command line: downloads, notes, and the list of copies."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ ROWS = '{"id": "a", "n": 1}\n{"id": "b", "n": 2}\n'
 
 @pytest.fixture
 def dataset(web, tmp_path):
-    """Two rows on the web, as MDS; its files by name."""
+    """Serve an MDS dataset of two rows over HTTP, and return the address of its playlist."""
     (tmp_path / "rows.jsonl").write_text(ROWS)
     flarecli.pack(str(tmp_path / "rows.jsonl"), str(tmp_path / "set"))
     for path in (tmp_path / "set").iterdir():
@@ -27,13 +25,13 @@ def dataset(web, tmp_path):
 
 
 def fetched(web):
-    """Requests that fetched more than a version."""
+    """Return the requests that downloaded data, not only a version."""
     found = [path for path, headers in web.requests if headers.get("range") != "bytes=0-0"]
     web.requests.clear()
     return found
 
 
-def test_cat_reads_from_the_cache_what_it_fetched_before(flare_forked, web, dataset, tmp_path):
+def test_cat_reads_downloaded_files_from_the_cache(flare_forked, web, dataset, tmp_path):
     home = str(tmp_path / "kept")
     ran = flare_forked(["cat", dataset, "--cache", home])
     assert (ran.code, ran.out, ran.err) == (0, ROWS, "")
@@ -53,9 +51,7 @@ def test_cat_reads_from_the_cache_what_it_fetched_before(flare_forked, web, data
     ],
     ids=lambda command: command[0],
 )
-def test_every_command_that_reads_keeps_what_it_fetches(
-    flare_forked, web, dataset, tmp_path, command
-):
+def test_every_command_that_reads_uses_the_cache(flare_forked, web, dataset, tmp_path, command):
     outs = []
     for turn in ("first", "second"):
         args = [{"SET": dataset, "OUT": str(tmp_path / turn)}.get(arg, arg) for arg in command]
@@ -66,7 +62,7 @@ def test_every_command_that_reads_keeps_what_it_fetches(
     assert outs[0] == outs[1]
 
 
-def test_verify_reads_what_is_there_and_not_a_copy(flare_forked, web, dataset, tmp_path):
+def test_verify_does_not_use_the_cache(flare_forked, web, dataset, tmp_path):
     ran = flare_forked(["verify", dataset], env={"FLARE_CACHE": str(tmp_path / "kept")})
     assert (ran.code, os.path.exists(tmp_path / "kept")) == (0, False)
     ran = flare_forked(["verify", dataset, "--cache", str(tmp_path / "kept")])
@@ -76,7 +72,7 @@ def test_verify_reads_what_is_there_and_not_a_copy(flare_forked, web, dataset, t
     )
 
 
-def test_inspect_shows_what_a_cache_keeps(flare_forked, dataset, tmp_path):
+def test_inspect_lists_the_copies_in_a_cache(flare_forked, dataset, tmp_path):
     home = str(tmp_path / "kept")
     flare_forked(["cat", dataset, "--cache", home, "--cache-limit", "5MB"])
     fetched_bytes = {
@@ -114,7 +110,7 @@ def test_inspect_shows_what_a_cache_keeps(flare_forked, dataset, tmp_path):
     assert found == {"cache": home, "bytes": total, "copies": copies}
 
 
-def test_inspect_of_no_cache_and_of_nothing(flare_forked, tmp_path):
+def test_inspect_of_a_missing_cache_and_without_arguments(flare_forked, tmp_path):
     ran = flare_forked(["inspect", "--cache", str(tmp_path / "none")])
     assert (ran.code, ran.out, ran.err) == (0, f"{tmp_path}/none: 0 copies, 0 B\n", "")
     (tmp_path / "file").touch()
@@ -130,7 +126,7 @@ def test_inspect_of_no_cache_and_of_nothing(flare_forked, tmp_path):
     assert (ran.code, ran.out, ran.err) == (2, "", f"error: missing argument 'SOURCE...'\n{hint}")
 
 
-def test_a_cache_that_cannot_be_used_is_one_note(flare_forked, dataset, tmp_path):
+def test_a_cache_that_cannot_be_used_is_reported_in_one_note(flare_forked, dataset, tmp_path):
     (tmp_path / "file").touch()
     ran = flare_forked(
         ["cat", dataset, "--cache", str(tmp_path / "file")], env={"PYTHONWARNINGS": "error"}
@@ -141,9 +137,7 @@ def test_a_cache_that_cannot_be_used_is_one_note(flare_forked, dataset, tmp_path
     assert (ran.code, ran.out, ran.err) == (0, ROWS, "")
 
 
-def test_relative_links_of_an_index_that_is_cached_may_lead_where_the_user_named(
-    flare_forked, web, tmp_path
-):
+def test_relative_links_of_a_cached_index_are_relative_to_its_address(flare_forked, web, tmp_path):
     web.file("/i/index.jsonl", b'{"u": "a.bin"}\n', '"1"')
     web.file("/i/a.bin", b"bytes", '"2"')
     ran = flare_forked(
@@ -162,7 +156,7 @@ def test_relative_links_of_an_index_that_is_cached_may_lead_where_the_user_named
     assert [row["data"] for row in flarecli.open(str(tmp_path / "out"))] == [b"bytes"]
 
 
-def test_a_dataset_is_opened_through_a_cache(web, dataset, tmp_path):
+def test_a_dataset_opened_with_a_cache_is_downloaded_once(web, dataset, tmp_path):
     home = str(tmp_path / "kept")
     assert [row["n"] for row in flarecli.open(dataset, cache=home, cache_limit="5MB")] == [1, 2]
     assert fetched(web) != []

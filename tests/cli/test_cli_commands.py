@@ -1,4 +1,4 @@
-"""The six commands: which options reach the functions, and what is printed of their results."""
+"""The six commands: the options that reach the functions, and the printed results."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ class Packed:
 
 @dataclass
 class Recorder:
-    """A verb that notes how it was called, tells the progress what it is told to, and gives an
-    answer.
-    """
+    """A command that records its arguments, calls `tell` with the progress, and returns `answer`."""
 
     answer: object = None
     tell: object = None
@@ -60,9 +58,7 @@ CACHE = {**NETWORK, "cache": None, "cache_limit": 10**10}
 
 
 def given(verb, besides=()):
-    """The options that a verb was called with, without what is not an option, and without some
-    defaults.
-    """
+    """Return the options of the last call, except the defaults in `besides`, which are checked."""
     options = {
         name: value for name, value in verb.options.items() if name not in ("progress", "stream")
     }
@@ -70,14 +66,14 @@ def given(verb, besides=()):
     return {name: value for name, value in options.items() if name not in besides}
 
 
-def test_every_command_is_a_module_whose_help_begins_with_its_line_in_the_table():
+def test_the_help_of_every_command_starts_with_its_line_in_the_table():
     for name, text in COMMANDS.items():
         assert (
             importlib.import_module(f"flarecli.cli.{name}").command.__doc__.splitlines()[0] == text
         )
 
 
-def test_pack_without_options_leaves_every_default_to_the_verb(flare):
+def test_pack_without_options_passes_the_defaults(flare):
     pack = Recorder(Packed())
     assert flare("pack", "a.csv", "b.csv", "out", pack=pack).code == 0
     assert pack.args == (["a.csv", "b.csv"], "out")
@@ -121,7 +117,7 @@ def test_pack_without_options_leaves_every_default_to_the_verb(flare):
     }
 
 
-def test_every_option_of_pack_reaches_the_verb(flare):
+def test_every_option_of_pack_is_passed(flare):
     pack = Recorder(Packed())
     line = (
         "a.csv out -f mds -s one --stream two -r 1:5 "
@@ -180,7 +176,7 @@ def test_every_option_of_pack_reaches_the_verb(flare):
     }
 
 
-def test_a_default_can_be_set_in_the_environment_and_a_flag_wins(flare):
+def test_a_variable_sets_a_default_and_a_flag_overrides_it(flare):
     pack = Recorder(Packed())
     settings = {
         "FLARE_SHARD_SIZE": "1MiB",
@@ -198,7 +194,7 @@ def test_a_default_can_be_set_in_the_environment_and_a_flag_wins(flare):
     assert (pack.options["jobs"], pack.options["retries"]) == (7, 1)
 
 
-def test_pack_prints_the_playlist_and_sums_up_on_stderr(flare):
+def test_pack_prints_the_playlist_and_a_summary_on_stderr(flare):
     ran = flare("pack", "a", "out", pack=Recorder(Packed()))
     assert (ran.code, ran.out) == (0, "out/playlist.yaml\n")
     assert ran.err.startswith("packed 5 rows in 2 shards, 1.2 kB in ")
@@ -213,7 +209,7 @@ def test_pack_prints_the_playlist_and_sums_up_on_stderr(flare):
     )
 
 
-def test_a_dry_run_prints_what_would_be(flare):
+def test_a_dry_run_prints_the_expected_rows_and_columns(flare):
     pack = Recorder(Packed(dry_run=True))
     assert (
         flare("pack", "a", "out", "--dry-run", pack=pack).out
@@ -244,7 +240,7 @@ def test_the_first_failures_are_shown_and_all_are_counted(flare):
         assert flare("pack", "a", "out", quiet, pack=Recorder(answer, failing)).err == ""
 
 
-def test_progress_is_drawn_on_a_terminal_only_and_leaves_nothing(flare):
+def test_progress_is_drawn_only_on_a_terminal_and_is_cleared(flare):
     def tell(progress):
         progress.start("pack", 10)
         progress.advance(4, 1000)
@@ -266,7 +262,7 @@ def test_progress_is_drawn_on_a_terminal_only_and_leaves_nothing(flare):
 
 
 class Verification:
-    """Findings as they come; the counts are known at the end."""
+    """Iterator of findings with final counts."""
 
     def __init__(self, *findings, unprotected=()):
         self._findings, self.unprotected = findings, unprotected
@@ -280,7 +276,7 @@ class Verification:
         self.files, self.shards, self.rows, self.bytes = 3, 2, 500, 12_300_000
 
 
-def test_verify_says_whole_in_one_line(flare):
+def test_verify_prints_whole_in_one_line(flare):
     ran = flare("verify", "out", verify=Recorder(Verification()))
     assert (ran.code, ran.out, ran.err) == (0, "whole: 3 files, 2 shards, 500 rows, 12.3 MB\n", "")
     ran = flare(
@@ -293,7 +289,7 @@ def test_verify_says_whole_in_one_line(flare):
     assert ran.err == "spec\\x1b.json: no checksums\n"
 
 
-def test_verify_prints_findings_as_they_come_and_exits_1(flare):
+def test_verify_prints_findings_as_they_are_found_and_exits_1(flare):
     damaged = Finding(
         "out/a.mds", "checksum", "fails its \x1bsum", "Fetch it.", row=3, start=120, stop=640
     )
@@ -333,7 +329,7 @@ def test_verify_prints_findings_as_they_come_and_exits_1(flare):
     }
 
 
-def test_every_option_of_verify_reaches_the_verb(flare):
+def test_every_option_of_verify_is_passed(flare):
     verify = Recorder(Verification())
     flare(
         "verify",
@@ -387,7 +383,7 @@ def test_every_option_of_verify_reaches_the_verb(flare):
     assert [verify.options[name] for name in names] == [0.05, (2, 7), 9, "p.yaml", "s", True]
 
 
-def test_verify_refuses_parts_samples_and_reports_that_are_none(flare):
+def test_verify_refuses_invalid_parts_samples_and_reports(flare):
     assert (
         flare("verify", "a", "--part", "8/7").err
         == "error: --part: expected K/N with K from 1 to N, got '8/7'\nhint: Parts count from 1: 3/7 is the third of seven.\n"
@@ -426,7 +422,7 @@ def test_verify_writes_reports_and_annotations(flare, tmp_path, monkeypatch):
     assert (tmp_path / "x.xml").read_text().startswith("<?xml")
 
 
-def test_every_option_of_cat_reaches_the_verb(flare):
+def test_every_option_of_cat_is_passed(flare):
     cat = Recorder(iter(()))
     line = "a b -f mds -s x -c id,n -r 10:20 --where n>4 --limit 9 --head 3 --tail 4 --sample 1% --seed 5 --shuffle 7 --epoch 2 --rank 0/8"
     assert flare("cat", *line.split(), cat=cat).code == 0
@@ -489,7 +485,7 @@ def test_unpack_prints_the_index_and_counts(flare):
     assert flare("unpack", "a", "-", terminal=True).code == 2
 
 
-def test_playlist_prints_yaml_or_the_file_it_wrote(flare):
+def test_playlist_prints_yaml_or_the_written_file(flare):
     playlist = Recorder("images:\n  content:\n    - a\x1b.mds\n# flare\n")
     ran = flare(
         "playlist",

@@ -1,4 +1,4 @@
-"""Every way a command can fail, and the whole of what is then printed."""
+"""Errors of commands, with the complete printed output."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(flare, args, message, hint)
     assert json.loads(flare(*with_json).err) == {"error": fields}
 
 
-def test_a_setting_in_the_environment_that_is_none_is_told_like_a_flag(flare):
+def test_an_invalid_variable_is_reported_like_a_flag(flare):
     ran = flare("pack", "a", "b", environment={"FLARE_SHARD_SIZE": "much"})
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.splitlines()[0] == "error: --shard-size: invalid size 'much'"
@@ -263,7 +263,7 @@ def test_json_and_debug_can_be_set_in_the_environment(flare):
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
     ],
 )
-def test_what_no_verb_should_raise_has_no_traceback(flare, error, code, told):
+def test_unexpected_exceptions_have_no_traceback(flare, error, code, told):
     ran = flare("cat", "out", cat=raises(error))
     assert (ran.code, ran.out, ran.err) == (code, "", told)
 
@@ -275,7 +275,7 @@ def test_debug_shows_the_traceback_and_then_the_line(flare, error):
     assert any(line.startswith("error: ") and line.endswith("broken") for line in lines)
 
 
-def test_nothing_from_data_acts_on_the_terminal_and_no_secret_is_printed(flare):
+def test_errors_are_escaped_and_have_no_secrets(flare):
     where = "http://user:hunter2@host/a\x1b]0;x\x07?X-Amz-Signature=hunter2"
     ran = flare(
         "cat",
@@ -292,7 +292,7 @@ def test_nothing_from_data_acts_on_the_terminal_and_no_secret_is_printed(flare):
     )
 
 
-def test_colour_is_for_terminals_that_want_it(flare):
+def test_colour_is_used_only_on_terminals_that_allow_it(flare):
     verb = raises(errors.UsageError("no", hint="Do."))
     assert (
         flare("cat", "x", terminal=True, cat=verb).err
@@ -308,7 +308,7 @@ def test_colour_is_for_terminals_that_want_it(flare):
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
-def test_the_command_line_leaves_its_caller_as_it_was(flare):
+def test_the_command_line_restores_signals_of_its_caller(flare):
     before = (
         [signal.getsignal(number) for number in SIGNALS],
         sys.unraisablehook,
@@ -322,7 +322,7 @@ def test_the_command_line_leaves_its_caller_as_it_was(flare):
     ) == before
 
 
-def test_streams_get_their_encoding_back(monkeypatch):
+def test_the_encoding_of_streams_is_restored(monkeypatch):
     import io
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", errors="strict")
@@ -331,7 +331,7 @@ def test_streams_get_their_encoding_back(monkeypatch):
     assert (out.encoding, out.errors) == ("latin-1", "strict")
 
 
-def test_a_thread_may_run_a_command_line(flare):
+def test_a_command_line_can_run_in_a_thread(flare):
     import threading
 
     codes = []
@@ -368,7 +368,7 @@ def test_a_thread_may_run_a_command_line(flare):
         ),
     ],
 )
-def test_numbers_without_end_are_no_bug(args, told, capfd):
+def test_huge_numbers_are_an_invalid_command_line(args, told, capfd):
     assert main(args) == 2
     error = capfd.readouterr().err
     assert error.startswith(f"error: {told}") and len(error) < 200

@@ -1,4 +1,4 @@
-"""Whatever the data holds, nothing of it that a terminal acts on reaches one: real commands over hostile names, values and files."""
+"""Control characters in data never reach a terminal: real commands with hostile names, values and files."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from flarecli.write import Writer
 ACTIVE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
 )
-# what flare itself sends: colours, kitty's and sixel pictures of nothing but their own letters, and where to put them
+# escape sequences that flare itself writes: colours and cursor movements
 OURS = re.compile(
     r"\x1b\[[0-9;]*m|\x1b[78]|\x1b\[\d+[AG]|\x1b_G[A-Za-z0-9=,]*;[A-Za-z0-9+/=]*\x1b\\"
     r'|\x1bP0;1q"[0-9;]+[#0-9;?-~!$-]*\x1b\\'
@@ -54,18 +54,18 @@ TERMINALS = [None, {"TERM": "xterm-256color"}, {"TERM": "xterm-kitty"}, {"TERM":
 
 
 class Screen(io.StringIO):
-    """A terminal for whoever asks."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self):
         return True
 
 
 def told(monkeypatch, terminal, *args):
-    """Run a command in a terminal of a kind, or in a pipe; give all that it said."""
+    """Run a command in a terminal or a pipe, and return its whole output."""
     out, err = (
         Screen() if terminal else io.StringIO(),
         io.StringIO(),
-    )  # no progress, which goes back in its line
+    )  # without progress, which moves the cursor
     for name in (
         "TERM",
         "TERM_PROGRAM",
@@ -81,7 +81,9 @@ def told(monkeypatch, terminal, *args):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([str(one) for one in args])
     assert code in (0, 1, 2, 3, 4, 5)
-    is_for_programs = not terminal and {"csv", "tsv"} & set(args)  # which read values as they are
+    is_for_programs = not terminal and {"csv", "tsv"} & set(
+        args
+    )  # forms whose values stay unchanged in a pipe
     return ("" if is_for_programs else out.getvalue()) + err.getvalue()
 
 
@@ -112,7 +114,7 @@ LOOKS = [
 @pytest.mark.parametrize("terminal", TERMINALS)
 @FEW
 @given(name=HOSTILE, value=HOSTILE, stream=HOSTILE)
-def test_hostile_columns_values_and_streams_act_on_no_terminal(
+def test_control_characters_in_columns_values_and_streams_are_escaped(
     monkeypatch, terminal, name, value, stream
 ):
     folder = tempfile.mkdtemp()
@@ -157,7 +159,9 @@ def test_hostile_columns_values_and_streams_act_on_no_terminal(
 @pytest.mark.parametrize("terminal", TERMINALS[:2])
 @FEW
 @given(name=HOSTILE, value=HOSTILE)
-def test_hostile_files_and_members_act_on_no_terminal(monkeypatch, terminal, name, value):
+def test_control_characters_in_file_and_member_names_are_escaped(
+    monkeypatch, terminal, name, value
+):
     folder = tempfile.mkdtemp()
     try:
         Path(folder, "files").mkdir()
@@ -177,7 +181,7 @@ def test_hostile_files_and_members_act_on_no_terminal(monkeypatch, terminal, nam
         shutil.rmtree(folder)
 
 
-def test_an_escape_that_got_through_would_be_seen():
+def test_an_unescaped_control_character_is_detected():
     with pytest.raises(AssertionError):
         check("\x1b[31mred\x1b]0;title\x07")
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""Pictures on a terminal, to the byte, and what is not shown as one."""
+"""Images on a terminal, byte by byte, and images that are not drawn."""
 
 import io
 import os
@@ -21,7 +21,7 @@ OWN = {
     "KONSOLE_VERSION",
     "TMUX",
     "STY",
-}  # what says which terminal it is
+}  # variables that identify a terminal
 SAYS = {"id": "int", "image": "bytes", "text": "str"}
 
 
@@ -34,7 +34,7 @@ def png(width, height, colours):
 
 
 def terminal(*args, **environment):
-    """Run flare on a terminal of its own and give all that reaches it."""
+    """Run flare on a new terminal, and return everything written to it."""
     master, slave = os.openpty()
     held = []
 
@@ -42,7 +42,7 @@ def terminal(*args, **environment):
         try:
             while data := os.read(master, 1 << 16):
                 held.append(data)
-        except OSError:  # the last one at the other end has left
+        except OSError:  # all writers have closed the terminal
             return
 
     reader = threading.Thread(target=read)
@@ -86,7 +86,7 @@ def small(tmp_path_factory):
     )
 
 
-def test_a_picture_is_drawn_with_half_blocks(small):
+def test_an_image_is_drawn_with_half_blocks(small):
     lines = [
         " " * 40,
         " \x1b[1m \x1b[0m\x1b[1mid\x1b[0m\x1b[1m \x1b[0m \x1b[1m \x1b[0m\x1b[1mimage    \x1b[0m\x1b[1m \x1b[0m"
@@ -102,20 +102,20 @@ def test_a_picture_is_drawn_with_half_blocks(small):
 
 
 @pytest.mark.parametrize("command", [("cat", "--to", "table"), ("inspect", "--sample", "1")])
-def test_all_escapes_are_colours_of_ours(small, command):
+def test_all_escape_sequences_are_colours(small, command):
     seen = terminal(command[0], small, *command[1:])
     assert "▀" in seen
     assert "\\x1b[31m\\u202e[red]" in seen
     assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", seen)
 
 
-def test_no_colours_no_pictures(small):
+def test_without_colours_images_are_not_drawn(small):
     seen = terminal("cat", small, "--to", "table", NO_COLOR="1")
     assert "▀" not in seen
     assert '"sha256"' in seen
 
 
-def test_what_claims_too_many_pixels_or_is_damaged_stays_text(tmp_path):
+def test_damaged_images_and_images_with_too_many_pixels_are_printed_as_text(tmp_path):
     data = bytearray(png(2, 2, [(0, 0, 0)] * 4))
     data[16:24] = (60_000).to_bytes(4) * 2
     assert "▀" not in terminal("cat", packed(tmp_path, bytes(data)), "--to", "table")
@@ -125,13 +125,13 @@ def test_what_claims_too_many_pixels_or_is_damaged_stays_text(tmp_path):
 
 
 @pytest.mark.parametrize("term", ["xterm-kitty", "foot", "xterm-ghostty"])
-def test_terminals_with_graphics_get_half_blocks_too(small, term):
+def test_terminals_with_graphics_protocols_get_half_blocks_too(small, term):
     assert terminal("cat", small, "--to", "table", TERM=term, COLORTERM="truecolor") == terminal(
         "cat", small, "--to", "table"
     )
 
 
-def test_into_a_pipe_goes_no_picture(small):
+def test_images_are_not_drawn_into_a_pipe(small):
     ran = subprocess.run(
         [sys.executable, "-m", "flarecli", "inspect", small, "--sample", "2"],
         capture_output=True,

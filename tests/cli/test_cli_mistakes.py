@@ -1,4 +1,4 @@
-"""Mistakes that people make, on the real commands, and the whole of what each is told."""
+"""Common mistakes on real commands, with the complete printed output."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +24,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def told(place, monkeypatch, capfd):
-    """Run a command line in that folder, and give its exit code and what it says on stderr."""
+    """Run a command line in the folder, and return its exit code and stderr."""
     monkeypatch.chdir(place)
 
     def run(line):
@@ -131,7 +131,7 @@ def told(place, monkeypatch, capfd):
         ),
     ],
 )
-def test_what_makes_no_sense_is_told_with_what_would(told, line, error, hint):
+def test_mistakes_are_reported_with_a_suggestion(told, line, error, hint):
     code, err = told(line)
     assert code == 2
     assert err.startswith(f"error: {error}\nhint: {hint}")
@@ -202,11 +202,11 @@ def test_what_makes_no_sense_is_told_with_what_would(told, line, error, hint):
         ("playlist --check missing.yaml", "missing.yaml: no such file or folder", ""),
     ],
 )
-def test_where_nothing_is_what_is_near_is_named(told, line, error, hint):
+def test_a_missing_path_is_reported_with_similar_names(told, line, error, hint):
     assert told(line) == (3, f"error: {error}\n" + (f"hint: {hint}\n" if hint else ""))
 
 
-def test_a_lost_shard_is_not_taken_for_a_mistyped_one(told, place, tmp_path, monkeypatch, capfd):
+def test_a_missing_shard_is_not_reported_as_mistyped(told, place, tmp_path, monkeypatch, capfd):
     flarecli.pack(str(place / "first.parquet"), str(tmp_path / "out"), shard_rows=1)
     (tmp_path / "out" / "shard.00001.mds").unlink()
     monkeypatch.chdir(tmp_path)
@@ -221,9 +221,7 @@ def test_a_lost_shard_is_not_taken_for_a_mistyped_one(told, place, tmp_path, mon
         (30, "not valid JSON: Unterminated string starting at: line 1 column 14 (char 13)"),
     ],
 )
-def test_an_index_that_was_cut_short_can_be_made_again(
-    place, tmp_path, monkeypatch, capfd, length, message
-):
+def test_a_truncated_index_can_be_rebuilt(place, tmp_path, monkeypatch, capfd, length, message):
     flarecli.pack(str(place / "first.parquet"), str(tmp_path / "out"))
     whole = (tmp_path / "out" / "index.json").read_bytes()
     (tmp_path / "out" / "playlist.yaml").unlink()
@@ -260,7 +258,7 @@ def test_an_index_that_was_cut_short_can_be_made_again(
         ),
     ],
 )
-def test_what_is_packed_otherwise_than_was_meant_is_noted(
+def test_unexpected_interpretations_of_a_source_are_noted(
     tmp_path, monkeypatch, capfd, name, data, note
 ):
     (tmp_path / name).write_text(data)

@@ -20,7 +20,7 @@ HEAVY = ("numpy", "pyarrow", "rich", "yaml", "duckdb", "pycurl", "PIL", "tqdm", 
 
 
 def loaded_by(args, env=None, heavy=HEAVY):
-    """The heavy libraries in memory when `flare ARGS` is about to end."""
+    """Return the heavy libraries that are loaded when `flare ARGS` ends."""
     code = f"import os, sys; sys.argv = ['flare', *{args!r}]; os._exit = lambda code: print([n for n in {heavy!r} if n in sys.modules])\n"
     code += "from flarecli.__main__ import entry; entry()"
     done = subprocess.run(
@@ -40,7 +40,7 @@ def test_start_up_loads_no_heavy_library(args):
     assert loaded_by(args)[0] == "[]"
 
 
-def test_the_version_is_answered_before_typer_is_loaded():
+def test_the_version_is_printed_without_loading_typer():
     code = "import sys; sys.argv = ['flare', '--version']; import os; os._exit = lambda code: print('typer' in sys.modules)\n"
     code += "from flarecli.__main__ import entry; entry()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -48,7 +48,7 @@ def test_the_version_is_answered_before_typer_is_loaded():
 
 
 @pytest.mark.parametrize("options", [["-q"], ["--quick"], ["-j", "1", "--json"], ["-v"]])
-def test_a_check_of_large_rows_loads_only_numpy_and_yaml(tmp_path, options):
+def test_verify_of_large_rows_loads_only_numpy_and_yaml(tmp_path, options):
     with Writer(
         str(tmp_path / "out"),
         columns={"id": "int", "data": "bytes"},
@@ -60,7 +60,7 @@ def test_a_check_of_large_rows_loads_only_numpy_and_yaml(tmp_path, options):
     assert heavy == "['numpy', 'yaml']" and "10" in printed
 
 
-def test_a_command_loads_arrow_and_leaves_pandas_alone_where_it_is_installed(tmp_path):
+def test_a_command_loads_arrow_but_not_an_installed_pandas(tmp_path):
     (tmp_path / "pandas.py").write_text("raise SystemExit('pandas was loaded')")
     (tmp_path / "index.csv").write_text("key,text\n1,one\n")
     args = ["pack", str(tmp_path / "index.csv"), str(tmp_path / "out"), "-q"]
@@ -79,9 +79,7 @@ def test_a_command_loads_arrow_and_leaves_pandas_alone_where_it_is_installed(tmp
         ("fish", "flare ver", ["verify"]),
     ],
 )
-def test_completion_knows_commands_options_and_values_and_loads_no_heavy_library(
-    shell, words, wanted
-):
+def test_completion_of_commands_options_and_values_loads_no_heavy_library(shell, words, wanted):
     env = {
         "_FLARE_COMPLETE": f"complete_{shell}",
         "COMP_WORDS": words,
@@ -96,7 +94,7 @@ def test_completion_knows_commands_options_and_values_and_loads_no_heavy_library
 
 NAMED_SHELL = {
     "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"
-}  # Typer would look which shell started the tests
+}  # otherwise Typer detects the shell that started the tests
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -116,14 +114,14 @@ def pack(*args, **options):
 
 
 def signalled(process, number):
-    """Send a signal once the verb has begun; give what came after, and how long it took."""
+    """Send a signal when the command has started; return its outcome and the time until its end."""
     assert process.stderr.readline() == b"begun\n"
     process.send_signal(number)
     start = time.monotonic()
     try:
         out, err = process.communicate(timeout=30)
     except subprocess.TimeoutExpired:
-        process.kill()  # or the end of the `with` would wait for it
+        process.kill()  # otherwise the end of the `with` would wait for the process
         raise
     return process.returncode, out.decode(), err.decode(), time.monotonic() - start
 
@@ -145,11 +143,13 @@ def test_a_signal_ends_a_run_with_one_line(flare_process, number, code, what):
         )
 
 
-def test_a_hang_up_that_was_ignored_from_the_start_stays_ignored(tmp_path):
-    """As under `nohup`: the end of the terminal session does not end the run."""
+def test_an_ignored_sighup_stays_ignored(tmp_path):
+    """Under `nohup`, the end of the terminal session does not end the run."""
     index = tmp_path / "index.csv"
     os.mkfifo(index)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as of `nohup`
+    before = signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # inherited by the process, as under `nohup`
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "flarecli", "pack", str(index), str(tmp_path / "out")],
@@ -162,10 +162,10 @@ def test_a_hang_up_that_was_ignored_from_the_start_stays_ignored(tmp_path):
     with process:
         process.send_signal(signal.SIGHUP)
         process.communicate()
-    assert process.returncode == 5  # a FIFO is not read: the run came to its own end
+    assert process.returncode == 5  # the signal arrived after the end of the run
 
 
-def test_a_signal_is_told_as_json_where_json_is_wanted(flare_process):
+def test_a_signal_is_reported_as_json_with_json(flare_process):
     with flare_process(["pack", "index.csv", "out", "--json"], SLOW) as process:
         fields = {
             "kind": "interrupted",
@@ -180,7 +180,7 @@ def test_a_signal_is_told_as_json_where_json_is_wanted(flare_process):
         assert signalled(process, signal.SIGINT)[:3] == (130, "", told)
 
 
-def test_finally_blocks_run_and_a_second_signal_does_not_disturb_them(flare_process, tmp_path):
+def test_finally_blocks_run_despite_a_second_signal(flare_process, tmp_path):
     source = f"""
 import os, signal, sys, time
 def pack(*args, **options):
@@ -238,7 +238,7 @@ def pack(*args, **options):
     assert seconds < 3
 
 
-def test_what_swallows_the_interrupt_is_ended_after_a_grace(flare_process):
+def test_a_run_that_swallows_the_interrupt_is_killed_after_the_grace_period(flare_process):
     source = """
 import sys, time
 def pack(*args, **options):
@@ -260,7 +260,7 @@ def pack(*args, **options):
     assert GRACE_S < 5
 
 
-def test_a_pack_that_cannot_stop_in_time_leaves_no_half_file(tmp_path):
+def test_a_killed_pack_leaves_no_partial_file(tmp_path):
     (tmp_path / "index.csv").write_text("text\n" + "".join(f"{i}\n" for i in range(9)))
     code = """
 import sys, threading, time
@@ -308,7 +308,7 @@ flarecli.__main__.entry()
         shutil.rmtree(tmp_path / "out")
 
 
-def test_an_interrupt_turned_into_another_error_is_still_an_interrupt(flare_process):
+def test_an_interrupt_that_became_another_error_is_reported_as_an_interrupt(flare_process):
     source = """
 import sys, time
 def verify(*args, **options):
@@ -332,7 +332,7 @@ def test_a_signal_at_random_times_never_ends_with_exit_0_or_a_traceback(flare_pr
             assert process.stderr.readline() == b"begun\n"
             time.sleep(
                 0.012 * i
-            )  # the verbs are there; the command line and the libraries are being loaded
+            )  # flarecli.commands is imported; the command line and libraries are being loaded
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=30)
         assert process.returncode in (143, -signal.SIGTERM)
@@ -347,7 +347,7 @@ def cat(*args, **options):
 """
 
 
-def test_a_reader_that_leaves_early_is_no_error(flare_process):
+def test_a_pipe_closed_early_is_not_an_error(flare_process):
     with flare_process(["cat", "x"], ROWS) as process:
         assert process.stdout.readline() == b'{"n": 0}\n'
         process.stdout.close()
@@ -358,7 +358,7 @@ def test_a_reader_that_leaves_early_is_no_error(flare_process):
 @pytest.mark.parametrize(
     "args", [["--help"], ["cat", "--help"], ["--version"], ["--show-completion", "bash"]]
 )
-def test_a_reader_that_has_left_already_is_no_error(flare_run, args):
+def test_a_pipe_closed_before_the_start_is_not_an_error(flare_run, args):
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -369,7 +369,7 @@ def test_a_reader_that_has_left_already_is_no_error(flare_run, args):
 
 
 @pytest.mark.parametrize("form", ["csv", "table", "arrow", "parquet"])
-def test_a_reader_that_leaves_early_is_no_error_in_any_form(flare_process, form):
+def test_a_pipe_closed_early_is_not_an_error_in_any_form(flare_process, form):
     with flare_process(["cat", "x", "--to", form], ROWS) as process:
         assert process.stdout.read(1)
         process.stdout.close()
@@ -422,7 +422,7 @@ def cat(*args, **options):
         {"PYTHONIOENCODING": "ascii:strict"},
     ],
 )
-def test_output_is_utf_8_whatever_the_locale_says(flare_run, env):
+def test_output_is_utf_8_in_every_locale(flare_run, env):
     assert flare_run(["cat", "x"], TEXT, env).out == '{"é": "naïve 漢字"}\n'
     ran = flare_run(
         ["cat", "naïve\udcff"],

@@ -1,6 +1,4 @@
-"""`flare cat`: typed batches as JSON lines, CSV, TSV, tables, Arrow, Parquet and raw bytes;
-whatever they hold, it parses and acts on nothing.
-"""
+"""`flare cat`: typed batches as JSON lines, CSV, TSV, tables, Arrow, Parquet and raw bytes; every output can be parsed and is escaped."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from flarecli.names import escape
 
 
 def batch(**columns):
-    """A batch of columns given as (values, Arrow type, encoding)."""
+    """Return a batch of columns, each (values, Arrow type, encoding)."""
     fields = [
         pa.field(name, kind, metadata={b"encoding": encoding.encode()})
         for name, (_, kind, encoding) in columns.items()
@@ -74,7 +72,7 @@ def test_rows_are_json_lines(flare):
     assert '"meta": "\\ud800\\u007f"' in two
 
 
-def test_bytes_can_be_had_whole(flare):
+def test_bytes_can_be_printed_as_base64(flare):
     row = json.loads(flare("cat", "x", "--bytes", "base64", cat=cat(SAMPLE)).out.splitlines()[0])
     assert (base64.b64decode(row["image"]), base64.b64decode(row["object"])) == (
         b"\xff\xd8",
@@ -82,7 +80,7 @@ def test_bytes_can_be_had_whole(flare):
     )
 
 
-def test_other_types_of_arrow_have_a_text_too(flare):
+def test_all_arrow_types_are_printed(flare):
     import datetime
     import decimal
 
@@ -104,13 +102,13 @@ def test_other_types_of_arrow_have_a_text_too(flare):
     }
 
 
-def test_rows_without_columns_are_rows(flare):
+def test_rows_without_columns_are_printed(flare):
     empty = pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([])))
     assert flare("cat", "x", cat=cat(empty)).out == "{}\n{}\n"
 
 
 @pytest.mark.parametrize("text", ["{oops", "", '{"a": 1} 2', "[" * 100_000])
-def test_a_json_column_that_holds_none_is_an_error(flare, text):
+def test_an_invalid_value_of_a_json_column_is_an_error(flare, text):
     ran = flare("cat", "x", cat=cat(batch(meta=([text], TEXT, "json"))))
     shown = "value is nested too deeply" if len(text) > 99 else f"invalid JSON: {text!r}"
     hint = "hint: Use --raw meta to print its bytes, or select other columns with -c.\n"
@@ -170,7 +168,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_printed_json_is_one_line_that_parses_to_the_same_value_and_acts_on_nothing(value):
+def test_printed_json_is_one_escaped_line_that_parses_to_the_same_value(value):
     text = json_text(json_value(value))
     assert json.loads(text) == value
     assert escape(text) == text
@@ -179,7 +177,7 @@ def test_printed_json_is_one_line_that_parses_to_the_same_value_and_acts_on_noth
 HOSTILE = "x\x1b]0;t\x07\x9b\u202e\r\n\ty,\"'[red]"
 
 
-def test_what_a_terminal_acts_on_is_escaped_in_every_form(flare):
+def test_control_characters_are_escaped_in_every_form_on_a_terminal(flare):
     rows = batch(**{"a\x1b[2J": ([HOSTILE], TEXT, "str")})
     lines = flare("cat", "x", cat=cat(rows)).out
     assert json.loads(lines) == {"a\x1b[2J": HOSTILE}
@@ -193,7 +191,7 @@ def test_what_a_terminal_acts_on_is_escaped_in_every_form(flare):
             "",
             flare("cat", "x", "--to", "table", terminal=True, cat=cat(rows)).out,
         )
-    )  # rich's own colours
+    )  # colours of rich
     for text in (lines, *outputs):
         assert not any(
             (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 or c == "\u202e" for c in text
@@ -204,7 +202,7 @@ def test_what_a_terminal_acts_on_is_escaped_in_every_form(flare):
     assert "[red]" in outputs[3]
 
 
-def test_a_program_that_reads_csv_gets_what_a_terminal_would_act_on(flare):
+def test_control_characters_in_csv_are_unchanged_in_a_pipe(flare):
     rows = batch(**{"a\x1b[2J": ([HOSTILE], TEXT, "str")})
     for form, delimiter in SEPARATED:
         text = flare("cat", "x", "--to", form, cat=cat(rows)).out
@@ -231,7 +229,7 @@ VALUES = st.one_of(
 )
 @example(rows=[("\n", "a"), ("\\n", "b")], columns=2)
 @example(rows=[("", ""), (" ", "\t")], columns=1)
-def test_csv_and_tsv_are_read_back_as_the_values_were(flare, form, delimiter, rows, columns):
+def test_csv_and_tsv_are_read_back_as_the_same_values(flare, form, delimiter, rows, columns):
     names = ["first", "second"][:columns]
     wanted = [list(row[:columns]) for row in rows]
     values = zip(*wanted, strict=True)
@@ -245,7 +243,7 @@ def test_csv_and_tsv_are_read_back_as_the_values_were(flare, form, delimiter, ro
     assert (list(frame.columns), frame.values.tolist()) == (names, wanted)
 
 
-def test_numbers_that_json_has_no_word_for_are_numbers_in_csv(flare):
+def test_nan_and_infinity_are_numbers_in_csv(flare):
     values = [float("nan"), float("inf"), float("-inf"), None, -0.0, 1e22]
     rows = batch(
         a=(values, pa.float64(), "float64"),
@@ -263,7 +261,7 @@ def test_numbers_that_json_has_no_word_for_are_numbers_in_csv(flare):
 
 
 @pytest.mark.parametrize(("form", "delimiter"), SEPARATED)
-def test_text_that_begins_as_a_formula_is_prefixed_if_asked(flare, form, delimiter):
+def test_text_that_looks_like_a_formula_is_prefixed_with_csv_safe(flare, form, delimiter):
     texts = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "a=1", "", " =1", "'=1"]
     rows = batch(
         **{
@@ -287,13 +285,13 @@ def test_text_that_begins_as_a_formula_is_prefixed_if_asked(flare, form, delimit
 
 
 @pytest.mark.parametrize("form", ["jsonl", "table", "arrow", "parquet"])
-def test_cells_are_made_safe_in_csv_and_tsv_alone(flare, form):
+def test_csv_safe_is_refused_for_other_forms(flare, form):
     ran = flare("cat", "x", "--to", form, "--csv-safe", cat=cat(SAMPLE))
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == "error: --csv-safe has an effect only on CSV and TSV\nhint: Add --to csv.\n"
 
 
-def test_cells_of_csv_are_what_json_says(flare):
+def test_cells_of_csv_have_the_form_of_json_values(flare):
     ran = flare("cat", "x", "--to", "csv", cat=cat(SAMPLE, SAMPLE))
     header, first, *rest = list(csv.reader(io.StringIO(ran.out)))
     assert header == ["id", "n", "score", "image", "object", "meta", "digits"]
@@ -315,7 +313,7 @@ def read(form, data):
 
 
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
-def test_arrow_and_parquet_hold_the_batches_as_they_are(flare, form):
+def test_arrow_and_parquet_contain_the_batches_unchanged(flare, form):
     ran = flare("cat", "x", "--to", form, cat=cat(SAMPLE, SAMPLE))
     assert (ran.code, ran.err) == (0, "")
     table, wanted = read(form, ran.data), pa.Table.from_batches([SAMPLE, SAMPLE])
@@ -325,7 +323,7 @@ def test_arrow_and_parquet_hold_the_batches_as_they_are(flare, form):
 
 
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
-def test_no_rows_at_all_are_a_stream_too(flare, form):
+def test_an_empty_result_is_a_valid_stream(flare, form):
     assert read(form, flare("cat", "x", "--to", form, cat=cat()).data).num_rows == 0
     assert (
         read(form, flare("cat", "x", "--to", form, cat=cat(SAMPLE.slice(0, 0))).data).column_names
@@ -343,7 +341,7 @@ def test_no_rows_at_all_are_a_stream_too(flare, form):
         ("digits", b"12345678901234567890-0"),
     ],
 )
-def test_raw_is_the_stored_bytes_of_one_column_and_nothing_else(flare, column, wanted):
+def test_raw_prints_only_the_stored_bytes_of_one_column(flare, column, wanted):
     asked = {}
 
     def verb(*args, **options):
@@ -362,7 +360,7 @@ def test_raw_is_the_stored_bytes_of_one_column_and_nothing_else(flare, column, w
         (["--to", "parquet"], "--to parquet"),
     ],
 )
-def test_bytes_are_refused_by_a_terminal_before_anything_is_read(flare, args, what):
+def test_binary_output_to_a_terminal_is_refused_before_reading(flare, args, what):
     ran = flare("cat", "x", *args, terminal=True)
     assert (ran.code, ran.out) == (2, "")
     assert "is not printed to a terminal" in ran.err
@@ -376,7 +374,7 @@ class _Boom:
         return (int, ("no number",))
 
 
-def test_pickles_are_decoded_only_by_the_switch_that_says_so(flare):
+def test_pickles_are_decoded_only_with_allow_pickle(flare):
     data = [pickle.dumps({"a": [1, float("nan")], 2: b"\xff"}), pickle.dumps(_Boom())]
     schema = pa.schema([pa.field("p", pa.large_binary(), metadata={"encoding": "pkl"})])
     sizes = [len(one) for one in data]
@@ -403,7 +401,7 @@ def test_pickles_are_decoded_only_by_the_switch_that_says_so(flare):
 
 
 @pytest.mark.parametrize("width", [20, 80])
-def test_a_table_of_more_columns_than_a_terminal_has_room_for_shows_them_all(flare, width):
+def test_a_table_wider_than_the_terminal_shows_all_columns(flare, width):
     rows = batch(**{f"c{i}": ([10 + i], pa.int64(), "int") for i in range(40)})
     told = flare(
         "cat",
@@ -420,7 +418,7 @@ def test_a_table_of_more_columns_than_a_terminal_has_room_for_shows_them_all(fla
     assert max(map(len, told.splitlines())) <= width
 
 
-def test_a_table_is_ruled_on_a_terminal_only(flare):
+def test_a_table_is_ruled_only_on_a_terminal(flare):
     rows = batch(id=(["a", "b"], TEXT, "str"), n=([1, 2], pa.int64(), "int"))
     assert flare("cat", "x", "--to", "table", cat=cat(rows)).out == "id\tn\na\t1\nb\t2\n"
     lines = flare("cat", "x", "--to", "table", terminal=True, cat=cat(rows)).out.splitlines()
@@ -431,5 +429,5 @@ def test_a_table_is_ruled_on_a_terminal_only(flare):
     ("value", "text"),
     [(float("inf"), "inf"), (float("nan"), "nan"), (1.5, "1.5"), (None, ""), ("a\x1b", "a\\x1b")],
 )
-def test_a_cell_says_what_json_has_no_word_for(value, text):
+def test_a_cell_shows_nan_and_infinity(value, text):
     assert cell(value) == text

@@ -1,4 +1,4 @@
-"""Names from data in a suggested command are words of a shell: pasting a hint runs nothing but flare."""
+"""Names from data in a suggested command are single shell words: a pasted hint runs only flare."""
 
 import json
 import os
@@ -38,7 +38,7 @@ NAMES = [
 
 
 def words(command):
-    """Let a shell take a command apart, with the names of flare and of what it might run replaced by one that prints its arguments."""
+    """Parse a command with a shell, in which `flare` and other programs are replaced by one that prints its arguments."""
     script = "flare() { printf '%s\\0' \"$@\"; }; touch() { printf PWNED; }; " + command
     done = subprocess.run([BASH, "-c", script], capture_output=True, check=True)
     return [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]
@@ -49,13 +49,13 @@ def hints(text):
 
 
 def quoted_commands(text):
-    r"""Take the `flare …` out of a hint; a name may hold backticks of its own."""
+    r"""Return the `flare …` commands of a hint. A name may contain backticks."""
     return re.findall(r"`(flare .*)`", text)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12))
-def test_a_shell_reads_a_quoted_name_as_it_was(name):
+def test_a_shell_restores_a_quoted_name(name):
     quoted = shell_quoted(name)
     assert escape(quoted) == quoted
     assert words(f"flare {quoted}") == [name]
@@ -126,7 +126,7 @@ def test_columns_in_suggested_options_are_one_word(name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_that_was_meant_is_one_word(name, tmp_path, monkeypatch, capsys):
+def test_a_suggested_name_is_one_word(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / f"dataset {name}").write_text("x")
     assert main(["inspect", f"dataset {name}s"]) == 3
@@ -135,7 +135,7 @@ def test_a_name_that_was_meant_is_one_word(name, tmp_path, monkeypatch, capsys):
     assert words(f"flare {guess}") == [f"dataset {name}"]
 
 
-def test_the_hint_of_a_value_that_does_not_fit_quotes_the_column(tmp_path, monkeypatch, capsys):
+def test_the_hint_about_an_invalid_value_quotes_the_column(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 4096)
     rows = "".join(f"{i},1\n" for i in range(3000))
     (tmp_path / "t.csv").write_text(f"a; touch b,c\n{rows}x,1\n")
@@ -145,7 +145,7 @@ def test_the_hint_of_a_value_that_does_not_fit_quotes_the_column(tmp_path, monke
     assert words(f"flare {option}") == ["--encode", "a; touch b=str"]
 
 
-def test_findings_of_a_playlist_name_the_command_that_writes_it_again(tmp_path):
+def test_findings_of_a_playlist_suggest_the_command_that_rewrites_it(tmp_path):
     out = tmp_path / "a; touch PWNED #"
     with Writer(str(out), columns={"id": "int"}) as writer:
         writer.write({"id": 1})

@@ -3,7 +3,7 @@
 from flarecli.commands import stats_table
 
 
-def test_each_column_tells_what_holds_for_it():
+def test_the_table_has_the_statistics_of_each_column():
     names, rows = stats_table(
         {
             "id": {"rows": 12_000, "nulls": 3, "min": 0, "max": 10**60, "distinct_over": 10_000},
@@ -48,6 +48,6 @@ def test_each_column_tells_what_holds_for_it():
     ]
 
 
-def test_what_holds_for_no_column_takes_no_room():
+def test_empty_columns_of_the_table_are_omitted():
     assert stats_table({"id": {"rows": 0, "nulls": 0}}) == (["rows", "nulls"], [["0", "0"]])
     assert stats_table({}) == ([], [])

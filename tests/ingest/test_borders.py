@@ -1,4 +1,4 @@
-"""Values, files and names at the border of what is read as what."""
+"""Values, files and names at the limits of what is accepted."""
 
 import json
 import os
@@ -45,25 +45,27 @@ def refusal(path, act) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("value", ["9007199254740993", "-9007199254740993", "+00.5", "-01.5"])
-def test_numbers_among_floats_that_a_float_would_change_are_text(tmp_path, value):
+def test_numbers_that_a_float_would_change_stay_text(tmp_path, value):
     assert rows_of(made(tmp_path, {"x.csv": f"v\n1.5\n{value}\n"})) == [{"v": "1.5"}, {"v": value}]
 
 
-def test_blanks_in_a_header_are_of_its_names_and_lines_before_it_are_not(tmp_path):
+def test_blanks_in_a_header_belong_to_names_and_blank_lines_before_it_are_ignored(tmp_path):
     assert rows_of(made(tmp_path, {"x.csv": "\n" * 100 + " a ,b\t\n1,2\n"})) == [
         {" a ": 1, "b\t": 2}
     ]
 
 
-def test_only_the_first_sign_of_a_file_is_a_byte_order_mark(tmp_path, monkeypatch):
-    monkeypatch.setattr(decompress, "BLOCK_BYTES", 11)  # the second begins with the sign
+def test_a_byte_order_mark_is_removed_only_at_the_start_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        decompress, "BLOCK_BYTES", 11
+    )  # the second value starts with a byte order mark
     assert rows_of(made(tmp_path, {"x.csv": "\ufeffa\nxxxxx\n\ufeffy\n"})) == [
         {"a": "xxxxx"},
         {"a": "\ufeffy"},
     ]
 
 
-def test_empty_text_stays_text_beside_a_file_of_large_text(tmp_path):
+def test_empty_text_stays_text_if_another_file_has_large_text(tmp_path):
     names = made(
         tmp_path,
         {
@@ -78,7 +80,7 @@ def test_empty_text_stays_text_beside_a_file_of_large_text(tmp_path):
     ("name", "hint"),
     [("x.csv", "Look for an unclosed quote."), ("x.jsonl", "Write one row per line.")],
 )
-def test_a_record_a_little_too_long_is_refused(tmp_path, monkeypatch, name, hint):
+def test_a_record_slightly_above_the_limit_is_refused(tmp_path, monkeypatch, name, hint):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 100)
     monkeypatch.setattr(text_records, "MAX_RECORD_BYTES", 5000)
     names = made(tmp_path, {name: "x" * 6000})
@@ -88,7 +90,7 @@ def test_a_record_a_little_too_long_is_refused(tmp_path, monkeypatch, name, hint
     )
 
 
-def test_a_long_value_is_told_by_its_beginning(tmp_path, monkeypatch):
+def test_an_error_shows_the_start_of_a_long_value(tmp_path, monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 8)
     names = made(tmp_path, {"x.csv": f"a,b\n1,2\n3,4\n{'x' * 41},5\n"})
     assert (
@@ -112,7 +114,7 @@ def of_json(data: str) -> Json:
         '{"a": [{"b": [1.5, -9007199254740993]}]}',
     ],
 )
-def test_an_integer_that_a_float_would_change_is_told_when_the_file_is_opened(data):
+def test_an_integer_that_a_float_would_change_is_reported_when_the_file_is_opened(data):
     with pytest.raises(FormatError) as caught:
         of_json(data)
     assert (
@@ -130,14 +132,14 @@ def test_an_integer_that_a_float_would_change_is_told_when_the_file_is_opened(da
         "2020-01-01T00:00:00.123456789Z",
     ],
 )
-def test_text_that_looks_like_a_time_stays_text_wherever_it_is(value):
+def test_text_that_looks_like_a_time_stays_text(value):
     row = {"a": value, "b": [value], "c": {"d": value}, "e": [{"f": [value]}]}
     assert [
         one for batch in of_json(json.dumps(row)).batches(None) for one in batch.to_pylist()
     ] == [row]
 
 
-def test_what_stands_behind_an_array_is_told_however_far_it_is(monkeypatch):
+def test_bytes_far_after_the_end_of_an_array_are_reported(monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 12)
     for behind in ("\\", " " * 50 + "x", "\n" * 30 + "]"):
         with pytest.raises(FormatError) as caught:
@@ -148,7 +150,7 @@ def test_what_stands_behind_an_array_is_told_however_far_it_is(monkeypatch):
 # -- Arrow and compressed text
 
 
-def test_text_that_is_not_utf8_in_arrow_is_told_with_its_batch(tmp_path):
+def test_invalid_utf8_in_arrow_is_reported_with_its_batch(tmp_path):
     bad = pa.record_batch({"t": pa.array([b"caf\xe9"]).view(pa.string())})
     with pa.ipc.new_file(str(tmp_path / "x.arrow"), bad.schema) as out:
         out.write_batch(pa.record_batch({"t": ["a"] * 20_000}))
@@ -162,7 +164,7 @@ def test_text_that_is_not_utf8_in_arrow_is_told_with_its_batch(tmp_path):
     assert taken in ([], [8192, 8192, 3616])
 
 
-def test_small_files_may_grow_more_than_a_thousandfold(tmp_path):
+def test_small_files_may_expand_more_than_a_thousandfold(tmp_path):
     cell = "x" * (3 << 20)
     for suffix in (".zst", ".zstd"):
         packed = zstandard.compress(f"a\n{cell}\n".encode())
@@ -173,13 +175,13 @@ def test_small_files_may_grow_more_than_a_thousandfold(tmp_path):
 # -- lists, names, several files
 
 
-def test_a_list_may_be_written_in_many_ways(tmp_path):
+def test_lists_may_have_comments_blank_lines_and_relative_addresses(tmp_path):
     (name,) = made(tmp_path, {"L.TXT": "#a.csv\n\t#\n././/a.csv \n.//{A,a}.csv\n\n"})
     made(tmp_path, {"a.csv": "n\n1\n", "A.csv": "n\n2\n"})
     assert [row["n"] for row in rows_of(name)] == [1, 2, 1]
 
 
-def test_a_list_of_too_many_files_is_refused(tmp_path, monkeypatch):
+def test_a_list_with_too_many_files_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "MAX_FILES", 3)
     names = made(
         tmp_path, {"l.txt": "m.txt\nm.txt\n", "m.txt": "a.csv\na.csv\n", "a.csv": "n\n1\n"}
@@ -189,7 +191,7 @@ def test_a_list_of_too_many_files_is_refused(tmp_path, monkeypatch):
     assert len(rows_of(names[0])) == 4
 
 
-def test_names_of_datasets_and_of_folders_are_no_indexes(tmp_path):
+def test_names_of_datasets_and_folders_are_not_indexes(tmp_path):
     (tmp_path / "x.csv").mkdir()
     answers = {
         "x.csv": False,
@@ -201,7 +203,7 @@ def test_names_of_datasets_and_of_folders_are_no_indexes(tmp_path):
     assert {name: is_index(str(tmp_path / name)) for name in answers} == answers
 
 
-def test_kinds_are_told_by_names_in_capitals_too(tmp_path):
+def test_suffixes_in_capitals_select_the_same_reader(tmp_path):
     assert rows_of(
         made(
             tmp_path, {"A.CSV": "n\n1\n", "B.JSONL": '{"n": 2}', "C.PARQUET": pa.table({"n": [3]})}
@@ -209,7 +211,7 @@ def test_kinds_are_told_by_names_in_capitals_too(tmp_path):
     ) == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
-def test_a_row_far_into_a_file_is_named_by_its_place_and_the_file_that_gave_the_type(tmp_path):
+def test_a_value_that_does_not_fit_is_reported_with_its_row_and_the_common_type(tmp_path):
     many = pa.table({"n": [0] * 9000 + [2**53 + 1]})
     names = made(
         tmp_path,
@@ -229,7 +231,7 @@ def test_a_row_far_into_a_file_is_named_by_its_place_and_the_file_that_gave_the_
     )
 
 
-def test_rows_behind_the_last_are_none(tmp_path):
+def test_a_range_after_the_last_row_is_empty(tmp_path):
     (name,) = made(tmp_path, {"a.parquet": pa.table({"n": [1, 2]})})
     assert list(open_index(name).batches(start=2)) == []
 
@@ -262,14 +264,14 @@ INT, TEXT = pa.int64(), pa.string()
         (TEXT, pa.binary(), None),
     ],
 )
-def test_types_meet_as_the_table_says_whichever_comes_first(one, two, both):
+def test_common_types_do_not_depend_on_the_order_of_files(one, two, both):
     assert (common_type(one, two), common_type(two, one)) == (both, both)
 
 
 # -- folders
 
 
-def test_files_that_fit_no_column_are_rows_without_files(tmp_path):
+def test_files_that_fit_no_column_are_rows_with_nulls(tmp_path):
     made(
         tmp_path,
         {f"{n}.jpg": "x" for n in range(6)}
@@ -291,14 +293,14 @@ def test_files_that_fit_no_column_are_rows_without_files(tmp_path):
     )
 
 
-def test_the_picture_counts_where_half_of_the_keys_have_one(tmp_path):
+def test_an_image_extension_is_the_main_one_if_half_of_the_keys_have_it(tmp_path):
     made(tmp_path, {"a.jpg": "x", "a.txt": "x", "b.txt": "x"})
     assert open_folder(str(tmp_path)).schema.names == ["key", "jpg", "txt"]
     made(tmp_path, {"c.txt": "x"})
     assert open_folder(str(tmp_path)).schema.names == ["key", "txt"]
 
 
-def test_too_many_kinds_are_refused(tmp_path, monkeypatch):
+def test_too_many_combinations_of_extensions_are_refused(tmp_path, monkeypatch):
     made(tmp_path, {"a.x": "x", "b.y": "x", "c.x": "x", "c.y": "x"})
     monkeypatch.setattr(folder, "MAX_COLUMNS", 1)
     assert refusal(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (

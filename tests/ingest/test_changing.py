@@ -1,4 +1,4 @@
-"""Sources that are taken away, replaced or written to while they are read: one pass sees one file, or says what happened."""
+"""Sources that are deleted, replaced or written to while they are read: a pass reads one version or fails."""
 
 import errno
 import json
@@ -46,7 +46,7 @@ def write(path, of: pa.Table) -> None:
 
 @pytest.mark.parametrize("replaced", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_that_loses_its_name_while_it_is_read_is_read_to_its_end(
+def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end(
     tmp_path, monkeypatch, name, replaced
 ):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 5000)
@@ -65,7 +65,7 @@ def test_a_file_that_loses_its_name_while_it_is_read_is_read_to_its_end(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_that_is_gone_before_its_rows_are_asked_for_is_missing(tmp_path, name):
+def test_a_file_that_is_deleted_before_its_rows_are_read_is_missing(tmp_path, name):
     write(tmp_path / name, table("old"))
     found = open_index(str(tmp_path / name))
     (tmp_path / name).unlink()
@@ -74,7 +74,7 @@ def test_a_file_that_is_gone_before_its_rows_are_asked_for_is_missing(tmp_path, 
     assert str(caught.value) == f"{tmp_path / name}: no such file or folder"
 
 
-def test_a_table_whose_header_is_another_when_its_rows_are_read_is_refused(tmp_path):
+def test_a_table_whose_header_changed_after_opening_is_refused(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("url,name\nhttp://h/a,b\n")
     found = open_index(str(path))
@@ -91,7 +91,7 @@ def test_a_table_whose_header_is_another_when_its_rows_are_read_is_refused(tmp_p
     ]
 
 
-def test_a_file_of_a_folder_that_is_gone_is_a_flaw_of_its_row(tmp_path):
+def test_a_deleted_file_of_a_folder_is_a_flaw_of_its_row(tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.jpg").write_text(f"{number}")
     found = open_folder(str(tmp_path))
@@ -107,7 +107,7 @@ def test_a_file_of_a_folder_that_is_gone_is_a_flaw_of_its_row(tmp_path):
 # -- standard input
 
 
-def test_a_pipe_that_does_not_wait_is_waited_for(monkeypatch):
+def test_a_non_blocking_pipe_is_read_to_its_end(monkeypatch):
     out, into = os.pipe()
     os.set_blocking(out, False)
     waited, wait = [], select.select
@@ -127,13 +127,13 @@ def test_a_pipe_that_does_not_wait_is_waited_for(monkeypatch):
 
 
 class Broken:
-    """A stream that breaks."""
+    """A stream whose read fails."""
 
     def read(self, size):
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_whether_the_stream_broke_or_the_disk_is_full_is_told():
+def test_a_broken_stream_and_a_full_disk_have_different_errors():
     with pytest.raises(ReachError) as caught:
         list(Spool(Broken()).blocks())
     assert str(caught.value) == "-: cannot read: input/output error"
@@ -149,7 +149,7 @@ def test_whether_the_stream_broke_or_the_disk_is_full_is_told():
     )
 
 
-def test_standard_input_that_is_closed_cannot_be_read(monkeypatch):
+def test_a_closed_standard_input_is_an_error(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(ReachError) as caught:
         standard_input()
@@ -159,7 +159,7 @@ def test_standard_input_that_is_closed_cannot_be_read(monkeypatch):
 @pytest.mark.parametrize(
     "other", [{"name": ["b"], "url": [1]}, {"name": ["b"]}], ids=["another type", "one less"]
 )
-def test_parquet_with_other_columns_when_its_rows_are_read_is_refused(tmp_path, other):
+def test_parquet_whose_columns_changed_after_opening_is_refused(tmp_path, other):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"name": ["a"], "url": ["u"]}), path)
     found = open_index(str(path))
@@ -174,10 +174,8 @@ def test_parquet_with_other_columns_when_its_rows_are_read_is_refused(tmp_path, 
 
 @pytest.mark.parametrize("after", ["unlinked", "replaced"])
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.arrows"])
-def test_damage_in_a_file_that_has_lost_its_name_is_told_as_what_it_is(
-    tmp_path, monkeypatch, name, after
-):
-    """What is held open is judged by itself: not by what has its name by now, and not by that nothing has."""
+def test_damage_in_a_deleted_file_is_reported_as_damage(tmp_path, monkeypatch, name, after):
+    """An open file is checked by its own bytes, even if its name is gone or belongs to another file."""
     monkeypatch.setattr("flarecli.ingest.parquet._ROWS", 500)
     path = tmp_path / name
     if name == "x.parquet":
@@ -197,7 +195,7 @@ def test_damage_in_a_file_that_has_lost_its_name_is_told_as_what_it_is(
         data = bytearray(path.read_bytes())
         last = data.rindex(
             b"\xff\xff\xff\xff", 0, data.rindex(b"old 2600")
-        )  # of its batch, where a message begins
+        )  # row of the batch whose message is damaged
         data[last + 8 : last + 40] = b"\xff" * 32
         reason = "not valid Arrow IPC: Invalid flatbuffers message."
     path.write_bytes(data)

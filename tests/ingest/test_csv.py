@@ -1,4 +1,4 @@
-"""CSV and TSV against the csv module of the standard library and against pandas' rules; then what no table may hold."""
+"""CSV and TSV, compared with the csv module and the rules of pandas; then invalid tables."""
 
 import csv
 import io
@@ -36,7 +36,7 @@ def refusal(tmp_path, data: bytes | str, name: str = "x.csv") -> tuple[str, str]
     return str(caught.value).removeprefix(f"{tmp_path}/"), caught.value.hint
 
 
-def test_columns_of_numbers_are_numbers_and_the_rest_is_text(tmp_path):
+def test_columns_of_numbers_are_numbers_and_other_columns_are_text(tmp_path):
     found = index(
         tmp_path, "id,url,score,ok,when\n1,http://h/a,0.5,true,2024-01-01\n-2,,1e3,False,\n,x,,,y\n"
     )
@@ -77,19 +77,19 @@ def test_columns_of_numbers_are_numbers_and_the_rest_is_text(tmp_path):
         (["٣"], "string"),
     ],
 )
-def test_a_number_is_what_gives_its_text_back(tmp_path, values, kind):
+def test_a_value_is_a_number_only_if_its_text_is_restored(tmp_path, values, kind):
     found = index(tmp_path, "v,x\n" + "".join(f"{value},x\n" for value in values))
     assert str(found.schema.field("v").type) == kind
     if kind == "string":
         assert [row["v"] for row in rows_of(found)] == values
 
 
-def test_columns_named_as_text_are_text(tmp_path):
+def test_columns_requested_as_text_are_text(tmp_path):
     found = index(tmp_path, "id,n\n1,2\n", text=("id", "elsewhere"))
     assert rows_of(found) == [{"id": "1", "n": 2}]
 
 
-def test_only_the_columns_asked_for_are_given_in_the_order_asked(tmp_path):
+def test_only_requested_columns_are_returned_in_the_requested_order(tmp_path):
     found = index(tmp_path, "a,b,c\n1,2,3\n")
     (batch,) = found.batches(["c", "a"])
     assert (batch.schema.names, batch.to_pylist()) == (["c", "a"], [{"c": 3, "a": 1}])
@@ -101,7 +101,7 @@ def test_tabs_separate_in_tsv_and_commas_do_not(tmp_path):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_any_line_end_and_a_byte_order_mark_are_read(tmp_path, end, mark):
+def test_all_line_ends_and_a_byte_order_mark_are_accepted(tmp_path, end, mark):
     assert rows_of(index(tmp_path, f'{mark}"a",b{end}1,"x{end}y"{end}{end}2,z')) == [
         {"a": 1, "b": f"x{end}y"},
         {"a": 2, "b": "z"},
@@ -115,7 +115,7 @@ def test_any_line_end_and_a_byte_order_mark_are_read(tmp_path, end, mark):
     st.sampled_from([",", "\t"]),
     st.sampled_from([("\r\n", csv.QUOTE_MINIMAL), ("\r\n", csv.QUOTE_ALL), ("\n", csv.QUOTE_ALL)]),
 )
-def test_what_the_csv_module_writes_is_read_as_it_reads_it(
+def test_rows_that_the_csv_module_writes_are_read_as_the_csv_module_reads_them(
     tmp_path_factory, data, columns, delimiter, style
 ):
     rows = data.draw(
@@ -137,8 +137,8 @@ def test_what_the_csv_module_writes_is_read_as_it_reads_it(
 
 @settings(max_examples=400, deadline=None)
 @given(st.text(st.sampled_from('a",\n\r '), max_size=30), st.integers(1, 9))
-def test_pieces_are_whole_and_quotes_refused_exactly_where_the_grammar_ends(content, block):
-    """The grammar is RFC 4180's, as a machine of four states that looks at one character after another."""
+def test_pieces_are_whole_records_and_misplaced_quotes_are_refused(content, block):
+    """The expected result is from a state machine for RFC 4180 that reads one character at a time."""
     state, line, stray, opened, ends = "start", 1, None, 0, {0}
     for i, c in enumerate(content):
         line += i > 0 and (content[i - 1] == "\n" or (content[i - 1] == "\r" and c != "\n"))
@@ -173,7 +173,7 @@ def test_pieces_are_whole_and_quotes_refused_exactly_where_the_grammar_ends(cont
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(FIELD, st.booleans()), min_size=1, max_size=8))
-def test_a_record_is_found_in_the_line_it_starts_in(fields):
+def test_errors_name_the_line_where_a_record_starts(fields):
     content, starts, lines = "", [], 0
     for field, blank in fields:
         if blank:
@@ -211,11 +211,11 @@ def test_a_record_is_found_in_the_line_it_starts_in(fields):
         (b'a,b\n1,2\n1,"x\n2,y\n', "line 3: unclosed quote", QUOTES),
     ],
 )
-def test_what_is_no_table_is_named_with_its_line(tmp_path, data, message, hint):
+def test_an_invalid_table_is_reported_with_its_line(tmp_path, data, message, hint):
     assert refusal(tmp_path, data) == (f"x.csv: {message}", hint)
 
 
-def test_places_are_right_behind_the_first_block(tmp_path, monkeypatch):
+def test_rows_and_lines_in_errors_are_right_after_the_first_block(tmp_path, monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 4096)
     monkeypatch.setattr(text_records, "MAX_RECORD_BYTES", 5000)
     rows = b"".join(b"%d,%d.5,text\n" % (n, n) for n in range(10_000))
@@ -261,7 +261,7 @@ def test_a_record_larger_than_a_block_is_read(tmp_path, monkeypatch):
     )
 
 
-def test_a_piece_is_read_when_its_rows_are_wanted(tmp_path, monkeypatch):
+def test_a_piece_is_read_only_when_its_rows_are_requested(tmp_path, monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 10_000)
     found = index(tmp_path, "n\n" + "".join(f"{n}\n" for n in range(100_000)))
     batches = found.batches()
@@ -272,7 +272,7 @@ def test_a_piece_is_read_when_its_rows_are_wanted(tmp_path, monkeypatch):
     assert str(caught.value) == f"{tmp_path}/x.csv: ends at byte 2; expected at least 20000 bytes"
 
 
-def test_all_blocks_are_read_and_no_batch_is_long(tmp_path, monkeypatch):
+def test_all_blocks_are_read_in_batches_of_bounded_length(tmp_path, monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 1 << 17)
     data = "id,text\n" + "".join(f'{n},"a\n{n}"\n' for n in range(30_000))
     batches = list(index(tmp_path, data).batches())
@@ -283,7 +283,7 @@ def test_all_blocks_are_read_and_no_batch_is_long(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.tsv"])
-def test_cells_of_200_kilobytes_are_read_whole(tmp_path, name):
+def test_cells_of_200_kilobytes_are_read_completely(tmp_path, name):
     cells = ["x" * 200_000, "é" * 100_000, 'say ""twice""\n' * 15_000, "last"]
     separator = "," if name == "x.csv" else "\t"
     data = f"id{separator}text\n" + "".join(
@@ -294,14 +294,14 @@ def test_cells_of_200_kilobytes_are_read_whole(tmp_path, name):
     ]
 
 
-def test_a_header_of_more_than_a_megabyte_names_its_columns(tmp_path):
+def test_a_header_of_more_than_a_megabyte_is_read(tmp_path):
     names = [f"{n:04000}" for n in range(300)]
     (row,) = rows_of(index(tmp_path, ",".join(names) + "\n" + ",".join("1" for _ in names) + "\n"))
     assert row == dict.fromkeys(names, 1)
 
 
-def test_line_ends_that_are_all_inside_quotes_are_passed_over_at_once():
-    """A million of them in one record: to look for the one before, again and again, would take minutes."""
+def test_a_block_whose_line_ends_are_all_quoted_is_processed_quickly():
+    """One record has a million line ends; searching backwards for each of them would take minutes."""
     data = b"a\n" + b'"\n",' * 1_000_000
     quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"'))
     assert text_records._end_of_records(data, quotes) == 2

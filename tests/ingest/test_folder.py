@@ -1,4 +1,4 @@
-"""Folders: which files are one row, which are no data, and that no data file is lost or used twice."""
+"""Folders: the files of a row, skipped files, and that each data file is used exactly once."""
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,7 @@ def rows_of(found: Folder) -> list[dict]:
 
 
 def keys(names) -> dict[str, set[str]]:
-    """Key -> the columns that it has a file for."""
+    """Return key -> columns for which the key has a file."""
     return {
         row["key"]: {name for name, value in row.items() if value is not None} - {"key"}
         for row in rows_of(opened(names))
@@ -54,7 +54,7 @@ def keys(names) -> dict[str, set[str]]:
             ["1.seg.png", "2.png", "2.seg.png"],
             {"1.seg": {"png"}, "2": {"png"}, "2.seg": {"png"}},
         ),
-        (  # a part that begins with a digit is part of the key
+        (  # a part that starts with a digit belongs to the key
             ["1.jpg", "1.2x.jpg", "2.jpg", "2.2x.jpg"],
             {"1": {"jpg"}, "1.2x": {"jpg"}, "2": {"jpg"}, "2.2x": {"jpg"}},
         ),
@@ -68,7 +68,7 @@ def keys(names) -> dict[str, set[str]]:
         ),
     ],
 )
-def test_names_are_split_at_the_last_dot_or_before_an_extension_of_two_parts(names, wanted):
+def test_names_are_split_at_the_last_dot_or_before_a_compound_extension(names, wanted):
     assert keys(names) == wanted
 
 
@@ -79,7 +79,7 @@ NAME = st.tuples(
 
 
 def model(names: set[str]) -> dict[str, str]:
-    """Name -> key, by the rule as it is documented, looking at all names for each question."""
+    """Return name -> key by the documented rule, computed from all names."""
 
     def splits(name):
         path, slash, last = name.rpartition("/")
@@ -110,7 +110,7 @@ def model(names: set[str]) -> dict[str, str]:
 
 @settings(max_examples=300, deadline=None)
 @given(st.sets(NAME, min_size=1, max_size=14))
-def test_every_file_is_in_one_row_of_its_key(names):
+def test_every_file_is_in_exactly_one_row(names):
     wanted = model(names)
     if all(key == name for name, key in wanted.items()):
         with pytest.raises(FormatError, match="^no data files with extensions$"):
@@ -130,7 +130,7 @@ def test_every_file_is_in_one_row_of_its_key(names):
     assert all(wanted[name] == key for name, key in used)
 
 
-def test_files_that_are_no_data_are_counted_and_named():
+def test_skipped_files_are_counted_and_named():
     found = opened(
         [
             "a.jpg", "b.jpg", ".DS_Store", ".git/x.jpg", "Thumbs.db", "x/Desktop.ini",
@@ -155,7 +155,7 @@ def test_a_readme_is_data_among_texts():
     ]
 
 
-def test_a_rare_extension_makes_no_column():
+def test_a_rare_extension_is_not_a_column():
     names = [f"{n}.{kind}" for n in range(9) for kind in ("jpg", "txt")]
     found = opened([*names, "3.npy"])
     assert found.extensions == ["jpg", "txt"]
@@ -164,7 +164,7 @@ def test_a_rare_extension_makes_no_column():
     ]
 
 
-def test_a_wildcard_leaves_out_what_is_no_data():
+def test_a_wildcard_skips_files_that_are_not_data():
     matched = ["in/.a.jpg", "in/README.md", "in/Thumbs.db", "in/a.jpg", "in/b.jpg"]
     assert data_among(matched) == (
         ["in/.a.jpg", "in/a.jpg", "in/b.jpg"],
@@ -176,7 +176,7 @@ def test_a_wildcard_leaves_out_what_is_no_data():
     assert data_among(["README.md", "a.md"]) == (["README.md", "a.md"], [])
 
 
-def test_many_last_names_are_no_extensions(monkeypatch):
+def test_last_names_in_file_names_are_not_extensions(monkeypatch):
     monkeypatch.setattr(folder, "MAX_COMPOUNDS", 5)
     assert keys([f"First.L{n:02}.jpg" for n in range(40)]) == {
         f"First.L{n:02}": {"jpg"} for n in range(40)

@@ -1,4 +1,4 @@
-"""Several files as one index; what an index says of itself; what it refuses."""
+"""Several files as one index, its properties, and the errors of opening it."""
 
 import pickle
 import random
@@ -19,7 +19,7 @@ def rows_of(found, columns=None) -> list[dict]:
     return [row for batch in found.batches(columns) for row in batch.to_pylist()]
 
 
-def test_files_of_one_kind_follow_each_other(tmp_path):
+def test_files_of_one_kind_are_concatenated(tmp_path):
     for part in range(3):
         pq.write_table(
             pa.table({"n": [part * 2, part * 2 + 1], "t": ["a", "b"]}), tmp_path / f"{part}.parquet"
@@ -29,7 +29,7 @@ def test_files_of_one_kind_follow_each_other(tmp_path):
     assert [row["n"] for row in rows_of(found, ["n"])] == [4, 5, 0, 1, 2, 3]
 
 
-def test_what_pandas_writes_is_read_as_it_was(tmp_path):
+def test_files_written_by_pandas_are_read_unchanged(tmp_path):
     """The texts are what pandas 2 and 3 write for a frame with a null, by `to_csv()` and `to_csv(sep="\\t", index=False)`."""
     rows = [
         {"id": 3, "url": "http://h/a,b", "score": 0.1},
@@ -49,7 +49,7 @@ def test_what_pandas_writes_is_read_as_it_was(tmp_path):
     assert rows_of(open_index(str(tmp_path / "x.tsv"))) == rows
 
 
-def test_the_sum_is_over_the_bytes_of_all_files(tmp_path):
+def test_the_checksum_covers_the_bytes_of_all_files(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"a\n1\n")
     (tmp_path / "b.csv").write_bytes(b"a\n2\n")
     assert open_index(
@@ -57,7 +57,7 @@ def test_the_sum_is_over_the_bytes_of_all_files(tmp_path):
     ).sum() == xxhash.xxh3_128_hexdigest(b"a\n1\na\n2\n")
 
 
-def test_an_index_pickles(tmp_path):
+def test_an_index_can_be_pickled(tmp_path):
     pq.write_table(pa.table({"n": [1]}), tmp_path / "x.parquet")
     (tmp_path / "x.csv").write_text("n\n1\n")
     for name in ("x.parquet", "x.csv"):
@@ -76,11 +76,11 @@ def test_an_index_pickles(tmp_path):
         ("x.parquet/", False),
     ],
 )
-def test_a_name_says_whether_it_is_an_index(address, answer):
+def test_the_name_of_a_file_determines_whether_it_is_an_index(address, answer):
     assert is_index(address) is answer
 
 
-def test_nothing_there_is_missing(tmp_path):
+def test_an_address_that_does_not_exist_is_missing(tmp_path):
     for name in ("x.parquet", "x.csv", "no/x.tsv"):
         with pytest.raises(MissingError) as caught:
             open_index(str(tmp_path / name))
@@ -125,7 +125,7 @@ def test_nothing_there_is_missing(tmp_path):
         ),
     ],
 )
-def test_what_makes_no_index_is_said_in_one_line(tmp_path, files, message, hint):
+def test_an_invalid_index_is_reported_in_one_line(tmp_path, files, message, hint):
     for name, content in files.items():
         if isinstance(content, pa.Table):
             pq.write_table(content, tmp_path / name)
@@ -136,7 +136,7 @@ def test_what_makes_no_index_is_said_in_one_line(tmp_path, files, message, hint)
     assert (str(caught.value).replace(f"{tmp_path}/", ""), caught.value.hint) == (message, hint)
 
 
-def test_a_column_that_is_not_there_is_refused(tmp_path):
+def test_an_unknown_column_is_refused(tmp_path):
     (tmp_path / "x.csv").write_text("id,url\n1,2\n")
     with pytest.raises(UsageError) as caught:
         list(open_index(str(tmp_path / "x.csv")).batches(["id", "urls"]))
@@ -146,7 +146,7 @@ def test_a_column_that_is_not_there_is_refused(tmp_path):
     )
 
 
-def test_other_kinds_and_no_kind_are_refused(tmp_path):
+def test_unknown_and_missing_suffixes_are_refused(tmp_path):
     (tmp_path / "x.xml").write_text("<x/>")
     with pytest.raises(UsageError) as caught:
         open_index(str(tmp_path / "x.xml"))
@@ -158,7 +158,7 @@ def test_other_kinds_and_no_kind_are_refused(tmp_path):
         open_index([])
 
 
-def test_a_fifo_is_refused_at_once(tmp_path):
+def test_a_fifo_is_refused_without_waiting(tmp_path):
     import os
 
     os.mkfifo(tmp_path / "x.csv")
@@ -172,7 +172,7 @@ def ranges_of(web) -> list[tuple[int, int]]:
     return [(int(match[1]), int(match[2]) + 1) for match in found]
 
 
-def test_a_remote_parquet_file_is_read_by_ranges_the_footer_first(web):
+def test_a_remote_parquet_file_is_read_by_range_requests_starting_with_the_footer(web):
     table = pa.table(
         {"id": range(30_000), "heavy": [random.Random(n).randbytes(200) for n in range(30_000)]}
     )
@@ -191,7 +191,7 @@ def test_a_remote_parquet_file_is_read_by_ranges_the_footer_first(web):
     assert pa.Table.from_batches(found.batches()).equals(table)
 
 
-def test_a_remote_csv_is_read_piece_by_piece(web, monkeypatch):
+def test_a_remote_csv_is_read_in_pieces(web, monkeypatch):
     monkeypatch.setattr("flarecli.ingest.decompress.BLOCK_BYTES", 10_000)
     rows = [{"id": n, "text": f"é,\n{n}"} for n in range(5000)]
     data = "id,text\n" + "".join(f'{row["id"]},"{row["text"]}"\n' for row in rows)
@@ -201,7 +201,7 @@ def test_a_remote_csv_is_read_piece_by_piece(web, monkeypatch):
     assert rows_of(found) == rows
 
 
-def test_what_a_server_answers_instead_of_an_index_is_no_index(web):
+def test_an_error_page_of_a_server_is_not_an_index(web):
     with pytest.raises(MissingError) as caught:
         open_index(web.url("/no.parquet?token=secret"))
     assert "secret" not in str(caught.value)
@@ -214,7 +214,7 @@ def test_what_a_server_answers_instead_of_an_index_is_no_index(web):
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    """Counted by Arrow itself; 60 MB of text in one row group, as parquet and as CSV."""
+    """Arrow reports the memory; 60 MB of text are in one row group, as parquet and as CSV."""
     table = pa.table({"id": range(60_000), "text": [f"{n:01000}" for n in range(60_000)]})
     pq.write_table(
         table,

@@ -1,4 +1,4 @@
-"""Index files far away: read ahead, given in order, with errors at their place; who leaves early has read little."""
+"""Remote index files: read ahead, returned in order, with errors in order; early ends read little."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ def numbers(turns):
     return [[one.column(0)[0].as_py() for _, one in found] for found in turns]
 
 
-def test_files_come_in_order_whichever_is_read_first():
+def test_files_are_returned_in_order_whichever_is_read_first():
     def slow(number):
         for i in range(5):
             time.sleep(0.002 * (7 - number))
@@ -32,10 +32,10 @@ def test_files_come_in_order_whichever_is_read_first():
     assert numbers(read_ahead([])) == []
 
 
-def test_the_next_files_are_read_while_one_is_worked_on():
+def test_the_next_files_are_read_while_one_is_processed():
     together = threading.Barrier(
         READ_AHEAD_FILES
-    )  # all wait for all: one behind the other would never pass
+    )  # all reads wait for each other, so sequential reads would never end
 
     def waits(number):
         if number < READ_AHEAD_FILES:
@@ -48,7 +48,7 @@ def test_the_next_files_are_read_while_one_is_worked_on():
     ]
 
 
-def test_an_error_comes_behind_the_rows_before_it():
+def test_an_error_is_raised_after_the_rows_before_it():
     def breaks(number):
         yield batch(number)
         if number == 1:
@@ -65,7 +65,7 @@ def test_an_error_comes_behind_the_rows_before_it():
     assert next(second)[1].column(0)[0].as_py() == 1
 
 
-def test_who_takes_one_batch_and_leaves_has_read_one(monkeypatch):
+def test_a_reader_of_one_batch_causes_no_further_reads(monkeypatch):
     read = []
 
     def endless(number):
@@ -92,7 +92,7 @@ def test_who_takes_one_batch_and_leaves_has_read_one(monkeypatch):
     assert len(read) <= count + READ_AHEAD_FILES
 
 
-def test_an_index_far_away_gives_the_rows_that_it_gives_here(tmp_path, monkeypatch):
+def test_a_remote_index_has_the_same_rows_as_a_local_one(tmp_path, monkeypatch):
     names = []
     for number in range(6):
         table = pa.table(
@@ -105,7 +105,7 @@ def test_an_index_far_away_gives_the_rows_that_it_gives_here(tmp_path, monkeypat
     monkeypatch.setattr("flarecli.ingest.index._is_remote", lambda part: True)
     assert pa.Table.from_batches(index.batches(row="place")) == here
     some = pa.Table.from_batches(index.batches(["id"], "id >= 2850 AND id < 4010", "place"))
-    assert some.num_rows == 1100  # of 12 groups out of 54
+    assert some.num_rows == 1100  # pages of 12 of 54 row groups
     for id, place in zip(
         some.column("id").to_pylist(), some.column("place").to_pylist(), strict=True
     ):

@@ -1,4 +1,4 @@
-"""JSON lines and arrays against Python's own json; what no table may hold, and where it stands."""
+"""JSON lines and arrays, compared with Python's json module; then invalid tables and the rows in their errors."""
 
 import json
 
@@ -56,10 +56,10 @@ VALUES = {
     st.booleans(),
     st.integers(20, 300),
 )
-def test_rows_are_those_that_python_reads(rows, indent, ascii_only, block):
+def test_rows_are_the_same_as_those_of_pythons_json(rows, indent, ascii_only, block):
     lines = "".join(json.dumps(row, ensure_ascii=ascii_only) + "\n" for row in rows)
     array = json.dumps(rows, indent=indent, ensure_ascii=ascii_only)
-    # a float as Arrow writes it needs a point
+    # Arrow parses a number as a float only with a point
     assert rows_of(lines) == rows
     assert rows_of(array) == rows
     with pytest.MonkeyPatch.context() as patch:
@@ -72,7 +72,7 @@ def test_rows_are_those_that_python_reads(rows, indent, ascii_only, block):
     assert found == rows
 
 
-def test_types_are_those_of_the_first_rows():
+def test_types_are_inferred_from_the_first_rows():
     found = Json(
         text(
             '{"a": 1, "b": 1.5, "c": "2020-01-01", "d": true, "e": [1], "f": {"g": "2020-01-01T00:00:00Z"}, "h": null}\n'
@@ -90,11 +90,11 @@ def test_types_are_those_of_the_first_rows():
     assert found.rows is None
 
 
-def test_columns_asked_for_come_alone_and_in_that_order():
+def test_only_requested_columns_are_returned_in_that_order():
     assert rows_of('{"a": 1, "b": 2, "c": 3}\n', ["c", "a"]) == [{"c": 3, "a": 1}]
 
 
-def test_a_member_that_a_row_does_not_have_is_null():
+def test_a_missing_member_of_a_row_is_null():
     assert rows_of('{"a": 1}\n\n \n{"b": 2}\n') == [{"a": 1, "b": None}, {"a": None, "b": 2}]
 
 
@@ -155,11 +155,11 @@ def test_a_member_that_a_row_does_not_have_is_null():
         (b'[, {"a": 1}]', "x[0]: an item of the array is empty"),
     ],
 )
-def test_what_is_no_table_is_named_with_its_place(data, message):
+def test_an_invalid_table_is_reported_with_its_row(data, message):
     assert refusal(data) == message
 
 
-def test_places_are_right_behind_the_first_block(monkeypatch):
+def test_rows_and_lines_in_errors_are_right_after_the_first_block(monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     rows = [{"n": n, "t": "x" * (n % 50)} for n in range(500)]
     lines = [json.dumps(row) for row in rows]
@@ -180,7 +180,7 @@ def test_places_are_right_behind_the_first_block(monkeypatch):
             assert refusal(f"[{','.join([*lines[:400], bad, *lines[401:]])}]") == f"x[400]: {said}"
 
 
-def test_a_row_longer_than_may_be_is_refused(monkeypatch):
+def test_a_row_above_the_maximum_length_is_refused(monkeypatch):
     monkeypatch.setattr("flarecli.ingest.text_records.MAX_RECORD_BYTES", 5000)
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     row = '{"a": "' + "x" * 9000 + '"}'
@@ -189,7 +189,7 @@ def test_a_row_longer_than_may_be_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("block", range(1, 24))
-def test_nothing_between_two_commas_is_told_wherever_a_block_ends(monkeypatch, block):
+def test_an_empty_item_is_reported_wherever_a_block_ends(monkeypatch, block):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", block)
     for array, row in (
         ('[{"a": 1},,{"a": 2}]', 1),
@@ -201,7 +201,7 @@ def test_nothing_between_two_commas_is_told_wherever_a_block_ends(monkeypatch, b
         assert str(caught.value) == f"x[{row}]: an item of the array is empty"
 
 
-def test_a_large_row_is_looked_at_once_whatever_it_holds(monkeypatch):
+def test_a_large_row_is_scanned_only_once(monkeypatch):
     looked = []
     quotes = text_records._find_quotes
     monkeypatch.setattr(
@@ -217,7 +217,7 @@ def test_a_large_row_is_looked_at_once_whatever_it_holds(monkeypatch):
     assert max(looked) <= 1 << 20
 
 
-def test_an_integer_of_any_length_is_told_and_no_bug():
+def test_an_integer_of_any_length_is_an_error_of_the_data():
     for digits in (30, 400, 5000):
         told = "7" * digits if digits < 40 else "7" * 39 + "…"
         assert (
@@ -235,7 +235,7 @@ def test_an_integer_of_any_length_is_told_and_no_bug():
     assert rows_of(f'{{"a": 1.5}}\n{{"a": 1{"0" * 22}}}') == [{"a": 1.5}, {"a": 1e22}]
 
 
-def test_deep_nesting_is_an_error_and_no_crash():
+def test_deep_nesting_is_an_error_not_a_crash():
     assert (
         refusal('{"a": 1}\n{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
         == "x: line 2: nested more than 64 levels deep"
@@ -250,14 +250,14 @@ def test_deep_nesting_is_an_error_and_no_crash():
     ]
 
 
-def test_which_kind_it_is_the_first_byte_tells(tmp_path):
+def test_the_first_byte_distinguishes_arrays_from_lines(tmp_path):
     (tmp_path / "lines.json").write_text('{"a": 1}\n{"a": 2}\n')
     (tmp_path / "array.jsonl").write_text('[{"a": 3}]')
     found = open_index([str(tmp_path / "lines.json"), str(tmp_path / "array.jsonl")])
     assert pa.Table.from_batches(found.batches()).to_pydict() == {"a": [1, 2, 3]}
 
 
-def test_what_another_file_holds_decides_where_a_file_leaves_a_choice(tmp_path):
+def test_ambiguous_types_follow_those_of_the_other_files(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"n": 1, "t": null}\n')
     (tmp_path / "b.jsonl").write_text('{"n": 1.5, "t": ["x"]}\n')
     found = open_index([str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")])
@@ -268,7 +268,7 @@ def test_what_another_file_holds_decides_where_a_file_leaves_a_choice(tmp_path):
 
 
 @pytest.mark.parametrize("is_array", [True, False])
-def test_values_of_200_kilobytes_are_read_whole(is_array):
+def test_values_of_200_kilobytes_are_read_completely(is_array):
     rows = [
         {"id": n, "text": cell}
         for n, cell in enumerate(["x" * 200_000, "é" * 100_000, 'say "x",\n' * 25_000, "last"])

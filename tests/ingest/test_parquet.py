@@ -1,4 +1,4 @@
-"""Parquet as pyarrow writes it, type by type; what is read of a file, and when; damage at every byte."""
+"""Parquet as pyarrow writes it, type by type; the bytes that are read; damage at every byte."""
 
 import base64
 import datetime
@@ -40,7 +40,7 @@ def refusal(data: bytes) -> tuple[str, str]:
 
 
 class Watched(MemoryStore):
-    """A store that notes each read, and stands for one that is far away."""
+    """A store that records each read, as a remote store."""
 
     is_local = False
 
@@ -85,14 +85,14 @@ class Watched(MemoryStore):
     ],
     ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
 )
-def test_each_type_keeps_its_values(array, kind):
+def test_values_of_each_type_are_preserved(array, kind):
     part = opened(stored(pa.table({"v": array})))
     assert part.schema == pa.schema([("v", kind)])
     storage = array.storage if isinstance(array, pa.ExtensionArray) else array
     assert [row["v"] for row in rows_of(part)] == storage.to_pylist()
 
 
-def test_old_timestamps_of_any_year_keep_their_microseconds_and_the_rest_is_told(tmp_path):
+def test_int96_timestamps_keep_microseconds_and_a_note_reports_the_precision(tmp_path):
     values = [
         datetime.datetime(2024, 1, 2, 3, 4, 5, 678901),
         None,
@@ -120,7 +120,7 @@ def test_old_timestamps_of_any_year_keep_their_microseconds_and_the_rest_is_told
     assert opened(stored(pa.table({"t": pa.array(values, pa.timestamp("us"))}))).int96_columns == ()
 
 
-def test_the_footer_alone_is_read_at_first_and_then_only_the_columns_asked_for():
+def test_only_the_footer_and_the_requested_columns_are_read():
     table = pa.table(
         {
             "a": range(50_000),
@@ -137,7 +137,7 @@ def test_the_footer_alone_is_read_at_first_and_then_only_the_columns_asked_for()
     assert sum(stop - start for start, stop in store.reads) < 1_000_000
 
 
-def test_row_groups_larger_than_a_buffer_are_read_piece_by_piece():
+def test_row_groups_larger_than_a_buffer_are_read_in_pieces():
     table = pa.table({"text": [f"{n:01000}" for n in range(20_000)]})
     store = Watched(stored(table, compression="none", use_dictionary=False, row_group_size=20_000))
     batches = Parquet(Location(store, "x.parquet")).batches(None)
@@ -148,7 +148,7 @@ def test_row_groups_larger_than_a_buffer_are_read_piece_by_piece():
     assert sum(batch.num_rows for batch in batches) == 20_000 - first.num_rows
 
 
-def test_heavy_rows_come_in_small_batches():
+def test_large_rows_are_returned_in_small_batches():
     assert (
         max(
             batch.num_rows
@@ -158,19 +158,19 @@ def test_heavy_rows_come_in_small_batches():
     )
 
 
-def test_a_value_stored_once_and_used_by_every_row_makes_small_batches_too():
+def test_a_large_dictionary_value_in_every_row_leads_to_small_batches():
     data = stored(pa.table({"prompt": pa.array(["x" * 100_000] * 3000).dictionary_encode()}))
     assert len(data) < 200_000
     assert max(batch.num_rows for batch in opened(data).batches(None)) <= 168
 
 
-def test_names_with_dots_and_columns_in_another_order_are_read():
+def test_column_names_with_dots_and_reordered_columns_are_read():
     table = pa.table({"a.b": [1], "a": [{"b": 2, "c": 3}], "é": ["x"]})
     assert rows_of(opened(stored(table)), ["é", "a"]) == [{"é": "x", "a": {"b": 2, "c": 3}}]
     assert rows_of(opened(stored(table.select(["é", "a.b"]))), ["a.b"]) == [{"a.b": 1}]
 
 
-def test_many_row_groups_keep_their_order():
+def test_row_groups_are_read_in_order():
     table = pa.table({"n": range(1000)})
     assert [row["n"] for row in rows_of(opened(stored(table, row_group_size=7)))] == list(
         range(1000)
@@ -195,17 +195,17 @@ def test_many_row_groups_keep_their_order():
         (stored(pa.table({})), "the index has no columns", ""),
     ],
 )
-def test_what_is_no_index_is_said_in_one_line(data, message, hint):
+def test_an_invalid_file_is_reported_in_one_line(data, message, hint):
     assert refusal(data) == (f"x.parquet: {message}", hint)
 
 
-def test_text_that_is_not_utf8_is_given_as_it_is():
+def test_text_that_is_not_utf8_is_returned_unchanged():
     text = pa.array([b"ok", b"caf\xe9"]).view(pa.string())
     (batch,) = opened(stored(pa.table({"text": text}))).batches(None)
     assert batch.column("text").view(pa.binary()).to_pylist() == [b"ok", b"caf\xe9"]
 
 
-def test_each_flipped_byte_of_a_file_with_page_sums_is_noticed_or_harmless():
+def test_each_flipped_byte_of_a_file_with_page_checksums_is_detected_or_harmless():
     table = pa.table(
         {
             "id": range(40),
@@ -226,13 +226,13 @@ def test_each_flipped_byte_of_a_file_with_page_sums_is_noticed_or_harmless():
         if at < data.rfind(b"PAR1") - 8 - int.from_bytes(data[-8:-4], "little"):
             assert (
                 rows == table.to_pylist()
-            )  # a page: its header's statistics may be damaged, its values may not
+            )  # a page: damage may change statistics in its header, but no value
     assert noticed > len(data) // 3
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd", "snappy"])
-def test_a_thousand_flipped_bits_never_give_a_wrong_row(compression):
-    """Anywhere in a file with page sums, its footer too."""
+def test_flipped_bits_never_cause_a_wrong_row(compression):
+    """The bits are anywhere in a file with page checksums, including its footer."""
     names = ["id", "url", "lang", "w"]
     table = pa.table(
         [
@@ -255,11 +255,11 @@ def test_a_thousand_flipped_bits_never_give_a_wrong_row(compression):
     assert noticed > 500
 
 
-def test_a_column_that_the_footer_names_twice_and_differently_is_refused():
+def test_a_footer_whose_two_schemas_differ_is_refused():
     data = stored(pa.table({"first": [1], "second": [2]}))
     at = data.index(
         b"second", len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    )  # in parquet's own schema, which comes first
+    )  # in the parquet schema, which is before the Arrow schema
     assert refusal(data[:at] + b"Second" + data[at + 6 :]) == (
         "x.parquet: the two schemas in the footer differ: column 'Second', column 'second'",
         "The footer is damaged, or a tool changed only one schema; write the file again.",
@@ -279,13 +279,13 @@ CUT = "truncated parquet file: it does not end with PAR1"
         (-600, CUT, "The file was cut short; download it again."),
     ],
 )
-def test_a_file_cut_short_is_an_error(cut, message, hint):
+def test_a_truncated_file_is_an_error(cut, message, hint):
     data = stored(pa.table({"id": range(100), "text": [f"text {n}" for n in range(100)]}))
     assert refusal(data[:cut]) == (f"x.parquet: {message}", hint)
 
 
 class Keys(encryption.KmsClient):
-    """Keys that wrap nothing."""
+    """A key service that does not encrypt keys."""
 
     def wrap_key(self, key, name):
         return base64.b64encode(key)
@@ -295,7 +295,7 @@ class Keys(encryption.KmsClient):
 
 
 @pytest.mark.parametrize("plaintext_footer", [True, False])
-def test_an_encrypted_file_is_told_and_so_are_encrypted_columns(plaintext_footer):
+def test_encrypted_files_and_columns_are_reported(plaintext_footer):
     table, sink = pa.table({"id": range(9), "text": ["x"] * 9}), pa.BufferOutputStream()
     asked = encryption.EncryptionConfiguration(
         footer_key="one", column_keys={"two": ["text"]}, plaintext_footer=plaintext_footer
@@ -316,7 +316,7 @@ def test_an_encrypted_file_is_told_and_so_are_encrypted_columns(plaintext_footer
     "options", [{"compression": "none"}, {"compression": "zstd", "use_dictionary": False}]
 )
 @pytest.mark.parametrize("rows", [1, 50_000])
-def test_whether_pages_have_sums_is_known(version, options, rows):
+def test_page_checksums_are_detected(version, options, rows):
     table = pa.table({"text": [f"{n}" for n in range(rows)]})
     for has_sums in (True, False):
         assert (
@@ -327,7 +327,7 @@ def test_whether_pages_have_sums_is_known(version, options, rows):
         )
 
 
-def test_an_index_whose_pages_cannot_show_damage_is_noted(tmp_path):
+def test_an_index_without_page_checksums_is_noted(tmp_path):
     table = pa.table({"n": [1]})
     for number, has_sums in enumerate([True, False, False]):
         pq.write_table(table, tmp_path / f"{number}.parquet", write_page_checksum=has_sums)
@@ -338,7 +338,7 @@ def test_an_index_whose_pages_cannot_show_damage_is_noted(tmp_path):
     assert open_index(names).details == (f"{names[1]} and 1 more: {said}",)
 
 
-def test_long_cells_are_read_whole():
+def test_long_cells_are_read_completely():
     cells = ["é" * 100_000, "", "x" * 200_000, "line\n" * 40_000]
     assert [row["text"] for row in rows_of(opened(stored(pa.table({"text": cells}))))] == cells
 
@@ -365,7 +365,7 @@ def test_a_local_file_that_shrinks_while_it_is_read_is_an_error(tmp_path):
     )
 
 
-def test_a_disk_that_fails_is_no_damaged_file(tmp_path):
+def test_a_failing_disk_is_not_reported_as_damage(tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"id": [1]}), path)
     at = locate(str(path))

@@ -1,4 +1,4 @@
-"""Rows of an index by their places: the same as reading all of it and slicing."""
+"""Ranges of rows of an index are slices of all rows."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ ROWS = 57
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Three files, of 20, 17 and 20 rows, the parquet ones in row groups of 6."""
+    """Write three files of 20, 17 and 20 rows; row groups have 6 rows."""
     folder = tmp_path_factory.mktemp("places")
     table = pa.table({"id": range(ROWS), "text": [f"t{i}" for i in range(ROWS)]})
     pq.write_table(table[:20], folder / "a.parquet", row_group_size=6)
@@ -40,7 +40,7 @@ def test_rows_from_start_to_stop_are_a_slice_of_all_rows(
 
 @settings(max_examples=40, deadline=None)
 @given(start=st.integers(0, ROWS), stop=st.integers(0, ROWS), least=st.integers(0, ROWS))
-def test_with_a_condition_no_row_that_it_keeps_is_lost(
+def test_a_condition_skips_no_row_that_it_selects(
     addresses: list[str], start: int, stop: int, least: int
 ) -> None:
     index = open_index(addresses)

@@ -1,4 +1,4 @@
-"""Every kind of table against DuckDB, which reads the same bytes by its own code; row groups that are passed over against all rows."""
+"""Every kind of table, compared with DuckDB, which reads the same bytes with its own code; skipped row groups, compared with all rows."""
 
 import datetime
 import decimal
@@ -152,7 +152,7 @@ def test_csv(tmp_path_factory, table, compression):
     path = tmp_path_factory.mktemp("x") / f"x.csv{compression}"
     table = table.append_column(
         "row", pa.array(range(table.num_rows))
-    )  # else a row of one null is a blank line, and those are no rows
+    )  # otherwise a row with one null is a blank line, which is not a row
     with (
         pa.CompressedOutputStream(str(path), {".gz": "gzip", ".zst": "zstd"}[compression])
         if compression
@@ -172,9 +172,9 @@ def test_csv(tmp_path_factory, table, compression):
     for name in table.column_names:
         kind = found.schema.field(name).type
         values = found.column(name).to_pylist()
-        if kind == pa.string():  # nothing in it looked like a number
+        if kind == pa.string():  # no value looks like a number
             assert [value or None for value in values] == [row[name] for row in second]
-        else:  # text may be all numbers too, such as INF
+        else:  # all texts may be numbers, such as INF
             values = [repr(value) if isinstance(value, float) else value for value in values]
             assert values == [
                 None if row[name] is None else told[kind](row[name]) for row in second
@@ -256,7 +256,7 @@ def conditions(draw, names):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_row_groups_that_are_passed_over_hold_no_row_of_the_condition(tmp_path_factory, data):
+def test_skipped_row_groups_have_no_row_that_the_condition_selects(tmp_path_factory, data):
     names = data.draw(st.lists(st.sampled_from(list(POOLS)), min_size=1, max_size=3, unique=True))
     rows = data.draw(st.integers(1, 12))
     columns = {
@@ -279,7 +279,7 @@ def test_row_groups_that_are_passed_over_hold_no_row_of_the_condition(tmp_path_f
     )
 
 
-def test_only_what_a_condition_needs_is_read(tmp_path):
+def test_only_the_columns_of_a_condition_are_read(tmp_path):
     pq.write_table(
         pa.table({"n": range(1000), "t": [f"{n:05}" for n in range(1000)]}),
         tmp_path / "x.parquet",
@@ -318,8 +318,8 @@ def test_only_comparisons_with_literals_joined_by_and_are_bounds(where, count):
     assert len(bounds(where, ["n", "m", "lang"])) == count
 
 
-def test_a_footer_that_arrow_would_end_the_process_on_is_not_looked_at(tmp_path):
-    """A type in a chunk that is not the schema's, a histogram of levels that is too long, a smallest value that is too short."""
+def test_statistics_of_a_footer_that_crashes_arrow_are_not_read(tmp_path):
+    """The footers have a wrong type in a chunk, too many levels in a histogram, or a minimum that is too short."""
     table, path = pa.table({"n": range(40)}), tmp_path / "x.parquet"
     pq.write_table(table, path, row_group_size=10, compression="none", store_schema=False)
     data = path.read_bytes()
@@ -329,7 +329,7 @@ def test_a_footer_that_arrow_would_end_the_process_on_is_not_looked_at(tmp_path)
     assert footer.count(b"\x18\x08" + least) == 1
     type_of_chunk = footer.index(
         b"\x1c\x15\x04\x19"
-    )  # the metadata of a chunk: its type, then its encodings
+    )  # the metadata of a chunk starts with its type and its encodings
     for damaged in (
         footer[: type_of_chunk + 2] + b"\x08" + footer[type_of_chunk + 3 :],
         footer.replace(b"\x18\x08" + least, b"\x18\x03" + least[:3]),
@@ -338,10 +338,10 @@ def test_a_footer_that_arrow_would_end_the_process_on_is_not_looked_at(tmp_path)
         part = Parquet(locate(str(path)))
         assert valid_leaves(part.at, part.metadata()) == frozenset()
         found = part.select_row_groups(bounds("n > 30", ["n"]), 0, 40)
-        assert found == [(0, range(4))]  # all are read, and reading says what is wrong
+        assert found == [(0, range(4))]  # all row groups are read, which reports the error
 
 
-def test_columns_of_whole_footers_are_looked_at(tmp_path):
+def test_statistics_of_valid_footers_are_read(tmp_path):
     columns = {name: pa.array([None] * 3, kind) for name, (kind, _) in COLUMNS.items()}
     pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=2)
     part = Parquet(locate(str(tmp_path / "x.parquet")))
@@ -349,13 +349,13 @@ def test_columns_of_whole_footers_are_looked_at(tmp_path):
 
 
 LISTS_IN_LISTS = b"\x19" * 100_000
-EMPTY_STRUCTS = b"\x29\xfc\xa0\x89\xab\x02" + bytes(4_900_001)  # 4,900,000 of them, a byte each
+EMPTY_STRUCTS = b"\x29\xfc\xa0\x89\xab\x02" + bytes(4_900_001)  # 4,900,000 values of one byte
 
 
 @pytest.mark.parametrize(
     "inside", [LISTS_IN_LISTS, EMPTY_STRUCTS], ids=["lists in lists", "empty structs"]
 )
-def test_a_footer_of_too_much_is_not_looked_at(tmp_path, inside):
+def test_statistics_of_a_footer_beyond_the_limits_are_not_read(tmp_path, inside):
     with pytest.raises(ValueError, match="too many or too deeply nested values"):
         parquet_metadata._Reader(inside).read_struct()
     path = tmp_path / "x.parquet"

@@ -1,4 +1,4 @@
-"""Compressed text, Arrow, lists, standard input and folders; several files as one; what each of them refuses."""
+"""Compressed text, Arrow, lists, standard input and folders; several files as one index; errors of each."""
 
 import gzip
 import io
@@ -70,7 +70,7 @@ def refusal(folder, act) -> tuple[str, str]:
         ("x.gz", False),
     ],
 )
-def test_a_name_says_whether_it_is_an_index(address, answer):
+def test_the_name_of_a_file_determines_whether_it_is_an_index(address, answer):
     assert is_index(address) is answer
 
 
@@ -86,7 +86,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_compressed_text_is_read_as_it_was(tmp_path, monkeypatch, name):
+def test_compressed_text_is_read_unchanged(tmp_path, monkeypatch, name):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     made(tmp_path, {name: PACKED[name]})
     assert rows_of(open_index(str(tmp_path / name))) == [
@@ -114,13 +114,13 @@ def test_compressed_text_is_read_as_it_was(tmp_path, monkeypatch, name):
         ("x.json.gz", gzip.compress(b""), "x.json.gz: file is empty"),
     ],
 )
-def test_a_damaged_compressed_file_is_named(tmp_path, name, data, message):
+def test_a_damaged_compressed_file_is_reported(tmp_path, name, data, message):
     made(tmp_path, {name: data})
     assert refusal(tmp_path, lambda: rows_of(open_index(str(tmp_path / name))))[0] == message
 
 
 @pytest.mark.parametrize("name", ["x.csv.gz", "x.csv.zst"])
-def test_a_bomb_is_left_alone_after_a_while(tmp_path, monkeypatch, name):
+def test_a_decompression_bomb_stops_at_the_limit(tmp_path, monkeypatch, name):
     monkeypatch.setattr(expansion, "FREE_BYTES", 1 << 16)
     monkeypatch.setattr(expansion, "MAX_RATIO", 20)
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 1 << 16)
@@ -132,7 +132,7 @@ def test_a_bomb_is_left_alone_after_a_while(tmp_path, monkeypatch, name):
     assert hint == "The file may be a decompression bomb; do not trust it."
 
 
-def test_compressed_text_on_the_network_is_read_as_it_comes(web):
+def test_compressed_remote_text_is_read_as_a_stream(web):
     found = open_index(web.file("/x.csv.gz", PACKED["x.csv.gz"]))
     assert rows_of(found, ["n"]) == [{"n": n} for n in range(5000)]
 
@@ -161,7 +161,7 @@ TABLE = pa.table(
 
 
 @pytest.mark.parametrize("is_file", [True, False])
-def test_arrow_columns_come_in_the_order_asked(is_file):
+def test_arrow_columns_are_returned_in_the_requested_order(is_file):
     part = arrow(written(TABLE, is_file))
     assert part.schema == pa.schema([("n", pa.int64()), ("t", pa.string()), ("d", pa.string())])
     found = pa.Table.from_batches(part.batches(["d", "n"]))
@@ -186,14 +186,14 @@ def test_feather_is_read(tmp_path):
         (b"hello world, this is text", "x.arrow: not valid Arrow IPC: "),
     ],
 )
-def test_what_is_no_arrow_is_said(data, message):
+def test_invalid_arrow_files_are_reported(data, message):
     with pytest.raises(FormatError) as caught:
         list(arrow(data).batches(None))
     assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("is_file", [True, False])
-def test_flipped_bytes_of_arrow_are_no_crash(is_file):
+def test_flipped_bytes_in_arrow_files_do_not_crash(is_file):
     data, rng = written(TABLE, is_file), random.Random(3)
     for _ in range(400):
         at = rng.randrange(len(data))
@@ -207,7 +207,7 @@ def test_flipped_bytes_of_arrow_are_no_crash(is_file):
 # -- several files
 
 
-def test_types_meet_where_no_value_changes(tmp_path):
+def test_files_have_a_common_type_only_if_no_value_changes(tmp_path):
     made(
         tmp_path,
         {
@@ -245,7 +245,7 @@ def test_types_meet_where_no_value_changes(tmp_path):
     assert rows_of(found, ["t"]) == [{"t": "x"}, {"t": "y"}]
 
 
-def test_a_value_that_the_common_type_cannot_hold_is_named(tmp_path):
+def test_a_value_that_does_not_fit_the_common_type_is_reported(tmp_path):
     made(
         tmp_path,
         {"a.parquet": pa.table({"n": [1, 2**53 + 1]}), "b.parquet": pa.table({"n": [0.5]})},
@@ -264,7 +264,7 @@ def test_csv_files_that_differ_are_read_as_text_exactly_as_written(tmp_path):
     assert rows_of(found) == [{"n": "1", "f": 1.5}, {"n": "x", "f": 2.0}, {"n": "4", "f": 3.0}]
 
 
-def test_columns_that_some_files_lack_are_null_if_that_is_allowed(tmp_path):
+def test_missing_columns_are_null_with_allow_missing(tmp_path):
     made(
         tmp_path,
         {"a.csv": "n\n1\n", "b.jsonl": '{"t": "x"}', "c.parquet": pa.table({"n": [2], "t": ["y"]})},
@@ -288,7 +288,7 @@ def test_columns_that_some_files_lack_are_null_if_that_is_allowed(tmp_path):
 # -- lists
 
 
-def test_a_list_names_indexes_in_its_own_order(tmp_path, web):
+def test_a_list_is_read_in_its_order(tmp_path, web):
     web.file("/d/far.csv", b"n\n9\n")
     made(
         tmp_path,
@@ -306,7 +306,7 @@ def test_a_list_names_indexes_in_its_own_order(tmp_path, web):
     assert [row["n"] for row in rows_of(found)] == [1, 2, 3, 9, 4]
 
 
-def test_a_list_on_the_network_names_files_beside_it(web):
+def test_a_remote_list_names_files_in_its_folder(web):
     web.file("/d/a.csv", b"n\n1\n")
     web.file("/d/l.txt", b"a.csv\n")
     assert rows_of(open_index(web.url("/d/l.txt"))) == [{"n": 1}]
@@ -374,7 +374,7 @@ def test_a_list_on_the_network_names_files_beside_it(web):
         ),
     ],
 )
-def test_a_list_that_leads_nowhere_is_named(tmp_path, files, message, hint):
+def test_an_invalid_list_is_reported_with_its_line(tmp_path, files, message, hint):
     made(tmp_path, {"a.csv": "n\n1\n", **files})
     found, said = refusal(tmp_path, lambda: rows_of(open_index(str(tmp_path / "l.txt"))))
     assert found == message
@@ -384,7 +384,7 @@ def test_a_list_that_leads_nowhere_is_named(tmp_path, files, message, hint):
     )
 
 
-def test_lines_with_wildcards_and_braces_stand_for_what_matches(tmp_path):
+def test_wildcards_and_braces_in_lists_are_expanded(tmp_path):
     made(
         tmp_path,
         {
@@ -414,7 +414,7 @@ def test_lines_with_wildcards_and_braces_stand_for_what_matches(tmp_path):
 
 
 class Pipe(io.RawIOBase):
-    """Bytes that can be read once, and that say how far they were."""
+    """A stream that can be read once and records its position."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.read_so_far = io.BytesIO(data), 0
@@ -425,7 +425,7 @@ class Pipe(io.RawIOBase):
         return found
 
 
-def test_addresses_are_rows_of_a_name_and_what_lies_there(tmp_path, monkeypatch, web):
+def test_addresses_are_rows_with_a_name_and_the_contents(tmp_path, monkeypatch, web):
     made(tmp_path, {"a/x.flac": "one", "y.flac": "two"})
     monkeypatch.chdir(tmp_path)
     outside = tmp_path.parent / f"{tmp_path.name}.outside"
@@ -445,7 +445,7 @@ def test_addresses_are_rows_of_a_name_and_what_lies_there(tmp_path, monkeypatch,
     assert (batch.column("data").to_pylist(), flaws) == ([b"one", b"two", b"three", b"four"], [])
 
 
-def test_names_with_line_ends_come_with_a_nul_behind_each():
+def test_addresses_with_newlines_are_separated_by_nul():
     found = open_index("-", null_separated=True, stdin=Pipe(b"a\nb.jpg\0{c}.jpg\0"))
     assert rows_of(found, ["name"]) == [{"name": "a\nb.jpg"}, {"name": "{c}.jpg"}]
 
@@ -457,7 +457,7 @@ def test_json_at_standard_input_is_a_table(data):
     assert rows_of(found) == rows_of(found) == [{"n": 1}, {"n": 2}]
 
 
-def test_a_stream_is_read_when_its_rows_are_wanted_and_can_be_read_again(monkeypatch):
+def test_a_stream_is_read_on_demand_and_can_be_read_again(monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     data = b"".join(b'{"n": %d}\n' % n for n in range(5000))
     pipe = Pipe(data)
@@ -485,13 +485,13 @@ def test_a_stream_is_read_when_its_rows_are_wanted_and_can_be_read_again(monkeyp
         ),
     ],
 )
-def test_what_comes_in_and_is_no_table_is_named(data, options, message):
+def test_invalid_standard_input_is_reported(data, options, message):
     with pytest.raises(FormatError) as caught:
         rows_of(open_index("-", stdin=Pipe(data), **options))
     assert str(caught.value) == message
 
 
-def test_standard_input_stands_alone():
+def test_standard_input_cannot_be_combined_with_files():
     with pytest.raises(
         UsageError, match=r"^- \(standard input\) cannot be combined with other indexes$"
     ):
@@ -509,7 +509,7 @@ NAME = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(st.sets(NAME, max_size=12))
-def test_files_are_grouped_as_a_dictionary_would(names):
+def test_files_are_grouped_by_key(names):
     wanted: dict[str, dict[str, str]] = {}
     alone: list[str] = []
     for name in names:
@@ -535,7 +535,7 @@ def pictures(count=3) -> dict[str, str]:
     }
 
 
-def test_a_folder_is_rows_of_what_shares_a_key(tmp_path):
+def test_files_with_the_same_key_are_one_row(tmp_path):
     made(tmp_path, pictures())
     found = open_folder(str(tmp_path))
     assert (found.schema.names, found.rows, found.links, found.key, found.notes) == (
@@ -567,14 +567,14 @@ def test_a_folder_is_rows_of_what_shares_a_key(tmp_path):
     }
 
 
-def test_only_what_is_asked_for_is_read_and_decides_what_is_a_row(tmp_path):
+def test_only_requested_columns_determine_the_rows_and_are_read(tmp_path):
     made(tmp_path, {**pictures(2), "c/0.txt": "alone", "d/0.png": "other"})
     found = open_folder(str(tmp_path), columns=["txt", "key"])
     assert (found.schema.names, found.rows) == (["key", "txt"], 5)
     assert found.notes == ("skipped 1 key without txt: d/0",)
 
 
-def test_what_is_left_out_is_counted_and_named(tmp_path):
+def test_keys_without_the_requested_columns_are_counted_and_named(tmp_path):
     files = {
         **pictures(4),
         "README": "x",
@@ -638,7 +638,7 @@ def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):
         ),
     ],
 )
-def test_what_makes_no_rows_is_said(tmp_path, files, columns, message, hint):
+def test_a_folder_without_rows_is_reported(tmp_path, files, columns, message, hint):
     made(tmp_path / "d", files)
     assert refusal(tmp_path, lambda: open_folder(str(tmp_path / "d"), columns=columns)) == (
         message,
@@ -666,7 +666,7 @@ def test_a_column_may_be_called_key(tmp_path):
     )
 
 
-def test_the_sum_tells_when_a_folder_is_another(tmp_path):
+def test_the_checksum_changes_with_the_folder(tmp_path):
     made(tmp_path, pictures())
     before = open_folder(str(tmp_path)).sum()
     assert open_folder(str(tmp_path)).sum() == before
@@ -674,7 +674,7 @@ def test_the_sum_tells_when_a_folder_is_another(tmp_path):
     assert open_folder(str(tmp_path)).sum() != before
 
 
-def test_files_are_read_in_order_and_only_so_far_ahead(tmp_path):
+def test_files_are_read_in_order_with_bounded_read_ahead(tmp_path):
     rng = random.Random(7)
     files = {f"{n:04}.bin": rng.randbytes(rng.choice([0, 10, 100_000])) for n in range(300)}
     made(tmp_path, files)
@@ -687,21 +687,21 @@ def test_files_are_read_in_order_and_only_so_far_ahead(tmp_path):
         assert max(batch.nbytes for batch in batches) < 5 << 20
 
 
-def test_leaving_early_leaves_no_thread_waiting(tmp_path):
+def test_closing_early_ends_all_threads(tmp_path):
     made(tmp_path, {f"{n:04}.bin": bytes(10_000) for n in range(3000)})
     reading = open_folder(str(tmp_path)).contents(limits=Limits(ahead_bytes=20_000))
     next(reading)
     reading.close()
 
 
-def test_nothing_there_and_what_cannot_be_listed_are_errors(tmp_path, web):
+def test_missing_folders_and_addresses_that_cannot_be_listed_are_errors(tmp_path, web):
     with pytest.raises(MissingError):
         open_folder(str(tmp_path / "no") + "/")
     with pytest.raises(UsageError):
         open_folder(web.url("/d/"))
 
 
-def test_json_of_a_list_may_allow_what_its_guard_allows(tmp_path):
+def test_local_files_in_json_are_allowed_by_the_guard(tmp_path):
     made(tmp_path, {"a.json": json.dumps([{"n": 1}]), "x/l.txt": "../a.json"})
     assert rows_of(open_index(str(tmp_path / "x/l.txt"), guard=Guard(allow_local=True))) == [
         {"n": 1}

@@ -1,4 +1,4 @@
-"""What a CI runs: the steps of the Action as scripts, and the hook in a repository made for it."""
+"""Continuous integration: the steps of the Action as scripts, and the hook in a new repository."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def packed(folder):
 
 
 def step(name, folder, **inputs):
-    """Run a step of the Action as GitHub does: its variables from the inputs, `bash -e -o pipefail` over its script."""
+    """Run a step of the Action like GitHub: variables from the inputs, and its script with `bash -e -o pipefail`."""
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     (found,) = [one for one in action["runs"]["steps"] if one["name"] == name]
     values = {
@@ -47,7 +47,7 @@ def step(name, folder, **inputs):
 
 
 @pytest.mark.skipif(BASH is None, reason="bash is not installed")
-def test_the_action_passes_a_whole_dataset_and_marks_a_damaged_one(tmp_path):
+def test_the_action_accepts_a_whole_dataset_and_annotates_a_damaged_one(tmp_path):
     out = packed(tmp_path / "a set; touch ran")
     ran = step(
         "Verify",
@@ -73,14 +73,14 @@ def test_the_action_passes_a_whole_dataset_and_marks_a_damaged_one(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_action_pastes_no_input_into_a_script():
+def test_the_action_does_not_insert_inputs_into_scripts():
     for one in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]:
         assert "${{" not in one["run"]
         assert one["shell"] == "bash"
 
 
-def test_the_hook_stops_a_commit_of_a_damaged_dataset(tmp_path):
-    """The hook's own entry and pattern, with the flare that is here: pre-commit would build an environment from the network."""
+def test_the_hook_rejects_a_commit_of_a_damaged_dataset(tmp_path):
+    """Uses the entry and the pattern of the hook with the installed flare; pre-commit would download an environment."""
     pytest.importorskip("pre_commit")
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     local = {
@@ -154,6 +154,6 @@ def test_the_hook_stops_a_commit_of_a_damaged_dataset(tmp_path):
         ("notes.mds.txt", False),
     ],
 )
-def test_the_hook_is_given_all_files_of_datasets(name, is_checked):
+def test_the_hook_matches_all_files_of_datasets(name, is_checked):
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     assert bool(re.search(hook["files"], name)) == is_checked

@@ -1,6 +1,4 @@
-"""The page of a dataset: it stays small however many rows are asked for, and says what it leaves
-out.
-"""
+"""The page of a dataset: its size is bounded for samples of any size, and it reports omitted rows."""
 
 import io
 import json
@@ -30,7 +28,7 @@ def few(monkeypatch):
     monkeypatch.setitem(commands.inspect.__wrapped__.__globals__, "_MAX_ROWS", 5)
 
 
-def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tmp_path, capsys):
+def test_a_huge_sample_is_limited_and_a_note_reports_it(pictures, few, tmp_path, capsys):
     assert (
         main(["inspect", pictures, "--sample", "1000000", "--html", f"{tmp_path}/page.html"]) == 0
     )
@@ -53,7 +51,7 @@ def test_a_huge_sample_is_cut_to_what_one_looks_at_and_says_so(pictures, few, tm
     assert json.loads(capsys.readouterr().out)["sample_asked"] == 40
 
 
-def test_a_sample_takes_no_more_bytes_than_are_held(pictures, monkeypatch):
+def test_a_sample_is_limited_in_bytes(pictures, monkeypatch):
     monkeypatch.setitem(commands.inspect.__wrapped__.__globals__, "_MAX_BYTES", 300_000)
     found = commands.inspect(pictures, sample=40)
     assert 0 < sum(batch.num_rows for batch in found.sample) < 10
@@ -61,14 +59,14 @@ def test_a_sample_takes_no_more_bytes_than_are_held(pictures, monkeypatch):
 
 
 @pytest.mark.parametrize("most", [30_000, 100_000, 400_000])
-def test_the_page_stays_below_its_size_and_what_is_left_out_is_said(pictures, most):
+def test_the_page_stays_below_its_maximum_size_and_reports_omitted_rows(pictures, most):
     page = report.dataset_page(commands.inspect(pictures, sample=40), most)
     assert len(page.encode()) < most
     assert page.count("<img") < 40
     assert "omitted, does not fit on the page" in page or "more did not fit on the page" in page
 
 
-def test_what_is_missing_is_on_the_page(tmp_path):
+def test_missing_shards_are_on_the_page(tmp_path):
     with Writer(f"{tmp_path}/set", columns={"id": "int"}) as writer:
         writer.write({"id": 1})
     (tmp_path / "set" / "shard.00000.mds").unlink()
@@ -77,7 +75,7 @@ def test_what_is_missing_is_on_the_page(tmp_path):
     assert "<dt>writer</dt><dd>flare</dd>" in page
 
 
-def test_each_row_of_the_page_says_its_number(pictures):
+def test_each_row_of_the_page_has_its_number(pictures):
     found = commands.inspect(pictures, sample=4)
     page = report.dataset_page(found)
     assert [int(number) for number in re.findall(r"<p class=\"soft\">row (\d+)</p>", page)] == list(
@@ -85,7 +83,7 @@ def test_each_row_of_the_page_says_its_number(pictures):
     )
     assert [row["id"] for row in found.as_json()["sample"]] == found.as_json()[
         "sample_rows"
-    ]  # ids count as rows do
+    ]  # ids are equal to row numbers
     assert [
         int(text) for text in re.findall(r"<dt>id</dt><dd data-column=\"0\">(\d+)<", page)
     ] == list(found.sample_rows)

@@ -1,4 +1,4 @@
-"""The page of a dataset in a real browser, driven through a pipe: what it loads, shows, sorts and finds."""
+"""The page of a dataset in Chromium, controlled through a pipe: network access, display, sorting and search."""
 
 import io
 import json
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is install
 
 
 class Browser:
-    """Chromium's own protocol, over the two pipes it opens for that: JSON with a zero byte behind each message."""
+    """The DevTools protocol of Chromium over two pipes: JSON, each message followed by a zero byte."""
 
     def __init__(self, profile):
         (takes, self.out), (self.back, gives) = os.pipe(), os.pipe()
@@ -160,7 +160,7 @@ def shown(browser, column=0):
     return browser.run(cards)
 
 
-def test_nothing_is_fetched_and_nothing_complained_of(browser, page):
+def test_the_page_loads_nothing_and_logs_no_error(browser, page):
     asked = [
         event["params"]["request"]["url"] for event in browser.named("Network.requestWillBeSent")
     ]
@@ -171,12 +171,12 @@ def test_nothing_is_fetched_and_nothing_complained_of(browser, page):
     assert page.stat().st_size < 5_000_000
 
 
-def test_the_gallery_shows_pictures(browser):
+def test_the_gallery_shows_images(browser):
     script = "Promise.all([...document.querySelectorAll('.row img')].map(one=>one.decode().then(()=>one.naturalWidth)))"
     assert browser.run(script) == [320] * 24
 
 
-def test_text_of_the_data_stays_text(browser):
+def test_markup_in_the_data_is_shown_as_text(browser):
     texts = shown(
         browser,
         browser.run(
@@ -197,17 +197,17 @@ def test_text_of_the_data_stays_text(browser):
     assert browser.run("document.title").endswith("playlist.yaml")
 
 
-def test_a_script_that_is_not_its_own_does_not_run(browser):
+def test_other_scripts_do_not_run(browser):
     browser.run(
         "{const s=document.createElement('script');s.textContent='window.owned=1';document.body.append(s);s.remove()}"
     )
     assert browser.run("window.owned===undefined")
     browser.events[:] = [
         event for event in browser.events if event.get("method") != "Log.entryAdded"
-    ]  # its refusal
+    ]  # the refusal of the script
 
 
-def test_rows_are_found_and_sorted(browser):
+def test_rows_can_be_searched_and_sorted(browser):
     at = browser.run(
         "[...document.querySelectorAll('#by option')].find(one=>one.textContent=='id').value"
     )

@@ -1,6 +1,4 @@
-"""Reports of findings: read back by parsers that are not ours, with texts that would like to be
-markup.
-"""
+"""Reports of findings with hostile texts, read back by independent parsers."""
 
 import html.parser
 import json
@@ -43,7 +41,7 @@ def written(tmp_path, name, result=RESULT):
     return (tmp_path / name).read_text(encoding="utf-8")
 
 
-def test_the_junit_file_says_what_failed_and_what_passed(tmp_path):
+def test_the_junit_report_has_failed_and_passed_test_cases(tmp_path):
     root = ElementTree.fromstring(written(tmp_path, "x.xml"))
     (suite,) = root
     assert (root.tag, suite.tag, suite.get("name")) == ("testsuites", "testsuite", "out more")
@@ -72,7 +70,7 @@ def test_the_junit_file_says_what_failed_and_what_passed(tmp_path):
     assert suite.find("system-out").text == "out/<b>.ffr: no checksums"
 
 
-def test_the_junit_file_is_valid_by_the_common_schema(tmp_path):
+def test_the_junit_report_is_valid_by_the_common_schema(tmp_path):
     schema = pytest.importorskip("xmlschema").XMLSchema(str(Path(__file__).parent / "junit.xsd"))
     for result in (RESULT, WHOLE):
         text = written(tmp_path, "x.xml", result)
@@ -83,12 +81,12 @@ def test_the_junit_file_is_valid_by_the_common_schema(tmp_path):
         assert sum(case.find("failure") is not None for case in suite) == int(suite.get("failures"))
 
 
-def test_a_whole_dataset_is_one_test_that_passes(tmp_path):
+def test_a_whole_dataset_is_one_passed_test_case(tmp_path):
     (suite,) = ElementTree.fromstring(written(tmp_path, "x.xml", WHOLE))
     assert [(case.get("name"), list(case)) for case in suite] == [("7 files have no findings", [])]
 
 
-def test_the_json_file_tells_file_row_and_line(tmp_path):
+def test_the_json_report_has_file_row_and_line(tmp_path):
     told = json.loads(written(tmp_path, "x.json"))
     assert {name: told[name] for name in ("sources", "whole", "files", "findings", "extra")} == {
         "sources": ["out", "more"],
@@ -129,7 +127,7 @@ class _Page(html.parser.HTMLParser):
         self.cells.append(data)
 
 
-def test_the_page_shows_hostile_text_as_text_and_allows_nothing(tmp_path):
+def test_the_findings_page_escapes_hostile_text_and_allows_no_resources(tmp_path):
     text = written(tmp_path, "x.html")
     page = _Page(text)
     assert f"column 'image': {SHOWN}" in page.cells
@@ -143,14 +141,14 @@ def test_the_page_shows_hostile_text_as_text_and_allows_nothing(tmp_path):
     assert "whole" in _Page(written(tmp_path, "x.html", WHOLE)).cells
 
 
-def test_a_name_that_says_no_kind_is_refused(tmp_path):
+def test_an_unknown_suffix_of_a_report_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         write_report("report.txt", RESULT)
     assert str(caught.value) == "unknown suffix of report 'report.txt'"
     assert caught.value.hint == "Use a file name with the suffix .xml (JUnit), .json or .html."
 
 
-def test_annotations_are_one_line_each_and_cannot_become_other_commands(tmp_path, monkeypatch):
+def test_annotations_are_one_line_and_cannot_contain_other_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one = Finding(f"{tmp_path}/a,b:c.mds", "value", "100% bad\n::set-env name=x::y", "Look.", row=3)
     assert (

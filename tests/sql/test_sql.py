@@ -1,4 +1,4 @@
-"""Conditions against Python's own filter; how far ahead they read; what they must not reach."""
+"""Conditions, compared with Python's own filter; their read-ahead; and access that is denied."""
 
 import datetime
 import decimal
@@ -21,7 +21,7 @@ CONDITION = "Write it like \"aes > 4 and lang = 'en'\"."
 
 
 class Pulled:
-    """Batches that count how many were asked for."""
+    """Iterator of batches that counts the requested ones."""
 
     def __init__(self, batches: int, rows: int = 1000, width: int = 10) -> None:
         self.batches, self.rows, self.width, self.count = batches, rows, width, 0
@@ -60,7 +60,7 @@ def refused(expression: str, schema: pa.Schema = SCHEMA, batches=()) -> UsageErr
     ),
     st.integers(-5, 5),
 )
-def test_a_condition_keeps_the_rows_that_python_keeps(groups, bound):
+def test_a_condition_selects_the_same_rows_as_python(groups, bound):
     batches = [
         pa.record_batch(
             [
@@ -86,7 +86,7 @@ def test_a_condition_keeps_the_rows_that_python_keeps(groups, bound):
         assert rows_of(select(SCHEMA, batches, expression)[1]) == kept
 
 
-def test_a_condition_changes_no_type_and_no_metadata():
+def test_a_condition_preserves_types_and_metadata():
     values = {
         "i": pa.array([1, 2], pa.uint8()),
         "when": pa.array([1, 1_700_000_000_123_456_789], pa.timestamp("ns", "Europe/Paris")),
@@ -111,7 +111,7 @@ def test_a_condition_changes_no_type_and_no_metadata():
     assert kept.equals(batch.slice(1), check_metadata=True)
 
 
-def test_a_select_names_its_own_columns():
+def test_a_select_determines_its_columns():
     schema, batches = select(
         SCHEMA, Pulled(3), "SELECT n + 1 AS next, text FROM dataframe WHERE n % 1000 = 7"
     )
@@ -138,7 +138,7 @@ def test_a_select_may_sort_group_and_number():
     assert rows_of(select(SCHEMA, Pulled(3), once)[1]) == [{"n": 2998}, {"n": 2999}]
 
 
-def test_enums_come_as_text():
+def test_enums_are_returned_as_text():
     schema, batches = select(
         SCHEMA, Pulled(1, 1), "SELECT 'x'::ENUM ('x', 'y') AS e FROM dataframe"
     )
@@ -179,13 +179,13 @@ def test_a_limit_stops_the_source():
     assert source.count <= 50
 
 
-def test_no_batch_is_longer_than_asked():
+def test_no_batch_exceeds_the_requested_size():
     for expression in ("SELECT n FROM dataframe", "SELECT n FROM dataframe ORDER BY n"):
         _, batches = select(SCHEMA, Pulled(2), expression, batch_rows=300)
         assert [batch.num_rows for batch in batches if batch.num_rows > 300] == []
 
 
-def test_the_order_of_the_input_stays_whatever_joins_the_plan_holds():
+def test_the_order_of_the_input_is_preserved_by_joins():
     wanted = list(range(0, 20000, 7))
     listed = ", ".join(str(n) for n in reversed(wanted))
     for expression in (f"n IN ({listed})", f"SELECT n FROM dataframe WHERE n IN ({listed})"):
@@ -195,7 +195,7 @@ def test_the_order_of_the_input_stays_whatever_joins_the_plan_holds():
 @pytest.mark.parametrize(
     "expression", ["n >= 0", "SELECT * FROM dataframe", "SELECT * FROM dataframe ORDER BY n"]
 )
-def test_an_error_of_the_source_comes_out_as_it_was(expression):
+def test_an_error_of_the_source_is_raised_unchanged(expression):
     def source():
         yield from Pulled(2)
         raise FormatError("cut short", where="x.parquet", hint="Fetch it again.")
@@ -265,12 +265,12 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
         ),
     ],
 )
-def test_what_is_no_condition_is_refused_in_one_line(expression, message, hint):
+def test_an_invalid_condition_is_refused_in_one_line(expression, message, hint):
     error = refused(expression)
     assert (str(error), error.hint) == (message, hint)
 
 
-def test_a_column_of_the_source_may_have_the_name_of_the_positions():
+def test_a_source_column_may_have_the_name_of_the_hidden_column():
     names = ["position in its batch", "Position in its batch'", "n"]
     batch = pa.record_batch(
         [pa.array([0, 0, 0]), pa.array([9, 9, 9]), pa.array([1, 2, 3])], names=names
@@ -286,18 +286,18 @@ def test_a_column_of_the_source_may_have_the_name_of_the_positions():
     [
         ("a > 5", ["a", "b"], (Bound("a", ">", (5,)),)),
         ("SELECT * FROM dataframe WHERE A > 5", ["a", "b"], (Bound("a", ">", (5,)),)),
-        ("SELECT * FROM dataframe AS d(b, a) WHERE a > 5", ["a", "b"], ()),  # the names are turned
+        ("SELECT * FROM dataframe AS d(b, a) WHERE a > 5", ["a", "b"], ()),  # the names are swapped
         ("WITH dataframe AS (SELECT 9 AS a) SELECT * FROM dataframe WHERE a > 5", ["a", "b"], ()),
         ("a > 5", ["a", "A"], ()),
         ("a > 5 OR b > 5", ["a", "b"], ()),
         ("NOT (a > 5)", ["a", "b"], ()),
     ],
 )
-def test_a_bound_is_of_the_column_that_is_meant_or_there_is_none(expression, names, wanted):
+def test_bounds_refer_to_the_right_column_or_are_omitted(expression, names, wanted):
     assert bounds(expression, names) == wanted
 
 
-def test_two_columns_of_one_name_are_refused():
+def test_duplicate_column_names_are_refused():
     batch = pa.record_batch([pa.array([1]), pa.array([2])], names=["a", "a"])
     with pytest.raises(
         UsageError, match="^--where: the columns 'a' and 'a' have the same name in SQL$"
@@ -305,7 +305,7 @@ def test_two_columns_of_one_name_are_refused():
         select(batch.schema, [batch], "a = 1")
 
 
-def test_columns_that_differ_in_case_only_are_refused():
+def test_columns_that_differ_only_in_case_are_refused():
     error = refused("id > 1", pa.schema([("id", pa.int64()), ("ID", pa.int64())]))
     assert (str(error), error.hint) == (
         "--where: the columns 'id' and 'ID' have the same name in SQL",
@@ -317,7 +317,7 @@ def test_columns_that_differ_in_case_only_are_refused():
     "expression",
     ["CAST(text AS INTEGER) = 1", "SELECT CAST(text AS INTEGER) AS i FROM dataframe ORDER BY i"],
 )
-def test_a_value_that_the_condition_cannot_take_is_named(expression):
+def test_a_value_on_which_the_condition_fails_is_reported(expression):
     batch = pa.record_batch(
         [pa.array([1], pa.int64()), pa.array(["x\x1b[2J"], pa.large_string())], schema=SCHEMA
     )
@@ -335,13 +335,13 @@ def test_a_value_that_the_condition_cannot_take_is_named(expression):
         "SELECT n FROM dataframe ORDER BY random()",
     ],
 )
-def test_what_is_random_in_a_condition_is_the_same_every_time(expression):
+def test_random_values_in_a_condition_are_reproducible(expression):
     one, two = (rows_of(select(SCHEMA, iter(Pulled(3)), expression)[1]) for _ in range(2))
     assert one == two
     assert one
 
 
-def test_the_time_zone_of_the_machine_changes_nothing():
+def test_conditions_do_not_depend_on_the_time_zone_of_the_machine():
     queries = [
         "z >= '2020-01-01'",
         "SELECT z, CAST(z AS VARCHAR) AS text, hour(z) AS hour FROM dataframe",
@@ -384,8 +384,10 @@ for query in sys.argv[1:]:
         "SET enable_external_access = true",
     ],
 )
-def test_nothing_outside_the_batches_is_reached(tmp_path, expression):
-    secret_table = pa.table({"n": [1]})  # a table that DuckDB would find by the name of a variable
+def test_conditions_cannot_access_files_network_or_python(tmp_path, expression):
+    secret_table = pa.table(
+        {"n": [1]}
+    )  # by default, DuckDB finds a table by the name of a Python variable
     (tmp_path / "secret.csv").write_text("n,text\n1,secret\n")
     error = refused(
         expression.format(file=tmp_path / "secret.csv", folder=tmp_path), batches=Pulled(1)
