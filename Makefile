@@ -11,7 +11,7 @@ demo: .venv/installed  ## pack 500 photographs over HTTP, inspect, verify, unpac
 	@$(BIN)/python docs/demo.py demo
 test: .venv/dev  ## unit tests; they use no network but the loopback interface
 	$(BIN)/pytest $(SPREAD)
-	PYTHONPATH=$(PORTABLE) $(BIN)/pytest $(SPREAD) tests/commands/test_pack.py tests/commands/test_verify.py tests/read/test_dataset.py
+	PYTHONPATH=$(PORTABLE) $(BIN)/pytest $(SPREAD) tests/commands/packing/test_run.py tests/commands/verifying/test_command.py tests/read/test_dataset.py
 portable: .venv/dev  ## all unit tests with the Linux-only names of Python's modules removed, as on macOS
 	PYTHONPATH=$(PORTABLE) $(BIN)/pytest $(SPREAD)
 interop: .venv/interop  ## tests with the original libraries and training frameworks; installs them (2 GB)

@@ -1,4 +1,4 @@
-"""Facts of columns as a table that fits a screen."""
+"""The table of column statistics."""
 
 from flarecli.commands import stats_table
 

@@ -1,4 +1,4 @@
-"""pack --shuffle: one order of all rows, whatever waits in memory, and the seed alone decides."""
+"""pack --shuffle: the order depends only on the seed, not on memory."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def ids(rows, seed, **options):
 
 @pytest.mark.parametrize("held", [1, 20_000, 10**9])
 @pytest.mark.parametrize("rows", [0, 1, 2, 30_000])
-def test_every_row_comes_once_whole_and_the_order_does_not_depend_on_memory(rows, held):
+def test_every_row_is_returned_once_and_the_order_does_not_depend_on_memory(rows, held):
     table, parts = batches(rows)
     found = list(shuffled(parts, 7, held))
     assert all(batch.schema == table.schema and 0 < batch.num_rows <= 8192 for batch in found)
@@ -48,14 +48,14 @@ def test_every_row_comes_once_whole_and_the_order_does_not_depend_on_memory(rows
 
 
 @pytest.mark.parametrize("held", [1, 10**9])
-def test_a_column_may_have_the_name_of_the_places(held):
+def test_a_column_may_have_the_name_of_the_sort_key(held):
     table = pa.table({room._SORT_KEY: np.full(100, 7), "id": np.arange(100)})
     whole = pa.Table.from_batches(list(shuffled(table.to_batches(max_chunksize=30), 7, held)))
     assert whole.sort_by("id") == table
     assert whole.column("id").to_pylist() == ids(100, 7)
 
 
-def test_a_source_with_a_column_of_the_numbers_beside_rows_is_refused_where_they_are_needed(
+def test_a_source_column_with_the_reserved_name_is_refused_only_if_row_numbers_are_needed(
     tmp_path,
 ):
     pq.write_table(pa.table({PLACE: [7, 7, 7], "id": [1, 2, 3]}), tmp_path / "t.parquet")
@@ -66,18 +66,18 @@ def test_a_source_with_a_column_of_the_numbers_beside_rows_is_refused_where_they
     assert [row["id"] for row in read.open(str(tmp_path / "out"))] == [1, 2, 3]
 
 
-def test_the_seed_decides_and_the_size_of_batches_does_not():
+def test_the_order_depends_on_the_seed_and_not_on_the_size_of_batches():
     assert ids(5000, 3) == ids(5000, 3, size=17) != ids(5000, 4)
 
 
-def test_the_first_rows_come_from_everywhere():
-    """A tenth of the rows, five ranges of the source: each has its share, within five standard deviations."""
+def test_the_first_rows_are_from_all_parts_of_the_source():
+    """The first tenth of the rows has its share of each fifth of the source, within five standard deviations."""
     first = np.array(ids(50_000, 11)[:5000])
     counts = np.bincount(first // 10_000, minlength=5)
     assert np.all(np.abs(counts - 1000) < 5 * np.sqrt(1000))
 
 
-def test_files_are_gone_when_it_ends_or_is_left_early(monkeypatch, tmp_path):
+def test_temporary_files_are_removed_at_the_end_and_on_an_early_close(monkeypatch, tmp_path):
     def handles():
         return len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
 
@@ -89,7 +89,7 @@ def test_files_are_gone_when_it_ends_or_is_left_early(monkeypatch, tmp_path):
     assert handles() == before
 
 
-def test_a_full_disk_is_said(monkeypatch):
+def test_a_full_disk_is_an_error(monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -121,14 +121,14 @@ except FlareError as error:
 
 
 @pytest.mark.parametrize("files", [1024, 256, 64, 24])
-def test_fewer_files_that_may_be_open_are_used_and_the_order_is_the_same(files):
+def test_the_limit_of_open_files_does_not_change_the_order(files):
     ran = subprocess.run(
         [sys.executable, "-c", LIMITED, str(files), "1"], capture_output=True, text=True
     )
     assert (ran.stdout, ran.stderr) == ("True\n", "")
 
 
-def test_too_few_files_are_told_as_such():
+def test_a_limit_of_open_files_that_is_too_low_is_an_error():
     code = LIMITED.replace('== "1"', '== "never"')
     ran = subprocess.run(
         [sys.executable, "-c", code, "6", "1"],
@@ -140,7 +140,7 @@ def test_too_few_files_are_told_as_such():
     assert (ran.stdout, ran.stderr) == (told, "")
 
 
-def test_batches_that_went_to_files_are_not_kept():
+def test_batches_written_to_files_are_released():
     batches = iter([pa.record_batch({"a": [b"x" * 1000] * 4})])
     kept = []
 

@@ -1,4 +1,4 @@
-"""Indexes made again: a lost one, and one over several datasets."""
+"""Indexes: rebuild a lost index, and merge the indexes of several datasets."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def write(path, first, rows=25, **options):
 
 
 @pytest.mark.parametrize("format", ["mds", "json", "csv"])
-def test_a_lost_index_comes_back_byte_for_byte(tmp_path, format, capsys):
+def test_a_lost_index_is_rebuilt_byte_for_byte(tmp_path, format, capsys):
     write(tmp_path / "d", 0, format=format)
     index = tmp_path / "d" / "index.json"
     wanted = index.read_bytes()
@@ -49,7 +49,7 @@ def test_folders_may_be_paths(tmp_path):
     assert flarecli.merge_index(tmp_path, [tmp_path / "a"]) == str(tmp_path / "index.json")
 
 
-def test_a_file_in_place_of_the_folder_is_told_so(tmp_path):
+def test_a_file_instead_of_a_folder_is_an_error(tmp_path):
     write(tmp_path / "d", 0)
     for name in ("playlist.yaml", "index.json", "shard.00000.mds"):
         with pytest.raises(UsageError) as caught:
@@ -58,7 +58,7 @@ def test_a_file_in_place_of_the_folder_is_told_so(tmp_path):
         assert caught.value.hint == f"Name the folder: {tmp_path}/d."
 
 
-def test_what_has_no_index_to_make_is_refused(tmp_path):
+def test_folders_without_shards_of_these_formats_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(MissingError):
         flarecli.reindex(str(tmp_path / "empty"))

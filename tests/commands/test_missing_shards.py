@@ -1,4 +1,4 @@
-"""inspect: who wrote a dataset, what is missing from it, and how large its pictures are."""
+"""inspect: the writer of a dataset, missing shards, and sizes of images."""
 
 import io
 import shutil
@@ -34,7 +34,7 @@ def dataset(folder: Path, rows: int = 12, **columns) -> Path:
     return folder / "out"
 
 
-def test_the_playlist_the_index_or_the_layout_tell_who_wrote_it(tmp_path):
+def test_the_writer_is_detected_by_playlist_index_or_layout(tmp_path):
     out = dataset(tmp_path)
     assert only(out).writer == "flare"
     (out / "playlist.yaml").unlink()
@@ -56,7 +56,7 @@ def test_the_playlist_the_index_or_the_layout_tell_who_wrote_it(tmp_path):
     )
 
 
-def test_shards_that_are_not_there_are_named_with_their_rows(tmp_path):
+def test_missing_shards_are_reported_with_their_rows(tmp_path):
     out = dataset(tmp_path)
     for number in (1, 2, 5):
         (out / f"shard.0000{number}.mds").unlink()
@@ -70,7 +70,7 @@ def test_shards_that_are_not_there_are_named_with_their_rows(tmp_path):
     assert only(out).holes == wanted
 
 
-def test_statistics_and_samples_are_of_the_shards_that_are_there(tmp_path):
+def test_statistics_and_samples_describe_the_existing_shards(tmp_path):
     out = dataset(tmp_path, data=[bytes(i) for i in range(12)])
     for number in (1, 2, 5):
         (out / f"shard.0000{number}.mds").unlink()
@@ -92,10 +92,12 @@ def test_statistics_and_samples_are_of_the_shards_that_are_there(tmp_path):
         == tuple(f"{out}/shard.0000{number}.mds" for number in (1, 2, 5))
         == tuple(found.as_json()["missing"])
     )
-    assert commands.inspect(str(out)).missing == ()  # no row was asked for: `holes` has them
+    assert (
+        commands.inspect(str(out)).missing == ()
+    )  # without a sample: `holes` lists missing shards
 
 
-def test_of_streams_side_by_side_the_rows_that_all_have_are_looked_at(tmp_path):
+def test_of_joined_streams_only_rows_without_missing_shards_are_read(tmp_path):
     for name, values in (
         ("left", {"id": list(range(12))}),
         ("right", {"word": [str(i) for i in range(12)]}),
@@ -133,7 +135,7 @@ def test_of_streams_side_by_side_the_rows_that_all_have_are_looked_at(tmp_path):
     )
 
 
-def test_a_screen_and_a_page_of_what_is_there_name_what_is_not_and_fail(tmp_path, capsys):
+def test_the_screen_and_the_page_name_missing_shards_and_the_exit_code_is_1(tmp_path, capsys):
     out = dataset(tmp_path)
     for number in (1, 4):
         (out / f"shard.0000{number}.mds").unlink()
@@ -148,7 +150,7 @@ def test_a_screen_and_a_page_of_what_is_there_name_what_is_not_and_fail(tmp_path
     assert "shard.00001.mds" in (tmp_path / "page.html").read_text()
 
 
-def test_rows_count_on_from_one_source_to_the_next(tmp_path):
+def test_row_numbers_continue_in_the_next_source(tmp_path):
     whole = dataset(tmp_path)
     torn = Path(shutil.copytree(whole, tmp_path / "torn"))
     (torn / "shard.00000.mds").unlink()
@@ -156,7 +158,7 @@ def test_rows_count_on_from_one_source_to_the_next(tmp_path):
     assert one.holes == ("shard.00000.mds: missing, rows 12 to 13",)
 
 
-def test_a_name_that_leaves_the_folder_is_a_hole_and_is_not_looked_for(tmp_path):
+def test_a_name_that_leaves_the_folder_is_a_hole_and_is_not_opened(tmp_path):
     out = dataset(tmp_path)
     listed = out / "by_hand.yaml"
     listed.write_text(
@@ -165,7 +167,7 @@ def test_a_name_that_leaves_the_folder_is_a_hole_and_is_not_looked_for(tmp_path)
     assert only(listed).holes == ("../x.mds: the address '../x.mds' leaves the folder, row 2",)
 
 
-def test_numbers_that_no_shard_has_are_named(tmp_path):
+def test_gaps_in_shard_numbers_are_reported(tmp_path):
     out = dataset(tmp_path)
     assert only(f"{out}/shard.0000[01235].mds").holes == ("shard.00004.mds: not listed",)
     assert only(f"{out}/shard.0000[05].mds").holes == (
@@ -177,7 +179,7 @@ def test_numbers_that_no_shard_has_are_named(tmp_path):
     "names",
     [["a1.mds", "a9.mds"], ["20260101.mds", "20270101.mds"], ["shard.00000.mds", "shard.1000.mds"]],
 )
-def test_names_that_count_nothing_have_no_gaps(tmp_path, names):
+def test_names_without_shard_numbers_have_no_gaps(tmp_path, names):
     out = dataset(tmp_path)
     for i, name in enumerate(names):
         shutil.copy(out / f"shard.0000{i}.mds", tmp_path / name)
@@ -185,7 +187,7 @@ def test_names_that_count_nothing_have_no_gaps(tmp_path, names):
     assert one.holes == ()
 
 
-def test_pictures_are_measured_by_their_headers(tmp_path):
+def test_image_sizes_are_read_from_headers(tmp_path):
     sizes = [(10 + 3 * i, 40 - i) for i in range(11)]
     values = [
         picture(*size, kind) for size, kind in zip(sizes, ["PNG", "JPEG"] * 6, strict=False)
@@ -212,7 +214,7 @@ def test_pictures_are_measured_by_their_headers(tmp_path):
     }
 
 
-def test_of_many_rows_of_bytes_some_are_read_and_how_many_is_said(tmp_path, monkeypatch):
+def test_only_a_sample_of_many_byte_rows_is_read_and_its_size_is_reported(tmp_path, monkeypatch):
     out = dataset(tmp_path, blob=pa.array([bytes([i]) * (i + 1) for i in range(12)], pa.binary()))
     monkeypatch.setitem(told.__globals__, "_MAX_ROWS", 5)
     facts = only(out, stats=True).stats
@@ -220,7 +222,7 @@ def test_of_many_rows_of_bytes_some_are_read_and_how_many_is_said(tmp_path, monk
     assert 5 <= facts["blob"]["bytes"] <= sum(range(8, 13))
 
 
-def test_numbers_that_do_not_fit_are_counted_and_the_others_told(tmp_path):
+def test_invalid_numbers_are_counted_and_the_others_are_described(tmp_path):
     (tmp_path / "i.csv").write_text("id,score\n" + "".join(f"{i},{0.5 * i}\n" for i in range(9)))
     commands.pack(str(tmp_path / "i.csv"), str(tmp_path / "out"), format="csv")
     shard = tmp_path / "out" / "shard.00000.csv"

@@ -15,7 +15,7 @@ from flarecli.storage import Guard
 from flarecli.write import Writer
 
 
-def test_a_playlist_of_bare_shards_says_everything_and_reads_as_the_same_rows(
+def test_a_playlist_of_bare_shards_is_complete_and_reads_the_same_rows(
     plain, tmp_path, monkeypatch, samples
 ):
     shutil.copytree(plain, tmp_path / "imgs")
@@ -41,7 +41,7 @@ def test_a_playlist_of_bare_shards_says_everything_and_reads_as_the_same_rows(
     assert list(commands.verify("set.yaml")) == []
 
 
-def test_named_sources_become_streams_and_unnamed_ones_of_one_name_are_joined(
+def test_named_sources_become_streams_and_sources_of_one_name_are_joined(
     plain, zipped, tmp_path, monkeypatch
 ):
     shutil.copytree(plain, tmp_path / "a")
@@ -102,13 +102,13 @@ def test_pairs_may_be_given_as_a_dict(plain, monkeypatch):
     assert yaml.safe_load(by_dict)["data"]["headers"]["license"] == "CC0"
 
 
-def test_a_playlist_of_nothing_is_refused():
+def test_a_playlist_without_sources_is_refused():
     with pytest.raises(UsageError) as caught:
         commands.playlist([])
     assert str(caught.value) == "missing argument: no source"
 
 
-def test_a_file_above_the_playlist_is_refused_since_readers_would_refuse_it(plain, tmp_path):
+def test_a_file_outside_the_folder_of_the_playlist_is_refused(plain, tmp_path):
     with pytest.raises(UsageError) as caught:
         commands.playlist(str(plain), out=str(tmp_path / "set.yaml"))
     assert (
@@ -128,7 +128,7 @@ def test_plain_files_are_listed_but_not_the_playlist_itself(tmp_path):
     assert read.open(str(tmp_path / "set.yaml"))[0] == {"name": "a.txt", "data": b"one"}
 
 
-def test_damage_is_not_hidden_under_a_new_sum(out):
+def test_damage_is_not_hidden_by_a_new_checksum(out):
     path = out / "shard.00001.mds"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -146,7 +146,7 @@ def test_damage_is_not_hidden_under_a_new_sum(out):
         ({"out": "http://b/x.yaml"}, "http://b/x.yaml: cannot write to a web server"),
     ],
 )
-def test_wrong_wishes_are_refused(plain, options, message):
+def test_invalid_options_are_refused(plain, options, message):
     with pytest.raises(UsageError) as caught:
         commands.playlist(str(plain), **options)
     assert str(caught.value) == message
@@ -164,11 +164,11 @@ def test_one_name_for_several_streams_is_refused(out):
 # -- check
 
 
-def test_a_right_playlist_has_no_faults(plain):
+def test_a_valid_playlist_has_no_faults(plain):
     assert commands.check_playlist(f"{plain}/playlist.yaml") == []
 
 
-def test_every_fault_is_told_with_its_line_and_its_column(tmp_path):
+def test_every_fault_is_reported_with_line_and_column(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_text(
         "one:\n  headers:\n    rows: [1]\n    bytes: [a, 2, -1]\n    columns: {x: nope, y: int, z: 3}\n  content: [a, 3, '']\n"
@@ -197,7 +197,7 @@ def test_every_fault_is_told_with_its_line_and_its_column(tmp_path):
     ]
 
 
-def test_what_yaml_knows_and_playlists_do_not_is_told_and_read_over(tmp_path):
+def test_yaml_features_that_playlists_do_not_have_are_reported(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_text(
         "one: &a\n  content: [x, !t y]\ntwo: *a\none: {}\n3: {}\nfour:\n  headers: {rows: [1], rows: [2]}\n  content: [5]\n"
@@ -222,7 +222,7 @@ def test_what_yaml_knows_and_playlists_do_not_is_told_and_read_over(tmp_path):
     ]
 
 
-def test_addresses_that_readers_refuse_are_told_with_line_and_column(tmp_path):
+def test_addresses_that_readers_refuse_are_reported_with_line_and_column(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_text(
         "one:\n  headers: {format: tar, files: {../x: {bytes: 1}}}\n  content:\n    - a\n    - ../../etc/passwd\n    - file:///etc/passwd\n"
@@ -262,7 +262,7 @@ def test_broken_yaml_and_a_wrong_last_line_are_faults(out):
 # -- diff
 
 
-def test_a_difference_names_chunks_added_removed_and_changed(out):
+def test_a_comparison_lists_added_removed_and_changed_chunks(out):
     old, new = out / "playlist.yaml", out / "new.yaml"
     text = (
         old.read_text()
@@ -278,11 +278,11 @@ def test_a_difference_names_chunks_added_removed_and_changed(out):
     )
     same = commands.diff_playlists(
         str(out), f"{out}/index.json"
-    )  # one says more than the other, and nothing else
+    )  # one playlist has more facts, without a contradiction
     assert (same.added, same.removed, same.changed) == ((), (), ())
 
 
-def test_chunks_of_several_streams_are_told_with_their_stream(tmp_path):
+def test_chunks_of_several_streams_are_listed_with_their_stream(tmp_path):
     for name, content in (("a", "[x]"), ("b", "[x, y]")):
         (tmp_path / f"{name}.yaml").write_text(
             f"one: {{headers: {{format: mds}}, content: {content}}}\ntwo: {{headers: {{format: mds}}, content: []}}\n"
@@ -295,7 +295,7 @@ def test_chunks_of_several_streams_are_told_with_their_stream(tmp_path):
     assert commands.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml").added == ("two: x",)
 
 
-def test_a_chunk_that_is_listed_twice_and_one_of_another_kind_are_told(tmp_path):
+def test_repeated_chunks_and_chunks_of_another_format_are_compared(tmp_path):
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text("one: {headers: {format: mds, columns: {x: int}}, content: [x, y, x]}\n")
     second.write_text("one: {headers: {format: mds, columns: {x: int}}, content: [x, y, y]}\n")
@@ -305,7 +305,7 @@ def test_a_chunk_that_is_listed_twice_and_one_of_another_kind_are_told(tmp_path)
     assert commands.diff_playlists(str(first), str(second)).changed == ("x", "y", "x")
 
 
-def test_chunks_are_the_same_by_their_address_or_by_their_place_below_the_playlist(out, tmp_path):
+def test_chunks_are_matched_by_address_or_by_relative_path(out, tmp_path):
     home, text = f"{tmp_path}/elsewhere", (out / "playlist.yaml").read_text()
     (tmp_path / "elsewhere").mkdir()
 
@@ -334,7 +334,7 @@ def test_chunks_are_the_same_by_their_address_or_by_their_place_below_the_playli
     ) == ((), (), ("shard.00001.mds",))
 
 
-def test_a_difference_tells_no_secrets(tmp_path):
+def test_a_comparison_contains_no_secrets(tmp_path):
     one, two = "http://u:hunter2@127.0.0.1:9/a?X-Amz-Signature=hunter2", "http://[hunter"
     (tmp_path / "a.yaml").write_text(f"one: {{headers: {{format: mds}}, content: ['{one}']}}\n")
     (tmp_path / "b.yaml").write_text(

@@ -1,4 +1,4 @@
-"""Over HTTP: lists and headers are asked for, rows come as ranges, and whole shards only to those who check or unpack them."""
+"""Over HTTP: lists and headers are requested, rows as ranges, and complete shards only by verify and unpack."""
 
 import functools
 import http.server
@@ -12,7 +12,7 @@ from flarecli.errors import MissingError, UsageError
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves a folder with ranges, and notes what was asked for: (path, first byte, bytes)."""
+    """Serve a folder with ranges, and record each request: (path, first byte, bytes)."""
 
     protocol_version = "HTTP/1.1"
 
@@ -46,7 +46,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def served(out):
-    """The dataset at an address, and the list of what was asked for."""
+    """Return the address of a dataset, and the list of requests."""
     asked: list[tuple[str, int, int]] = []
     server = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(Handler, out, asked)
@@ -59,20 +59,20 @@ def served(out):
     server.server_close()
 
 
-def test_inspect_asks_for_the_list_alone(served):
+def test_inspect_requests_only_the_list(served):
     url, _, asked = served
     found = commands.inspect(f"{url}/playlist.yaml")
     assert (found.rows, found.shards, found.address) == (35, 4, f"{url}/playlist.yaml")
     assert {name for name, *_ in asked} == {"playlist.yaml"}
 
 
-def test_inspect_of_a_bare_shard_asks_for_its_header(served):
+def test_inspect_of_a_bare_shard_requests_its_header(served):
     url, _, asked = served
     assert commands.inspect(f"{url}/shard.00001.mds").rows == 10
     assert {name for name, *_ in asked} == {"shard.00001.mds"}
 
 
-def test_one_row_is_a_header_and_a_range(served, samples):
+def test_reading_one_row_requests_a_header_and_a_range(served, samples):
     url, _, asked = served
     (batch,) = commands.cat(f"{url}/playlist.yaml", rows="23")
     assert batch.to_pylist() == [samples[23]]
@@ -80,14 +80,14 @@ def test_one_row_is_a_header_and_a_range(served, samples):
     assert {name for name, *_ in shards} == {"shard.00002.mds"} and len(shards) <= 2
 
 
-def test_rows_of_any_order_and_all_of_them_are_right(served, samples):
+def test_rows_in_any_order_are_correct(served, samples):
     url, _, _ = served
     rows = [row for batch in commands.cat(url, rows="33,1,12,-1") for row in batch.to_pylist()]
     assert rows == [samples[33], samples[1], samples[12], samples[34]]
     assert [row for batch in commands.cat(url) for row in batch.to_pylist()] == samples
 
 
-def test_verify_reads_every_byte_and_names_the_damage(served):
+def test_verify_reads_every_byte_and_reports_damage(served):
     url, out, _ = served
     done = commands.verify(url)
     assert (list(done), done.rows, done.files, done.bytes) == (
@@ -114,13 +114,13 @@ def test_quick_verify_reads_no_payload(served):
     )
 
 
-def test_nothing_there_is_an_error(served):
+def test_a_missing_address_is_an_error(served):
     url, _, _ = served
     with pytest.raises(MissingError):
         commands.verify(f"{url}/none/")
 
 
-def test_unpack_writes_what_lies_there(served, tmp_path, samples):
+def test_unpack_writes_the_remote_files(served, tmp_path, samples):
     url, _, _ = served
     done = commands.unpack(url, str(tmp_path / "f"))
     assert done.files == 35
@@ -129,7 +129,7 @@ def test_unpack_writes_what_lies_there(served, tmp_path, samples):
     )
 
 
-def test_unpack_of_remote_rows_refuses_a_name_that_is_taken_before_its_batch(tmp_path, served):
+def test_unpack_of_remote_rows_refuses_a_duplicate_name_before_its_batch(tmp_path, served):
     from flarecli.errors import FormatError
     from flarecli.write import Writer
 
@@ -142,7 +142,7 @@ def test_unpack_of_remote_rows_refuses_a_name_that_is_taken_before_its_batch(tmp
     assert not (tmp_path / "f").exists()
 
 
-def test_a_playlist_of_addresses_keeps_no_secret(served, tmp_path):
+def test_a_playlist_of_addresses_stores_no_secrets(served, tmp_path):
     url, _, _ = served
     text = commands.playlist(f"{url}/shard.0000{{0..3}}.mds", out=str(tmp_path / "set.yaml"))
     assert f'- "{url}/shard.00003.mds"' in text

@@ -1,4 +1,4 @@
-"""Columns of fetched bytes: each column has the values that were added, in memory of its own."""
+"""BytesColumnBuilder: each column has the added values, in separate memory."""
 
 import os
 

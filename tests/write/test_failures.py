@@ -1,4 +1,4 @@
-"""Rows that failed, as they are told: no secret in any of it, and the way out that helps."""
+"""Failed rows: they are listed without secrets, and their errors have a hint."""
 
 import json
 
@@ -10,7 +10,7 @@ from flarecli.write import Failure, error_of
 LINK = "https://me:hunter2@example.com/a.jpg?X-Amz-Signature=hunter2"
 
 
-def test_no_secret_is_listed_whoever_named_the_row():
+def test_failed_rows_are_listed_without_secrets():
     line = Failure(3, LINK, "url", "unsafe", f"the name '{LINK}' is a URL", "i.parquet", 5).line()
     told = json.loads(line)
     assert b"hunter2" not in line
@@ -31,7 +31,7 @@ def test_no_secret_is_listed_whoever_named_the_row():
         ("http", "404 not found", ReachError, "Skip it."),
     ],
 )
-def test_the_hint_is_the_way_out_of_what_failed(kind, reason, error, hint):
+def test_the_hint_of_a_failed_row_depends_on_the_kind_of_failure(kind, reason, error, hint):
     allows = "Give --allow-host a." if "leads to" in reason else "Repair it."
     found = error_of(Failure(3, "", "url", kind, reason, hint=allows), "i.parquet", "Skip it.")
     assert (type(found), str(found)) == (error, f"i.parquet[3]: {reason}")

@@ -1,4 +1,4 @@
-"""The lock of a pack into a bucket, over a store of our own making; tests/storage has real ones."""
+"""The lock of a pack in a bucket, with a store in memory; tests/storage uses real servers."""
 
 import pytest
 
@@ -7,7 +7,9 @@ from flarecli.storage import locate
 from flarecli.write.lease import Lease
 
 
-def test_a_store_that_refuses_every_condition_is_not_asked_for_ever(tmp_path, monkeypatch):
+def test_a_store_that_refuses_conditional_puts_is_an_error_after_a_few_attempts(
+    tmp_path, monkeypatch
+):
     asked, slept = [], []
 
     def refused(at, data, old=None):

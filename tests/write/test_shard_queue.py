@@ -1,4 +1,4 @@
-"""Shards that are compressed behind the rows: the same bytes and the same journal as one after another, whatever fails in between."""
+"""Shards that are compressed on threads: the bytes and the journal are those of sequential writing, also after failures."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def written(out: Path, jobs: int, **options) -> Writer:
-    """A dataset of many small compressed shards."""
+    """Write a dataset of many small compressed shards."""
     with Writer(str(out), columns=COLUMNS, settings=SMALL, jobs=jobs, **options) as writer:
         for n in range(writer.rows, ROWS):
             writer.write({"n": n, "text": f"row {n} " * (n % 17)})
             if n % 50 == 49:
-                writer._write_samples()  # rows come a few at a time
+                writer._write_samples()  # a few rows at a time
     return writer
 
 
@@ -51,14 +51,14 @@ def journal(out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("jobs", [2, 5])
-def test_the_bytes_are_those_of_one_after_another(tmp_path, jobs):
+def test_parallel_writing_produces_the_same_bytes(tmp_path, jobs):
     one, many = written(tmp_path / "one", 1), written(tmp_path / "many", jobs)
     assert one.shards == many.shards > 10
     assert files(tmp_path / "one") == files(tmp_path / "many")
 
 
 @pytest.mark.parametrize("format", ["mds", "json", "csv", "webdataset"])
-def test_a_pack_on_two_threads_is_the_same_in_each_format_that_compresses(
+def test_a_pack_with_two_threads_has_the_same_bytes_in_each_compressed_format(
     tmp_path, format, monkeypatch
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
@@ -79,7 +79,7 @@ def test_a_pack_on_two_threads_is_the_same_in_each_format_that_compresses(
     assert found == files(tmp_path / "2")
 
 
-def test_what_fails_behind_names_its_shard_and_nothing_past_it_is_noted(tmp_path):
+def test_a_failed_shard_is_named_and_no_later_shard_is_recorded(tmp_path):
     out, wanted = tmp_path / "out", tmp_path / "wanted"
     written(wanted, 1)
     stuck = out / "shard.00003.mds.zstd"
@@ -99,7 +99,7 @@ def test_what_fails_behind_names_its_shard_and_nothing_past_it_is_noted(tmp_path
     assert files(out) == files(wanted)
 
 
-def test_nothing_stays_where_the_first_shard_fails(tmp_path):
+def test_a_failed_first_shard_leaves_no_files(tmp_path):
     out = tmp_path / "out"
     with (
         pytest.raises(FlareError),
@@ -116,7 +116,7 @@ def test_nothing_stays_where_the_first_shard_fails(tmp_path):
     assert not out.exists()
 
 
-def test_shards_are_noted_in_order_whichever_is_there_first():
+def test_shards_are_recorded_in_order_for_any_order_of_completion():
     noted, gate = [], threading.Event()
 
     def first() -> Chunk:
@@ -135,7 +135,7 @@ def test_shards_are_noted_in_order_whichever_is_there_first():
     assert (len(queue), noted) == (0, [("0", 10), ("1", 20)])
 
 
-def test_no_more_is_under_way_than_was_asked_for_and_large_shards_go_alone():
+def test_the_number_of_parallel_shards_is_limited_and_large_shards_are_written_alone():
     making, most, lock = [], [], threading.Lock()
 
     def make() -> Chunk:
@@ -157,7 +157,7 @@ def test_no_more_is_under_way_than_was_asked_for_and_large_shards_go_alone():
         assert max(most) <= wanted
 
 
-def test_a_large_shard_waits_for_all_that_it_has_no_room_beside():
+def test_a_large_shard_waits_until_enough_memory_is_free():
     gate, noted = threading.Event(), []
 
     def make() -> Chunk:
@@ -173,7 +173,7 @@ def test_a_large_shard_waits_for_all_that_it_has_no_room_beside():
     queue.close(note)
 
 
-def test_one_job_makes_each_shard_where_it_is_added():
+def test_with_one_job_the_calling_thread_writes_each_shard():
     threads = []
 
     def make() -> Chunk:
@@ -186,9 +186,7 @@ def test_one_job_makes_each_shard_where_it_is_added():
     assert len(queue) == 0
 
 
-def test_shards_that_are_not_compressed_are_written_by_whoever_gives_the_rows(
-    tmp_path, monkeypatch
-):
+def test_uncompressed_shards_are_written_by_the_calling_thread(tmp_path, monkeypatch):
     monkeypatch.setattr("flarecli.prefetch._run_task", None)
     with Writer(
         str(tmp_path / "out"), columns={"n": "int"}, settings=Settings(shard_rows=5), jobs=4
@@ -198,9 +196,7 @@ def test_shards_that_are_not_compressed_are_written_by_whoever_gives_the_rows(
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_an_interrupt_while_a_thread_starts_leaves_no_shard_that_is_still_being_written(
-    monkeypatch, is_running
-):
+def test_after_an_interrupt_no_thread_writes_a_shard(monkeypatch, is_running):
     running, gate, ended, start = threading.Event(), threading.Event(), [], prefetch._run_task
 
     def make() -> Chunk:

@@ -1,4 +1,4 @@
-"""What was fetched before a pack was stopped is not fetched again, and the bytes are those of an unbroken run."""
+"""A resumed pack does not repeat downloads, and its bytes are those of an uninterrupted pack."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ import pytest
 
 from flarecli.__main__ import main
 
-ROWS, STUCK = 60, 40  # the object of row STUCK does not come until it is allowed to
+ROWS, STUCK = 60, 40  # the object of row STUCK is sent only after an event
 FETCHED = {row for row in range(ROWS) if row % 9 != 8 and row != STUCK}
 OPTIONS = ["--fetch", "url:data", "--key", "id", "--on-error", "skip", "-q", "--retries", "0"]
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
@@ -32,7 +32,7 @@ def files(folder):
 
 
 class _Objects(BaseHTTPRequestHandler):
-    """Pictures of 150 kB; every ninth one is missing, and the server calls some web pages."""
+    """Serve images of 150 kB; every ninth image is missing, and some are declared as HTML."""
 
     protocol_version = "HTTP/1.1"
 
@@ -60,7 +60,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *_):
-        """A client that was killed is no error."""
+        """Ignore clients that were killed."""
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ entry()
 
 
 def thread_states(pid):
-    """The state letter of each thread of a process; S is waiting."""
+    """Return the state letters of the threads of a process; S: waiting."""
     states = []
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # the thread has ended
@@ -123,12 +123,14 @@ def wait_until(is_reached, packing):
 
 
 def rows_on_disk(out):
-    """The rows that a resumed pack need not fetch: those in shards, and those in the spool."""
+    """Return the rows in shards and in the spool, which a resumed pack need not download."""
     rows = set()
     for line in (out / ".flare" / "journal").read_bytes().splitlines():
         rows.update(range(json.loads(line).get("next", 0)))
     for path in (out / ".flare").glob("fetched.*"):
-        with contextlib.suppress(ValueError, FileNotFoundError):  # it is being written or renamed
+        with contextlib.suppress(
+            ValueError, FileNotFoundError
+        ):  # the file is being written or renamed
             entry = json.loads(path.read_bytes().partition(b"\n")[0])
             if entry["kind"] == "rows":
                 rows.update(range(entry["first"], entry["next"]))
@@ -138,9 +140,9 @@ def rows_on_disk(out):
 
 
 def stopped(arguments, server, number, saves_soon=False):
-    """Start a pack, wait until it has all objects but the stuck one, and send it a signal.
+    """Start a pack, wait until it has all objects except STUCK, and send a signal.
 
-    With `saves_soon`, it also has saved them; without, all its threads wait for the stuck one.
+    With `saves_soon`, wait until they are saved; otherwise until all threads wait for STUCK.
     """
     program = ["-c", SOON] if saves_soon else ["-m", "flarecli"]
     out = Path(arguments[2])
@@ -162,7 +164,7 @@ def stopped(arguments, server, number, saves_soon=False):
 
 
 def fetched_again(server):
-    """The rows that were requested twice, except those that failed and the stuck one."""
+    """Return the rows that were requested twice, except failed rows and STUCK."""
     return [
         row for row, count in sorted(Counter(server.asked).items()) if count > 1 and row in FETCHED
     ]
@@ -173,7 +175,7 @@ CUTS = [["--shard-size", "1MB"], ["--shard-rows", "1000"], ["--shard-size", "1MB
 
 @pytest.fixture
 def whole(index, tmp_path, server, packed_before):
-    """Pack in one go, once for all tests with the same options."""
+    """Pack without interruption, once for all tests with the same options."""
 
     def packed(*more):
         if more not in packed_before:
@@ -194,7 +196,7 @@ def packed_before():
     ("number", "code", "cut"),
     [*((*one, CUTS[0]) for one in SIGNALS), *((*SIGNALS[0], cut) for cut in CUTS[1:])],
 )
-def test_a_stopped_pack_is_resumed_without_fetching_anything_twice(
+def test_a_stopped_pack_is_resumed_without_repeated_downloads(
     tmp_path, index, server, whole, number, code, cut
 ):
     found = stopped(argv(index, tmp_path / "out", server, *cut), server, number)
@@ -209,10 +211,10 @@ def test_a_stopped_pack_is_resumed_without_fetching_anything_twice(
 
 
 @pytest.mark.parametrize(("cut", "form"), [(CUTS[0], "webdataset"), (CUTS[1], "mds")])
-def test_a_killed_pack_fetches_nothing_again_that_was_saved(
+def test_a_resume_after_a_kill_does_not_repeat_saved_downloads(
     tmp_path, index, server, whole, cut, form
 ):
-    """With nobody asked: the spool is written every so often, also while one object is waited for."""
+    """The spool is written at intervals, also while the pack waits for an object."""
     more = [*cut, "-f", form]
     arguments = argv(index, tmp_path / "out", server, *more)
     assert stopped(arguments, server, signal.SIGKILL, saves_soon=True)[0] == -signal.SIGKILL
@@ -222,7 +224,7 @@ def test_a_killed_pack_fetches_nothing_again_that_was_saved(
     assert files(tmp_path / "out") == whole(*more)
 
 
-def test_it_may_be_stopped_again_and_again(tmp_path, index, server, whole):
+def test_a_pack_can_be_stopped_and_resumed_many_times(tmp_path, index, server, whole):
     arguments = argv(index, tmp_path / "out", server, "--shard-size", "1MB")
     for number, code in SIGNALS:
         assert stopped([*arguments, "--resume"], server, number)[0] == code
@@ -247,7 +249,7 @@ def emptied(path):
 
 
 @pytest.mark.parametrize("damage", [flipped, cut_short, emptied])
-def test_a_damaged_file_of_the_spool_is_fetched_again(tmp_path, index, server, whole, damage):
+def test_downloads_in_a_damaged_spool_file_are_repeated(tmp_path, index, server, whole, damage):
     arguments = argv(index, tmp_path / "out", server, "--shard-rows", "1000")
     stopped(arguments, server, signal.SIGINT)
     spooled = sorted((tmp_path / "out" / ".flare").glob("fetched.*"))
@@ -262,7 +264,7 @@ def test_a_damaged_file_of_the_spool_is_fetched_again(tmp_path, index, server, w
 
 def test_addresses_of_fetched_links_are_not_stored(tmp_path, index, server):
     text = index.read_text()
-    for row in (8, ROWS - 1):  # one that fails, and one that waits for its turn
+    for row in (8, ROWS - 1):  # a failed row, and a row that waits
         text = text.replace(f"/{row}\n", f"/{row}?token=secret\n")
     index.write_text(text)
     stopped(argv(index, tmp_path / "out", server), server, signal.SIGINT)
@@ -271,9 +273,7 @@ def test_addresses_of_fetched_links_are_not_stored(tmp_path, index, server):
     assert not [name for name, data in kept.items() if b"secret" in data]
 
 
-def test_an_index_that_changed_is_refused_though_no_shard_is_finished(
-    tmp_path, index, server, capsys
-):
+def test_a_changed_index_is_refused_even_without_a_finished_shard(tmp_path, index, server, capsys):
     arguments = argv(index, tmp_path / "out", server, "--shard-rows", "1000")
     stopped(arguments, server, signal.SIGINT)
     text = index.read_text()
@@ -286,7 +286,7 @@ def test_an_index_that_changed_is_refused_though_no_shard_is_finished(
     )
 
 
-def test_a_finished_pack_leaves_no_spool_and_local_links_are_not_kept(tmp_path, index, server):
+def test_a_finished_pack_has_no_spool_and_local_files_are_not_spooled(tmp_path, index, server):
     server.may_end.set()
     out = tmp_path / "out"
     arguments = argv(index, out, server)

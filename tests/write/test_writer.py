@@ -1,4 +1,4 @@
-"""The Writer: cut as the rule says, resumed to the same bytes, never a half dataset that looks whole."""
+"""The Writer: size of shards, resume to the same bytes, and no unfinished dataset that looks complete."""
 
 import contextlib
 import fcntl
@@ -54,7 +54,7 @@ def pack(path, rows, how=None, **options):
 
 
 def rule(sizes, base, limit):
-    """The original's own rule, one sample at a time: flush when limit < running + size, but never an empty shard."""
+    """The rule of the original writer, sample by sample: flush if limit < size of the shard + size of the sample."""
     shards, running, count = [], base, 0
     for size in sizes:
         if limit < running + size and count:
@@ -71,7 +71,7 @@ def rule(sizes, base, limit):
     st.integers(300, 900),
     st.lists(st.integers(1, 30), min_size=1, max_size=6),
 )
-def test_shards_are_cut_where_the_rule_says(lengths, limit, steps):
+def test_shards_end_before_the_size_limit(lengths, limit, steps):
     import tempfile
 
     columns = (encodings.column("t", "bytes"),)
@@ -100,7 +100,7 @@ def test_shards_are_cut_where_the_rule_says(lengths, limit, steps):
         )
 
 
-def test_rows_per_shard_are_counted_too(tmp_path):
+def test_shards_end_at_the_row_limit(tmp_path):
     pack(tmp_path / "out", samples(25), Settings(shard_rows=10))
     assert [
         shard["samples"]
@@ -108,7 +108,7 @@ def test_rows_per_shard_are_counted_too(tmp_path):
     ] == [10, 10, 5]
 
 
-def test_what_is_written_is_read_back_in_order(tmp_path):
+def test_written_rows_are_read_back_in_order(tmp_path):
     pack(tmp_path / "out", samples(500))
     data = read.open(str(tmp_path / "out"))
     assert list(data) == samples(500)
@@ -116,11 +116,11 @@ def test_what_is_written_is_read_back_in_order(tmp_path):
     assert not (tmp_path / "out" / ".flare").exists()
 
 
-def test_the_same_rows_give_the_same_bytes(tmp_path):
+def test_equal_rows_produce_equal_bytes(tmp_path):
     assert pack(tmp_path / "one", samples(300)) == pack(tmp_path / "two", samples(300))
 
 
-def test_an_exception_leaves_no_index_and_a_resume_gives_the_same_bytes(tmp_path):
+def test_after_an_exception_there_is_no_index_and_a_resume_produces_the_same_bytes(tmp_path):
     whole = pack(tmp_path / "whole", samples(300))
     with (
         pytest.raises(RuntimeError),
@@ -149,13 +149,13 @@ def test_an_exception_leaves_no_index_and_a_resume_gives_the_same_bytes(tmp_path
     assert pack(tmp_path / "out", samples(300), resume=True) == whole
 
 
-def test_a_failure_before_the_first_shard_leaves_nothing(tmp_path):
+def test_a_failure_before_the_first_shard_leaves_no_files(tmp_path):
     with pytest.raises(RuntimeError), Writer(str(tmp_path / "out"), columns=COLUMNS):
         raise RuntimeError
     assert not (tmp_path / "out").exists()
 
 
-def test_other_settings_are_not_mixed_into_a_half_pack(tmp_path):
+def test_an_unfinished_pack_is_not_resumed_with_other_settings(tmp_path):
     with (
         pytest.raises(RuntimeError),
         Writer(
@@ -175,7 +175,7 @@ def test_other_settings_are_not_mixed_into_a_half_pack(tmp_path):
     assert caught.value.hint == "Use --overwrite to start again."
 
 
-def test_a_journal_cut_anywhere_still_resumes_to_the_same_bytes(tmp_path):
+def test_a_journal_truncated_at_any_byte_is_resumed_to_the_same_bytes(tmp_path):
     whole = pack(tmp_path / "whole", samples(120))
     with (
         pytest.raises(RuntimeError),
@@ -197,9 +197,9 @@ def test_a_journal_cut_anywhere_still_resumes_to_the_same_bytes(tmp_path):
         assert pack(tmp_path / "out", samples(120), resume=True) == whole
 
 
-def test_a_torn_line_of_the_journal_is_gone_before_the_next_is_added(tmp_path):
+def test_a_torn_line_of_the_journal_is_removed_before_the_next_line(tmp_path):
     rows, how = samples(12), Settings(shard_rows=2)
-    for stop in (4, 9):  # interrupted, torn, gone on with, interrupted and torn again
+    for stop in (4, 9):  # interrupted, torn, resumed, interrupted and torn again
         with (
             pytest.raises(RuntimeError),
             Writer(str(tmp_path / "out"), columns=COLUMNS, settings=how, resume=True) as writer,
@@ -217,7 +217,7 @@ def test_a_torn_line_of_the_journal_is_gone_before_the_next_is_added(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["remove", "cut"])
-def test_a_noted_shard_that_is_gone_is_written_again(tmp_path, damage):
+def test_a_missing_shard_of_the_journal_is_written_again(tmp_path, damage):
     whole = pack(tmp_path / "whole", samples(300))
     with (
         pytest.raises(RuntimeError),
@@ -234,14 +234,14 @@ def test_a_noted_shard_that_is_gone_is_written_again(tmp_path, damage):
     assert pack(tmp_path / "out", samples(300), resume=True) == whole
 
 
-def test_resuming_what_is_finished_changes_nothing(tmp_path):
+def test_resuming_a_finished_dataset_changes_nothing(tmp_path):
     whole = pack(tmp_path / "out", samples(300))
     with Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True) as writer:
         assert writer.is_done
     assert files(tmp_path / "out") == whole
 
 
-def test_no_row_is_taken_that_no_shard_would_hold(tmp_path):
+def test_a_finished_writer_refuses_rows(tmp_path):
     schema = pa.schema([encodings.field(encodings.column(*one)) for one in COLUMNS.items()])
     batch = pa.RecordBatch.from_arrays(
         [pa.array([1]), pa.array(["a"], pa.large_string())], schema=schema
@@ -270,7 +270,7 @@ def test_no_row_is_taken_that_no_shard_would_hold(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_folder_with_something_in_it_is_refused(tmp_path):
+def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(UsageError) as caught:
@@ -284,7 +284,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
         Writer(str(tmp_path / "notes.txt"), columns=COLUMNS)
 
 
-def test_overwriting_keeps_the_old_dataset_until_the_new_one_is_whole(tmp_path):
+def test_overwrite_keeps_the_old_dataset_until_the_new_dataset_is_complete(tmp_path):
     old = pack(tmp_path / "out", samples(10))
     with (
         pytest.raises(RuntimeError),
@@ -306,7 +306,7 @@ def test_overwriting_keeps_the_old_dataset_until_the_new_one_is_whole(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "out"]
 
 
-def test_overwriting_refuses_a_folder_that_holds_more_than_a_dataset(tmp_path):
+def test_overwrite_refuses_a_folder_with_other_files(tmp_path):
     old = pack(tmp_path / "out", samples(10))
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(UsageError) as caught:
@@ -318,7 +318,7 @@ def test_overwriting_refuses_a_folder_that_holds_more_than_a_dataset(tmp_path):
     assert files(tmp_path / "out") == {**old, "notes.txt": b"mine"}
 
 
-def test_a_swap_that_was_cut_short_is_finished(tmp_path):
+def test_an_interrupted_replacement_is_completed(tmp_path):
     pack(tmp_path / "out", samples(10))
     writer = Writer(
         str(tmp_path / "out"), columns=COLUMNS, overwrite=True, settings=Settings(shard_bytes=4000)
@@ -336,9 +336,7 @@ def test_a_swap_that_was_cut_short_is_finished(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"resume": True}, {"resume": True, "overwrite": True}])
-def test_a_swap_that_was_killed_after_it_leaves_nothing_of_the_old_dataset(
-    tmp_path, monkeypatch, options
-):
+def test_a_kill_after_the_replacement_leaves_no_old_dataset(tmp_path, monkeypatch, options):
     pack(tmp_path / "out", samples(10))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("flarecli.write.folder_target.shutil.rmtree", _interrupted)
@@ -354,8 +352,8 @@ def _interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
-def test_a_lock_on_a_folder_that_was_put_away_meanwhile_is_none(tmp_path, monkeypatch):
-    """Another pack ended between the opening of its scratch folder and the lock on it: what is there now is looked at anew."""
+def test_a_lock_on_a_replaced_folder_is_not_accepted(tmp_path, monkeypatch):
+    """Another pack ends between the opening of its scratch folder and the lock: the folder is checked again."""
     flock, began = fcntl.flock, []
 
     def late(fd, how):
@@ -375,7 +373,7 @@ def test_a_lock_on_a_folder_that_was_put_away_meanwhile_is_none(tmp_path, monkey
     assert len(read.open(str(tmp_path / "out"))) == 1
 
 
-def test_while_anything_is_left_to_put_away_the_pack_counts_as_unfinished(tmp_path, monkeypatch):
+def test_a_pack_is_unfinished_until_its_scratch_folder_is_removed(tmp_path, monkeypatch):
     unlink = os.unlink
 
     def killed(path, **more):
@@ -391,7 +389,7 @@ def test_while_anything_is_left_to_put_away_the_pack_counts_as_unfinished(tmp_pa
     assert pack(tmp_path / "out", samples(10), resume=True) == pack(tmp_path / "other", samples(10))
 
 
-def test_each_line_of_the_journal_is_on_the_disk_before_the_next_step(tmp_path, monkeypatch):
+def test_each_line_of_the_journal_is_synced_before_the_next_step(tmp_path, monkeypatch):
     fsync, safe = os.fsync, []
 
     def noting(fd):
@@ -411,7 +409,7 @@ def test_each_line_of_the_journal_is_on_the_disk_before_the_next_step(tmp_path, 
     assert len(set(sizes)) == 4
 
 
-def test_a_finished_dataset_whose_scratch_folder_stayed_is_finished(tmp_path):
+def test_a_dataset_with_a_remaining_scratch_folder_is_finished(tmp_path):
     whole = pack(tmp_path / "out", samples(10))
     (tmp_path / "out" / ".flare").mkdir()  # killed between the last two steps
     with pytest.raises(UsageError, match="the folder is not empty$"):
@@ -422,7 +420,7 @@ def test_a_finished_dataset_whose_scratch_folder_stayed_is_finished(tmp_path):
     assert not (tmp_path / "out" / ".flare").exists()
 
 
-def test_what_an_earlier_swap_left_is_replaced(tmp_path):
+def test_the_rest_of_an_earlier_replacement_is_replaced(tmp_path):
     pack(tmp_path / ".out.flare-old", samples(5))
     pack(tmp_path / "out", samples(10))
     assert pack(tmp_path / "out", samples(20), overwrite=True) == pack(
@@ -431,7 +429,7 @@ def test_what_an_earlier_swap_left_is_replaced(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
 
-def test_what_cannot_be_put_away_lets_go_of_the_lock(tmp_path, monkeypatch):
+def test_a_failed_replacement_releases_the_lock(tmp_path, monkeypatch):
     def refused(*_):
         raise OSError(5, "Input/output error")
 
@@ -450,7 +448,7 @@ def _hold(path, ready, go):
     writer.close()
 
 
-def test_two_packs_into_one_folder_one_wins_and_is_named(tmp_path):
+def test_the_second_pack_into_a_folder_is_refused_with_the_name_of_the_first(tmp_path):
     ready, go = multiprocessing.Event(), multiprocessing.Event()
     other = multiprocessing.get_context("fork").Process(
         target=_hold, args=(str(tmp_path / "out"), ready, go)
@@ -472,7 +470,7 @@ def test_two_packs_into_one_folder_one_wins_and_is_named(tmp_path):
     assert len(read.open(str(tmp_path / "out"))) == 1
 
 
-def test_a_lock_dies_with_its_process(tmp_path):
+def test_a_lock_ends_with_its_process(tmp_path):
     ready, go = multiprocessing.Event(), multiprocessing.Event()
     other = multiprocessing.get_context("fork").Process(
         target=_hold, args=(str(tmp_path / "out"), ready, go)
@@ -516,14 +514,14 @@ def test_a_sample_that_does_not_fit_is_refused_by_name(tmp_path, sample, message
         (Settings(shard_rows=0), "shard_rows: expected at least 1, got 0"),
     ],
 )
-def test_settings_that_nothing_can_be_written_with_are_refused_first(tmp_path, how, message):
+def test_invalid_settings_are_refused_before_the_target_is_claimed(tmp_path, how, message):
     with pytest.raises(UsageError) as caught:
         Writer(str(tmp_path / "out"), columns=COLUMNS, settings=how)
     assert str(caught.value) == message
     assert not (tmp_path / "out").exists()
 
 
-def test_failed_rows_are_listed_in_order_and_summed_in_the_playlist(tmp_path):
+def test_failed_rows_are_listed_in_order_with_a_checksum_in_the_playlist(tmp_path):
     with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
         writer.fail(Failure(0, "k0", "t", "null", "t is null"))
         writer.write({"n": 1, "t": ""})
@@ -552,7 +550,7 @@ def test_failed_rows_are_listed_in_order_and_summed_in_the_playlist(tmp_path):
         st.lists(st.none() | st.integers(0, 30).map(str), min_size=1, max_size=15), max_size=12
     )
 )
-def test_keys_tell_the_row_that_used_them_first(batches):
+def test_keys_are_found_with_their_first_row(batches):
     keys, seen, row = Keys(), {}, 0
     for batch in batches:
         wanted = []
@@ -564,7 +562,7 @@ def test_keys_tell_the_row_that_used_them_first(batches):
         row += len(batch)
 
 
-def test_a_shard_that_went_is_noted_once_however_often_the_pack_is_resumed(tmp_path):
+def test_a_missing_shard_is_recorded_once_for_any_number_of_resumes(tmp_path):
     rows, how = samples(400), Settings(shard_bytes=4000)
     whole = pack(tmp_path / "whole", rows)
     out = tmp_path / "out"
@@ -578,11 +576,11 @@ def test_a_shard_that_went_is_noted_once_however_often_the_pack_is_resumed(tmp_p
 
     begun(300)
     (out / "shard.00001.mds").unlink()
-    begun(150)  # writes that one again, and ends before it comes to the next ones that were noted
+    begun(150)  # writes this shard again, and ends before the next recorded shards
     assert pack(out, rows, resume=True) == whole
 
 
-def test_keys_that_are_not_utf8_are_keys_too():
+def test_keys_may_be_invalid_utf8():
     text = pa.Array.from_buffers(
         pa.string(),
         3,
@@ -591,7 +589,7 @@ def test_keys_that_are_not_utf8_are_keys_too():
     assert Keys().seen(text, 0).tolist() == [-1, -1, 0]
 
 
-def test_beginning_anew_in_a_half_pack_removes_nothing_else(tmp_path):
+def test_overwrite_of_an_unfinished_pack_removes_only_its_files(tmp_path):
     rows = samples(300)
     with (
         pytest.raises(RuntimeError),
@@ -613,7 +611,7 @@ def test_beginning_anew_in_a_half_pack_removes_nothing_else(tmp_path):
     assert (tmp_path / "out" / "notes.txt").read_text() == "precious"
 
 
-def test_a_resume_that_fails_before_its_first_shard_removes_nothing_else(tmp_path):
+def test_a_resume_that_fails_before_its_first_shard_removes_only_its_files(tmp_path):
     with (
         pytest.raises(RuntimeError),
         Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1)) as writer,
@@ -622,7 +620,7 @@ def test_a_resume_that_fails_before_its_first_shard_removes_nothing_else(tmp_pat
             writer.write(row)
         writer._write_samples()
         raise RuntimeError
-    (tmp_path / "out" / "shard.00000.mds").unlink()  # then nothing is done
+    (tmp_path / "out" / "shard.00000.mds").unlink()  # then no shard is finished
     (tmp_path / "out" / "notes.txt").write_text("precious")
     with (
         pytest.raises(RuntimeError),
@@ -643,7 +641,7 @@ def test_a_resume_that_fails_before_its_first_shard_removes_nothing_else(tmp_pat
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == []
 
 
-ZIPPED = ["mds", "json", "csv", "tsv", "xsv", "webdataset"]  # the others are never compressed
+ZIPPED = ["mds", "json", "csv", "tsv", "xsv", "webdataset"]  # other shards are not compressed
 
 
 @pytest.mark.parametrize(
@@ -653,7 +651,7 @@ ZIPPED = ["mds", "json", "csv", "tsv", "xsv", "webdataset"]  # the others are ne
         *((one, "zstd") for one in ZIPPED),
     ],
 )
-def test_a_half_pack_of_each_format_is_begun_anew(tmp_path, format, compression):
+def test_an_unfinished_pack_of_each_format_can_be_overwritten(tmp_path, format, compression):
     columns = {"t": "bytes" if format == "ffrecord" else "str"}
 
     def write(name, rows, **options):
@@ -687,7 +685,7 @@ def test_an_empty_target_is_not_the_root_folder(out):
     assert str(caught.value) == "the name of the output folder is empty"
 
 
-def test_a_list_of_failed_rows_that_went_is_never_filled_with_zeros(tmp_path):
+def test_a_missing_list_of_failed_rows_is_not_filled_with_zeros(tmp_path):
     out, how = tmp_path / "out", Settings(shard_rows=1)
     writer = Writer(str(out), columns={"v": "int"}, settings=how)
     writer.fail(Failure(0, "k", "v", "null", "v is null"))
@@ -700,8 +698,8 @@ def test_a_list_of_failed_rows_that_went_is_never_filled_with_zeros(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["[1]\n", "3\n", "{\n"])
-def test_a_journal_that_is_none_is_a_format_error(tmp_path, line):
-    """No journal at all, though lines end as they should."""
+def test_an_invalid_journal_is_a_format_error(tmp_path, line):
+    """The lines are complete, but no journal."""
     (tmp_path / "out" / ".flare").mkdir(parents=True)
     (tmp_path / "out" / ".flare" / "journal").write_text(line)
     with pytest.raises(FormatError) as caught:
@@ -718,7 +716,7 @@ LISTS = {
 }
 
 
-def test_samples_hold_lists_where_the_format_does(tmp_path):
+def test_samples_may_contain_lists_if_the_format_stores_them(tmp_path):
     rows = [
         LISTS,
         {name: [] for name in LISTS},
@@ -732,7 +730,7 @@ def test_samples_hold_lists_where_the_format_does(tmp_path):
     assert list(read.open(str(tmp_path / "d"))) == rows
 
 
-def test_lists_wait_for_a_shard_by_their_bytes_and_not_by_their_items(tmp_path, monkeypatch):
+def test_samples_are_buffered_by_the_bytes_of_their_lists(tmp_path, monkeypatch):
     monkeypatch.setattr("flarecli.write.writer.MAX_BUFFERED_BYTES", 5000)
     with Writer(str(tmp_path / "d"), format="granular-refs", columns={"a": "bytes[]"}) as writer:
         writer.write({"a": [b"x" * 6000]})
@@ -740,7 +738,7 @@ def test_lists_wait_for_a_shard_by_their_bytes_and_not_by_their_items(tmp_path, 
 
 
 def _left(path, rows, how=None, last=1):
-    """Write rows, and leave the Writer to nobody."""
+    """Write rows, and drop the Writer."""
     writer = Writer(str(path), columns=COLUMNS, settings=how or Settings(shard_bytes=4000), jobs=2)
     for row in rows:
         writer.write(row)
@@ -752,7 +750,7 @@ def _left(path, rows, how=None, last=1):
     [Settings(shard_bytes=4000), Settings(shard_bytes=4000, compression="zstd")],
     ids=["plain", "zstd"],
 )
-def test_a_writer_that_is_dropped_lets_go_of_its_lock_and_publishes_nothing(tmp_path, how):
+def test_a_garbage_collected_writer_releases_its_lock_and_writes_no_playlist(tmp_path, how):
     whole = pack(tmp_path / "whole", rows := samples(3000), how)
     gc.disable()
     try:
@@ -762,31 +760,31 @@ def test_a_writer_that_is_dropped_lets_go_of_its_lock_and_publishes_nothing(tmp_
             _left(tmp_path / "out", rows[:2500], how)
             stop = time.monotonic() + 60
             while not len(warned) and time.monotonic() < stop:
-                time.sleep(0.01)  # threads that write its shards keep it alive
+                time.sleep(0.01)  # threads that write its shards refer to the Writer
     finally:
         gc.enable()
     assert not {"index.json", "playlist.yaml"} & files(tmp_path / "out").keys()
     assert pack(tmp_path / "out", rows, how, resume=True) == whole
 
 
-def test_of_a_writer_that_is_dropped_before_its_first_shard_nothing_stays(tmp_path):
+def test_a_writer_garbage_collected_before_its_first_shard_leaves_no_files(tmp_path):
     with (
         pytest.warns(ResourceWarning),
         contextlib.suppress(ZeroDivisionError),
-    ):  # pytest.raises would keep the frame, and all in it
+    ):  # pytest.raises would keep the frame and its variables
         _left(tmp_path / "out", samples(3), last=0)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_dropped_writer_releases_its_lock_when_warnings_are_errors(tmp_path):
+def test_a_garbage_collected_writer_releases_its_lock_when_warnings_are_errors(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _left(tmp_path / "out", samples(3))
     Writer(str(tmp_path / "out"), columns=COLUMNS).abandon()
 
 
-def test_a_forked_copy_of_a_writer_is_not_the_childs_to_drop(tmp_path):
+def test_a_forked_process_does_not_abandon_the_writer_of_its_parent(tmp_path):
     writer = Writer(str(tmp_path / "out"), columns=COLUMNS)
     child = os.fork()
     if not child:
@@ -802,7 +800,7 @@ def test_a_forked_copy_of_a_writer_is_not_the_childs_to_drop(tmp_path):
 
 
 @pytest.mark.parametrize("how", [{}, {"shard_rows": 3}], ids=str)
-def test_a_key_that_comes_back_in_a_tar_is_refused_by_its_row_and_nothing_of_that_shard_is_written(
+def test_a_repeated_key_in_a_tar_is_reported_with_its_row_and_the_shard_is_not_written(
     tmp_path, how
 ):
     columns = {"__key__": "str", "t": "str"}
@@ -811,7 +809,7 @@ def test_a_key_that_comes_back_in_a_tar_is_refused_by_its_row_and_nothing_of_tha
     )
     for key in "abcabd":
         writer.write({"__key__": key, "t": "x"})
-    if how:  # another shard may have it again
+    if how:  # another shard may repeat the key
         writer.write({"__key__": "b", "t": "x"})
         writer.write({"__key__": "b", "t": "x"})
     with pytest.raises(ValueFitError) as caught:

@@ -1,0 +1,290 @@
+"""pack with images: resized, measured and rejected images do not depend on threads, and match Pillow."""
+
+import io
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, ImageOps
+
+from flarecli import commands, read
+from flarecli.errors import ReachError, UsageError, ValueFitError
+from flarecli.progress import Progress
+
+
+class Heard(Progress):
+    def __init__(self):
+        self.notes, self.failures = [], []
+
+    def note(self, text, verbose=False):
+        if not verbose:
+            self.notes.append(text)
+
+    def failed(self, key, reason):
+        self.failures.append((key, reason))
+
+
+def saved(size, kind="jpeg"):
+    out = io.BytesIO()
+    Image.effect_noise(size, 120).convert("RGB").save(out, kind)
+    return out.getvalue()
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Write an index and 30 images; return the folder and the bytes of the images."""
+    folder = tmp_path / "in"
+    (folder / "p").mkdir(parents=True)
+    values = [saved((90 + i, 60)) for i in range(30)]
+    for i, data in enumerate(values):
+        (folder / f"p/{i:02d}.jpg").write_bytes(data)
+    names = [f"p/{i:02d}.jpg" for i in range(30)]
+    pq.write_table(
+        pa.table({"id": [f"k{i}" for i in range(30)], "url": names}),
+        folder / "i.parquet",
+        row_group_size=7,
+        write_page_checksum=True,
+    )
+    return folder, values
+
+
+def pack(folder, out, **options):
+    return commands.pack(
+        str(folder / "i.parquet"),
+        str(out),
+        fetch=["url:image"],
+        key="id",
+        retries=0,
+        **options,
+    )
+
+
+def rows_of(out):
+    data = read.Dataset(read.select_streams(found := read.resolve(str(out))), found)
+    return [row for batch in data.scan() for row in batch.to_pylist()]
+
+
+def files(folder):
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(Path(folder).rglob("*"))
+        if p.is_file()
+    }
+
+
+def test_resized_images_are_those_of_pillow_in_row_order(pictures, tmp_path):
+    folder, values = pictures
+    done = pack(folder, tmp_path / "out", resize=32)
+    found = rows_of(tmp_path / "out")
+    assert (done.rows, [row["id"] for row in found]) == (30, [f"k{i}" for i in range(30)])
+    for row, value in zip(found, values, strict=True):
+        wanted, out = (
+            ImageOps.contain(Image.open(io.BytesIO(value)), (32, 32), Image.Resampling.BICUBIC),
+            io.BytesIO(),
+        )
+        wanted.save(out, "jpeg", quality=95)
+        assert row["image"] == out.getvalue()
+
+
+def test_the_bytes_do_not_depend_on_threads(pictures, tmp_path, monkeypatch):
+    folder, _ = pictures
+    options = {"resize": (40, 30), "resize_mode": "crop", "quality": 70, "media_info": True}
+    pack(folder, tmp_path / "one", **options)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1), raising=False)
+    pack(folder, tmp_path / "two", **options)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(7), raising=False)
+    monkeypatch.setattr("flarecli.commands.packing.media._AHEAD_BYTES", 1)
+    pack(folder, tmp_path / "three", **options)
+    assert files(tmp_path / "one") == files(tmp_path / "two") == files(tmp_path / "three")
+
+
+def test_bytes_are_unchanged_without_media_options(pictures, tmp_path):
+    folder, values = pictures
+    pack(folder, tmp_path / "out", resize=200, min_size=60, max_aspect=2, media_info=True)
+    found = rows_of(tmp_path / "out")
+    assert [row["image"] for row in found] == values
+    assert [(row["width"], row["height"], row["frames"], row["duration"]) for row in found] == [
+        (90 + i, 60, 1, 0.0) for i in range(30)
+    ]
+
+
+def bomb(side):
+    """Return a PNG with one bit per pixel, all zero."""
+
+    def chunk(name, data):
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    row, packer = bytes(1 + (side + 7) // 8), zlib.compressobj(9)
+    body = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
+        + chunk(b"IDAT", body)
+        + chunk(b"IEND", b"")
+    )
+
+
+def test_rejected_images_are_failed_rows_with_a_reason(pictures, tmp_path):
+    folder, values = pictures
+    data = bomb(11_700)
+    assert (len(data) // 1000, 3 * 11_700**2 // 10**6) == (
+        16,
+        410,
+    )  # kilobytes, but megabytes as RGB
+    for i, one in {
+        3: data,
+        5: b"junk",
+        8: saved((90, 20)),
+        11: saved((300, 64)),
+        13: values[13][:900],
+    }.items():
+        (folder / f"p/{i:02d}.jpg").write_bytes(one)
+    heard = Heard()
+    done = pack(
+        folder,
+        tmp_path / "out",
+        resize=32,
+        min_size=32,
+        max_aspect=3,
+        on_error="skip",
+        progress=heard,
+    )
+    assert (done.rows, done.failed, done.reasons) == (25, 5, {"value": 5})
+    reasons = {
+        3: "11700×11700 pixels; at most 67108864 are decoded",
+        5: "not an image in a supported format",
+        8: "90×20 pixels; the shorter side must have at least 32",
+        11: "300×64 pixels; the aspect ratio must be at most 3",
+        13: "damaged jpeg: image file is truncated (0 bytes not processed)",
+    }
+    found = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").read_text().splitlines()]
+    kept = [one["reason"] for one in found]
+    kept[-1] = kept[-1].partition(" (")[0] + " (0 bytes not processed)"
+    assert kept == [
+        f"{folder}/p/{i:02d}.jpg: {reason}".replace(f"{folder}/", "")
+        for i, reason in reasons.items()
+    ]
+    assert [(one["row"], one["key"], one["column"], one["kind"]) for one in found] == [
+        (i, f"k{i}", "image", "value") for i in reasons
+    ]
+    assert heard.notes == ["column 'image': 1 value is png, not jpeg: p/03.jpg"]
+    with pytest.raises(ValueFitError) as caught:
+        pack(folder, tmp_path / "all", resize=32)
+    assert str(caught.value) == f"{folder}/i.parquet[3]: k3: p/03.jpg: {reasons[3]}"
+
+
+def test_content_that_contradicts_its_extension_is_counted_or_fails(pictures, tmp_path):
+    folder, _ = pictures
+    for i in (2, 4, 9, 20):
+        (folder / f"p/{i:02d}.jpg").write_bytes(saved((50, 50), "png"))
+    heard = Heard()
+    assert pack(folder, tmp_path / "out", progress=heard).rows == 30
+    assert heard.notes == [
+        "column 'image': 4 values are png, not jpeg: p/02.jpg, p/04.jpg, p/09.jpg, …"
+    ]
+    with pytest.raises(ValueFitError) as caught:
+        pack(folder, tmp_path / "strict", strict=True)
+    assert (
+        str(caught.value)
+        == f"{folder}/i.parquet[2]: k2: p/02.jpg: content does not match the file extension: png, not jpeg"
+    )
+    assert (
+        caught.value.hint
+        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+    )
+    assert (
+        pack(folder, tmp_path / "strict", strict=True, on_error="skip", overwrite=True).failed == 4
+    )
+
+
+def test_a_pack_is_resumed_only_with_the_same_media_options(pictures, tmp_path):
+    folder, values = pictures
+    (folder / "p/20.jpg").unlink()
+    with pytest.raises(ReachError):
+        pack(folder, tmp_path / "out", resize=(48, 32), shard_rows=5)
+    (folder / "p/20.jpg").write_bytes(values[20])
+    for options in (
+        {"resize": 32},
+        {"resize": (48, 32), "quality": 90},
+        {"resize": (48, 32), "strict": True},
+    ):
+        with pytest.raises(UsageError):
+            pack(folder, tmp_path / "out", resume=True, shard_rows=5, **options)
+    assert (
+        pack(folder, tmp_path / "out", resize=(48, 32), shard_rows=5, resume=True).resumed_rows
+        == 15
+    )
+    pack(folder, tmp_path / "whole", resize=(48, 32), shard_rows=5)
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+def test_media_info_columns_have_the_name_of_their_column_if_names_are_used(pictures, tmp_path):
+    folder, values = pictures
+    table = pa.table(
+        {"url": ["p/00.jpg"], "width": [7], "thumb": pa.array([values[1]], pa.binary())}
+    )
+    pq.write_table(table, folder / "t.parquet")
+    commands.pack(
+        str(folder / "t.parquet"),
+        str(tmp_path / "out"),
+        fetch=["url:image"],
+        media_info=True,
+        resize=45,
+    )
+    (row,) = rows_of(tmp_path / "out")
+    assert {name: value for name, value in row.items() if name not in ("image", "thumb")} == {
+        "width": 7,
+        "image_width": 45,
+        "image_height": 30,
+        "image_frames": 1,
+        "image_duration": 0.0,
+        "thumb_width": 45,
+        "thumb_height": 30,
+        "thumb_frames": 1,
+        "thumb_duration": 0.0,
+    }
+    pq.write_table(table.append_column("image_width", [[1]]), folder / "t.parquet")
+    with pytest.raises(UsageError) as caught:
+        commands.pack(
+            str(folder / "t.parquet"), str(tmp_path / "no"), fetch=["url:image"], media_info=True
+        )
+    assert (str(caught.value), caught.value.hint) == (
+        "two columns would be named 'image_width'",
+        "Rename the column in the source, or omit --media-info.",
+    )
+    with pytest.raises(UsageError) as caught:
+        commands.pack(str(folder / "i.parquet"), str(tmp_path / "no"), media_info=True)
+    assert str(caught.value) == "--media-info: no column contains files"
+
+
+def test_text_columns_are_not_processed_as_images(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for i in range(4):
+        (folder / f"{i}.jpg").write_bytes(saved((80, 40)))
+        (folder / f"{i}.txt").write_text(f"caption {i}")
+        (folder / f"{i}.json").write_text("[1]")
+    commands.pack(str(folder), str(tmp_path / "out"), resize=20, media_info=True)
+    found = rows_of(tmp_path / "out")
+    assert [(row["txt"], row["json"], row["width"], row["height"]) for row in found] == [
+        (f"caption {i}", "[1]", 20, 10) for i in range(4)
+    ]
+
+
+def test_a_dry_run_estimates_the_size_of_resized_images(pictures, tmp_path):
+    folder, _ = pictures
+    would = pack(folder, tmp_path / "out", resize=16, media_info=True, dry_run=True)
+    done = pack(folder, tmp_path / "out", resize=16, media_info=True)
+    assert (would.rows, would.shards, would.bytes, would.columns) == (
+        done.rows,
+        done.shards,
+        done.bytes,
+        done.columns,
+    )

@@ -1,0 +1,268 @@
+"""pack of a folder, and of addresses on standard input: rows are selected by name, and only selected files are read."""
+
+import io
+import json
+import os
+import random
+import sys
+import tarfile
+from collections import defaultdict
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flarecli import commands, read
+from flarecli.errors import MissingError, ReachError, UsageError
+from flarecli.progress import Progress
+from flarecli.storage import Location
+
+
+class Heard(Progress):
+    def __init__(self):
+        self.notes, self.failures = [], []
+
+    def note(self, text, verbose=False):
+        if not verbose:
+            self.notes.append(text)
+
+    def failed(self, key, reason):
+        self.failures.append((key, reason))
+
+
+def rows_of(out):
+    data = read.Dataset(read.select_streams(found := read.resolve(str(out))), found)
+    return [row for batch in data.scan() for row in batch.to_pylist()]
+
+
+def body(name):
+    """Return the content of a file: text, JSON, or bytes that start like a JPEG."""
+    if name.endswith(".json"):
+        return json.dumps({"name": name}).encode()
+    return b"\xff\xd8\xff" * name.endswith(".jpg") + f"{name}!".encode()
+
+
+def made(folder, names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body(name))
+    return str(folder)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Return the names of the files whose bytes are read."""
+    names, whole = [], Location.read
+
+    def reading(at, start, stop):
+        names.append(at.name)
+        return whole(at, start, stop)
+
+    monkeypatch.setattr(Location, "read", reading)
+    return names
+
+
+def test_rows_of_a_folder_match_a_dictionary(tmp_path):
+    chance = random.Random(5)
+    names = [
+        f"{part}/{i:03d}.{extension}"
+        for part in ("a", "b", "b/c")
+        for i in range(60)
+        for extension in ("jpg", "txt", "meta.json")
+        if extension == "jpg" or chance.random() > 0.05
+    ]
+    names += ["a/lonely.txt", "b/lonely.meta.json", "README"]
+    heard = Heard()
+    done = commands.pack(
+        made(tmp_path / "in", names), str(tmp_path / "out"), on_error="skip", progress=heard
+    )
+    groups = defaultdict(dict)
+    for name in names:
+        key, _, extension = name.rpartition("/")[2].partition(".")
+        groups[f"{name.rpartition('/')[0]}/{key}"][extension] = name
+    del groups["/README"]
+    whole = {key: files for key, files in groups.items() if len(files) == 3}
+    lacking = {
+        key: sorted({"jpg", "txt", "meta.json"} - files.keys())
+        for key, files in groups.items()
+        if len(files) < 3
+    }
+    assert [row["key"] for row in rows_of(tmp_path / "out")] == sorted(whole)
+    for row in rows_of(tmp_path / "out"):
+        files = whole[row["key"]]
+        assert (row["jpg"], row["txt"]) == (body(files["jpg"]), f"{files['txt']}!")
+        assert json.loads(row["meta.json"]) == {"name": files["meta.json"]}
+    assert (done.rows, done.failed, done.reasons) == (
+        len(whole),
+        len(lacking),
+        {"incomplete": len(lacking)},
+    )
+    assert sorted(heard.failures) == sorted(
+        (key, f"no {columns[0]} file for this key") for key, columns in lacking.items()
+    )
+    assert heard.notes == ["skipped 1 README or LICENSE file: README"]
+
+
+def test_a_file_that_is_deleted_during_the_pack_is_a_failed_row(tmp_path, monkeypatch):
+    folder = made(tmp_path / "in", [f"{i}.{kind}" for i in range(6) for kind in ("bin", "txt")])
+    whole = Location.read
+
+    def reading(at, start, stop):
+        if at.name == "3.txt":
+            raise MissingError("no such file or folder", where=at)
+        return whole(at, start, stop)
+
+    monkeypatch.setattr(Location, "read", reading)
+    done = commands.pack(folder, str(tmp_path / "out"), on_error="skip")
+    assert (done.rows, done.failed, [row["key"] for row in rows_of(tmp_path / "out")]) == (
+        5,
+        1,
+        ["0", "1", "2", "4", "5"],
+    )
+    (line,) = (tmp_path / "out/failed.jsonl").read_text().splitlines()
+    told = {
+        "file": "in",
+        "row": 3,
+        "key": "3",
+        "column": "txt",
+        "kind": "missing",
+        "reason": "3.txt: no such file or folder",
+    }
+    assert json.loads(line) == told
+    with pytest.raises(ReachError) as caught:
+        commands.pack(folder, str(tmp_path / "all"))
+    assert str(caught.value) == f"{folder}[3]: 3: 3.txt: no such file or folder"
+    assert (
+        caught.value.hint
+        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+    )
+
+
+def test_only_selected_files_are_read(tmp_path, opened):
+    folder = made(
+        tmp_path / "in", [f"{i:02d}.{kind}" for i in range(50) for kind in ("bin", "txt")]
+    )
+    commands.pack(folder, str(tmp_path / "one"), where="key like '%7'", limit=3)
+    assert sorted(opened) == ["07.bin", "07.txt", "17.bin", "17.txt", "27.bin", "27.txt"]
+    opened.clear()
+    commands.pack(folder, str(tmp_path / "two"), where="txt = '31.txt!'")
+    assert sorted(opened) == sorted(["31.bin", *(f"{i:02d}.txt" for i in range(50))])
+    assert rows_of(tmp_path / "two") == [{"bin": b"31.bin!", "key": "31", "txt": "31.txt!"}]
+    opened.clear()
+    commands.pack(folder, str(tmp_path / "three"), limit=4, shuffle=1, columns=["txt"])
+    assert sorted(opened) == ["00.txt", "01.txt", "02.txt", "03.txt"]
+    commands.pack(
+        folder,
+        str(tmp_path / "four"),
+        where="SELECT key AS name, txt AS caption FROM dataframe WHERE key > '47'",
+    )
+    assert [(row["name"], row["caption"]) for row in rows_of(tmp_path / "four")] == [
+        ("48", b"48.txt!"),
+        ("49", b"49.txt!"),
+    ]
+
+
+def test_a_resumed_pack_of_a_folder_reads_only_remaining_files(tmp_path, opened, monkeypatch):
+    folder = made(tmp_path / "in", [f"{i:02d}.bin" for i in range(30)])
+    commands.pack(folder, str(tmp_path / "whole"), shard_rows=5)
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    reading = Location.read
+
+    def failing(at, start, stop):
+        if at.name == "22.bin":
+            raise MissingError("no such file or folder", where=at)
+        return reading(at, start, stop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Location, "read", failing)
+        with pytest.raises(ReachError):
+            commands.pack(folder, str(tmp_path / "out"), shard_rows=5)
+    opened.clear()
+    assert (
+        commands.pack(folder, str(tmp_path / "out"), shard_rows=5, resume=True).resumed_rows == 20
+    )
+    assert min(name for name in opened if name.endswith(".bin")) == "20.bin"
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == whole
+
+
+def members(folder):
+    (name,) = [one for one in os.listdir(folder) if one.endswith(".tar")]
+    with tarfile.open(f"{folder}/{name}") as tar:
+        return {one.name: tar.extractfile(one).read() for one in tar}
+
+
+def test_keys_are_the_sample_names_of_a_tar(tmp_path):
+    folder = made(tmp_path / "in", ["a/000.jpg", "a/000.txt", "b/000.jpg", "b/000.txt"])
+    commands.pack(folder, str(tmp_path / "one"), format="webdataset")
+    assert members(tmp_path / "one") == {
+        name: body(name) for name in ("a/000.jpg", "a/000.txt", "b/000.jpg", "b/000.txt")
+    }
+    pq.write_table(pa.table({"id": [7, 9], "text": ["x", "y"]}), tmp_path / "i.parquet")
+    commands.pack(str(tmp_path / "i.parquet"), str(tmp_path / "two"), format="webdataset", key="id")
+    assert members(tmp_path / "two") == {"7.text": b"x", "9.text": b"y"}
+    commands.pack(
+        str(tmp_path / "i.parquet"),
+        str(tmp_path / "three"),
+        format="webdataset",
+        key="id",
+        columns=["text"],
+    )
+    assert members(tmp_path / "three") == members(tmp_path / "two")
+    assert [row["__key__"] for row in rows_of(tmp_path / "three")] == ["7", "9"]
+
+
+def test_a_key_is_a_column_in_formats_without_sample_names(tmp_path):
+    folder = made(tmp_path / "in", ["a/000.txt", "b/000.txt"])
+    commands.pack(folder, str(tmp_path / "one"))
+    assert rows_of(tmp_path / "one") == [
+        {"key": "a/000", "txt": "a/000.txt!"},
+        {"key": "b/000", "txt": "b/000.txt!"},
+    ]
+
+
+class Stdin:
+    def __init__(self, data):
+        self.buffer = io.BytesIO(data)
+
+
+def test_a_missing_file_on_standard_input_is_a_failed_row(tmp_path, monkeypatch):
+    folder = made(tmp_path / "in", ["x.bin", "y.bin"])
+    lines = f"{folder}/x.bin\n{folder}/gone.bin\n{folder}/y.bin\n"
+    monkeypatch.setattr(sys, "stdin", Stdin(lines.encode()))
+    done = commands.pack("-", str(tmp_path / "out"), on_error="skip")
+    assert (done.rows, done.failed) == (2, 1)
+    assert [(row["name"], row["data"]) for row in rows_of(tmp_path / "out")] == [
+        (f"{folder}/x.bin", b"x.bin!"),
+        (f"{folder}/y.bin", b"y.bin!"),
+    ]
+    (line,) = (tmp_path / "out/failed.jsonl").read_text().splitlines()
+    told = {
+        "file": "-",
+        "row": 1,
+        "key": f"{folder}/gone.bin",
+        "column": "data",
+        "kind": "missing",
+        "reason": f"{folder}/gone.bin: no such file or folder",
+    }
+    assert json.loads(line) == told
+
+
+def test_a_folder_is_not_packed_into_itself(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a")
+    (tmp_path / "link").symlink_to("in")
+    monkeypatch.chdir(tmp_path)
+    for source, out in (
+        ("in", "in/out"),
+        ("in/", f"{tmp_path}/in/deep/out/"),
+        ("link", "in/out"),
+        ("in", "link/out"),
+        (f"file://{tmp_path}/in", "in/out"),
+    ):
+        for more in ({}, {"part_rows": 1}, {"dry_run": True}):
+            with pytest.raises(UsageError) as caught:
+                commands.pack(source, out, **more)
+            assert str(caught.value) == f"{out}: the target is inside the folder to pack"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "in", "link"]
+    assert commands.pack("in", "in2").rows == 1

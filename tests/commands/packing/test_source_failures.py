@@ -1,0 +1,129 @@
+"""pack of a folder or a wildcard: each data file is packed, or is a failed row with its name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flarecli import commands, read
+from flarecli.__main__ import main
+from flarecli.errors import FormatError
+
+JPEG = b"\xff\xd8\xff"
+
+
+def made(folder: Path, *names: str) -> str:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(JPEG + name.encode())
+    return str(folder)
+
+
+def failed(out: Path) -> list[tuple[str, str, str, str]]:
+    lines = [json.loads(line) for line in (out / "failed.jsonl").read_text().splitlines()]
+    return [(one["key"], one["column"], one["kind"], one["reason"]) for one in lines]
+
+
+def packed_keys(out: Path) -> list[str]:
+    return [
+        key
+        for batch in read.open(str(out)).scan(["key"])
+        for key in batch.column("key").to_pylist()
+    ]
+
+
+def test_images_with_another_extension_fail_by_name(tmp_path, capsys):
+    folder = made(tmp_path / "in", "a.jpg", "b.jpg", "c.jpg", "d.png", "e.jpeg", "noext")
+    out = tmp_path / "out"
+    assert main(["pack", folder, str(out)]) == 4
+    assert capsys.readouterr().err == (
+        f"error: {folder}[3]: d.png: no column for this file (columns: jpg)\n"
+        "hint: Select the columns to pack with -c, or use --on-error skip to leave such rows out and list them in failed.jsonl.\n"
+    )
+    assert main(["pack", folder, str(out), "--on-error", "skip", "--overwrite"]) == 1
+    reason = "no column for this file (columns: jpg)"
+    assert failed(out) == [(name, "jpg", "column", reason) for name in ("d.png", "e.jpeg", "noext")]
+    assert packed_keys(out) == ["a", "b", "c"]
+
+
+def test_files_with_dates_in_their_names_are_separate_rows(tmp_path):
+    folder = made(tmp_path / "in", "IMG_2024.01.01.jpg", "IMG_2024.01.02.jpg")
+    assert commands.pack(folder, str(tmp_path / "out")).rows == 2
+    assert packed_keys(tmp_path / "out") == ["IMG_2024.01.01", "IMG_2024.01.02"]
+
+
+@pytest.mark.parametrize("format", ["mds", "granular", "webdataset"])
+def test_an_incomplete_key_fails_in_every_format(tmp_path, format):
+    folder = made(tmp_path / "in", *(f"{n}.jpg" for n in range(5)))
+    for n in (0, 1, 3, 4):
+        (tmp_path / f"in/{n}.meta.json").write_text("{}")
+    done = commands.pack(folder, str(tmp_path / "out"), format=format, on_error="skip")
+    assert (done.rows, done.failed, done.reasons) == (4, 1, {"incomplete": 1})
+    assert failed(tmp_path / "out") == [
+        ("2", "meta.json", "incomplete", "no meta.json file for this key")
+    ]
+
+
+def test_a_folder_with_only_desktop_files_is_an_error(tmp_path, capsys):
+    folder = made(tmp_path / "in", "Thumbs.db", ".DS_Store")
+    assert main(["pack", folder, str(tmp_path / "out")]) == 4
+    assert capsys.readouterr().err == (
+        f"error: {folder}: no data files with extensions\n"
+        "hint: Found 1 hidden file: .DS_Store; 1 desktop file: Thumbs.db.\n"
+    )
+    assert main(["pack", f"{folder}/*", str(tmp_path / "out")]) == 4
+    assert capsys.readouterr().err == f"error: {folder}/*: no data files match\n"
+
+
+def test_a_wildcard_skips_desktop_files_with_a_note(tmp_path, capsys):
+    folder = made(tmp_path / "in", "a.jpg", "b.png", "c.jpeg", "Thumbs.db", "README.txt")
+    assert main(["pack", f"{folder}/*", str(tmp_path / "out")]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert f"skipped 1 desktop file: {folder}/Thumbs.db" in notes
+    assert f"skipped 1 README or LICENSE file: {folder}/README.txt" in notes
+    assert len(read.open(str(tmp_path / "out"))) == 3
+
+
+def test_files_of_unselected_columns_are_not_failures(tmp_path):
+    folder = made(tmp_path / "in", "a.jpg", "b.jpg", "c.png")
+    for name in "ad":
+        (tmp_path / f"in/{name}.txt").write_text(name)
+    done = commands.pack(folder, str(tmp_path / "one"), columns=["jpg"])
+    assert (done.rows, done.failed) == (2, 0)
+    done = commands.pack(folder, str(tmp_path / "two"), columns=["jpg", "txt"], on_error="skip")
+    assert failed(tmp_path / "two") == [
+        ("b", "txt", "incomplete", "no txt file for this key"),
+        ("d", "jpg", "incomplete", "no jpg file for this key"),
+    ]
+
+
+def test_a_missing_file_fails_only_rows_that_the_condition_selects(tmp_path):
+    folder = made(tmp_path / "in", "a.jpg", "b.jpg", "c.jpg", "d.png")
+    for name in "ab":
+        (tmp_path / f"in/{name}.txt").write_text(name)
+    assert commands.pack(folder, str(tmp_path / "one"), where="txt = 'a'").rows == 1
+    done = commands.pack(folder, str(tmp_path / "two"), where="txt IS NULL", on_error="skip")
+    assert (done.rows, failed(tmp_path / "two")) == (
+        0,
+        [
+            ("c", "txt", "incomplete", "no txt file for this key"),
+            ("d.png", "jpg", "column", "no column for this file (columns: jpg, txt)"),
+        ],
+    )
+    with pytest.raises(FormatError) as caught:
+        commands.pack(folder, str(tmp_path / "three"), where="SELECT key, txt FROM dataframe")
+    assert str(caught.value) == f"{folder}: c: no txt file for this key"
+
+
+@pytest.mark.parametrize("extension", ["txt", "json"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_text_that_is_not_utf8_is_a_failed_row(tmp_path, extension, first):
+    folder = made(tmp_path / "in", *(f"{n}.{extension}" for n in "abc"))
+    for name, data in zip("abc", (b"1", b"\xff\xfe", b"2"), strict=True):
+        (tmp_path / f"in/{name}.{extension}").write_bytes(data)
+    if first:
+        (tmp_path / f"in/a.{extension}").unlink()
+    done = commands.pack(folder, str(tmp_path / "out"), on_error="skip", encode={extension: "str"})
+    assert (done.rows, done.failed) == (2 - first, 1)
+    assert failed(tmp_path / "out") == [("b", extension, "value", f"{extension} is not UTF-8")]

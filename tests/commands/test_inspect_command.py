@@ -1,0 +1,252 @@
+"""inspect: description of a dataset by its lists and headers."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flarecli import commands, read
+from flarecli.errors import MissingError, UsageError
+from flarecli.storage.local import LocalStore
+from flarecli.write import Writer
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+def test_a_packed_folder_is_described_by_its_playlist(plain, monkeypatch):
+    def never(*_):
+        raise AssertionError("a shard was opened")
+
+    monkeypatch.setattr(LocalStore, "map", never)
+    found = commands.inspect(str(plain))
+    sizes = sorted(path.stat().st_size for path in plain.glob("*.mds"))
+    stream = {
+        "name": "data",
+        "format": "mds",
+        "rows": 35,
+        "shards": 4,
+        "bytes": sum(sizes),
+        "raw_bytes": sum(sizes),
+        "columns": {"id": "int", "image": "jpeg", "text": "str"},
+        "types": {"id": "int64", "image": "large_binary", "text": "large_string"},
+        "compression": None,
+        "hashes": ["sha1", "xxh3_128"],
+        "smallest": sizes[0],
+        "median": sizes[1],
+        "largest": sizes[-1],
+        "writer": "flare",
+        "holes": [],
+    }
+    top = {
+        name: stream[name]
+        for name in ("format", "rows", "shards", "bytes", "raw_bytes", "columns", "writer", "holes")
+    }
+    assert found.as_json() == {"address": f"{plain}/playlist.yaml", **top, "streams": [stream]}
+
+
+def test_compression_and_both_sizes_are_reported(zipped):
+    (stream,) = commands.inspect(str(zipped)).streams
+    assert stream.compression == "zstd"
+    assert (
+        stream.bytes
+        == sum(path.stat().st_size for path in zipped.glob("*.zstd"))
+        != stream.raw_bytes
+    )
+    (bare,) = commands.inspect(f"{zipped}/shard.0000[01].mds.zstd").streams
+    assert (bare.rows, bare.shards, bare.compression, bare.raw_bytes, bare.hashes) == (
+        20,
+        2,
+        "zstd",
+        None,
+        (),
+    )
+
+
+def test_shards_without_a_list_are_described_by_their_headers(plain, tmp_path):
+    found = commands.inspect([f"{plain}/shard.00001.mds", f"{plain}/shard.00002.mds"], shards=True)
+    (stream,) = found.streams
+    sizes = [(plain / f"shard.0000{i}.mds").stat().st_size for i in (1, 2)]
+    assert stream.shard_list == (
+        ("shard.00001.mds", 10, sizes[0]),
+        ("shard.00002.mds", 10, sizes[1]),
+    )
+    assert [column.name for column in stream.columns] == ["id", "image", "text"]
+
+
+def test_the_first_row_of_each_shard_locates_rows(plain):
+    (stream,) = commands.inspect(str(plain), shards=True).as_json()["streams"]
+    assert [one["first"] for one in stream["shard_list"]] == [0, 10, 20, 30]
+    shard = max(
+        (one for one in stream["shard_list"] if one["first"] <= 23), key=lambda one: one["first"]
+    )
+    (batch,) = commands.cat(
+        f"{plain}/{shard['url']}", rows=str(23 - shard["first"]), columns=["id"]
+    )
+    assert batch.to_pylist() == [{"id": 23}]
+
+
+def test_the_rows_of_joined_streams_are_counted_once(plain, tmp_path):
+    lines = "{0}:\n  headers: {{format: mds}}\n  content: [{0}/shard.00000.mds]\n"
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shard.00000.mds").write_bytes((plain / "shard.00000.mds").read_bytes())
+    path = tmp_path / "set.yaml"
+    path.write_text(lines.format("one") + lines.format("two"))
+    found = commands.inspect(str(path))
+    assert ([stream.rows for stream in found.streams], found.rows, found.shards) == (
+        [10, 10],
+        10,
+        2,
+    )
+    assert commands.inspect(str(path), streams=["two"]).shards == 1
+    with pytest.raises(UsageError, match="no stream 'three'"):
+        commands.inspect(str(path), streams=["three"])
+
+
+def test_statistics_cover_every_column(plain):
+    (stream,) = commands.inspect(str(plain), stats=True).streams
+    assert stream.stats == {
+        "image": {"rows": 35, "nulls": 0, "min_bytes": 504, "max_bytes": 504, "bytes": 35 * 504},
+        "id": {"rows": 35, "nulls": 0, "min": 0, "max": 34, "distinct": 35},
+        "text": {
+            "rows": 35,
+            "nulls": 0,
+            "min_bytes": 9,
+            "max_bytes": 10,
+            "distinct": 35,
+            "min_chars": 9,
+            "max_chars": 10,
+            "bytes": 340,
+        },
+    }
+    assert stream.as_json()["stats"] == stream.stats
+
+
+def test_a_sample_shows_rows_and_bytes_as_their_length(plain):
+    rows = commands.inspect(str(plain), sample=2).as_json()["sample"]
+    assert [row["image"] for row in rows] == [{"bytes": 504}] * 2
+    assert all(row["text"] == f"caption {row['id']}" for row in rows)
+
+
+def test_plain_files_are_a_dataset(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "c.bin").write_bytes(b"12345")
+    found = commands.inspect(str(tmp_path))
+    assert (found.format, found.rows, found.bytes) == ("files", 2, 8)
+
+
+def test_a_missing_address_is_an_error(tmp_path):
+    with pytest.raises(MissingError) as caught:
+        commands.inspect(str(tmp_path / "none"))
+    assert str(caught.value) == f"{tmp_path}/none: no such file or folder"
+
+
+def test_float16_columns_have_statistics(tmp_path):
+    with Writer(f"{tmp_path}/out", columns={"h": "float16"}) as writer:
+        for value in (0.5, -2.0, 1.5):
+            writer.write({"h": value})
+    (column,) = commands.inspect(f"{tmp_path}/out", stats=True).streams[0].stats.values()
+    assert (column["min"], column["max"]) == (-2.0, 1.5)
+
+
+def test_lists_are_counted_by_their_items(tmp_path):
+    pq.write_table(pa.table({"id": [1, 2], "words": [["a", "b"], []]}), tmp_path / "i.parquet")
+    commands.pack(
+        str(tmp_path / "i.parquet"),
+        str(tmp_path / "out"),
+        format="granular-refs",
+        encode={"words": "str[]"},
+    )
+    (one,) = commands.inspect(str(tmp_path / "out"), stats=True).streams
+    assert one.stats["words"] == {"rows": 2, "nulls": 0, "min_items": 0, "max_items": 2}
+
+
+def test_the_number_of_distinct_values_in_memory_is_limited(tmp_path, monkeypatch):
+    from flarecli.commands.column_stats import statistics
+
+    monkeypatch.setitem(statistics.__globals__, "_MAX_DISTINCT", 3)
+    with Writer(f"{tmp_path}/out", columns={"few": "int", "many": "str"}) as writer:
+        for value in range(9):
+            writer.write({"few": value % 3, "many": f"é{value}"})
+    few, many = commands.inspect(f"{tmp_path}/out", stats=True).streams[0].stats.values()
+    assert few["distinct"] == 3
+    assert (many["distinct_over"], "distinct" in many, many["min_chars"], many["max_bytes"]) == (
+        3,
+        False,
+        2,
+        3,
+    )
+
+
+def test_the_address_of_a_single_file_is_its_own(plain, tmp_path):
+    shard, table = next(plain.glob("*.mds")), tmp_path / "x.parquet"
+    pq.write_table(pa.table({"id": [1]}), table)
+    assert commands.inspect(str(shard)).address == str(shard)
+    assert commands.inspect(str(table)).address == str(table)
+
+
+def test_the_address_of_a_folder_with_one_file_is_the_folder(tmp_path):
+    (tmp_path / "x.bin").write_bytes(b"1")
+    assert commands.inspect(str(tmp_path)).address == str(tmp_path)
+    bags = str(FIXTURES / "granular/new/rows300/data/ds")
+    assert commands.inspect(bags).address == bags
+
+
+def test_bytes_in_lists_are_shown_by_their_length(tmp_path):
+    with Writer(
+        str(tmp_path / "d"), format="granular-refs", columns={"parts": "bytes[]"}
+    ) as writer:
+        writer.write({"parts": [b"ab", b"c"]})
+    found = json.loads(json.dumps(commands.inspect(str(tmp_path / "d"), sample=1).as_json()))
+    assert found["sample"] == [{"parts": [{"bytes": 2}, {"bytes": 1}]}]
+
+
+def test_a_format_that_contradicts_the_list_is_refused(out, tmp_path):
+    """Only the list is read: its facts would be reported for the wrong format."""
+    shards = sorted(str(path) for path in out.glob("*.mds"))
+    hint = "Omit -f: it is for data without a list."
+    for address, at in (
+        (out, "playlist.yaml"),
+        (out / "playlist.yaml", "playlist.yaml"),
+        (out / "index.json", "index.json"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            commands.inspect(str(address), format="granular")
+        assert str(caught.value) == f"{out}/{at}: stream 'data' is listed as mds, not granular"
+        assert (caught.value.hint, caught.value.exit_code) == (hint, 2)
+        assert commands.inspect(str(address), format="mds").format == "mds"
+    for verb in (
+        read.open,
+        commands.verify,
+        commands.cat,
+        commands.playlist,
+        lambda *more, **named: commands.unpack(*more, str(tmp_path / "un"), **named),
+    ):
+        with pytest.raises(UsageError) as caught:
+            list(verb(str(out), format="granular"))
+        assert (
+            str(caught.value)
+            == f"{out}/playlist.yaml: stream 'data' is listed as mds, not granular"
+        )
+    assert not (tmp_path / "un").exists()
+    assert commands.inspect(shards, format="mds").rows == commands.inspect(str(out)).rows
+    bare = tmp_path / "bare.yaml"
+    bare.write_text(
+        "".join(
+            f"{name}:\n  content: [{out.name}/{Path(shards[0]).name}]\n"
+            for name in ("data", "more")
+        )
+    )
+    text = bare.read_text().replace("more:\n", "more:\n  headers: {format: csv}\n")
+    (tmp_path / "half.yaml").write_text(text)
+    assert commands.inspect(str(bare), format="mds", streams=["data"]).format == "mds"
+    assert (
+        commands.inspect(str(tmp_path / "half.yaml"), format="mds", streams=["data"]).format
+        == "mds"
+    )
+    with pytest.raises(UsageError) as caught:
+        commands.inspect(str(tmp_path / "half.yaml"), format="mds")
+    assert str(caught.value) == f"{tmp_path}/half.yaml: stream 'more' is listed as csv, not mds"

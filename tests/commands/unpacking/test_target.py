@@ -1,0 +1,467 @@
+"""Other files in the output folder of an unpack are never removed or replaced."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flarecli import commands
+from flarecli.commands.unpacking import target as outlets
+from flarecli.errors import ReachError, UnsafeError, UsageError
+from flarecli.model import Settings
+from flarecli.progress import Progress
+from flarecli.write import Writer
+
+HINT = "Move this file elsewhere first."
+ROWS = 12
+CALLS = (
+    "write",
+    "link",
+    "rename",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "fsync",
+    "ftruncate",
+)  # a kill may occur before these calls
+
+
+def tree(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def kept(folder):
+    """Return the files that a refusal must not change, without the owner of the lock."""
+    return {name: data for name, data in tree(folder).items() if name != ".flare/lock"}
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Write a dataset of twelve files in folders, three per batch."""
+    with Writer(
+        str(tmp_path / "d"), columns={"key": "str", "b": "bytes"}, settings=Settings(shard_rows=3)
+    ) as writer:
+        for n in range(ROWS):
+            writer.write({"key": f"{n % 2}/k{n}", "b": b"%d" % n})
+    return str(tmp_path / "d")
+
+
+def names(rows):
+    return sorted(f"{n % 2}/k{n}.bin" for n in rows)
+
+
+def half(source, to, monkeypatch, after=7):
+    """Run an unpack whose disk fails at a file."""
+    put, count = outlets.Folder.write, iter(range(after))
+
+    def failing(self, name, data):
+        if next(count, None) is None:
+            raise ReachError("the disk is full", where=name)
+        put(self, name, data)
+
+    with monkeypatch.context() as patch, pytest.raises(ReachError):
+        patch.setattr(outlets.Folder, "write", failing)
+        commands.unpack(source, str(to))
+
+
+def killed(step, source, to, **options):
+    """Unpack in a process that is killed before a step; return whether it reached the step."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    try:
+        signal.alarm(30)
+        left = [step]
+
+        def counting(real):
+            def call(*args, **more):
+                left[0] -= 1
+                if left[0] < 0:
+                    os._exit(9)
+                return real(*args, **more)
+
+            return call
+
+        for name in CALLS:
+            setattr(os, name, counting(getattr(os, name)))
+        commands.unpack(source, to, **options)
+    finally:
+        os._exit(0)
+
+
+def test_overwrite_of_an_unfinished_unpack_removes_only_its_files(source, tmp_path, monkeypatch):
+    to = tmp_path / "f"
+    half(source, to, monkeypatch)
+    for other in (
+        "notes.txt",
+        "0/notes.txt",
+        "mine/notes.txt",
+        "k8.bin",
+        "1/k99.bin",
+        "index.jsonl",
+        "index.csv",
+    ):
+        (to / other).parent.mkdir(exist_ok=True)
+        (to / other).write_text("mine")
+        before = kept(to)
+        with pytest.raises(UsageError) as caught:
+            commands.unpack(source, str(to), overwrite=True)
+        assert (str(caught.value), caught.value.hint) == (
+            f"{to}: contains another file {other!r}, which the unfinished unpack did not write",
+            HINT,
+        )
+        assert kept(to) == before
+        (to / other).unlink()
+    (to / "mine").rmdir()
+    commands.unpack(source, str(to), overwrite=True, rows="3:5", index="none")
+    assert sorted(tree(to)) == names([3, 4])
+
+
+def test_a_link_to_a_folder_is_another_file(source, tmp_path, monkeypatch):
+    to = tmp_path / "f"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("precious")
+    commands.unpack(source, str(tmp_path / "done"))
+    half(source, to, monkeypatch)
+    for folder, told in (
+        (to, ", which the unfinished unpack did not write"),
+        (tmp_path / "done", ": index.jsonl does not list it"),
+    ):
+        (folder / "0" / "link").symlink_to(tmp_path / "mine")
+        with pytest.raises(UsageError) as caught:
+            commands.unpack(source, str(folder), overwrite=True)
+        assert str(caught.value) == f"{folder}: contains another file '0/link'{told}"
+        assert os.readlink(folder / "0" / "link") == str(tmp_path / "mine")
+    assert tree(tmp_path / "mine") == {"notes": b"precious"}
+
+
+@pytest.mark.parametrize("ends", ["of another size", "of the same size"])
+def test_a_resume_replaces_only_files_that_it_began(source, tmp_path, monkeypatch, ends):
+    to, mine = tmp_path / "f", "0" if ends == "of the same size" else "mine"
+    half(source, to, monkeypatch, 4)
+    (to / "1" / "k9.bin").write_text(mine)
+    for options, told in (
+        ({"resume": True}, f"{to}/1/k9.bin: already exists"),
+        ({"resume": True}, f"{to}/1/k9.bin: already exists"),
+        (
+            {"overwrite": True},
+            f"{to}: contains another file '1/k9.bin', which the unfinished unpack did not write",
+        ),
+    ):
+        with pytest.raises(UsageError) as caught:
+            commands.unpack(source, str(to), **options)
+        assert str(caught.value) == told
+        assert (to / "1" / "k9.bin").read_text() == mine
+    (to / "1" / "k9.bin").unlink()
+    commands.unpack(source, str(to), resume=True)
+    commands.unpack(source, str(tmp_path / "whole"))
+    assert tree(to) == tree(tmp_path / "whole")
+
+
+def test_a_file_created_between_record_and_write_is_not_ours(source, tmp_path, monkeypatch):
+    to, put = tmp_path / "f", outlets.Folder.write
+
+    def late(self, name, data):
+        if name.endswith("k7.bin"):
+            (to / name).write_text("mine")
+        put(self, name, data)
+
+    with monkeypatch.context() as patch, pytest.raises(UsageError) as caught:
+        patch.setattr(outlets.Folder, "write", late)
+        commands.unpack(source, str(to))
+    assert str(caught.value) == f"{to}/1/k7.bin: already exists"
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(source, str(to), overwrite=True)
+    assert (
+        str(caught.value)
+        == f"{to}: contains another file '1/k7.bin', which the unfinished unpack did not write"
+    )
+    assert (to / "1" / "k7.bin").read_text() == "mine"
+
+
+def test_an_unpack_that_fails_at_once_removes_only_its_files(source, tmp_path, monkeypatch):
+    half(source, tmp_path / "f", monkeypatch, 2)
+    assert not (tmp_path / "f").exists()
+    (tmp_path / "f").mkdir()
+    put = outlets.Folder.write
+
+    def mine(self, name, data):
+        put(self, name, data)
+        (tmp_path / "f" / "mine").write_text("mine")
+        raise ReachError("the disk is full", where=name)
+
+    with monkeypatch.context() as patch, pytest.raises(ReachError):
+        patch.setattr(outlets.Folder, "write", mine)
+        commands.unpack(source, str(tmp_path / "f"))
+    assert (tmp_path / "f" / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("index", "stride"), [("jsonl", 1), ("none", 3)])
+def test_an_unpack_killed_before_any_step_can_be_resumed_or_overwritten(
+    source, tmp_path, index, stride
+):
+    some, others = {"index": index, "rows": "0:6"}, {"index": index, "rows": "2:7"}
+    commands.unpack(source, str(tmp_path / "whole"), **some)
+    commands.unpack(source, str(tmp_path / "other"), **others)
+    whole, other = tree(tmp_path / "whole"), tree(tmp_path / "other")
+
+    def is_whole(folder):
+        return tree(folder) == whole and not (folder / ".flare").exists()
+
+    step = 0
+    while killed(step, source, str(tmp_path / f"a{step}"), **some):
+        to, again = tmp_path / f"a{step}", tmp_path / f"b{step}"
+        assert killed(step, source, str(again), **some)
+        if not is_whole(to):
+            if (to / ".flare" / "journal").exists():
+                (to / "mine").write_text("mine")
+                with pytest.raises(UsageError) as caught:
+                    commands.unpack(source, str(to), overwrite=True, **some)
+                assert (
+                    str(caught.value)
+                    == f"{to}: contains another file 'mine', which the unfinished unpack did not write"
+                )
+                (to / "mine").unlink()
+            killed(step // 2, source, str(to), resume=True, **some)
+            if not is_whole(to):
+                commands.unpack(source, str(to), resume=True, **some)
+            assert tree(to) == whole, step
+            if (again / ".flare" / "journal").exists():
+                commands.unpack(source, str(again), overwrite=True, **others)
+                assert tree(again) == other, step
+        step += stride
+    assert step > 30
+
+
+def test_the_names_of_a_batch_are_synced_once_before_its_first_file(source, tmp_path, monkeypatch):
+    waits, noted, fsync, put = [], [], os.fsync, outlets.Folder.write
+
+    def waiting(fd):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("/begun"):
+            waits.append(Path(f"/proc/self/fd/{fd}").read_bytes())
+        fsync(fd)
+
+    def putting(self, name, data):
+        noted.append(any(name in json.loads(line)["names"] for line in waits[-1].splitlines()))
+        put(self, name, data)
+
+    monkeypatch.setattr("os.fsync", waiting)
+    monkeypatch.setattr(outlets.Folder, "write", putting)
+    commands.unpack(source, str(tmp_path / "f"))
+    assert noted == [True] * ROWS
+    assert len(waits) == ROWS // 3 + 1  # and one for the index
+    lines = [json.loads(line) for line in waits[-1].splitlines()]
+    assert [line["next"] for line in lines] == [0, 3, 6, 9, 12]
+    assert lines[-1]["names"] == ["index.jsonl"]
+
+
+def test_an_incomplete_record_names_no_file(source, tmp_path, monkeypatch):
+    to = tmp_path / "f"
+    half(source, to, monkeypatch)
+    with (to / ".flare" / "begun").open("ab") as log:
+        log.write(b'{"next": 9, "names": ["mine"]}')
+    (to / "mine").write_text("mine")
+    with pytest.raises(UsageError):
+        commands.unpack(source, str(to), overwrite=True)
+    commands.unpack(source, str(to), resume=True)
+    commands.unpack(source, str(tmp_path / "whole"))
+    assert tree(to) == {**tree(tmp_path / "whole"), "mine": b"mine"}
+
+
+def test_a_folder_that_replaced_a_finished_unpack_is_not_overwritten(source, tmp_path):
+    to = tmp_path / "f"
+    commands.unpack(source, str(to))
+    assert killed(60, source, str(to), overwrite=True)
+    assert (tmp_path / ".f.flare-new").is_dir()
+    to.rename(tmp_path / "elsewhere")
+    to.mkdir()
+    (to / "mine").write_text("mine")
+    for options in ({"overwrite": True}, {"overwrite": True, "resume": True}):
+        with pytest.raises(UsageError) as caught:
+            commands.unpack(source, str(to), **options)
+        assert (
+            str(caught.value)
+            == f"{to}: contains another file 'mine': there is no index that lists it"
+        )
+    assert tree(to) == {"mine": b"mine"}
+
+
+def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
+    """Without an index, the folder must contain exactly the files of the unpack."""
+    to, notes = tmp_path / "f", []
+    progress = Progress()
+    progress.note = lambda text, verbose=False: None if verbose else notes.append(text)
+    done = commands.unpack(source, str(to), index="none")
+    again = commands.unpack(source, str(to), index="none", resume=True, progress=progress)
+    assert (notes, again) == (
+        ["nothing to resume: the unpack is finished"],
+        replace(done, resumed_rows=ROWS),
+    )
+    assert sorted(tree(to)) == names(range(ROWS))
+    hint = "Name another folder: without an index, an unpack is finished if exactly its files are in the folder."
+
+    def refused(told, **options):
+        before = tree(to)
+        with pytest.raises(UsageError) as caught:
+            commands.unpack(source, str(to), index="none", resume=True, **options)
+        assert (str(caught.value), caught.value.hint) == (
+            f"{to}: output folder is not empty, and {told}",
+            hint,
+        )
+        assert tree(to) == before
+
+    refused("'0/k10.bin' is not a file of this unpack", rows="0:6")
+    refused("'0/k0.txt' is missing", name="{key}.txt")
+    (to / "notes").write_text("mine")
+    refused("'notes' is not a file of this unpack")
+    (to / "notes").unlink()
+    (to / "0" / "k4.bin").write_text("four")
+    refused("'0/k4.bin' is 4 bytes, expected 1")
+    (to / "0" / "k4.bin").unlink()
+    refused("'0/k4.bin' is missing")
+    (to / "0" / "k4.bin").symlink_to("k2.bin")
+    refused("'0/k4.bin' is missing")
+
+
+def test_a_finished_unpack_without_an_index_counts_its_failed_rows(tmp_path):
+    with Writer(str(tmp_path / "d"), columns={"key": "str", "b": "bytes"}) as writer:
+        for key in ("a", "", "c", "../d"):
+            writer.write({"key": key, "b": key.encode()})
+    how = {"index": "none", "on_error": "skip"}
+    done = commands.unpack(str(tmp_path / "d"), str(tmp_path / "f"), **how)
+    assert (done.rows, done.failed, sorted(tree(tmp_path / "f"))) == (
+        2,
+        2,
+        ["a.bin", "c.bin", "failed.jsonl"],
+    )
+    assert commands.unpack(str(tmp_path / "d"), str(tmp_path / "f"), resume=True, **how) == replace(
+        done, resumed_rows=2
+    )
+    (tmp_path / "f" / "failed.jsonl").unlink()
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(str(tmp_path / "d"), str(tmp_path / "f"), resume=True, **how)
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/f: output folder is not empty, and 'failed.jsonl' is missing"
+    )
+
+
+def test_a_finished_unpack_of_links_without_an_index_is_not_checked_by_downloads(tmp_path):
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "i.csv").write_text("url\na\n")
+    commands.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), fetch=["url"], index="none")
+    (tmp_path / "a").unlink()
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(
+            str(tmp_path / "i.csv"), str(tmp_path / "f"), fetch=["url"], index="none", resume=True
+        )
+    hint = (
+        "Name another folder: without an index, flare cannot check that all downloads are complete."
+    )
+    assert (str(caught.value), caught.value.hint) == (
+        f"{tmp_path}/f: output folder is not empty",
+        hint,
+    )
+
+
+@pytest.mark.parametrize("name", ["begun", "journal"])
+def test_a_link_at_the_path_of_a_log_is_not_followed(source, tmp_path, monkeypatch, name):
+    """A copied folder may contain such a link."""
+    to = tmp_path / "f"
+    half(source, to, monkeypatch)
+    (tmp_path / "mine").write_text('{"next": 0, "names": ["notes"]}\n')
+    (to / ".flare" / name).unlink()
+    (to / ".flare" / name).symlink_to(tmp_path / "mine")
+    (to / "notes").write_text("mine")
+    for options in ({"resume": True}, {"overwrite": True}):
+        with pytest.raises(UnsafeError) as caught:
+            commands.unpack(source, str(to), **options)
+        assert (
+            str(caught.value)
+            == f"{to}/.flare/{name}: a symbolic link, which may lead out of the folder"
+        )
+    assert (to / "notes").read_text() == "mine"
+    assert (tmp_path / "mine").read_text() == '{"next": 0, "names": ["notes"]}\n'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"next": "0", "names": 7}',
+        '{"next": 0, "names": [7, ["notes"], null]}',
+        '{"files": ["notes"]}',
+        '{"files": {"b": 7}}',
+        "7",
+    ],
+)
+@pytest.mark.parametrize("name", ["begun", "journal"])
+def test_invalid_records_name_no_file(source, tmp_path, monkeypatch, name, line):
+    to = tmp_path / "f"
+    half(source, to, monkeypatch)
+    with (to / ".flare" / name).open("a") as log:
+        log.write(f"{line}\n")
+    (to / "notes").write_text("mine")
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(source, str(to), overwrite=True)
+    assert (
+        str(caught.value)
+        == f"{to}: contains another file 'notes', which the unfinished unpack did not write"
+    )
+    (to / "notes").unlink()
+    commands.unpack(source, str(to), overwrite=True, rows="0", index="none")
+    assert sorted(tree(to)) == names([0])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"files": {"b": 7}, "values": {}}',
+        '{"files": {"b": ["x"]}, "values": {}}',
+        '{"files": [], "values": {}}',
+        '{"files": {}}',
+        "{}",
+        '{"next": "3"}',
+    ],
+)
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_a_resume_starts_at_the_first_invalid_line_of_the_journal(
+    source, tmp_path, monkeypatch, line, at
+):
+    to = tmp_path / "f"
+    half(source, to, monkeypatch)
+    journal = to / ".flare" / "journal"
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([*lines[:at], line, *lines[at + 1 :]]) + "\n")
+    commands.unpack(source, str(to), resume=True)
+    commands.unpack(source, str(tmp_path / "whole"))
+    assert tree(to) == tree(tmp_path / "whole")
+
+
+def test_files_added_to_the_old_folder_during_an_unpack_are_kept(source, tmp_path, monkeypatch):
+    to, put = tmp_path / "f", outlets.Folder.write
+    commands.unpack(source, str(to))
+    old = tree(to)
+
+    def late(self, name, data):
+        (to / "notes").write_text("mine")
+        put(self, name, data)
+
+    with monkeypatch.context() as patch, pytest.raises(UsageError) as caught:
+        patch.setattr(outlets.Folder, "write", late)
+        commands.unpack(source, str(to), overwrite=True, rows="0:6")
+    assert (str(caught.value), caught.value.hint) == (
+        f"{to}: contains another file 'notes': index.jsonl does not list it",
+        HINT,
+    )
+    assert tree(to) == {**old, "notes": b"mine"}
+    (to / "notes").unlink()
+    commands.unpack(source, str(to), overwrite=True, resume=True, rows="0:6")
+    assert sorted(tree(to)) == sorted([*names(range(6)), "index.jsonl"])
+    assert sorted(os.listdir(tmp_path)) == ["d", "f"]

@@ -1,0 +1,103 @@
+"""Two packs of one folder that start at the same time: one writes, the other reports its owner."""
+
+import multiprocessing
+import os
+
+import pytest
+
+from flarecli.errors import BusyError, UsageError
+from flarecli.model import Settings
+from flarecli.write import Writer
+
+
+def opened(out, **options):
+    return Writer(str(out), columns={"n": "int"}, settings=Settings(shard_rows=1), **options)
+
+
+def interleaved(monkeypatch, name, step):
+    """Call `step` right after the first `os.path.isdir` of a scratch folder that does not exist."""
+    isdir = os.path.isdir
+
+    def looking(path):
+        found = isdir(path)
+        if not found and str(path) == name:
+            monkeypatch.setattr("os.path.isdir", isdir)
+            step()
+        return found
+
+    monkeypatch.setattr("os.path.isdir", looking)
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_a_pack_that_starts_during_the_check_of_the_folder_is_named(tmp_path, monkeypatch, shards):
+    """Test with and without finished shards."""
+    others = []
+
+    def begin():
+        others.append(opened(tmp_path / "out", resume=True))
+        for row in range(shards + 1):
+            others[0].write({"n": row})
+            others[0]._write_samples()
+
+    interleaved(monkeypatch, f"{tmp_path}/out/.flare", begin)
+    with pytest.raises(BusyError) as caught:
+        opened(tmp_path / "out", resume=True)
+    assert str(caught.value).startswith(
+        f"{tmp_path}/out: another pack is writing to this folder (process {os.getpid()} on "
+    )
+    others[0].close()
+
+
+def test_a_pack_that_ends_during_the_check_of_the_folder_is_finished(tmp_path, monkeypatch):
+    def pack():
+        with opened(tmp_path / "out") as writer:
+            writer.write({"n": 1})
+
+    interleaved(monkeypatch, f"{tmp_path}/out/.flare", pack)
+    again = opened(tmp_path / "out", resume=True)
+    assert (again.is_done, again.rows) == (True, 1)
+
+
+def test_a_folder_that_is_removed_during_its_check_is_created(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    interleaved(monkeypatch, f"{tmp_path}/out/.flare", (tmp_path / "out").rmdir)
+    with opened(tmp_path / "out", resume=True) as writer:
+        writer.write({"n": 1})
+    assert (tmp_path / "out" / "playlist.yaml").exists()
+
+
+def test_a_folder_with_files_of_others_is_still_refused(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("precious")
+    with pytest.raises(UsageError) as caught:
+        opened(tmp_path / "out", resume=True)
+    assert str(caught.value) == f"{tmp_path}/out: the folder is not empty"
+
+
+def begun(out, barrier, results):
+    barrier.wait()
+    try:
+        with opened(out, resume=True) as writer:
+            for row in range(writer.rows, 20):
+                writer.write({"n": row})
+                writer._write_samples()
+        results.put("done" if writer.is_done else "packed")
+    except BusyError:
+        results.put("busy")
+    except Exception as error:
+        results.put(repr(error))
+
+
+def test_packs_started_together_with_resume_write_one_dataset(tmp_path):
+    spawn = multiprocessing.get_context("fork")
+    for number in range(15):
+        barrier, results = spawn.Barrier(3), spawn.Queue()
+        out = tmp_path / f"out{number}"
+        processes = [spawn.Process(target=begun, args=(out, barrier, results)) for _ in range(3)]
+        for process in processes:
+            process.start()
+        found = [results.get() for _ in processes]
+        for process in processes:
+            process.join()
+        assert found.count("packed") == 1, found
+        assert set(found) <= {"packed", "done", "busy"}
