@@ -30,7 +30,7 @@ def rows_of(found, columns=None) -> list[dict]:
     return [row for batch in found.batches(columns) for row in batch.to_pylist()]
 
 
-def refusal(tmp_path, data: bytes | str, name: str = "x.csv") -> tuple[str, str]:
+def error_of(tmp_path, data: bytes | str, name: str = "x.csv") -> tuple[str, str]:
     with pytest.raises(FormatError) as caught:
         list(index(tmp_path, data, name).batches())
     return str(caught.value).removeprefix(f"{tmp_path}/"), caught.value.hint
@@ -212,7 +212,7 @@ def test_errors_name_the_line_where_a_record_starts(fields):
     ],
 )
 def test_an_invalid_table_is_reported_with_its_line(tmp_path, data, message, hint):
-    assert refusal(tmp_path, data) == (f"x.csv: {message}", hint)
+    assert error_of(tmp_path, data) == (f"x.csv: {message}", hint)
 
 
 def test_rows_and_lines_in_errors_are_right_after_the_first_block(tmp_path, monkeypatch):
@@ -249,7 +249,10 @@ def test_rows_and_lines_in_errors_are_right_after_the_first_block(tmp_path, monk
             "Look for an unclosed quote.",
         ),
     ]:
-        assert refusal(tmp_path, head + rows + damage + b"8,1.5,z\n") == (f"x.csv: {message}", hint)
+        assert error_of(tmp_path, head + rows + damage + b"8,1.5,z\n") == (
+            f"x.csv: {message}",
+            hint,
+        )
 
 
 def test_a_record_larger_than_a_block_is_read(tmp_path, monkeypatch):

@@ -1,13 +1,21 @@
 """Folders: the files of a row, skipped files, and that each data file is used exactly once."""
 
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flarecli.errors import FormatError
-from flarecli.ingest import data_among, folder
-from flarecli.ingest.folder import Folder
-from flarecli.storage import Location
+from flarecli.errors import (
+    FlareError,
+    FormatError,
+    MissingError,
+    UsageError,
+)
+from flarecli.ingest import data_among, filled, folder, open_folder
+from flarecli.ingest.folder import Folder, groups
+from flarecli.storage import Entry, Location
 from flarecli.storage.memory import MemoryStore
 
 
@@ -15,8 +23,8 @@ def opened(names, columns=None) -> Folder:
     return Folder(Location(MemoryStore(dict.fromkeys(names, b"x"))), columns)
 
 
-def rows_of(found: Folder) -> list[dict]:
-    return [row for batch in found.batches(None) for row in batch.to_pylist()]
+def rows_of(found, columns=None) -> list[dict]:
+    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
 
 
 def keys(names) -> dict[str, set[str]]:
@@ -184,3 +192,185 @@ def test_last_names_in_file_names_are_not_extensions(monkeypatch):
     with pytest.raises(FormatError) as caught:
         opened(["First.jpg", *(f"First.L{n:02}.jpg" for n in range(40))])
     assert caught.value.message == "more than 5 compound extensions"
+
+
+def write_files(folder, files) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, pa.Table):
+            pq.write_table(content, path)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def error_of(folder, act) -> tuple[str, str]:
+    with pytest.raises(FlareError) as caught:
+        act()
+    return str(caught.value).replace(f"{folder}/", ""), caught.value.hint.replace(f"{folder}/", "")
+
+
+NAME = st.lists(
+    st.text(st.sampled_from("ab.-"), min_size=1, max_size=4).filter(lambda part: part.strip(".")),
+    min_size=1,
+    max_size=3,
+).map("/".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sets(NAME, max_size=12))
+def test_files_are_grouped_by_key(names):
+    wanted: dict[str, dict[str, str]] = {}
+    alone: list[str] = []
+    for name in names:
+        stem, _, extension = name.rpartition(".")
+        if any(part.startswith(".") for part in name.split("/")):
+            continue
+        if not extension or "/" in extension or not stem:
+            alone.append(name)
+        else:
+            wanted.setdefault(stem, {})[extension] = name
+    found = list(groups(Entry(name, 1) for name in sorted(names, key=str.encode)))
+    assert {group.key: group.files for group in found if group.files} == wanted
+    assert sorted(group.key for group in found if not group.files) == sorted(alone)
+    assert len(found) == len(wanted) + len(alone)
+
+
+def images(count=3) -> dict[str, str]:
+    return {
+        f"{folder}/{n:03}.{kind}": f"{folder} {n} {kind}"
+        for folder in "ab"
+        for n in range(count)
+        for kind in ("jpg", "txt", "meta.json")
+    }
+
+
+def test_files_with_the_same_key_are_one_row(tmp_path):
+    write_files(tmp_path, images())
+    found = open_folder(str(tmp_path))
+    assert (found.schema.names, found.rows, found.links, found.key, found.notes) == (
+        ["key", "jpg", "meta.json", "txt"],
+        6,
+        ("jpg", "meta.json", "txt"),
+        "key",
+        (),
+    )
+    ((batch, flaws),) = found.contents()
+    assert flaws == []
+    assert batch.schema.equals(filled(found.schema, found.links), check_metadata=True)
+    assert batch.to_pylist() == [
+        {
+            "key": f"{folder}/{n:03}",
+            **{kind: f"{folder} {n} {kind}".encode() for kind in ("jpg", "meta.json", "txt")},
+        }
+        for folder in "ab"
+        for n in range(3)
+    ]
+    assert {
+        name: (batch.schema.field(name).metadata or {}).get(b"encoding")
+        for name in batch.schema.names
+    } == {
+        "key": None,
+        "jpg": None,
+        "meta.json": b"json",
+        "txt": b"str",
+    }
+
+
+def test_only_requested_columns_determine_the_rows_and_are_read(tmp_path):
+    write_files(tmp_path, {**images(2), "c/0.txt": "alone", "d/0.png": "other"})
+    found = open_folder(str(tmp_path), columns=["txt", "key"])
+    assert (found.schema.names, found.rows) == (["key", "txt"], 5)
+    assert found.notes == ("skipped 1 key without txt: d/0",)
+
+
+def test_keys_without_the_requested_columns_are_counted_and_named(tmp_path):
+    files = {
+        **images(4),
+        "README": "x",
+        ".hidden/x.jpg": "x",
+        "a/.DS_Store": "x",
+        "c.txt": "x",
+        "d.txt": "x",
+        "A.JPG": "x",
+    }
+    del files["b/002.txt"]
+    write_files(tmp_path, files)
+    found = open_folder(str(tmp_path))
+    assert found.notes == (
+        "skipped 2 hidden files: .hidden/x.jpg, a/.DS_Store",
+        "skipped 1 README or LICENSE file: README",
+    )
+    assert [row["key"] for row in rows_of(found) if None in row.values()] == [
+        "A",
+        "b/002",
+        "c",
+        "d",
+    ]
+    assert rows_of(found)[0] == {"key": "A", "jpg": "A.JPG", "meta.json": None, "txt": None}
+
+
+@pytest.mark.parametrize(
+    ("files", "columns", "message", "hint"),
+    [
+        (
+            {"README": "x", "Thumbs.db": "x"},
+            None,
+            "d: no data files with extensions",
+            "Found 1 desktop file: Thumbs.db; 1 file without an extension: README.",
+        ),
+        (
+            {"a.jpg": "x", "a.JPG": "x"},
+            None,
+            "d: a.JPG and a.jpg have the same key 'a' and extension 'jpg'",
+            "Rename one of the files.",
+        ),
+        (
+            {"a.jpg": "x", "a.txt": "x"},
+            ["png"],
+            "d: no file has the extension 'png'",
+            "Choose from jpg, txt.",
+        ),
+    ],
+)
+def test_a_folder_without_rows_is_reported(tmp_path, files, columns, message, hint):
+    write_files(tmp_path / "d", files)
+    assert error_of(tmp_path, lambda: open_folder(str(tmp_path / "d"), columns=columns)) == (
+        message,
+        hint,
+    )
+
+
+def test_a_folder_that_changes_while_it_is_read_is_an_error(tmp_path):
+    write_files(tmp_path, images())
+    found = open_folder(str(tmp_path))
+    (tmp_path / "b/new.jpg").write_text("x")
+    message, hint = error_of(tmp_path, lambda: rows_of(found))
+    assert (message, hint) == (
+        f"{tmp_path}: the folder changed while it was read",
+        "Run the command again when no other process writes the folder.",
+    )
+
+
+def test_a_column_may_be_called_key(tmp_path):
+    write_files(tmp_path, {"a.key": "1", "a.jpg": "2"})
+    found = open_folder(str(tmp_path))
+    assert (found.key, rows_of(found)) == (
+        "__key__",
+        [{"__key__": "a", "jpg": "a.jpg", "key": "a.key"}],
+    )
+
+
+def test_the_checksum_changes_with_the_folder(tmp_path):
+    write_files(tmp_path, images())
+    before = open_folder(str(tmp_path)).sum()
+    assert open_folder(str(tmp_path)).sum() == before
+    (tmp_path / "a/000.jpg").write_text("longer than it was")
+    assert open_folder(str(tmp_path)).sum() != before
+
+
+def test_missing_folders_and_addresses_that_cannot_be_listed_are_errors(tmp_path, web):
+    with pytest.raises(MissingError):
+        open_folder(str(tmp_path / "no") + "/")
+    with pytest.raises(UsageError):
+        open_folder(web.url("/d/"))

@@ -1,18 +1,27 @@
 """Several files as one index, its properties, and the errors of opening it."""
 
+import json
+import os
 import pickle
 import random
 import re
 
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from flarecli.errors import FormatError, MissingError, UnsafeError, UsageError
+from flarecli.errors import (
+    FormatError,
+    MissingError,
+    UnsafeError,
+    UsageError,
+)
 from flarecli.ingest import is_index, open_index
 from flarecli.sql import select
+from flarecli.storage import Guard
 
 
 def rows_of(found, columns=None) -> list[dict]:
@@ -159,7 +168,6 @@ def test_unknown_and_missing_suffixes_are_refused(tmp_path):
 
 
 def test_a_fifo_is_refused_without_waiting(tmp_path):
-    import os
 
     os.mkfifo(tmp_path / "x.csv")
     with pytest.raises(UnsafeError) as caught:
@@ -233,3 +241,20 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
             most = max(most, pa.total_allocated_bytes() - before)
         assert rows == 54_000
         assert most < 40_000_000
+
+
+def write_files(folder, files) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, pa.Table):
+            pq.write_table(content, path)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def test_local_files_in_json_are_allowed_by_the_guard(tmp_path):
+    write_files(tmp_path, {"a.json": json.dumps([{"n": 1}]), "x/l.txt": "../a.json"})
+    assert rows_of(open_index(str(tmp_path / "x/l.txt"), guard=Guard(allow_local=True))) == [
+        {"n": 1}
+    ]

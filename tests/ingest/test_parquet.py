@@ -33,7 +33,7 @@ def rows_of(part: Parquet, columns=None) -> list[dict]:
     return [row for batch in part.batches(columns) for row in batch.to_pylist()]
 
 
-def refusal(data: bytes) -> tuple[str, str]:
+def error_of(data: bytes) -> tuple[str, str]:
     with pytest.raises(FormatError) as caught:
         list(opened(data).batches(None))
     return str(caught.value), caught.value.hint
@@ -196,7 +196,7 @@ def test_row_groups_are_read_in_order():
     ],
 )
 def test_an_invalid_file_is_reported_in_one_line(data, message, hint):
-    assert refusal(data) == (f"x.parquet: {message}", hint)
+    assert error_of(data) == (f"x.parquet: {message}", hint)
 
 
 def test_text_that_is_not_utf8_is_returned_unchanged():
@@ -260,7 +260,7 @@ def test_a_footer_whose_two_schemas_differ_is_refused():
     at = data.index(
         b"second", len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     )  # in the parquet schema, which is before the Arrow schema
-    assert refusal(data[:at] + b"Second" + data[at + 6 :]) == (
+    assert error_of(data[:at] + b"Second" + data[at + 6 :]) == (
         "x.parquet: the two schemas in the footer differ: column 'Second', column 'second'",
         "The footer is damaged, or a tool changed only one schema; write the file again.",
     )
@@ -281,7 +281,7 @@ CUT = "truncated parquet file: it does not end with PAR1"
 )
 def test_a_truncated_file_is_an_error(cut, message, hint):
     data = stored(pa.table({"id": range(100), "text": [f"text {n}" for n in range(100)]}))
-    assert refusal(data[:cut]) == (f"x.parquet: {message}", hint)
+    assert error_of(data[:cut]) == (f"x.parquet: {message}", hint)
 
 
 class Keys(encryption.KmsClient):
@@ -306,7 +306,7 @@ def test_encrypted_files_and_columns_are_reported(plaintext_footer):
     with pq.ParquetWriter(sink, table.schema, encryption_properties=seal) as writer:
         writer.write_table(table)
     data = sink.getvalue().to_pybytes()
-    assert refusal(data) == ("x.parquet: the parquet file is encrypted", "Decrypt it first.")
+    assert error_of(data) == ("x.parquet: the parquet file is encrypted", "Decrypt it first.")
     if plaintext_footer:
         assert rows_of(opened(data), ["id"]) == [{"id": n} for n in range(9)]
 

@@ -25,7 +25,7 @@ from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
 
-def made(path, files) -> list[str]:
+def write_files(path, files) -> list[str]:
     for name, content in files.items():
         if isinstance(content, pa.Table):
             pq.write_table(content, path / name)
@@ -38,7 +38,7 @@ def rows_of(names) -> list[dict]:
     return [row for batch in open_index(names).batches() for row in batch.to_pylist()]
 
 
-def refusal(path, act) -> tuple[str, str]:
+def error_of(path, act) -> tuple[str, str]:
     with pytest.raises(FlareError) as caught:
         act()
     return str(caught.value).replace(f"{path}/", ""), caught.value.hint
@@ -46,11 +46,14 @@ def refusal(path, act) -> tuple[str, str]:
 
 @pytest.mark.parametrize("value", ["9007199254740993", "-9007199254740993", "+00.5", "-01.5"])
 def test_numbers_that_a_float_would_change_stay_text(tmp_path, value):
-    assert rows_of(made(tmp_path, {"x.csv": f"v\n1.5\n{value}\n"})) == [{"v": "1.5"}, {"v": value}]
+    assert rows_of(write_files(tmp_path, {"x.csv": f"v\n1.5\n{value}\n"})) == [
+        {"v": "1.5"},
+        {"v": value},
+    ]
 
 
 def test_blanks_in_a_header_belong_to_names_and_blank_lines_before_it_are_ignored(tmp_path):
-    assert rows_of(made(tmp_path, {"x.csv": "\n" * 100 + " a ,b\t\n1,2\n"})) == [
+    assert rows_of(write_files(tmp_path, {"x.csv": "\n" * 100 + " a ,b\t\n1,2\n"})) == [
         {" a ": 1, "b\t": 2}
     ]
 
@@ -59,14 +62,14 @@ def test_a_byte_order_mark_is_removed_only_at_the_start_of_a_file(tmp_path, monk
     monkeypatch.setattr(
         decompress, "BLOCK_BYTES", 11
     )  # the second value starts with a byte order mark
-    assert rows_of(made(tmp_path, {"x.csv": "\ufeffa\nxxxxx\n\ufeffy\n"})) == [
+    assert rows_of(write_files(tmp_path, {"x.csv": "\ufeffa\nxxxxx\n\ufeffy\n"})) == [
         {"a": "xxxxx"},
         {"a": "\ufeffy"},
     ]
 
 
 def test_empty_text_stays_text_if_another_file_has_large_text(tmp_path):
-    names = made(
+    names = write_files(
         tmp_path,
         {
             "a.csv": "n,t\n1,\n2,x\n",
@@ -83,8 +86,8 @@ def test_empty_text_stays_text_if_another_file_has_large_text(tmp_path):
 def test_a_record_slightly_above_the_limit_is_refused(tmp_path, monkeypatch, name, hint):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 100)
     monkeypatch.setattr(text_records, "MAX_RECORD_BYTES", 5000)
-    names = made(tmp_path, {name: "x" * 6000})
-    assert refusal(tmp_path, lambda: rows_of(names)) == (
+    names = write_files(tmp_path, {name: "x" * 6000})
+    assert error_of(tmp_path, lambda: rows_of(names)) == (
         f"{name}: line 1: a record is longer than 5.0 kB",
         hint,
     )
@@ -92,9 +95,9 @@ def test_a_record_slightly_above_the_limit_is_refused(tmp_path, monkeypatch, nam
 
 def test_an_error_shows_the_start_of_a_long_value(tmp_path, monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 8)
-    names = made(tmp_path, {"x.csv": f"a,b\n1,2\n3,4\n{'x' * 41},5\n"})
+    names = write_files(tmp_path, {"x.csv": f"a,b\n1,2\n3,4\n{'x' * 41},5\n"})
     assert (
-        refusal(tmp_path, lambda: rows_of(names))[0]
+        error_of(tmp_path, lambda: rows_of(names))[0]
         == f"x.csv: line 4: column 'a' contains '{'x' * 39}…'; expected integers"
     )
 
@@ -169,24 +172,26 @@ def test_small_files_may_expand_more_than_a_thousandfold(tmp_path):
     for suffix in (".zst", ".zstd"):
         packed = zstandard.compress(f"a\n{cell}\n".encode())
         assert len(packed) * 1000 < len(cell)
-        assert rows_of(made(tmp_path, {f"x.csv{suffix}": packed})) == [{"a": cell}]
+        assert rows_of(write_files(tmp_path, {f"x.csv{suffix}": packed})) == [{"a": cell}]
 
 
 # -- lists, names, several files
 
 
 def test_lists_may_have_comments_blank_lines_and_relative_addresses(tmp_path):
-    (name,) = made(tmp_path, {"L.TXT": "#a.csv\n\t#\n././/a.csv \n.//{A,a}.csv\n\n"})
-    made(tmp_path, {"a.csv": "n\n1\n", "A.csv": "n\n2\n"})
+    (name,) = write_files(tmp_path, {"L.TXT": "#a.csv\n\t#\n././/a.csv \n.//{A,a}.csv\n\n"})
+    write_files(tmp_path, {"a.csv": "n\n1\n", "A.csv": "n\n2\n"})
     assert [row["n"] for row in rows_of(name)] == [1, 2, 1]
 
 
 def test_a_list_with_too_many_files_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "MAX_FILES", 3)
-    names = made(
+    names = write_files(
         tmp_path, {"l.txt": "m.txt\nm.txt\n", "m.txt": "a.csv\na.csv\n", "a.csv": "n\n1\n"}
     )
-    assert refusal(tmp_path, lambda: open_index(names[0]))[0] == "l.txt: more than 3 files in lists"
+    assert (
+        error_of(tmp_path, lambda: open_index(names[0]))[0] == "l.txt: more than 3 files in lists"
+    )
     monkeypatch.setattr(registry, "MAX_FILES", 4)
     assert len(rows_of(names[0])) == 4
 
@@ -205,7 +210,7 @@ def test_names_of_datasets_and_folders_are_not_indexes(tmp_path):
 
 def test_suffixes_in_capitals_select_the_same_reader(tmp_path):
     assert rows_of(
-        made(
+        write_files(
             tmp_path, {"A.CSV": "n\n1\n", "B.JSONL": '{"n": 2}', "C.PARQUET": pa.table({"n": [3]})}
         )
     ) == [{"n": 1}, {"n": 2}, {"n": 3}]
@@ -213,7 +218,7 @@ def test_suffixes_in_capitals_select_the_same_reader(tmp_path):
 
 def test_a_value_that_does_not_fit_is_reported_with_its_row_and_the_common_type(tmp_path):
     many = pa.table({"n": [0] * 9000 + [2**53 + 1]})
-    names = made(
+    names = write_files(
         tmp_path,
         {
             "a.parquet": many,
@@ -222,17 +227,17 @@ def test_a_value_that_does_not_fit_is_reported_with_its_row_and_the_common_type(
         },
     )
     assert (
-        refusal(tmp_path, lambda: rows_of(names[:2]))[0]
+        error_of(tmp_path, lambda: rows_of(names[:2]))[0]
         == "a.parquet[9000]: column 'n': value 9007199254740993 does not fit double"
     )
     assert (
-        refusal(tmp_path, lambda: rows_of(names))[0]
+        error_of(tmp_path, lambda: rows_of(names))[0]
         == "c.parquet: columns differ from those of b.parquet: column 'n' is string instead of double"
     )
 
 
 def test_a_range_after_the_last_row_is_empty(tmp_path):
-    (name,) = made(tmp_path, {"a.parquet": pa.table({"n": [1, 2]})})
+    (name,) = write_files(tmp_path, {"a.parquet": pa.table({"n": [1, 2]})})
     assert list(open_index(name).batches(start=2)) == []
 
 
@@ -272,7 +277,7 @@ def test_common_types_do_not_depend_on_the_order_of_files(one, two, both):
 
 
 def test_files_that_fit_no_column_are_rows_with_nulls(tmp_path):
-    made(
+    write_files(
         tmp_path,
         {f"{n}.jpg": "x" for n in range(6)}
         | {"plain\x1b[31m": "x"}
@@ -294,21 +299,21 @@ def test_files_that_fit_no_column_are_rows_with_nulls(tmp_path):
 
 
 def test_an_image_extension_is_the_main_one_if_half_of_the_keys_have_it(tmp_path):
-    made(tmp_path, {"a.jpg": "x", "a.txt": "x", "b.txt": "x"})
+    write_files(tmp_path, {"a.jpg": "x", "a.txt": "x", "b.txt": "x"})
     assert open_folder(str(tmp_path)).schema.names == ["key", "jpg", "txt"]
-    made(tmp_path, {"c.txt": "x"})
+    write_files(tmp_path, {"c.txt": "x"})
     assert open_folder(str(tmp_path)).schema.names == ["key", "txt"]
 
 
 def test_too_many_combinations_of_extensions_are_refused(tmp_path, monkeypatch):
-    made(tmp_path, {"a.x": "x", "b.y": "x", "c.x": "x", "c.y": "x"})
+    write_files(tmp_path, {"a.x": "x", "b.y": "x", "c.x": "x", "c.y": "x"})
     monkeypatch.setattr(folder, "MAX_COLUMNS", 1)
-    assert refusal(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
+    assert error_of(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
         f"{tmp_path.name}: more than 1 extensions",
         "Name the columns to pack with -c.",
     )
     monkeypatch.setattr(folder, "MAX_COMBINATIONS", 2)
-    assert refusal(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
+    assert error_of(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
         f"{tmp_path.name}: more than 2 combinations of extensions",
         "Pack a smaller folder, or only the tables of the folder.",
     )

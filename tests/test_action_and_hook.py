@@ -15,7 +15,7 @@ import yaml
 from flarecli.write import Writer
 
 CUT = "The file was cut short; fetch it again, or pack it again with `flare pack … --overwrite`."
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 BASH = shutil.which("bash")
 PATH = f"{sysconfig.get_path('scripts')}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
 

@@ -1,0 +1,101 @@
+"""Compressed text: read unchanged, with errors for damage and decompression bombs."""
+
+import gzip
+import re
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from flarecli import expansion
+from flarecli.errors import (
+    FlareError,
+)
+from flarecli.ingest import decompress, open_index
+
+
+def rows_of(found, columns=None) -> list[dict]:
+    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
+
+
+def write_files(folder, files) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, pa.Table):
+            pq.write_table(content, path)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def error_of(folder, act) -> tuple[str, str]:
+    with pytest.raises(FlareError) as caught:
+        act()
+    return str(caught.value).replace(f"{folder}/", ""), caught.value.hint.replace(f"{folder}/", "")
+
+
+LINES = b"n,t\n" + b"".join(b"%d,row %d\n" % (n, n) for n in range(5000))
+
+
+PACKED = {
+    "x.csv.gz": gzip.compress(LINES),
+    "x.csv.zst": zstandard.compress(LINES),
+    "two.csv.gz": gzip.compress(LINES[:1001]) + gzip.compress(LINES[1001:]),
+    "two.csv.zst": zstandard.compress(LINES[:1001]) + zstandard.compress(LINES[1001:]),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_compressed_text_is_read_unchanged(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
+    write_files(tmp_path, {name: PACKED[name]})
+    assert rows_of(open_index(str(tmp_path / name))) == [
+        {"n": n, "t": f"row {n}"} for n in range(5000)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("x.csv.gz", PACKED["x.csv.gz"][:-9], "x.csv.gz: the gzip file is truncated"),
+        ("x.csv.zst", PACKED["x.csv.zst"][:-9], "x.csv.zst: the zstd file is truncated"),
+        ("x.csv.gz", LINES, "x.csv.gz: not valid gzip: incorrect header check"),
+        ("x.csv.zst", LINES, "x.csv.zst: not valid zstd: unknown frame descriptor"),
+        (
+            "x.csv.gz",
+            PACKED["x.csv.gz"] + b"junk",
+            "x.csv.gz: not valid gzip: incorrect header check",
+        ),
+        (
+            "x.csv.gz",
+            PACKED["x.csv.gz"][:-8] + b"\0" * 8,
+            "x.csv.gz: not valid gzip: incorrect data check",
+        ),
+        ("x.json.gz", gzip.compress(b""), "x.json.gz: file is empty"),
+    ],
+)
+def test_a_damaged_compressed_file_is_reported(tmp_path, name, data, message):
+    write_files(tmp_path, {name: data})
+    assert error_of(tmp_path, lambda: rows_of(open_index(str(tmp_path / name))))[0] == message
+
+
+@pytest.mark.parametrize("name", ["x.csv.gz", "x.csv.zst"])
+def test_a_decompression_bomb_stops_at_the_limit(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(expansion, "FREE_BYTES", 1 << 16)
+    monkeypatch.setattr(expansion, "MAX_RATIO", 20)
+    monkeypatch.setattr(decompress, "BLOCK_BYTES", 1 << 16)
+    bomb = b"n,t\n" + b"1,2\n" * (1 << 20)
+    write_files(
+        tmp_path, {name: gzip.compress(bomb) if name.endswith("gz") else zstandard.compress(bomb)}
+    )
+    message, hint = error_of(tmp_path, lambda: rows_of(open_index(str(tmp_path / name))))
+    found = re.fullmatch(rf"{name}: (\d+) bytes decode to more than (\d+) bytes", message)
+    assert found and int(found[2]) == max(1 << 16, 20 * int(found[1]))
+    assert hint == "The file may be a decompression bomb; do not trust it."
+
+
+def test_compressed_remote_text_is_read_as_a_stream(web):
+    found = open_index(web.file("/x.csv.gz", PACKED["x.csv.gz"]))
+    assert rows_of(found, ["n"]) == [{"n": n} for n in range(5000)]

@@ -1,0 +1,69 @@
+"""Contents of the files that an index names: order, read-ahead, failed files."""
+
+import os
+import random
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+
+from flarecli.errors import (
+    ReachError,
+    UnsafeError,
+)
+from flarecli.ingest import open_folder
+from flarecli.storage import Limits
+
+
+def write_files(folder, files) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, pa.Table):
+            pq.write_table(content, path)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def images(count=3) -> dict[str, str]:
+    return {
+        f"{folder}/{n:03}.{kind}": f"{folder} {n} {kind}"
+        for folder in "ab"
+        for n in range(count)
+        for kind in ("jpg", "txt", "meta.json")
+    }
+
+
+def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):
+    write_files(tmp_path, images(2))
+    (tmp_path / "a/001.jpg").unlink()
+    os.symlink("/etc/passwd", tmp_path / "a/001.jpg")
+    (tmp_path / "b/000.txt").write_bytes(bytes(1000))
+    found = open_folder(str(tmp_path))
+    ((batch, flaws),) = found.contents(limits=Limits(max_bytes=500))
+    assert [(flaw.row, flaw.column, type(flaw.error)) for flaw in flaws] == [
+        (1, "jpg", UnsafeError),
+        (2, "txt", ReachError),
+    ]
+    assert str(flaws[1].error) == f"{tmp_path}/b/000.txt: object is 1.0 kB; the maximum is 500 B"
+    assert [row["jpg"] is None for row in batch.to_pylist()] == [False, True, False, False]
+
+
+def test_files_are_read_in_order_with_bounded_read_ahead(tmp_path):
+    rng = random.Random(7)
+    files = {f"{n:04}.bin": rng.randbytes(rng.choice([0, 10, 100_000])) for n in range(300)}
+    write_files(tmp_path, files)
+    found = open_folder(str(tmp_path))
+    for ahead in (1, 150_000, 1 << 30):
+        batches = [batch for batch, _ in found.contents(limits=Limits(ahead_bytes=ahead, jobs=5))]
+        assert [data for batch in batches for data in batch.column("bin").to_pylist()] == list(
+            files.values()
+        )
+        assert max(batch.nbytes for batch in batches) < 5 << 20
+
+
+def test_closing_early_ends_all_threads(tmp_path):
+    write_files(tmp_path, {f"{n:04}.bin": bytes(10_000) for n in range(3000)})
+    reading = open_folder(str(tmp_path)).contents(limits=Limits(ahead_bytes=20_000))
+    next(reading)
+    reading.close()
