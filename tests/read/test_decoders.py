@@ -59,7 +59,7 @@ def test_invalid_images_are_refused():
 def test_an_image_for_which_pillow_runs_a_program_is_refused(monkeypatch):
     monkeypatch.setattr(
         "PIL.EpsImagePlugin.Ghostscript",
-        lambda *given, **named: pytest.fail("a program was asked for"),
+        lambda *given, **named: pytest.fail("Pillow started a program"),
     )
     out = io.BytesIO()
     Image.new("RGB", (8, 8)).save(out, "EPS")
@@ -94,8 +94,8 @@ def test_invalid_settings_are_refused_before_the_first_row(make, message):
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(("hertz", "wanted"), [(44100, 16000), (8000, 48000), (8000, 8000)])
-def test_resampled_audio_includes_its_end(hertz, wanted):
+@pytest.mark.parametrize(("hertz", "rate"), [(44100, 16000), (8000, 48000), (8000, 8000)])
+def test_resampled_audio_includes_its_end(hertz, rate):
     pytest.importorskip("av")
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
@@ -103,11 +103,11 @@ def test_resampled_audio_includes_its_end(hertz, wanted):
         file.setsampwidth(2)
         file.setframerate(hertz)
         file.writeframes((np.sin(np.arange(hertz) / 20) * 20000).astype("<i2").tobytes())
-    found = flare.presets.audio(wanted)(out.getvalue())
-    assert found.shape == (1, wanted)
+    decoded = flare.presets.audio(rate)(out.getvalue())
+    assert decoded.shape == (1, rate)
     assert (
-        flare.presets.audio(wanted, seconds=0.25)(out.getvalue()).tolist()
-        == found[:, : wanted // 4].tolist()
+        flare.presets.audio(rate, seconds=0.25)(out.getvalue()).tolist()
+        == decoded[:, : rate // 4].tolist()
     )
 
 
@@ -125,11 +125,11 @@ def test_video_without_pyav_is_an_error(monkeypatch):
 
 def test_addresses_inside_video_and_audio_are_not_opened(web):
     pytest.importorskip("av")
-    there = web.page("/canary.ts", b"canary")
+    address = web.page("/canary.ts", b"canary")
     session = f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video {web.port} RTP/AVP 96\na=rtpmap:96 H264/90000\n"
     lists = (
-        f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n{there}\n#EXT-X-ENDLIST\n",
-        f"ffconcat version 1.0\nfile {there}\n",
+        f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\n{address}\n#EXT-X-ENDLIST\n",
+        f"ffconcat version 1.0\nfile {address}\n",
         session,
     )
     for data in lists:
@@ -152,8 +152,8 @@ def test_video_and_audio_become_arrays():
             3,
         )
     for name in ("opus.ogg", "vorbis.ogg", "plain.mp3", "whole.flac", "whole.m4a"):
-        found = flare.presets.audio(8000, seconds=0.05)((media / name).read_bytes())
-        assert (found.dtype, found.shape[1]) == (np.float32, 400)
+        decoded = flare.presets.audio(8000, seconds=0.05)((media / name).read_bytes())
+        assert (decoded.dtype, decoded.shape[1]) == (np.float32, 400)
 
 
 def test_a_loader_batches_decoded_values(tmp_path):

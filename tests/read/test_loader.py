@@ -3,7 +3,6 @@ quick.
 """
 
 import json
-import operator
 import signal
 import subprocess
 import sys
@@ -15,19 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flarecli as flare
-from flarecli.errors import FlareError, TransformError, UsageError
+from flarecli.errors import TransformError, UsageError
 from flarecli.model import Settings
-from flarecli.read.batch import BatchMaker
 from tests.pool import is_idle
 
 ROWS = 103
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("loader") / "d"
+def pack(path, compression=None):
     columns = {"n": "int", "weight": "float32", "text": "str", "grid": "ndarray:uint8:2,3"}
-    with flare.Writer(str(path), columns=columns, settings=Settings(shard_rows=10)) as writer:
+    settings = Settings(shard_rows=10, compression=compression)
+    with flare.Writer(str(path), columns=columns, settings=settings) as writer:
         for n in range(ROWS):
             writer.write(
                 {"n": n, "weight": n / 2, "text": "x" * n, "grid": np.full((2, 3), n, np.uint8)}
@@ -35,10 +32,10 @@ def data(tmp_path_factory):
     return flare.open(str(path))
 
 
-@pytest.fixture(autouse=True)
-def always_threads(monkeypatch):
-    """Use threads also for local files."""
-    monkeypatch.setattr(BatchMaker, "is_inline", False)
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Return compressed data, whose batches are always made by worker threads."""
+    return pack(tmp_path_factory.mktemp("loader") / "d", "zstd")
 
 
 def numbers(batches):
@@ -46,11 +43,11 @@ def numbers(batches):
 
 
 def test_batches_are_arrays_by_dtype_and_shape_and_lists(data):
-    (batch, *_), wanted = (
+    (batch, *_), expected = (
         list(flare.Loader(data, 8, seed=3)),
         [sample["n"] for sample in data.run(3)][:8],
     )
-    assert batch["n"].tolist() == wanted
+    assert batch["n"].tolist() == expected
     assert {
         name: (value.dtype, value.shape) for name, value in batch.items() if name != "text"
     } == {
@@ -58,8 +55,8 @@ def test_batches_are_arrays_by_dtype_and_shape_and_lists(data):
         "weight": (np.float32, (8,)),
         "grid": (np.uint8, (8, 2, 3)),
     }
-    assert batch["text"] == ["x" * n for n in wanted]
-    assert (batch["grid"] == np.array(wanted)[:, None, None]).all()
+    assert batch["text"] == ["x" * n for n in expected]
+    assert (batch["grid"] == np.array(expected)[:, None, None]).all()
 
 
 @pytest.mark.parametrize("order", ["shuffle", "windows", "sequential"])
@@ -90,25 +87,11 @@ def shifted(sample):
     return {**sample, "n": sample["n"] + 1}
 
 
-def test_spawned_processes_yield_the_same_batches(data):
-    loader = flare.Loader(
-        data,
-        50,
-        seed=5,
-        transform=operator.itemgetter("text"),
-        collate=len,
-        workers=1,
-        processes=True,
-        start="spawn",
-    )
-    assert list(loader) == [50, 50, 3]
-
-
 @pytest.mark.parametrize("taken", [0, 1, 7, 14, 15])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_saved_state_is_exact(data, taken, workers):
     whole = flare.Loader(data, 7, seed=5, workers=0)
-    wanted = numbers(whole) + numbers(whole)
+    expected = numbers(whole) + numbers(whole)
     loader = flare.Loader(data, 7, seed=5, workers=workers)
     seen = []
     for batch in loader:
@@ -121,8 +104,8 @@ def test_a_saved_state_is_exact(data, taken, workers):
     other = flare.Loader(data, 7, seed=99, workers=3)
     other.load(state)
     assert len(other) == 15 - taken
-    assert seen + numbers(other) == wanted[:15]
-    assert numbers(other) == wanted[15:]
+    assert seen + numbers(other) == expected[:15]
+    assert numbers(other) == expected[15:]
 
 
 def test_a_loop_continues_where_the_previous_one_stopped(data):
@@ -201,7 +184,7 @@ def test_transforms_may_return_several_samples_or_none(data):
     def several(sample):
         return [{"n": sample["n"] * 100 + k} for k in range(sample["n"] % 4)]
 
-    wanted = [one["n"] for sample in data.run(2) for one in several(sample)]
+    expected = [one["n"] for sample in data.run(2) for one in several(sample)]
     for workers in (0, 3):
         loader, seen = flare.Loader(data, 8, seed=2, workers=workers, transform=several), []
         while loader.cursor.epoch == 0:
@@ -211,7 +194,7 @@ def test_transforms_may_return_several_samples_or_none(data):
                 loader = flare.Loader(data, 8, workers=workers, transform=several)
                 loader.load(state)
                 break
-        assert seen == wanted
+        assert seen == expected
     other = flare.Loader(data, 8, seed=2, transform=several, ranks=2)
     loop = iter(other)
     while not other.save()["skip"]:
@@ -263,19 +246,6 @@ def test_an_exception_in_a_transform_names_the_row(data, options):
     assert loader.save()["step"] == 10
     del caught
     assert is_idle()
-
-
-def test_a_worker_process_that_dies_is_an_error(data):
-    import os
-
-    with pytest.raises(TransformError, match=r"^a worker process ended \(exit code 7\)$"):
-        list(
-            flare.Loader(
-                data, transform=lambda sample: os._exit(7), workers=1, processes=True, start="fork"
-            )
-        )
-    with pytest.raises(UsageError, match="^cannot be sent to another process: "):
-        list(flare.Loader(data, transform=lambda sample: sample, processes=True, start="spawn"))
 
 
 def test_ranks_with_drop_last_yield_the_same_number_of_batches(data):
@@ -376,26 +346,16 @@ def test_an_interrupt_ends_all_workers_soon(data, kind):
     assert (child.returncode, err) == (0, "")
 
 
-def test_errors_of_worker_processes_keep_their_fields(data):
-    (path,) = {str(data.playlists[0].at)}
-    loader = flare.Loader(
-        flare.open(path), 10, decode={"text": int}, workers=1, processes=True, start="fork"
-    )
-    with pytest.raises(FlareError) as caught:
-        list(loader)
-    assert caught.value.message.startswith("column 'text': ValueError: invalid literal for int()")
-
-
-def threads_of_transforms(found):
+def threads_of_transforms(names):
     def transform(sample):
-        found.add(threading.current_thread().name)
+        names.add(threading.current_thread().name)
         return sample
 
     return transform
 
 
-def test_batches_of_local_bytes_are_made_by_the_calling_thread(data, monkeypatch):
-    monkeypatch.undo()
+def test_batches_of_mapped_bytes_are_made_by_the_calling_thread(tmp_path, monkeypatch):
+    data = pack(tmp_path / "d")
     read, names = type(data).collated, set()
 
     def recorded(self, rows):
@@ -471,35 +431,3 @@ def test_numpy_integers_are_accepted(data):
     with pytest.raises(UsageError) as caught:
         flare.Loader(data, seed=1.5)
     assert str(caught.value) == "seed: expected a whole number, got 1.5"
-
-
-def test_an_unknown_start_method_is_refused(data):
-    with pytest.raises(UsageError) as caught:
-        next(iter(flare.Loader(data, processes=True, start="thread")))
-    assert str(caught.value) == "unknown start method 'thread'"
-    assert caught.value.hint.startswith("Choose one of fork, ")
-
-
-def unsendable(sample):
-    return lambda: sample
-
-
-def test_values_that_cannot_be_pickled_are_named(data):
-    with pytest.raises(TransformError) as caught:
-        next(
-            iter(
-                flare.Loader(
-                    data,
-                    4,
-                    workers=1,
-                    processes=True,
-                    start="fork",
-                    transform=unsendable,
-                    collate=list,
-                )
-            )
-        )
-    said = str(caught.value).partition("cannot send the batch to another process: ")[2]
-    assert said.startswith(
-        ("Can't pickle ", "Can't get local object ")
-    )  # Python's wording up to 3.12, and since

@@ -66,7 +66,7 @@ def test_a_block_has_exactly_the_share_of_each(parts):
 )
 def test_a_run_resumes_with_any_number_of_ranks(parts, seed, epoch, pieces):
     whole = flare.mix(dict(zip(parts, (0.6, 0.3, 0.1), strict=True)), rows=400)
-    wanted, seen, cursor = keys(whole.run(seed, epoch)), [], None
+    expected, seen, cursor = keys(whole.run(seed, epoch)), [], None
     for ranks, taken in pieces:
         runs = [
             whole.run(seed, epoch, rank=rank, ranks=ranks, cursor=cursor) for rank in range(ranks)
@@ -76,8 +76,8 @@ def test_a_run_resumes_with_any_number_of_ranks(parts, seed, epoch, pieces):
                 sample for run in runs for sample in [next(run, None)] if sample is not None
             )
         cursor = runs[0].cursor
-    assert seen == wanted[: len(seen)]
-    assert keys(whole.run(cursor=cursor)) == wanted[len(seen) :]
+    assert seen == expected[: len(seen)]
+    assert keys(whole.run(cursor=cursor)) == expected[len(seen) :]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,10 @@ def test_a_loader_reads_a_mix(parts, options):
         key for batch in batches for key in zip(batch["of"], batch["n"].tolist(), strict=True)
     ] == keys(whole.run(3))
     assert batches[0]["w"].dtype == np.float32
-    made = list(flare.Loader(whole, 32, seed=3, transform=dict, decode={"of": len}, **options))
-    assert all((batch["of"] == 1).all() and batch["w"].dtype == np.float32 for batch in made)
+    transformed = list(
+        flare.Loader(whole, 32, seed=3, transform=dict, decode={"of": len}, **options)
+    )
+    assert all((batch["of"] == 1).all() and batch["w"].dtype == np.float32 for batch in transformed)
 
 
 def test_row_numbers_of_a_mix_count_the_concatenated_datasets(parts):

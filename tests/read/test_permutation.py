@@ -9,8 +9,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import flarecli as flare
+from flarecli.errors import RowsError
 from flarecli.model import Settings
 from flarecli.read import positions
 
@@ -79,7 +82,7 @@ def faults(order, rows):
 
 
 @pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (0, 1), (1, 0), (2**40, 7)])
-def test_a_shuffle_is_as_uniform_as_numpys(seed, epoch):
+def test_a_shuffle_is_as_uniform_as_one_of_numpy(seed, epoch):
     own, _ = faults(positions(np.arange(ROWS), ROWS, seed, epoch), ROWS)
     other, _ = faults(np.random.default_rng(seed + epoch).permutation(ROWS), ROWS)
     assert other.max() < 5, other
@@ -131,14 +134,14 @@ SPLITS = """
         with multiprocessing.get_context(start).Pool(3) as pool:
             for _ in range(40):
                 seed, order = rng.randrange(1 << 40), rng.choice(["shuffle", "windows", "sequential"])
-                wanted, seen, cursor = [sample["n"] for sample in data.run(seed, 1, order)], [], None
+                expected, seen, cursor = [sample["n"] for sample in data.run(seed, 1, order)], [], None
                 while cursor is None or cursor.step < len(data):
                     ranks, taken = rng.randint(1, 6), rng.randint(1, 60)
                     parts = pool.map(share, [(data, seed, order, cursor, rank, ranks, taken) for rank in range(ranks)])
                     seen += [rows[k] for k in range(taken) for rows, _ in parts if k < len(rows)]
                     cursor = parts[0][1]
-                assert seen == wanted, (seed, order)
-        print("right")
+                assert seen == expected, (seed, order)
+        print("passed")
 
     if __name__ == "__main__":
         main(*sys.argv[1:])
@@ -160,4 +163,22 @@ def test_runs_split_over_processes_read_each_row_once_in_order(tmp_path, start):
         timeout=120,
         check=False,
     )
-    assert (ran.stdout, ran.stderr, ran.returncode) == ("right\n", "", 0)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("passed\n", "", 0)
+
+
+@given(st.integers(1, 3000), st.integers(0, 1 << 70), st.integers(0, 100))
+def test_a_shuffle_is_a_permutation(rows, seed, epoch):
+    assert sorted(positions(np.arange(rows), rows, seed, epoch).tolist()) == list(range(rows))
+
+
+def test_a_shuffle_depends_on_seed_and_epoch_and_stores_no_table():
+    steps = np.arange(1000)
+    one = positions(steps, 10**12, 1)
+    assert (one == positions(steps[::-1], 10**12, 1)[::-1]).all()
+    assert (
+        len({tuple(positions(steps, 10**12, seed, epoch)) for seed in (1, 2) for epoch in (0, 1)})
+        == 4
+    )
+    assert abs(one.mean() / 10**12 - 0.5) < 0.05
+    with pytest.raises(RowsError, match="^step outside 0 to 9$"):
+        positions(np.array([10]), 10, 0)

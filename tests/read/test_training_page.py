@@ -12,8 +12,8 @@ def test_the_examples_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text().replace("\n```\n", "\n")  # a closing fence is not expected output
     test = doctest.DocTestParser().get_doctest(text, {}, "training.md", str(PAGE), 0)
-    told = []
-    failed = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=told.append)
+    output = []
+    failed = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=output.append)
     CUSTOM.pop("point", None)
-    assert (failed.failed, "".join(told)) == (0, "")
+    assert (failed.failed, "".join(output)) == (0, "")
     assert failed.attempted > 20

@@ -39,7 +39,7 @@ def cut(sequence, size):
     return [sequence[at : at + size] for at in range(0, len(sequence), size)]
 
 
-def test_rows_by_position(data):
+def test_rows_are_read_by_number(data):
     rows = MapDataset(data, transform=lambda sample: sample["n"])
     assert (len(rows), rows[7], rows.__getitems__([3, 1])) == (ROWS, 7, [3, 1])
     assert torch.cat(list(DataLoader(rows, batch_size=16))).tolist() == list(range(ROWS))
@@ -52,21 +52,21 @@ def test_rows_by_position(data):
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 3}])
 @pytest.mark.parametrize("threads", [0, 2])
 def test_workers_do_not_change_the_batches(data, options, threads):
-    wanted = [sample["n"] for sample in data.run(4, 2)]
+    expected = [sample["n"] for sample in data.run(4, 2)]
     stream = IterableDataset(data, 8, seed=4, threads=threads)
     stream.set_epoch(2)
     batches = list(DataLoader(stream, batch_size=None, **options))
-    assert numbers(batches) == cut(wanted, 8)
+    assert numbers(batches) == cut(expected, 8)
     assert (batches[0]["n"].dtype, batches[0]["w"].dtype, batches[0]["text"][0]) == (
         torch.int64,
         torch.float32,
-        "x" * wanted[0],
+        "x" * expected[0],
     )
     one_by_one = IterableDataset(
         data, 8, seed=4, epoch=2, collated=False, transform=lambda sample: sample["n"]
     )
     assert [batch.tolist() for batch in DataLoader(one_by_one, batch_size=8, **options)] == cut(
-        wanted, 8
+        expected, 8
     )
     assert (len(stream), len(one_by_one)) == (13, ROWS)
 
@@ -100,14 +100,6 @@ def test_ranks_share_an_epoch(data, ranks, num_workers):
     assert {len(list(one)) for one in even} == {len(one) for one in even} == {ROWS // (4 * ranks)}
 
 
-def test_ranks_are_read_from_the_environment(data, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    assert numbers(IterableDataset(data, 4)) == cut(
-        [sample["n"] for sample in data.run(0, rank=1, ranks=3)], 4
-    )
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("collated", [True, False])
 @pytest.mark.parametrize("taken", [1, 5, 12])
@@ -120,7 +112,7 @@ def test_a_stateful_loader_resumes_exactly(data, num_workers, collated, taken):
         )
         return stateful(stream, batch_size=None if collated else 8, num_workers=num_workers)
 
-    wanted = cut([sample["n"] for sample in data.run(6)], 8)
+    expected = cut([sample["n"] for sample in data.run(6)], 8)
     first, seen = loader(), []
     for batch in first:
         seen.append(batch["n"].tolist())
@@ -129,7 +121,7 @@ def test_a_stateful_loader_resumes_exactly(data, num_workers, collated, taken):
             break
     other = loader()
     other.load_state_dict(state)
-    assert seen + numbers(other) == wanted
+    assert seen + numbers(other) == expected
 
 
 def test_another_number_of_ranks_resumes_from_a_step(data):
@@ -164,7 +156,7 @@ def test_states_of_another_dataset_are_refused(data):
         IterableDataset(data, 0)
 
 
-def told(call, message, hint=""):
+def assert_refused(call, message, hint=""):
     with pytest.raises(UsageError) as caught:
         call()
     assert (str(caught.value), caught.value.hint) == (message, hint)
@@ -175,29 +167,31 @@ SAVED = "Pass the result of its state_dict()."
 
 
 def test_invalid_arguments_are_refused(data):
-    told(
+    assert_refused(
         lambda: IterableDataset("d"),
         "expected a dataset, got 'd'",
         "Pass a dataset that flare.open or flare.mix returned.",
     )
-    told(
+    assert_refused(
         lambda: MapDataset(None),
         "expected a dataset, got None",
         "Pass a dataset that flare.open or flare.mix returned.",
     )
-    told(lambda: MapDataset(data, 3), "transform: expected a function, got 3")
-    told(lambda: IterableDataset(data, 1.5), "batch: expected a whole number, got 1.5")
-    told(
+    assert_refused(lambda: MapDataset(data, 3), "transform: expected a function, got 3")
+    assert_refused(lambda: IterableDataset(data, 1.5), "batch: expected a whole number, got 1.5")
+    assert_refused(
         lambda: IterableDataset(data, rank="0/8"),
         "rank: expected a whole number, got '0/8'",
         "Use rank=R, ranks=N for rank R of N.",
     )
-    told(lambda: IterableDataset(data, collated="no"), "collated: expected True or False, got 'no'")
-    told(
+    assert_refused(
+        lambda: IterableDataset(data, collated="no"), "collated: expected True or False, got 'no'"
+    )
+    assert_refused(
         lambda: IterableDataset(data, rank=0, ranks=1 << 40),
         f"rank 0 of {1 << 40}: expected a rank below the number of ranks, and fewer than 2^31 ranks",
     )
-    told(
+    assert_refused(
         lambda: IterableDataset(data, epoch=1 << 63),
         f"epoch: expected at least 0 and less than 2^63, got {1 << 63}",
     )
@@ -206,9 +200,11 @@ def test_invalid_arguments_are_refused(data):
     )
     assert stream.state_dict() == IterableDataset(data, 8, 6, epoch=1, rank=0, ranks=1).state_dict()
     assert {type(value) for value in stream.state_dict().values()} == {int, str}
-    told(lambda: stream.set_epoch(1.5), "epoch: expected a whole number, got 1.5")
-    told(lambda: stream.set_epoch(-1), "epoch: expected at least 0 and less than 2^63, got -1")
-    told(lambda: stream.set_epoch(0, "4"), "step: expected a whole number, got '4'")
+    assert_refused(lambda: stream.set_epoch(1.5), "epoch: expected a whole number, got 1.5")
+    assert_refused(
+        lambda: stream.set_epoch(-1), "epoch: expected at least 0 and less than 2^63, got -1"
+    )
+    assert_refused(lambda: stream.set_epoch(0, "4"), "step: expected a whole number, got '4'")
     for state in (
         None,
         3,
@@ -217,7 +213,7 @@ def test_invalid_arguments_are_refused(data):
         stream.state_dict() | {"step": 1.5},
         stream.state_dict() | {"epoch": True},
     ):
-        told(
+        assert_refused(
             lambda state=state: stream.load_state_dict(state),
             "not a state that an IterableDataset saved",
             SAVED,
@@ -228,7 +224,7 @@ def test_invalid_arguments_are_refused(data):
             for key, value in stream.state_dict().items()
         }
     )
-    told(lambda: tensors([{"n": 1}]), "expected a dict of columns, got list", TENSORS)
+    assert_refused(lambda: tensors([{"n": 1}]), "expected a dict of columns, got list", TENSORS)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +238,7 @@ def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, given
         for n in range(200):
             writer.write({"body": bytes([n]) * (n * 100), "n": n, "text": str(n)})
     stream = IterableDataset(flare.open(str(tmp_path / "d")), 16, seed=2)
-    wanted = list(stream)
+    expected = list(stream)
     for _ in range(epochs):
         batches = list(
             DataLoader(
@@ -251,7 +247,7 @@ def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, given
         )
         assert [list(batch) for batch in batches] == [["body", "n", "text"]] * 13
         assert [(one["body"], one["n"].tolist(), one["text"]) for one in batches] == [
-            (one["body"], one["n"].tolist(), one["text"]) for one in wanted
+            (one["body"], one["n"].tolist(), one["text"]) for one in expected
         ]
 
 
@@ -260,65 +256,45 @@ def test_a_restarted_loop_yields_its_own_batches(tmp_path):
         for n in range(250):
             writer.write({"body": bytes([n]) * 9000})
     stream = IterableDataset(flare.open(str(tmp_path / "d")), 10, seed=2)
-    wanted = [batch["body"] for batch in stream]
+    expected = [batch["body"] for batch in stream]
     loader = DataLoader(
         stream, batch_size=None, num_workers=2, persistent_workers=True, collate_fn=tensors
     )
     for stop in (3, 1, 25, 7):
         seen = [batch["body"] for batch, _ in zip(loader, range(stop), strict=False)]
-        assert seen[:stop] == wanted[: len(seen[:stop])]
-
-
-def test_rank_or_ranks_may_be_given_alone(data, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv("RANK", "2")
-    for given, same in (
-        ({"rank": 1}, {"rank": 1, "ranks": 3}),
-        ({"ranks": 4}, {"rank": 2, "ranks": 4}),
-        ({}, {"rank": 2, "ranks": 3}),
-    ):
-        assert numbers(IterableDataset(data, 8, **given)) == numbers(
-            IterableDataset(data, 8, **same)
-        )
-    monkeypatch.setenv("RANK", "one")
-    wrong = "^RANK and WORLD_SIZE: expected two numbers, got 'one' and '3'$"
-    with pytest.raises(UsageError, match=wrong):
-        len(IterableDataset(data))
-    monkeypatch.delenv("RANK")  # Lightning's environment before torch.distributed is initialized
-    stream = IterableDataset(data)
-    with pytest.raises(
-        UsageError, match="^RANK and WORLD_SIZE: expected two numbers, got '' and '3'$"
-    ):
-        next(iter(stream))
+        assert seen[:stop] == expected[: len(seen[:stop])]
 
 
 def test_arrays_of_types_that_torch_lacks_stay_arrays():
-    made = tensors(
+    converted = tensors(
         {
             "text": np.array(["a", "b"]),
             "day": np.array(["2024-01-02"], "M8[D]"),
-            "turned": np.array([1, 2], ">i4"),
+            "big_endian": np.array([1, 2], ">i4"),
             "n": np.arange(2),
         }
     )
-    assert {name: type(value) for name, value in made.items()} == {
+    assert {name: type(value) for name, value in converted.items()} == {
         "text": np.ndarray,
         "day": np.ndarray,
-        "turned": np.ndarray,
+        "big_endian": np.ndarray,
         "n": torch.Tensor,
     }
 
 
-def odd(samples):
+def unusual_tensors(samples):
     return tensors(
         {
             "small": torch.zeros(2, dtype=torch.float8_e4m3fn),
-            "turned": torch.ones(2, dtype=torch.complex64).mul(1j).conj(),
+            "conjugated": torch.ones(2, dtype=torch.complex64).mul(1j).conj(),
         }
     )
 
 
 def test_tensors_of_types_that_numpy_lacks_are_sent_by_workers(data):
-    stream = IterableDataset(data, 64, transform=dict, collate=odd)
+    stream = IterableDataset(data, 64, transform=dict, collate=unusual_tensors)
     batch = next(iter(DataLoader(stream, batch_size=None, num_workers=1, timeout=60)))
-    assert batch["small"].dtype == torch.float8_e4m3fn and batch["turned"].tolist() == [-1j, -1j]
+    assert batch["small"].dtype == torch.float8_e4m3fn and batch["conjugated"].tolist() == [
+        -1j,
+        -1j,
+    ]

@@ -51,10 +51,10 @@ def test_a_process_reads_what_another_wrote(start, ahead, monkeypatch):
     process = context.Process(target=serve, args=(queue, room, over))
     process.start()
     ways = set()
-    for wanted in range(ROUNDS):
+    for expected in range(ROUNDS):
         number, place, sent = queue.get(timeout=60)
         got = read_ring(place) if place else sent
-        assert number == wanted and got == columns(number) and list(got) == ["a", "none", "b"]
+        assert number == expected and got == columns(number) and list(got) == ["a", "none", "b"]
         ways.add(place is not None)
         room.release()
     over.set()

@@ -50,11 +50,11 @@ def replace_by(make):
 def index(key, value):
     def change(folder):
         (folder / "playlist.yaml").unlink()
-        found = json.loads((folder / "index.json").read_text())
-        found.pop("flare", None)
-        shard = found["shards"][1]
+        index_data = json.loads((folder / "index.json").read_text())
+        index_data.pop("flare", None)
+        shard = index_data["shards"][1]
         (shard["raw_data"] if key == "basename" else shard)[key] = value
-        (folder / "index.json").write_text(json.dumps(found))
+        (folder / "index.json").write_text(json.dumps(index_data))
 
     return change
 
@@ -94,11 +94,11 @@ def refusal(read):
 def test_every_dataset_class_raises_the_same_error(packed, case):
     CASES[case](packed)
     address = str(packed)
-    wanted = refusal(lambda: list(flare.open(address)))
-    assert refusal(lambda: list(DataLoader(MapDataset(flare.open(address)), 60))) == wanted
+    expected = refusal(lambda: list(flare.open(address)))
+    assert refusal(lambda: list(DataLoader(MapDataset(flare.open(address)), 60))) == expected
     in_order = {"order": "sequential", "batch": 16}
-    assert refusal(lambda: list(IterableDataset(flare.open(address), **in_order))) == wanted
-    assert refusal(lambda: list(flare.Loader(flare.open(address), 16, workers=0))) == wanted
+    assert refusal(lambda: list(IterableDataset(flare.open(address), **in_order))) == expected
+    assert refusal(lambda: list(flare.Loader(flare.open(address), 16, workers=0))) == expected
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -107,13 +107,13 @@ def test_a_ray_source_raises_the_same_error(packed, case):
     from flarecli.ray import FlareSource
 
     CASES[case](packed)
-    wanted = refusal(lambda: list(flare.open(str(packed))))
+    expected = refusal(lambda: list(flare.open(str(packed))))
 
     def read():
         for task in FlareSource(str(packed)).get_read_tasks(2):
             assert all(block.num_rows for block in task())
 
-    assert refusal(read) == wanted
+    assert refusal(read) == expected
 
 
 @pytest.mark.parametrize("case", ["cut", "link"])
@@ -125,5 +125,5 @@ def test_a_worker_reports_the_same_error_with_its_hint(packed, case):
         DataLoader(IterableDataset(data, 16), batch_size=None, num_workers=1),
         DataLoader(MapDataset(data), 16, collate_fn=data.collate, num_workers=1),
     ):
-        found, text, _ = refusal(lambda loader=loader: list(loader))
-        assert found is kind and message in text and (not hint or f"hint: {hint}" in text)
+        error_type, text, _ = refusal(lambda loader=loader: list(loader))
+        assert error_type is kind and message in text and (not hint or f"hint: {hint}" in text)

@@ -150,8 +150,8 @@ def test_a_sequential_run_resumes_after_rows_were_appended(tmp_path):
     grown = flare.open([str(tmp_path / "a"), str(tmp_path / "b")])
     assert grown.begins_with(old.checksum, 14) and not grown.begins_with(old.checksum, 7)
     assert first + numbers(grown.run(cursor=run.cursor)) == list(range(24))
-    turned = flare.open([str(tmp_path / "b"), str(tmp_path / "a")])
-    assert refusal(lambda: turned.run(cursor=run.cursor)) == (
+    swapped = flare.open([str(tmp_path / "b"), str(tmp_path / "a")])
+    assert refusal(lambda: swapped.run(cursor=run.cursor)) == (
         "saved with data of 14 rows; this data has 24",
         OPEN,
     )
@@ -174,7 +174,7 @@ def test_a_cursor_of_an_earlier_version_is_refused_with_a_hint_that_accepts_it(d
     hint = "If the data has not changed, pass dataclasses.replace(cursor, checksum=data.checksum)."
     assert refusal(lambda: data.run(cursor=old)) == (EARLIER, hint)
     assert len(list(data.run(cursor=dataclasses.replace(old, checksum=checksum)))) == ROWS - 4
-    assert len(list(data.run(cursor=Cursor(3, 0, 4, "shuffle")))) == ROWS - 4  # made by hand
+    assert len(list(data.run(cursor=Cursor(3, 0, 4, "shuffle")))) == ROWS - 4  # written by hand
 
 
 def test_a_pickled_cursor_of_an_earlier_version_is_read():
@@ -186,14 +186,14 @@ def test_a_pickled_cursor_of_an_earlier_version_is_read():
 def test_the_checksum_of_a_listing_is_the_same_in_every_process(tmp_path):
     data = pack(tmp_path / "d")
     code = "import sys, flarecli; print(flarecli.open(sys.argv[1]).checksum)"
-    told = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "d")],
         capture_output=True,
         text=True,
         check=True,
         env={"PYTHONHASHSEED": "7", "PATH": ""},
     )
-    assert told.stdout.strip() == data.checksum
+    assert ran.stdout.strip() == data.checksum
     stream = data.playlists[0].streams[0]
     rows = np.full(len(stream), 7)
     rows[-1] = 5
@@ -240,8 +240,8 @@ def test_a_loader_refuses_a_state_or_yields_exactly_the_remaining_rows(data, cha
         return
     assert set(state) == set(before)
     assert 0 <= state["step"] <= ROWS and state["skip"] == 0 < state["ranks"]
-    wanted = numbers(data.run(state["seed"], state["epoch"], state["order"]))[state["step"] :]
-    assert [n for batch in batches(loader) for n in batch] == wanted
+    expected = numbers(data.run(state["seed"], state["epoch"], state["order"]))[state["step"] :]
+    assert [n for batch in batches(loader) for n in batch] == expected
 
 
 @settings(deadline=None, max_examples=150)

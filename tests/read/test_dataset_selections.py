@@ -38,12 +38,16 @@ def data(tmp_path_factory):
 
 def test_selected_columns_are_in_the_given_order(data):
     few = data.select(["text", "label"])
-    wanted = [{"text": row["text"], "label": row["label"]} for row in ROWS]
+    expected = [{"text": row["text"], "label": row["label"]} for row in ROWS]
     assert [column.name for column in few.columns] == few.schema.names == ["text", "label"]
     assert list(few[3]) == ["text", "label"]
-    assert (few[7], few[[199, 2]], few[190:]) == (wanted[7], [wanted[199], wanted[2]], wanted[190:])
+    assert (few[7], few[[199, 2]], few[190:]) == (
+        expected[7],
+        [expected[199], expected[2]],
+        expected[190:],
+    )
     assert few.rows([5], None) == [{"text": b"x" * 5, "label": (5).to_bytes(8, "little")}]
-    assert [row for batch in few.batches(33) for row in batch.to_pylist()] == wanted
+    assert [row for batch in few.batches(33) for row in batch.to_pylist()] == expected
     assert len(data.columns) == 3
     with pytest.raises(UsageError) as caught:
         few.select(["score"])
@@ -55,25 +59,26 @@ def test_selected_columns_are_in_the_given_order(data):
 
 def test_rows_selected_by_a_condition_are_a_dataset(data):
     some = data.where("label = 3 AND score > 10")
-    wanted = [row for row in ROWS if row["label"] == 3 and row["score"] > 10]
-    assert len(some) == len(wanted)
-    assert list(some) == wanted
-    assert (some[-1], some[[4, 0]]) == (wanted[-1], [wanted[4], wanted[0]])
-    assert some.to_arrow().to_pylist() == wanted
+    expected = [row for row in ROWS if row["label"] == 3 and row["score"] > 10]
+    assert len(some) == len(expected)
+    assert list(some) == expected
+    assert (some[-1], some[[4, 0]]) == (expected[-1], [expected[4], expected[0]])
+    assert some.to_arrow().to_pylist() == expected
     assert [row for batch in some.batches(5, ["label"], 3, 17) for row in batch.to_pylist()] == [
-        {"label": row["label"]} for row in wanted[3:17]
+        {"label": row["label"]} for row in expected[3:17]
     ]
-    assert some.take([3, 1]).to_pylist() == [wanted[3], wanted[1]]
+    assert some.take([3, 1]).to_pylist() == [expected[3], expected[1]]
     again = some.where("text LIKE 'xx%'").select(["text"])
-    assert list(again) == [{"text": row["text"]} for row in wanted if len(row["text"]) > 1]
+    assert list(again) == [{"text": row["text"]} for row in expected if len(row["text"]) > 1]
     for order in ("shuffle", "windows", "sequential"):
         assert sorted(sample["score"] for sample in some.run(1, order=order)) == [
-            row["score"] for row in wanted
+            row["score"] for row in expected
         ]
     with pytest.raises(
-        RowsError, match=f"^row {len(wanted)} is outside the data, which has {len(wanted)} rows$"
+        RowsError,
+        match=f"^row {len(expected)} is outside the data, which has {len(expected)} rows$",
     ):
-        some[len(wanted)]
+        some[len(expected)]
 
 
 def test_a_condition_without_matches_returns_an_empty_dataset(data):
@@ -140,11 +145,11 @@ def test_rows_collate_to_arrays_by_dtype_and_shape(data):
 
 
 def test_a_range_of_a_list_equals_its_slice():
-    found = [
+    datasets = [
         flare.open(str(path.parent)) for path in sorted((GOLDEN / "granular").rglob("refs.bag"))
     ]
     data = next(
-        one for one in found if any(column.encoding.endswith("[]") for column in one.columns)
+        one for one in datasets if any(column.encoding.endswith("[]") for column in one.columns)
     )
     name = next(column.name for column in data.columns if column.encoding.endswith("[]"))
     for row in range(len(data)):
@@ -171,10 +176,13 @@ def test_a_range_of_a_list_equals_its_slice():
 def test_other_processes_read_the_same_rows(data, start):
     data[0]
     some = data.where("label < 5").select(["score"])
-    look = operator.itemgetter([3, 100], -1, slice(4, 9))
+    read_rows = operator.itemgetter([3, 100], -1, slice(4, 9))
     with ProcessPoolExecutor(2, multiprocessing.get_context(start)) as pool:
-        assert list(pool.map(look, [data, some], timeout=60)) == [look(data), look(some)]
-    assert look(pickle.loads(pickle.dumps(some))) == look(some)
+        assert list(pool.map(read_rows, [data, some], timeout=60)) == [
+            read_rows(data),
+            read_rows(some),
+        ]
+    assert read_rows(pickle.loads(pickle.dumps(some))) == read_rows(some)
 
 
 # -- custom encodings
@@ -239,7 +247,7 @@ def test_invalid_names_of_custom_encodings_are_refused(name, message):
     assert str(caught.value) == message
 
 
-def test_schemas_of_custom_encodings(point):
+def test_values_of_custom_encodings_are_binary_in_arrow(point):
     assert encodings.field(flare.Column("p", "point")).type == pa.large_binary()
     assert encodings.field(flare.Column("p", "point[]")).type == pa.large_list(pa.large_binary())
 
@@ -254,7 +262,7 @@ def test_schemas_of_custom_encodings(point):
         ("label", "expected a list of row numbers, got str"),
     ],
 )
-def test_invalid_row_numbers_are_refused(data, rows, message):
+def test_every_method_refuses_invalid_row_numbers(data, rows, message):
     for read in (data.__getitem__, data.__getitems__, data.collated, data.rows, data.take):
         with pytest.raises(UsageError) as caught:
             read(rows)
@@ -262,11 +270,5 @@ def test_invalid_row_numbers_are_refused(data, rows, message):
         assert bool(caught.value.hint) is message.endswith((" bool", " str"))
 
 
-def test_repr_of_a_dataset_and_a_loader(data):
+def test_the_repr_of_a_dataset_lists_its_columns(data):
     assert repr(data) == "<Dataset: 200 rows of 'label' int, 'score' float32, 'text' str>"
-    with pytest.raises(UsageError) as caught:
-        flare.Loader("out")
-    assert (str(caught.value), caught.value.hint) == (
-        "expected a dataset, got 'out'",
-        "Pass a dataset that flare.open or flare.mix returned.",
-    )

@@ -55,11 +55,11 @@ def test_a_batch_equals_its_rows(folder: str, maps: bool, rows: list[int]) -> No
     batch, one_by_one = data.collated(rows), [data[int(row)] for row in rows]
     assert list(batch) == sorted(COLUMNS)
     for name, values in batch.items():
-        wanted = [sample[name] for sample in one_by_one]
+        expected = [sample[name] for sample in one_by_one]
         if name in ("body", "name"):
-            assert values == wanted and type(values) is list
+            assert values == expected and type(values) is list
         else:
-            assert values.tolist() == [np.asarray(value).tolist() for value in wanted]
+            assert values.tolist() == [np.asarray(value).tolist() for value in expected]
     assert {
         name: values.dtype for name, values in batch.items() if isinstance(values, np.ndarray)
     } == {

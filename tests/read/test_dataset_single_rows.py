@@ -36,22 +36,22 @@ FORMATS = ["mds", "ffrecord", "granular", "webdataset", "json", "csv"]
 def test_single_rows_equal_rows_read_together(tmp_path, format):
     columns = {name: COLUMNS[name] for name in ("a", "b", "c")}
     data = packed(tmp_path / "d", format, columns=COLUMNS if format[0] in "mgw" else columns)
-    wanted = data[list(range(ROWS))]
+    expected = data[list(range(ROWS))]
     for _ in range(2):  # the first round opens the shards
-        assert [data[n] for n in range(ROWS)] == wanted
-        assert [data[n - ROWS] for n in range(ROWS)] == wanted
-        assert data[np.int64(7)] == wanted[7]
+        assert [data[n] for n in range(ROWS)] == expected
+        assert [data[n - ROWS] for n in range(ROWS)] == expected
+        assert data[np.int64(7)] == expected[7]
     names = list(data.schema.names)
     assert [list(data[n]) for n in range(ROWS)] == [names] * ROWS
-    turned = data.select(names[::-1])
-    assert [list(turned[n]) for n in (0, 0, 13, 13)] == [names[::-1]] * 4
-    assert [turned[n] for n in range(ROWS)] == wanted
+    reversed_columns = data.select(names[::-1])
+    assert [list(reversed_columns[n]) for n in (0, 0, 13, 13)] == [names[::-1]] * 4
+    assert [reversed_columns[n] for n in range(ROWS)] == expected
     first = data.select(names[:1])
-    assert [first[n] for n in range(ROWS)] == [{names[0]: one[names[0]]} for one in wanted]
+    assert [first[n] for n in range(ROWS)] == [{names[0]: one[names[0]]} for one in expected]
     empty = data.select([])
     assert [empty[n] for n in (0, 0, 24, 24)] == [{}] * 4
     copy = pickle.loads(pickle.dumps(data))
-    assert [copy[n] for n in range(ROWS)] == wanted
+    assert [copy[n] for n in range(ROWS)] == expected
     for row in (ROWS, -ROWS - 1, 1 << 62):
         with pytest.raises(RowsError):
             data[row]
@@ -89,9 +89,9 @@ def test_missing_values_are_none(tmp_path):
             member.size = len(body)
             tar.addfile(member, io.BytesIO(body))
     data = flare.open(str(tmp_path / "d.tar")).select(["cls", "txt"])
-    wanted = [{"cls": 5, "txt": None}, {"cls": None, "txt": "x"}, {"cls": 6, "txt": "y"}]
+    expected = [{"cls": 5, "txt": None}, {"cls": None, "txt": "x"}, {"cls": 6, "txt": "y"}]
     for _ in range(2):
-        assert [data[n] for n in range(3)] == wanted
+        assert [data[n] for n in range(3)] == expected
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def two(tmp_path, monkeypatch):
 def test_all_files_of_a_packed_folder_are_an_error_that_names_both_lists(command, capfd):
     names = sorted(f"d/{name}" for name in os.listdir("d"))
     assert main([command[0], *names, *command[1:]]) == 2
-    told = "error: d/shard.00000.mds: listed by d/index.json and by d/playlist.yaml: its rows would be read twice\n"
-    assert capfd.readouterr() == ("", told + HINT)
+    message = "error: d/shard.00000.mds: listed by d/index.json and by d/playlist.yaml: its rows would be read twice\n"
+    assert capfd.readouterr() == ("", message + HINT)
     assert sorted(os.listdir()) == ["d", "e"]
 
 
@@ -58,8 +58,8 @@ def test_repeated_shards_of_every_format_are_refused(format, tmp_path, capfd):
 
 def test_a_shard_and_its_list_are_refused(capfd):
     assert main(["cat", "d", "./d/shard.00001.mds"]) == 2
-    told = "error: d/shard.00001.mds: listed by d/playlist.yaml and by d: its rows would be read twice\n"
-    assert capfd.readouterr() == ("", told + HINT)
+    message = "error: d/shard.00001.mds: listed by d/playlist.yaml and by d: its rows would be read twice\n"
+    assert capfd.readouterr() == ("", message + HINT)
 
 
 def test_a_folder_without_a_list_and_its_shard_are_refused(capfd):

@@ -42,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return out
 
 
-def apart(samples: list[dict]) -> list[dict]:
+def as_list(samples: list[dict]) -> list[dict]:
     return samples
 
 
@@ -59,24 +59,24 @@ def test_batches_equal_their_rows(
         data.draw(st.sampled_from(["shuffle", "windows", "sequential"])),
     )
     chosen = whole if data.draw(st.booleans()) else whole.where("n > 200 and n < 1300")
-    asked = {
+    options = {
         "batch": batch,
         "seed": 3,
         "order": order,
         "workers": data.draw(st.sampled_from([0, 2])),
     }
-    given_, samples = (
-        list(flare.Loader(chosen, **asked)),
-        list(flare.Loader(chosen, **asked, collate=apart)),
+    batches, samples = (
+        list(flare.Loader(chosen, **options)),
+        list(flare.Loader(chosen, **options, collate=as_list)),
     )
-    assert [len(one["n"]) for one in given_] == [len(one) for one in samples]
-    for columns, rows in zip(given_, samples, strict=True):
+    assert [len(one["n"]) for one in batches] == [len(one) for one in samples]
+    for columns, rows in zip(batches, samples, strict=True):
         for name, values in columns.items():
-            wanted = [row[name] for row in rows]
+            expected = [row[name] for row in rows]
             assert (
-                values == wanted
+                values == expected
                 if name in ("body", "name")
-                else values.tolist() == np.array(wanted).tolist()
+                else values.tolist() == np.array(expected).tolist()
             )
 
 
@@ -117,12 +117,12 @@ def test_a_damaged_row_fails_in_its_own_batch(tmp_path: Path, workers: int) -> N
     starts = np.frombuffer(data, "<u4", 1001, 4)
     data[starts[700]] += 1  # the length of a value
     shard.write_bytes(data)
-    given_ = []
+    rows = []
     with pytest.raises(FormatError) as caught:
         for batch in flare.Loader(flare.open(str(path)), 64, order="sequential", workers=workers):
-            given_ += batch["n"].tolist()
+            rows += batch["n"].tolist()
     assert str(caught.value) == f"{shard}[700]: sample has 21 bytes; its fields need 22"
-    assert given_ == list(range(640))
+    assert rows == list(range(640))
 
 
 HANDLES = """
@@ -178,7 +178,7 @@ FAULTS = """
 
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc",
-    reason="of glibc's allocator; others keep what is freed as they like",
+    reason="a test of the allocator of glibc",
 )
 @pytest.mark.parametrize(
     "kind", ["slices", "batches of processes"]

@@ -1,0 +1,199 @@
+"""Open shards: large pages for shards that are read completely, and the limit of file handles."""
+
+import mmap
+import resource
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import flarecli as flare
+from flarecli.formats import find
+from flarecli.model import Settings
+from flarecli.read import shard_prefetch
+from flarecli.storage import files_limit
+from flarecli.storage import mmap as ahead
+
+mds = find("mds")
+
+ROWS = 300
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    with flare.Writer(
+        str(tmp_path / "data"),
+        columns={"n": "int", "body": "bytes"},
+        settings=Settings(shard_rows=100),
+    ) as writer:
+        for n in range(ROWS):
+            writer.write({"n": n, "body": bytes([n % 256]) * 2000})
+    return str(tmp_path / "data")
+
+
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the sizes of the maps for which large pages were advised, however small."""
+    out: list[int] = []
+    monkeypatch.setattr(shard_prefetch, "_MIN_LARGE_PAGE_BYTES", 0)
+    monkeypatch.setattr(ahead, "use_large_pages", lambda view: out.append(len(view)))
+    return out
+
+
+def stored(folder: str) -> list[int]:
+    return sorted(path.stat().st_size for path in Path(folder).glob("*.mds"))
+
+
+@pytest.mark.parametrize("order", ["shuffle", "windows", "sequential"])
+def test_an_epoch_advises_large_pages_once_per_shard(
+    folder: str, advised: list[int], order: str
+) -> None:
+    data = flare.open(folder)
+    seen = [n for batch in flare.Loader(data, 32, order=order) for n in batch["n"].tolist()]
+    assert sorted(advised) == stored(folder) and len(advised) > 2
+    assert sorted(seen) == list(range(ROWS))
+
+
+def test_large_pages_are_advised_for_open_shards_too(folder: str, advised: list[int]) -> None:
+    data = flare.open(folder)
+    assert data[0]["n"] == 0 and not advised
+    run = data.run(order="sequential")
+    next(run)
+    assert len(advised) == 1
+
+
+def test_large_pages_are_advised_before_the_table_is_read(
+    folder: str, advised: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_shard, before = mds.open_shard, list[int]()
+    monkeypatch.setattr(
+        mds, "open_shard", lambda *given: before.append(len(advised)) or open_shard(*given)
+    )
+    list(flare.Loader(flare.open(folder), 32, workers=0))
+    assert before == [1, 2, 3]
+
+
+def test_single_rows_advise_no_large_pages(folder: str, advised: list[int]) -> None:
+    data = flare.open(folder)
+    assert len([data[n] for n in range(0, ROWS, 7)]) and data.to_arrow().num_rows == ROWS
+    assert advised == []
+
+
+def test_a_small_selection_advises_no_large_pages(folder: str, advised: list[int]) -> None:
+    some = flare.open(folder).where("n < 100")
+    assert sum(len(batch["n"]) for batch in flare.Loader(some, 32)) == 100
+    assert advised == []
+
+
+def test_many_ranks_advise_no_large_pages(folder: str, advised: list[int]) -> None:
+    list(flare.Loader(flare.open(folder), 4, rank=3, ranks=9))
+    assert advised == []
+    list(flare.Loader(flare.open(folder), 4, rank=3, ranks=8))
+    assert advised
+
+
+def test_data_above_half_of_the_memory_gets_no_large_pages(
+    folder: str, advised: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_memory_bytes", lambda: 2 * sum(stored(folder)) - 1)
+    list(flare.Loader(flare.open(folder)))
+    assert advised == []
+    monkeypatch.setattr(ahead, "_memory_bytes", lambda: 2 * sum(stored(folder)))
+    list(flare.Loader(flare.open(folder)))
+    assert sorted(advised) == stored(folder)
+
+
+def test_a_mix_advises_large_pages_for_its_datasets(folder: str, advised: list[int]) -> None:
+    data = flare.open(folder)
+    list(flare.Loader(flare.mix({data: 0.5, flare.open(folder): 0.5})))
+    assert len(advised) >= len(stored(folder))
+
+
+def test_a_map_with_large_pages_is_not_read_ahead_in_small_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(1 << 16))
+    with (tmp_path / "file").open("rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    ahead.use_large_pages(view)
+    if view.obj not in ahead._in_large_pages:
+        pytest.skip("this system has no large pages")
+    monkeypatch.setattr(ahead, "_WILLNEED", -1)  # an invalid advice: using it would fail
+    ahead.read_ahead(view, [(0, 5000)])
+    ahead._in_large_pages.discard(view.obj)
+    with pytest.raises(OSError):
+        ahead.read_ahead(view, [(0, 5000)])
+
+
+PROGRAM = """
+    import os, resource, sys
+    import flarecli as flare
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    datas = [flare.open(path) for path in sys.argv[1:] for _ in range(8)]
+    for data in datas:
+        for order, workers in (("shuffle", 2), ("windows", 0), ("sequential", 2)):
+            batches = flare.Loader(data, 64, order=order, workers=workers)
+            assert sorted(n for batch in batches for n in batch["n"].tolist()) == list(range(len(data)))
+        assert sum(len(batch) for batch in data.batches(100)) == len(data)
+    print(len(os.listdir("/proc/self/fd")) < 40)
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    out = []
+    for format, shards in (("mds", 200), ("granular", 40)):
+        path = str(tmp_path_factory.mktemp("many") / format)
+        with flare.Writer(
+            path, columns={"n": "int", "t": "str"}, format=format, settings=Settings(shard_rows=5)
+        ) as writer:
+            for n in range(5 * shards):
+                writer.write({"n": n, "t": "x" * n})
+        out.append(path)
+    return out
+
+
+def test_epochs_over_many_shards_need_few_handles(folders):
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), *folders],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.stdout, ran.stderr) == ("True\n", "")
+
+
+def test_mapped_files_are_limited_to_a_share_of_the_handles(monkeypatch):
+    for handles, files in (
+        (16, 8),
+        (64, 16),
+        (1024, 256),
+        (1 << 20, 1024),
+        (resource.RLIM_INFINITY, 1024),
+    ):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, handles=handles: (handles, handles))
+        assert files_limit(1024) == files
+
+
+def test_the_listed_bytes_of_a_chunk_are_read_without_adding_up_others(tmp_path, monkeypatch):
+    rows = [{"n": i, "t": "x" * i} for i in range(20)]
+    with flare.Writer(
+        str(tmp_path / "d"),
+        format="granular",
+        columns={"n": "int", "t": "str"},
+        settings=Settings(shard_rows=5),
+    ) as writer:
+        for row in rows:
+            writer.write(row)
+    data = flare.open(str(tmp_path / "d"))
+    series, expected = data._table.series[0], data.playlists[0].streams[0].stored.tolist()
+    monkeypatch.setattr(
+        "flarecli.model.Stream.stored",
+        property(lambda self: pytest.fail("the bytes of all chunks were added up")),
+    )
+    assert [series.weight(i) for i in range(4)] == expected
+    assert data.shards.weight(4, 6) == sum(expected[:2])
