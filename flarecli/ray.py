@@ -29,7 +29,7 @@ try:
     from ray.data.datasource import Datasink, Datasource, ReadTask
 except ImportError:
     raise MissingLibraryError(
-        "flarecli.ray needs ray", hint="pip install 'flarecli[ray]'"
+        "flarecli.ray needs ray", hint="Run `pip install 'flarecli[ray]'`."
     ) from None
 
 __all__ = ["FlareSink", "FlareSource"]

@@ -23,7 +23,9 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(_SIZE, text.strip())
     if not match or (match[4] and not match[3]):
-        raise UsageError(f"invalid size {text!r:.60}", hint="Write it like 512K, 64MB or 64MiB.")
+        raise UsageError(
+            f"invalid size {text!r:.60}", hint="Use a form such as 512K, 64MB or 64MiB."
+        )
     step, decimals = 1024 if match[4] else 1000, match[2] or ""
     power: int = step ** _POWERS[match[3].lower()]
     # exact integers: 1.001K as a float is 1000
@@ -40,7 +42,9 @@ def parse_box(text: str) -> int | tuple[int, int]:
     """
     match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip(), re.ASCII)
     if not match:
-        raise UsageError(f"invalid size in pixels {text!r}", hint="Write it like 512 or 640x480.")
+        raise UsageError(
+            f"invalid size in pixels {text!r}", hint="Use a form such as 512 or 640x480."
+        )
     return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
@@ -52,7 +56,7 @@ def parse_time(text: str) -> float:
     match = re.fullmatch(_TIME, text.strip())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 0 < seconds < 1e9:
-        raise UsageError(f"invalid duration {text!r}", hint="Write it like 30s, 10m or 2h.")
+        raise UsageError(f"invalid duration {text!r}", hint="Use a form such as 30s, 10m or 2h.")
     return seconds
 
 

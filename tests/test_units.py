@@ -49,7 +49,7 @@ def test_an_invalid_size_is_refused(text):
     with pytest.raises(UsageError) as caught:
         parse_size(text)
     assert str(caught.value) == f"invalid size {text!r:.60}"
-    assert caught.value.hint == "Write it like 512K, 64MB or 64MiB."
+    assert caught.value.hint == "Use a form such as 512K, 64MB or 64MiB."
 
 
 def test_a_size_above_int64_is_refused():

@@ -84,7 +84,7 @@ def told(call, message, hint=""):
         (
             {"timeout": "2 weeks"},
             "--timeout: invalid duration '2 weeks'",
-            "Write it like 30s, 10m or 2h.",
+            "Use a form such as 30s, 10m or 2h.",
         ),
         ({"stdin": 0}, "stdin: expected an open file, got 0", ""),
     ],

@@ -67,13 +67,13 @@ def command(line: Line) -> int:
     if line.raw is not None and (line.columns is not None or line.to != "jsonl"):
         raise UsageError(
             "--raw prints the bytes of one column; --columns and --to have no effect",
-            hint="Leave --columns and --to out.",
+            hint="Remove --columns and --to.",
         )
     options: dict[str, Any] = line.keywords(CatOptions)
     if line.raw is not None:
         options["columns"] = [line.raw]
     exact = line.raw is not None or line.to not in ("arrow", "parquet")
     batches = commands.cat(line.sources, exact=exact, progress=ProgressBar(printer), **options)
-    look = output.Look(line.bytes_as == "base64", line.allow_pickle, line.csv_safe)
-    output.write(batches, printer, line.to, line.raw, look)
+    style = output.ValueStyle(line.bytes_as == "base64", line.allow_pickle, line.csv_safe)
+    output.write(batches, printer, line.to, line.raw, style)
     return 0

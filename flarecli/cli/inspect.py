@@ -33,7 +33,9 @@ class Line(InspectOptions, CommandLine):
 
     arguments: ClassVar[Mapping[str, Argument]] = {
         "sources": replace(
-            SOURCES, help=f"{SOURCES.help} Without SOURCE, --cache is described.", is_required=False
+            SOURCES,
+            help=f"{SOURCES.help} Without SOURCE, the files in --cache are listed.",
+            is_required=False,
         )
     }
 
@@ -81,7 +83,7 @@ def command(line: Line) -> int:
     sampled = sum(batch.num_rows for batch in found.sample)
     if found.asked > sampled:
         printer.note(
-            f"the sample has {sampled:,} of {format_count(found.asked, 'requested row')}; `flare cat` prints any number"
+            f"the sample has {sampled:,} of {format_count(found.asked, 'requested row')}; `flare cat` prints more rows"
         )
     if line.html is not None:
         _write_page(printer, found, line.html)

@@ -55,7 +55,7 @@ def command(line: Line) -> int:
     if modes and unused:
         raise UsageError(
             f"{modes[0]} writes no playlist; {unused[0]} has no effect",
-            hint=f"Leave {unused[0]} out.",
+            hint=f"Remove {unused[0]}.",
         )
     if line.check is not None:
         if sources:

@@ -39,7 +39,7 @@ __all__ = [
     "json_value",
     "print_error",
     "refuse_terminal",
-    "shows_pictures",
+    "shows_images",
     "write_text",
 ]
 
@@ -129,7 +129,7 @@ def refuse_terminal(output: str) -> None:
     if is_terminal():
         raise UsageError(
             f"{output} is binary and is not printed to a terminal",
-            hint="Redirect it to a file or a pipe.",
+            hint="Redirect the output to a file or a pipe.",
         )
 
 
@@ -140,7 +140,7 @@ def _has_colours(stream: TextIO | None) -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def shows_pictures() -> bool:
+def shows_images() -> bool:
     """Return whether stdout is a terminal with colours."""
     return _has_colours(sys.stdout)
 

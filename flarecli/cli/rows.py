@@ -27,7 +27,7 @@ from flarecli.cli.printer import (
     json_text,
     json_value,
     refuse_terminal,
-    shows_pictures,
+    shows_images,
     write_text,
 )
 from flarecli.errors import FlareError, UsageError, ValueFitError
@@ -41,7 +41,7 @@ from flarecli.units import format_size
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["BYTES", "DELIMITERS", "FORMS", "Look", "cell", "check_terminal", "write"]
+__all__ = ["BYTES", "DELIMITERS", "FORMS", "ValueStyle", "cell", "check_terminal", "write"]
 
 FORMS = ("jsonl", "csv", "tsv", "table", "arrow", "parquet")
 BYTES = ("sha256", "base64")
@@ -53,23 +53,23 @@ _DOCUMENTS = ("json", "json_json", "msgpack", "tree")
 _TEXT_BYTES = 4 << 20  # of rows that are converted to text together
 _GROUP_BYTES = 64 << 20  # uncompressed bytes of a row group in Parquet
 _IMAGE_PIXELS = 24  # maximum width and height of an image in a cell: 24 characters on 12 lines
-_SCREEN, _CELL = 500, 200  # rows of one table on a terminal; characters of one cell
+_TABLE_ROWS, _CELL_CHARS = 500, 200  # rows of one table on a terminal; characters of one cell
 _MAX_DIGITS = 4300  # of an int that Python parses by default; longer numbers stay text
 _MAX_QUOTED = 40  # characters of an invalid value in a message
 
 
 @dataclass(frozen=True)
-class Look:
+class ValueStyle:
     """Text form of values.
 
-    whole    print bytes as base64 instead of size and SHA-256
-    pickles  decode pickles, which runs code from the data
-    safe     in CSV and TSV, put an apostrophe before text that looks like a formula
+    as_base64     print bytes as base64 instead of size and SHA-256
+    allow_pickle  decode pickles, which runs code from the data
+    csv_safe      in CSV and TSV, put an apostrophe before text that looks like a formula
     """
 
-    whole: bool = False
-    pickles: bool = False
-    safe: bool = False
+    as_base64: bool = False
+    allow_pickle: bool = False
+    csv_safe: bool = False
 
 
 def check_terminal(form: str, raw: str | None) -> None:
@@ -89,35 +89,35 @@ def write(
     printer: Printer,
     form: str = "jsonl",
     raw: str | None = None,
-    look: Look = Look(),
+    style: ValueStyle = ValueStyle(),
 ) -> None:
     """Write batches to stdout.
 
     form    one of FORMS
     raw     column whose stored bytes are printed alone, whatever the form
-    look    text form of bytes and pickles
+    style   text form of bytes and pickles
     raises  ValueFitError for invalid values of a `json` column
     """
     if raw is not None:
         _write_raw(batches, raw)
         return
     if form not in _BINARY:
-        batches = (part for batch in batches for part in _parts(batch, look))
+        batches = (part for batch in batches for part in _parts(batch, style))
     if form == "jsonl":
-        _write_json(batches, look)
+        _write_json(batches, style)
     elif form == "arrow":
         _write_arrow(batches)
     elif form == "parquet":
         _write_parquet(batches)
     elif form in DELIMITERS:
-        _write_separated(batches, DELIMITERS[form], look)
+        _write_separated(batches, DELIMITERS[form], style)
     elif is_terminal():
-        _write_table(batches, printer, look)
+        _write_table(batches, printer, style)
     else:
-        _write_plain(batches, look)
+        _write_plain(batches, style)
 
 
-def _parts(batch: pa.RecordBatch, look: Look) -> Iterator[pa.RecordBatch]:
+def _parts(batch: pa.RecordBatch, style: ValueStyle) -> Iterator[pa.RecordBatch]:
     """Split a batch to bound the memory of its rows as Python objects and text.
 
     raises  ValueFitError for a value that is too large
@@ -131,7 +131,7 @@ def _parts(batch: pa.RecordBatch, look: Look) -> Iterator[pa.RecordBatch]:
             continue
         encoding = (field.metadata or {}).get(ENCODING, b"").decode()
         is_document = encoding.removesuffix("[]") in _DOCUMENTS
-        if not is_document and not look.whole and _is_binary(array.type):
+        if not is_document and not style.as_base64 and _is_binary(array.type):
             continue  # bytes are printed as a checksum
         limit = MAX_DECODED_VALUE if is_document else MAX_TEXT_VALUE
         if (largest := int(lengths.max(initial=0))) > limit:
@@ -147,14 +147,14 @@ def _parts(batch: pa.RecordBatch, look: Look) -> Iterator[pa.RecordBatch]:
         start = stop
 
 
-def _write_json(batches: Iterable[pa.RecordBatch], look: Look) -> None:
+def _write_json(batches: Iterable[pa.RecordBatch], style: ValueStyle) -> None:
     for batch in batches:
         names = batch.schema.names
-        lines = (json_text(dict(zip(names, row, strict=True))) for row in _rows(batch, look))
+        lines = (json_text(dict(zip(names, row, strict=True))) for row in _rows(batch, style))
         write_text("".join(line + "\n" for line in lines))
 
 
-def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, look: Look) -> None:
+def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, style: ValueStyle) -> None:
     r"""Write CSV (RFC 4180) or TSV with the same rules; lines end with `\n`.
 
     A cell is quoted if Python's csv or pandas would otherwise read another text: if it contains a
@@ -178,9 +178,9 @@ def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, look: Lo
         lines = []
         if not is_header_written:
             is_header_written = True
-            lines.append(line(_cell_text(name, look.safe) for name in batch.schema.names))
-        for row in _rows(batch, look, numbers=True):
-            lines.append(line(_cell_text(value, look.safe) for value in row))
+            lines.append(line(_cell_text(name, style.csv_safe) for name in batch.schema.names))
+        for row in _rows(batch, style, numbers=True):
+            lines.append(line(_cell_text(value, style.csv_safe) for value in row))
         write_text("".join(lines))
 
 
@@ -195,38 +195,38 @@ def _cell_text(value: Any, safe: bool) -> str:
     return f"'{text}" if safe and is_formula else text
 
 
-def _write_plain(batches: Iterable[pa.RecordBatch], look: Look) -> None:
+def _write_plain(batches: Iterable[pa.RecordBatch], style: ValueStyle) -> None:
     """Write a table for a pipe: escaped cells, separated by tabs."""
     header = False
     for batch in batches:
-        lines = ["\t".join(map(cell, row)) + "\n" for row in _rows(batch, look, numbers=True)]
+        lines = ["\t".join(map(cell, row)) + "\n" for row in _rows(batch, style, numbers=True)]
         if not header:
             lines.insert(0, "\t".join(map(escape, batch.schema.names)) + "\n")
             header = True
         write_text("".join(lines))
 
 
-def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, look: Look) -> None:
+def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, style: ValueStyle) -> None:
     header: Sequence[str] = ()
 
     def cells() -> Iterator[list[Any]]:
         nonlocal header
         for batch in batches:
             header = batch.schema.names
-            drawn = _pictures(batch) if shows_pictures() and not look.whole else {}
-            for i, row in enumerate(_rows(batch, look, numbers=True)):
+            drawn = _drawings(batch) if shows_images() and not style.as_base64 else {}
+            for i, row in enumerate(_rows(batch, style, numbers=True)):
                 texts = [
-                    text if len(text) <= _CELL else text[: _CELL - 1] + "…"
+                    text if len(text) <= _CELL_CHARS else text[: _CELL_CHARS - 1] + "…"
                     for text in map(cell, row)
                 ]
                 yield [drawn.get((i, k), text) for k, text in enumerate(texts)]
 
     rows = cells()
-    while screen := list(islice(rows, _SCREEN)):
-        printer.table(header, screen)
+    while table := list(islice(rows, _TABLE_ROWS)):
+        printer.table(header, table)
 
 
-def _pictures(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
+def _drawings(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
     """Draw the images of a batch: (row, column) -> drawing."""
     from flarecli.encodings import raw_values
     from flarecli.media import is_image, sniff
@@ -358,7 +358,9 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
         finish()
 
 
-def _rows(batch: pa.RecordBatch, look: Look, numbers: bool = False) -> Iterator[tuple[Any, ...]]:
+def _rows(
+    batch: pa.RecordBatch, style: ValueStyle, numbers: bool = False
+) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a batch as tuples of JSON values.
 
     numbers  keep NaN and infinity, which JSON cannot store
@@ -366,26 +368,28 @@ def _rows(batch: pa.RecordBatch, look: Look, numbers: bool = False) -> Iterator[
     if not batch.num_columns:
         return iter([()] * batch.num_rows)
     columns = zip(batch.columns, batch.schema, strict=True)
-    return zip(*(_values(array, field, look, numbers) for array, field in columns), strict=True)
+    return zip(*(_values(array, field, style, numbers) for array, field in columns), strict=True)
 
 
-def _values(array: pa.Array, field: pa.Field, look: Look, numbers: bool = False) -> list[Any]:
+def _values(
+    array: pa.Array, field: pa.Field, style: ValueStyle, numbers: bool = False
+) -> list[Any]:
     """Return the JSON values of a column."""
     from flarecli.encodings import raw_values
 
     encoding, kind = (field.metadata or {}).get(ENCODING, b"").decode(), array.type
     if pa.types.is_large_list(kind) and encoding.endswith("[]"):
         item = field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()})
-        return _lists(array, item, look)
+        return _lists(array, item, style)
     if _is_binary(kind):
         raw = raw_values(array)
         if encoding in ("msgpack", "tree"):
             return [
-                None if data is None else _unpacked(bytes(data), field.name, encoding, look)
+                None if data is None else _unpacked(bytes(data), field.name, encoding, style)
                 for data in raw
             ]
-        if look.whole or encoding == "pkl":
-            return [None if data is None else _bytes(bytes(data), encoding, look) for data in raw]
+        if style.as_base64 or encoding == "pkl":
+            return [None if data is None else _bytes(bytes(data), encoding, style) for data in raw]
         return [None if data is None else bytes_summary(data) for data in raw]
     values: list[Any] = array.to_pylist()
     if encoding in _NUMBERS:
@@ -411,9 +415,9 @@ def _values(array: pa.Array, field: pa.Field, look: Look, numbers: bool = False)
     return [json_value(value) for value in values]
 
 
-def _lists(array: pa.Array, item: pa.Field, look: Look) -> list[Any]:
+def _lists(array: pa.Array, item: pa.Field, style: ValueStyle) -> list[Any]:
     """Return lists of JSON values; `item` is the field of their items."""
-    ends, flat = array.offsets.to_pylist(), _values(array.flatten(), item, look)
+    ends, flat = array.offsets.to_pylist(), _values(array.flatten(), item, style)
     first = ends[0] if ends else 0
     pairs = zip(ends, ends[1:], array.is_valid().to_pylist(), strict=False)
     return [
@@ -430,10 +434,10 @@ def _is_binary(kind: pa.DataType) -> bool:
     )
 
 
-def _bytes(data: bytes, encoding: str, look: Look) -> Any:
-    if encoding == "pkl" and look.pickles:
+def _bytes(data: bytes, encoding: str, style: ValueStyle) -> Any:
+    if encoding == "pkl" and style.allow_pickle:
         return _unpickled(data)
-    if look.whole:
+    if style.as_base64:
         return base64.b64encode(data).decode()
     if encoding == "pkl":
         return f"<pickle, {format_size(len(data))}, not decoded>"
@@ -459,13 +463,13 @@ def _unpickled(data: bytes) -> Any:
         ) from None
 
 
-def _unpacked(data: bytes, name: str, encoding: str, look: Look) -> Any:
+def _unpacked(data: bytes, name: str, encoding: str, style: ValueStyle) -> Any:
     """Return a MessagePack value; bytes and arrays in it are printed as in a column of bytes."""
     from flarecli import encodings
 
     def convert(value: Any) -> Any:
         if isinstance(value, (bytes, bytearray)):
-            return _bytes(bytes(value), "", look)
+            return _bytes(bytes(value), "", style)
         if isinstance(value, dict):
             return {str(key): convert(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):

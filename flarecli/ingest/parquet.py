@@ -275,7 +275,7 @@ def _checked_head(at: Location, size: int) -> bytes:
 
 
 def _encrypted(at: Location) -> FormatError:
-    return FormatError("the parquet file is encrypted", where=at, hint="Decrypt it first.")
+    return FormatError("the parquet file is encrypted", where=at, hint="Decrypt the file first.")
 
 
 @contextmanager

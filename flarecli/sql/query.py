@@ -37,7 +37,7 @@ _ROW_PRESERVING = {
     "EMPTY_RESULT",
 }
 _POSITION = "position in its batch"  # hidden column; a longer name if the source has this one
-_HINT = "Write it like \"aes > 4 and lang = 'en'\"."
+_HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
 
 def select(

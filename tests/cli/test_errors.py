@@ -104,12 +104,12 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (
             ["pack", "a", "b", "--shard-size", "3X"],
             "--shard-size: invalid size '3X'",
-            "Write it like 512K, 64MB or 64MiB.",
+            "Use a form such as 512K, 64MB or 64MiB.",
         ),
         (
             ["pack", "a", "b", "--timeout", "0s"],
             "--timeout: invalid duration '0s'",
-            "Write it like 30s, 10m or 2h.",
+            "Use a form such as 30s, 10m or 2h.",
         ),
         (["pack", "a", "b", "--encode", "x"], "--encode: expected NAME=VALUE, got 'x'", ""),
         (
@@ -145,12 +145,12 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (
             ["cat", "a", "--raw", "x", "-c", "y"],
             "--raw prints the bytes of one column; --columns and --to have no effect",
-            "Leave --columns and --to out.",
+            "Remove --columns and --to.",
         ),
         (
             ["cat", "a", "--raw", "x", "--to", "csv"],
             "--raw prints the bytes of one column; --columns and --to have no effect",
-            "Leave --columns and --to out.",
+            "Remove --columns and --to.",
         ),
         (["playlist"], "missing argument: no source", "Run `flare playlist --help`."),
         (
@@ -161,12 +161,12 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (
             ["playlist", "a", "--diff", "b", "--base", "c"],
             "--diff writes no playlist; --base has no effect",
-            "Leave --base out.",
+            "Remove --base.",
         ),
         (
             ["playlist", "a", "--reindex", "--hash", "sha1"],
             "--reindex writes no playlist; --hash has no effect",
-            "Leave --hash out.",
+            "Remove --hash.",
         ),
         (
             ["inspect", "a", "--html", "b", "--field", "rows"],
@@ -181,12 +181,12 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (
             ["playlist", "a", "--diff", "b", "--out", "c"],
             "--diff writes no playlist; --out has no effect",
-            "Leave --out out.",
+            "Remove --out.",
         ),
         (
             ["playlist", "--reindex", "a", "--check", "b"],
             "--check writes no playlist; --reindex has no effect",
-            "Leave --reindex out.",
+            "Remove --reindex.",
         ),
     ],
 )

@@ -365,7 +365,7 @@ def test_binary_output_to_a_terminal_is_refused_before_reading(flare, args, what
     assert (ran.code, ran.out) == (2, "")
     assert "is not printed to a terminal" in ran.err
     assert ran.err.replace("\x1b[31m", "").replace("\x1b[36m", "").replace("\x1b[0m", "") == (
-        f"error: {what} is binary and is not printed to a terminal\nhint: Redirect it to a file or a pipe.\n"
+        f"error: {what} is binary and is not printed to a terminal\nhint: Redirect the output to a file or a pipe.\n"
     )
 
 

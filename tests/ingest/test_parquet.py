@@ -306,7 +306,7 @@ def test_encrypted_files_and_columns_are_reported(plaintext_footer):
     with pq.ParquetWriter(sink, table.schema, encryption_properties=seal) as writer:
         writer.write_table(table)
     data = sink.getvalue().to_pybytes()
-    assert error_of(data) == ("x.parquet: the parquet file is encrypted", "Decrypt it first.")
+    assert error_of(data) == ("x.parquet: the parquet file is encrypted", "Decrypt the file first.")
     if plaintext_footer:
         assert rows_of(opened(data), ["id"]) == [{"id": n} for n in range(9)]
 

@@ -34,7 +34,7 @@ def test_a_huge_sample_is_limited_and_a_note_reports_it(pictures, few, tmp_path,
     )
     assert (
         capsys.readouterr().err
-        == "the sample has 5 of 40 requested rows; `flare cat` prints any number\n"
+        == "the sample has 5 of 40 requested rows; `flare cat` prints more rows\n"
     )
     page = (tmp_path / "page.html").read_text()
     assert main(["inspect", pictures, "--sample", "1000000", "--html", "-", "-q"]) == 0

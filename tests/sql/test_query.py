@@ -17,7 +17,7 @@ from flarecli.sql import Bound, bounds, select
 SCHEMA = pa.schema(
     [pa.field("n", pa.int64()), pa.field("text", pa.large_string(), metadata={b"encoding": b"str"})]
 )
-CONDITION = "Write it like \"aes > 4 and lang = 'en'\"."
+CONDITION = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
 
 class Pulled:
