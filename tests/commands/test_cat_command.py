@@ -34,7 +34,7 @@ def test_all_rows_are_returned_in_order(kind, request, samples):
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "expected"),
     [
         ({"rows": "5"}, [5]),
         ({"rows": "8:12"}, [8, 9, 10, 11]),
@@ -64,8 +64,8 @@ def test_all_rows_are_returned_in_order(kind, request, samples):
         ({"where": "SELECT id + 1 AS id FROM dataframe WHERE id < 2"}, [1, 2]),
     ],
 )
-def test_selected_rows_are_returned_in_order(plain, options, wanted):
-    assert ids(plain, **options) == wanted
+def test_selected_rows_are_returned_in_order(plain, options, expected):
+    assert ids(plain, **options) == expected
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,13 @@ def test_an_empty_result_has_a_schema(plain):
 
 
 def test_a_shuffle_is_a_permutation_that_the_ranks_share(plain):
-    whole = ids(plain, shuffle=7)
-    assert sorted(whole) == list(range(35)) and whole != list(range(35))
-    assert ids(plain, shuffle=7) == whole != ids(plain, shuffle=8)
-    assert ids(plain, shuffle=7, epoch=1) != whole
-    assert [ids(plain, shuffle=7, rank=(r, 3)) for r in range(3)] == [whole[r::3] for r in range(3)]
+    complete = ids(plain, shuffle=7)
+    assert sorted(complete) == list(range(35)) and complete != list(range(35))
+    assert ids(plain, shuffle=7) == complete != ids(plain, shuffle=8)
+    assert ids(plain, shuffle=7, epoch=1) != complete
+    assert [ids(plain, shuffle=7, rank=(r, 3)) for r in range(3)] == [
+        complete[r::3] for r in range(3)
+    ]
     assert sorted(ids(plain, rows="10:20", shuffle=1)) == list(range(10, 20))
 
 
@@ -143,13 +145,13 @@ def test_a_sample_is_reproducible_and_in_row_order(plain):
     st.integers(1, 5),
 )
 def test_all_ranks_together_have_each_selected_row_once(total, sample, shuffle, ranks):
-    whole = rows_of.select_rows(total, None, sample, 3, shuffle)
+    complete = rows_of.select_rows(total, None, sample, 3, shuffle)
     seen = Counter(
         row
         for r in range(ranks)
         for row in _all(rows_of.select_rows(total, None, sample, 3, shuffle, rank=(r, ranks)))
     )
-    assert seen == Counter(_all(whole)) and set(seen.values()) <= {1}
+    assert seen == Counter(_all(complete)) and set(seen.values()) <= {1}
 
 
 def _all(order):

@@ -36,23 +36,25 @@ def ids(rows, seed, **options):
     ]
 
 
-@pytest.mark.parametrize("held", [1, 20_000, 10**9])
+@pytest.mark.parametrize("kept_open", [1, 20_000, 10**9])
 @pytest.mark.parametrize("rows", [0, 1, 2, 30_000])
-def test_every_row_is_returned_once_and_the_order_does_not_depend_on_memory(rows, held):
+def test_every_row_is_returned_once_and_the_order_does_not_depend_on_memory(rows, kept_open):
     table, parts = batches(rows)
-    found = list(shuffled(parts, 7, held))
-    assert all(batch.schema == table.schema and 0 < batch.num_rows <= 8192 for batch in found)
-    whole = pa.Table.from_batches(found, table.schema)
-    assert whole.sort_by("id") == table
-    assert whole.column("id").to_pylist() == ids(rows, 7)
+    result = list(shuffled(parts, 7, kept_open))
+    assert all(batch.schema == table.schema and 0 < batch.num_rows <= 8192 for batch in result)
+    complete = pa.Table.from_batches(result, table.schema)
+    assert complete.sort_by("id") == table
+    assert complete.column("id").to_pylist() == ids(rows, 7)
 
 
-@pytest.mark.parametrize("held", [1, 10**9])
-def test_a_column_may_have_the_name_of_the_sort_key(held):
+@pytest.mark.parametrize("kept_open", [1, 10**9])
+def test_a_column_may_have_the_name_of_the_sort_key(kept_open):
     table = pa.table({room._SORT_KEY: np.full(100, 7), "id": np.arange(100)})
-    whole = pa.Table.from_batches(list(shuffled(table.to_batches(max_chunksize=30), 7, held)))
-    assert whole.sort_by("id") == table
-    assert whole.column("id").to_pylist() == ids(100, 7)
+    complete = pa.Table.from_batches(
+        list(shuffled(table.to_batches(max_chunksize=30), 7, kept_open))
+    )
+    assert complete.sort_by("id") == table
+    assert complete.column("id").to_pylist() == ids(100, 7)
 
 
 def test_a_source_column_with_the_reserved_name_is_refused_only_if_row_numbers_are_needed(
@@ -136,8 +138,8 @@ def test_a_limit_of_open_files_that_is_too_low_is_an_error():
         text=True,
         env={**os.environ, "TMPDIR": "/tmp"},
     )
-    told = "/tmp: cannot write temporary files for the shuffle: too many open files; Raise the limit of open files (`ulimit -n`).\n"
-    assert (ran.stdout, ran.stderr) == (told, "")
+    output = "/tmp: cannot write temporary files for the shuffle: too many open files; Raise the limit of open files (`ulimit -n`).\n"
+    assert (ran.stdout, ran.stderr) == (output, "")
 
 
 def test_batches_written_to_files_are_released():

@@ -20,12 +20,12 @@ def write(path, first, rows=25, **options):
 def test_a_lost_index_is_rebuilt_byte_for_byte(tmp_path, format, capsys):
     write(tmp_path / "d", 0, format=format)
     index = tmp_path / "d" / "index.json"
-    wanted = index.read_bytes()
+    expected = index.read_bytes()
     with pytest.raises(UsageError):
         flarecli.reindex(str(tmp_path / "d"))
     index.unlink()
     assert flarecli.reindex(str(tmp_path / "d")) == str(index)
-    assert index.read_bytes() == wanted
+    assert index.read_bytes() == expected
     assert list(flarecli.verify(str(tmp_path / "d"))) == []
     index.unlink()
     assert main(["playlist", str(tmp_path / "d"), "--reindex"]) == 0

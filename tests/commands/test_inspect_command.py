@@ -16,11 +16,11 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def test_a_packed_folder_is_described_by_its_playlist(plain, monkeypatch):
-    def never(*_):
+    def fail_on_open(*_):
         raise AssertionError("a shard was opened")
 
-    monkeypatch.setattr(LocalStore, "map", never)
-    found = commands.inspect(str(plain))
+    monkeypatch.setattr(LocalStore, "map", fail_on_open)
+    result = commands.inspect(str(plain))
     sizes = sorted(path.stat().st_size for path in plain.glob("*.mds"))
     stream = {
         "name": "data",
@@ -43,7 +43,7 @@ def test_a_packed_folder_is_described_by_its_playlist(plain, monkeypatch):
         name: stream[name]
         for name in ("format", "rows", "shards", "bytes", "raw_bytes", "columns", "writer", "holes")
     }
-    assert found.as_json() == {"address": f"{plain}/playlist.yaml", **top, "streams": [stream]}
+    assert result.as_json() == {"address": f"{plain}/playlist.yaml", **top, "streams": [stream]}
 
 
 def test_compression_and_both_sizes_are_reported(zipped):
@@ -65,8 +65,8 @@ def test_compression_and_both_sizes_are_reported(zipped):
 
 
 def test_shards_without_a_list_are_described_by_their_headers(plain, tmp_path):
-    found = commands.inspect([f"{plain}/shard.00001.mds", f"{plain}/shard.00002.mds"], shards=True)
-    (stream,) = found.streams
+    result = commands.inspect([f"{plain}/shard.00001.mds", f"{plain}/shard.00002.mds"], shards=True)
+    (stream,) = result.streams
     sizes = [(plain / f"shard.0000{i}.mds").stat().st_size for i in (1, 2)]
     assert stream.shard_list == (
         ("shard.00001.mds", 10, sizes[0]),
@@ -94,8 +94,8 @@ def test_the_rows_of_joined_streams_are_counted_once(plain, tmp_path):
         (tmp_path / name / "shard.00000.mds").write_bytes((plain / "shard.00000.mds").read_bytes())
     path = tmp_path / "set.yaml"
     path.write_text(lines.format("one") + lines.format("two"))
-    found = commands.inspect(str(path))
-    assert ([stream.rows for stream in found.streams], found.rows, found.shards) == (
+    result = commands.inspect(str(path))
+    assert ([stream.rows for stream in result.streams], result.rows, result.shards) == (
         [10, 10],
         10,
         2,
@@ -134,8 +134,8 @@ def test_plain_files_are_a_dataset(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "c.bin").write_bytes(b"12345")
-    found = commands.inspect(str(tmp_path))
-    assert (found.format, found.rows, found.bytes) == ("files", 2, 8)
+    result = commands.inspect(str(tmp_path))
+    assert (result.format, result.rows, result.bytes) == ("files", 2, 8)
 
 
 def test_a_missing_address_is_an_error(tmp_path):
@@ -200,8 +200,8 @@ def test_bytes_in_lists_are_shown_by_their_length(tmp_path):
         str(tmp_path / "d"), format="granular-refs", columns={"parts": "bytes[]"}
     ) as writer:
         writer.write({"parts": [b"ab", b"c"]})
-    found = json.loads(json.dumps(commands.inspect(str(tmp_path / "d"), sample=1).as_json()))
-    assert found["sample"] == [{"parts": [{"bytes": 2}, {"bytes": 1}]}]
+    result = json.loads(json.dumps(commands.inspect(str(tmp_path / "d"), sample=1).as_json()))
+    assert result["sample"] == [{"parts": [{"bytes": 2}, {"bytes": 1}]}]
 
 
 def test_a_format_that_contradicts_the_list_is_refused(out, tmp_path):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flarecli import commands
 from flarecli.__main__ import main
-from flarecli.commands.column_stats import statistics as told
+from flarecli.commands.column_stats import statistics as output
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -60,37 +60,37 @@ def test_missing_shards_are_reported_with_their_rows(tmp_path):
     out = dataset(tmp_path)
     for number in (1, 2, 5):
         (out / f"shard.0000{number}.mds").unlink()
-    wanted = (
+    expected = (
         "shard.00001.mds to shard.00002.mds: missing, rows 2 to 5",
         "shard.00005.mds: missing, rows 10 to 11",
     )
-    assert only(out).holes == wanted
-    assert only(out).as_json()["holes"] == list(wanted)
+    assert only(out).holes == expected
+    assert only(out).as_json()["holes"] == list(expected)
     (out / "playlist.yaml").unlink()
-    assert only(out).holes == wanted
+    assert only(out).holes == expected
 
 
 def test_statistics_and_samples_describe_the_existing_shards(tmp_path):
     out = dataset(tmp_path, data=[bytes(i) for i in range(12)])
     for number in (1, 2, 5):
         (out / f"shard.0000{number}.mds").unlink()
-    found = commands.inspect(str(out), stats=True, sample=100)
-    there = [0, 1, 6, 7, 8, 9]
-    assert pa.Table.from_batches(found.sample).column("id").to_pylist() == there
-    facts = found.streams[0].stats
+    result = commands.inspect(str(out), stats=True, sample=100)
+    existing = [0, 1, 6, 7, 8, 9]
+    assert pa.Table.from_batches(result.sample).column("id").to_pylist() == existing
+    facts = result.streams[0].stats
     assert facts["id"] == {"rows": 6, "nulls": 0, "min": 0, "max": 9, "distinct": 6}
     assert facts["data"] == {
         "rows": 6,
         "nulls": 0,
         "min_bytes": 0,
         "max_bytes": 9,
-        "bytes": sum(there),
+        "bytes": sum(existing),
     }
-    assert (found.rows, found.asked) == (12, 6)
+    assert (result.rows, result.asked) == (12, 6)
     assert (
-        found.missing
+        result.missing
         == tuple(f"{out}/shard.0000{number}.mds" for number in (1, 2, 5))
-        == tuple(found.as_json()["missing"])
+        == tuple(result.as_json()["missing"])
     )
     assert (
         commands.inspect(str(out)).missing == ()
@@ -109,27 +109,27 @@ def test_of_joined_streams_only_rows_without_missing_shards_are_read(tmp_path):
             format="mds",
             shard_rows=3 if name == "left" else 4,
         )
-    told = []
+    output = []
     for name, column, rows in (("left", "id: int", 3), ("right", "word: str", 4)):
         shards = sorted((tmp_path / name).glob("*.mds"))
         sizes = [path.stat().st_size for path in shards]
-        told += [
+        output += [
             f"{name}:",
             f"  headers: {{format: mds, columns: {{{column}}}, rows: {[rows] * len(shards)}, bytes: {sizes}}}",
             "  content:",
         ]
-        told += [f"    - {name}/{path.name}" for path in shards]
-    (tmp_path / "both.yaml").write_text("\n".join([*told, ""]))
+        output += [f"    - {name}/{path.name}" for path in shards]
+    (tmp_path / "both.yaml").write_text("\n".join([*output, ""]))
     (tmp_path / "left" / "shard.00001.mds").unlink()
     (tmp_path / "right" / "shard.00002.mds").unlink()
-    found = commands.inspect(str(tmp_path / "both.yaml"), sample=100, stats=True)
-    assert pa.Table.from_batches(found.sample).to_pylist() == [
+    result = commands.inspect(str(tmp_path / "both.yaml"), sample=100, stats=True)
+    assert pa.Table.from_batches(result.sample).to_pylist() == [
         {"id": i, "word": str(i)} for i in (0, 1, 2, 6, 7)
     ]
     assert [
-        one.stats[name]["rows"] for one, name in zip(found.streams, ("id", "word"), strict=True)
+        one.stats[name]["rows"] for one, name in zip(result.streams, ("id", "word"), strict=True)
     ] == [5, 5]
-    assert found.missing == (
+    assert result.missing == (
         f"{tmp_path}/left/shard.00001.mds",
         f"{tmp_path}/right/shard.00002.mds",
     )
@@ -140,9 +140,9 @@ def test_the_screen_and_the_page_name_missing_shards_and_the_exit_code_is_1(tmp_
     for number in (1, 4):
         (out / f"shard.0000{number}.mds").unlink()
     assert main(["inspect", str(out), "--stats", "--sample", "99"]) == 3
-    told = capsys.readouterr()
-    assert told.out.splitlines()[-9:] == ["id", *(str(i) for i in (0, 1, 4, 5, 6, 7, 10, 11))]
-    assert told.err == (
+    output = capsys.readouterr()
+    assert output.out.splitlines()[-9:] == ["id", *(str(i) for i in (0, 1, 4, 5, 6, 7, 10, 11))]
+    assert output.err == (
         f"error: {out}/shard.00001.mds: missing file; 2 shards could not be read\n"
         "hint: Download the shards again, or pack again with `flare pack … --overwrite`; `flare verify --quick` lists all missing shards.\n"
     )
@@ -151,10 +151,10 @@ def test_the_screen_and_the_page_name_missing_shards_and_the_exit_code_is_1(tmp_
 
 
 def test_row_numbers_continue_in_the_next_source(tmp_path):
-    whole = dataset(tmp_path)
-    torn = Path(shutil.copytree(whole, tmp_path / "torn"))
+    complete = dataset(tmp_path)
+    torn = Path(shutil.copytree(complete, tmp_path / "torn"))
     (torn / "shard.00000.mds").unlink()
-    (one,) = commands.inspect([str(whole), str(torn)]).streams
+    (one,) = commands.inspect([str(complete), str(torn)]).streams
     assert one.holes == ("shard.00000.mds: missing, rows 12 to 13",)
 
 
@@ -216,7 +216,7 @@ def test_image_sizes_are_read_from_headers(tmp_path):
 
 def test_only_a_sample_of_many_byte_rows_is_read_and_its_size_is_reported(tmp_path, monkeypatch):
     out = dataset(tmp_path, blob=pa.array([bytes([i]) * (i + 1) for i in range(12)], pa.binary()))
-    monkeypatch.setitem(told.__globals__, "_MAX_ROWS", 5)
+    monkeypatch.setitem(output.__globals__, "_MAX_ROWS", 5)
     facts = only(out, stats=True).stats
     assert (facts["id"]["rows"], facts["blob"]["rows"]) == (12, 5)
     assert 5 <= facts["blob"]["bytes"] <= sum(range(8, 13))

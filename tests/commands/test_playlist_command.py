@@ -227,8 +227,8 @@ def test_addresses_that_readers_refuse_are_reported_with_line_and_column(tmp_pat
     path.write_text(
         "one:\n  headers: {format: tar, files: {../x: {bytes: 1}}}\n  content:\n    - a\n    - ../../etc/passwd\n    - file:///etc/passwd\n"
     )
-    found = commands.check_playlist(str(path))
-    assert [(one.where, one.kind) for one in found] == [
+    result = commands.check_playlist(str(path))
+    assert [(one.where, one.kind) for one in result] == [
         (f"{path}:2:13", "format"),
         (f"{path}:5:7", "unsafe"),
         (f"{path}:6:7", "unsafe"),
@@ -270,8 +270,8 @@ def test_a_comparison_lists_added_removed_and_changed_chunks(out):
         .replace("rows: [10, 10", "rows: [10, 9")
     )
     new.write_text(text)
-    found = commands.diff_playlists(str(old), str(new))
-    assert (found.added, found.removed, found.changed) == (
+    result = commands.diff_playlists(str(old), str(new))
+    assert (result.added, result.removed, result.changed) == (
         ("other.mds",),
         ("shard.00000.mds",),
         ("shard.00001.mds",),
@@ -287,8 +287,8 @@ def test_chunks_of_several_streams_are_listed_with_their_stream(tmp_path):
         (tmp_path / f"{name}.yaml").write_text(
             f"one: {{headers: {{format: mds}}, content: {content}}}\ntwo: {{headers: {{format: mds}}, content: []}}\n"
         )
-    found = commands.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
-    assert found.added == ("y",)
+    result = commands.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
+    assert result.added == ("y",)
     (tmp_path / "b.yaml").write_text(
         "one: {headers: {format: mds}, content: [x]}\ntwo: {headers: {format: mds}, content: [x]}\n"
     )
@@ -299,8 +299,8 @@ def test_repeated_chunks_and_chunks_of_another_format_are_compared(tmp_path):
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text("one: {headers: {format: mds, columns: {x: int}}, content: [x, y, x]}\n")
     second.write_text("one: {headers: {format: mds, columns: {x: int}}, content: [x, y, y]}\n")
-    found = commands.diff_playlists(str(first), str(second))
-    assert (found.added, found.removed, found.changed) == (("y",), ("x",), ())
+    result = commands.diff_playlists(str(first), str(second))
+    assert (result.added, result.removed, result.changed) == (("y",), ("x",), ())
     second.write_text("one: {headers: {format: mds, columns: {x: str}}, content: [x, y, x]}\n")
     assert commands.diff_playlists(str(first), str(second)).changed == ("x", "y", "x")
 
@@ -309,27 +309,27 @@ def test_chunks_are_matched_by_address_or_by_relative_path(out, tmp_path):
     home, text = f"{tmp_path}/elsewhere", (out / "playlist.yaml").read_text()
     (tmp_path / "elsewhere").mkdir()
 
-    def told(name, text, folder=tmp_path / "elsewhere"):
+    def differences(name, text, folder=tmp_path / "elsewhere"):
         (folder / name).write_text(text.partition("# flare")[0])
-        found = commands.diff_playlists(
+        result = commands.diff_playlists(
             str(out / "playlist.yaml"), f"{folder}/{name}", Guard(allow_local=True)
         )
-        return found.added, found.removed, found.changed
+        return result.added, result.removed, result.changed
 
     nothing = ((), (), ())
-    assert told("copied.yaml", text) == nothing
-    assert told("dotted.yaml", text.replace("- shard", "- ./shard")) == nothing
-    assert told("dotted.yaml", text.replace("- shard", "- ././shard"), out) == nothing
-    assert told("whole.yaml", text.replace("- shard", f"- {out}/shard")) == nothing
-    assert told("here.yaml", text.replace("- shard", f"- {home}/shard")) == nothing
-    assert told("as_file.yaml", text.replace("- shard", f"- file://{out}/shard")) == nothing
+    assert differences("copied.yaml", text) == nothing
+    assert differences("dotted.yaml", text.replace("- shard", "- ./shard")) == nothing
+    assert differences("dotted.yaml", text.replace("- shard", "- ././shard"), out) == nothing
+    assert differences("whole.yaml", text.replace("- shard", f"- {out}/shard")) == nothing
+    assert differences("here.yaml", text.replace("- shard", f"- {home}/shard")) == nothing
+    assert differences("as_file.yaml", text.replace("- shard", f"- file://{out}/shard")) == nothing
     moved = tuple(f"{tmp_path}/x/shard.0000{i}.mds" for i in range(4))
-    assert told("moved.yaml", text.replace("- shard", f"- {tmp_path}/x/shard")) == (
+    assert differences("moved.yaml", text.replace("- shard", f"- {tmp_path}/x/shard")) == (
         moved,
         tuple(f"shard.0000{i}.mds" for i in range(4)),
         (),
     )
-    assert told(
+    assert differences(
         "less.yaml", text.replace("- shard", "- ./shard").replace("rows: [10, 10", "rows: [10, 9")
     ) == ((), (), ("shard.00001.mds",))
 
@@ -340,8 +340,8 @@ def test_a_comparison_contains_no_secrets(tmp_path):
     (tmp_path / "b.yaml").write_text(
         f"one: {{headers: {{format: mds}}, content: ['{two}', 'http://v:hunter3@127.0.0.1:9/b']}}\n"
     )
-    found = commands.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
-    assert (found.added, found.removed, found.changed) == (
+    result = commands.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
+    assert (result.added, result.removed, result.changed) == (
         ("http://…", "http://127.0.0.1:9/b"),
         ("http://127.0.0.1:9/a",),
         (),
@@ -349,8 +349,8 @@ def test_a_comparison_contains_no_secrets(tmp_path):
     (tmp_path / "b.yaml").write_text(
         "one: {headers: {format: mds}, content: ['http://w:x@127.0.0.1:9/a?X-Amz-Signature=hunter2#f']}\n"
     )
-    found = commands.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
-    assert (found.added, found.removed, found.changed) == ((), (), ())
+    result = commands.diff_playlists(f"{tmp_path}/a.yaml", f"{tmp_path}/b.yaml")
+    assert (result.added, result.removed, result.changed) == ((), (), ())
 
 
 def test_a_stream_has_the_same_columns_in_all_its_parts(tmp_path):

@@ -80,15 +80,15 @@ SKIP = {"on_error": "skip", "encode": {"n": "uint8"}, "key": "key"}
 )
 def test_failed_rows_are_listed_with_their_file_and_row_in_the_index(addresses, tmp_path, chosen):
     done = commands.pack(addresses, str(tmp_path / "out"), **(SKIP | chosen))
-    told = failed(tmp_path / "out")
-    assert done.failed == len(told) > 3
+    output = failed(tmp_path / "out")
+    assert done.failed == len(output) > 3
     folder = Path(addresses[0]).parent
-    assert {str(folder / one["file"]) for one in told} <= set(addresses)
-    assert len({one["file"] for one in told}) > 1
-    assert [key_at(folder / one["file"], one["row"]) for one in told] == [
-        one["key"] for one in told
+    assert {str(folder / one["file"]) for one in output} <= set(addresses)
+    assert len({one["file"] for one in output}) > 1
+    assert [key_at(folder / one["file"], one["row"]) for one in output] == [
+        one["key"] for one in output
     ]
-    assert all(is_bad(int(one["key"][1:])) for one in told)
+    assert all(is_bad(int(one["key"][1:])) for one in output)
 
 
 def test_a_row_created_by_a_query_has_no_file(addresses, tmp_path):
@@ -117,12 +117,14 @@ def test_the_result_of_a_query_does_not_depend_on_row_numbers(addresses, tmp_pat
 
     dataframe = pa.concat_tables([pq.read_table(addresses[0]), pyarrow.csv.read_csv(addresses[1])])  # noqa: F841 - DuckDB looks for it
     commands.pack(addresses[:2], str(tmp_path / "out"), where=query, format="json")
-    found = [
+    result = [
         json.loads(line)
         for line in (tmp_path / "out" / "shard.00000.json").read_text().splitlines()
     ]
-    wanted = duckdb.sql(query).to_arrow_table().to_pylist()
-    assert sorted(found, key=lambda row: row["key"]) == sorted(wanted, key=lambda row: row["key"])
+    expected = duckdb.sql(query).to_arrow_table().to_pylist()
+    assert sorted(result, key=lambda row: row["key"]) == sorted(
+        expected, key=lambda row: row["key"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,12 +137,12 @@ def test_a_resumed_pack_lists_the_same_bytes(addresses, tmp_path, monkeypatch, c
     commands.pack(addresses, str(tmp_path / "whole"), **options)
     note = Journal.record_shard
 
-    def stopped(self, *args):
+    def interrupting(self, *args):
         note(self, *args)
         if len(self.shards) % 3 == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Journal, "record_shard", stopped)
+    monkeypatch.setattr(Journal, "record_shard", interrupting)
     for _ in range(20):
         try:
             commands.pack(addresses, str(tmp_path / "out"), resume=True, **options)
@@ -154,7 +156,7 @@ def test_a_resumed_pack_lists_the_same_bytes(addresses, tmp_path, monkeypatch, c
     ).read_bytes()
 
 
-class Heard(Progress):
+class FailureCollector(Progress):
     def __init__(self):
         self.told = []
 
@@ -163,7 +165,7 @@ class Heard(Progress):
 
 
 def test_failures_are_printed_with_their_key_or_their_row(addresses, tmp_path):
-    heard = Heard()
+    collector = FailureCollector()
     commands.pack(
         addresses,
         str(tmp_path / "out"),
@@ -171,9 +173,9 @@ def test_failures_are_printed_with_their_key_or_their_row(addresses, tmp_path):
         encode={"n": "uint8"},
         where="n = 1052",
         allow_empty=True,
-        progress=heard,
+        progress=collector,
     )
-    assert heard.told == [(f"{addresses[1]}[2]", "n 1052 does not fit uint8 (0 to 255)")]
+    assert collector.told == [(f"{addresses[1]}[2]", "n 1052 does not fit uint8 (0 to 255)")]
     with pytest.raises(ValueFitError) as caught:
         commands.pack(
             addresses, str(tmp_path / "fail"), encode={"n": "uint8"}, where="n > 1100", key="key"
@@ -214,18 +216,18 @@ def test_a_failed_link_of_a_shuffled_pack_is_reported_with_its_source_row(tmp_pa
 def test_a_failed_row_of_a_dataset_is_listed_with_its_shard(addresses, tmp_path):
     commands.pack(addresses, str(tmp_path / "in"), shard_rows=50)
     commands.pack(str(tmp_path / "in"), str(tmp_path / "out"), **(SKIP | {"where": "even = 1"}))
-    told = failed(tmp_path / "out")
-    wanted = [
+    output = failed(tmp_path / "out")
+    expected = [
         (f"shard.{i // 50:05d}.mds", i % 50, f"k{i}") for i in range(ROWS) if i % 2 and is_bad(i)
     ]
-    assert [(one["file"], one["row"], one["key"]) for one in told] == wanted
+    assert [(one["file"], one["row"], one["key"]) for one in output] == expected
 
 
 def test_failed_rows_of_a_selection_are_listed_with_their_shards(addresses, tmp_path):
     commands.pack(addresses, str(tmp_path / "in"), shard_rows=50)
     commands.pack(str(tmp_path / "in"), str(tmp_path / "out"), rows="100:40:-1", **SKIP)
-    wanted = [(f"shard.{i // 50:05d}.mds", i % 50) for i in range(100, 40, -1) if is_bad(i)]
-    assert [(one["file"], one["row"]) for one in failed(tmp_path / "out")] == wanted
+    expected = [(f"shard.{i // 50:05d}.mds", i % 50) for i in range(100, 40, -1) if is_bad(i)]
+    assert [(one["file"], one["row"]) for one in failed(tmp_path / "out")] == expected
 
 
 def test_a_duplicate_key_is_reported_with_both_rows(tmp_path):
@@ -254,13 +256,15 @@ def test_a_duplicate_key_in_another_file_is_reported_with_both_files(tmp_path, k
             )
     one, two = map(str, paths)
     hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
-    said = [
+    messages = [
         (f"{two}[0]: key '1' was used in {one}[0]", hint),
         (f"{one}[0]: key '1' was used in {two}[0]", hint),
     ]
     with pytest.raises(FormatError) as caught:
         commands.pack([one, two], str(tmp_path / "out"), key="id", **chosen)
-    assert (str(caught.value), caught.value.hint) in (said if "shuffle" in chosen else said[:1])
+    assert (str(caught.value), caught.value.hint) in (
+        messages if "shuffle" in chosen else messages[:1]
+    )
     with pytest.raises(FormatError) as caught:
         commands.pack([one, one], str(tmp_path / "out"), key="id", **chosen)
     assert (str(caught.value), caught.value.hint) == (
@@ -280,10 +284,10 @@ def test_a_row_without_a_key_is_a_failed_row_in_every_format(tmp_path, format):
     assert (done.rows, done.failed, dict(done.reasons)) == (2, 4, {"null": 4})
     column = "__key__" if format == "webdataset" else "id"
     empty, null = f"{column} is empty; keys must not be empty", f"{column} is null"
-    told = [
+    output = [
         (one["row"], one["key"], one["column"], one["reason"]) for one in failed(tmp_path / "out")
     ]
-    assert told == [
+    assert output == [
         (1, "", column, empty),
         (2, "", column, null),
         (4, "", column, empty),
@@ -320,8 +324,8 @@ def test_an_unpack_lists_file_and_row_of_failures_and_a_finished_unpack_counts_t
         ("a.csv", 5, ""),
         ("b.csv", 6, "gone"),
     ]
-    again = commands.unpack(both, str(tmp_path / "out"), resume=True, **options)
-    assert (again.rows, again.failed) == (done.rows, done.failed) == (10, 2)
+    second = commands.unpack(both, str(tmp_path / "out"), resume=True, **options)
+    assert (second.rows, second.failed) == (done.rows, done.failed) == (10, 2)
 
 
 @pytest.mark.parametrize("chosen", [{}, {"rows": "0:2,5:"}, {"where": "n % 2 = 0"}])
@@ -338,13 +342,13 @@ def test_an_unpack_lists_the_shard_and_the_row_of_failures(tmp_path, chosen):
         commands.pack(str(tmp_path / f"{name}.parquet"), str(tmp_path / name), shard_rows=3)
     sources = [str(tmp_path / "a"), str(tmp_path / "b")]
     done = commands.unpack(sources, str(tmp_path / "u"), on_error="skip", **chosen)
-    found = [(one["file"], one["row"], one["key"]) for one in failed(tmp_path / "u")]
+    result = [(one["file"], one["row"], one["key"]) for one in failed(tmp_path / "u")]
     of_each = [
         [(f"{folder}/shard.00000.mds", 2, "../x"), (f"{folder}/shard.00001.mds", 1, "")]
         for folder in ("a", "b")
     ]
-    assert found == ([] if "rows" in chosen else of_each[0]) + of_each[1]
-    assert done.failed == len(found)
+    assert result == ([] if "rows" in chosen else of_each[0]) + of_each[1]
+    assert done.failed == len(result)
     with pytest.raises(ValueFitError) as caught:
         commands.unpack(sources, str(tmp_path / "v"), rows="9")
     assert (

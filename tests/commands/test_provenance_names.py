@@ -93,7 +93,7 @@ def test_an_unpacked_index_does_not_depend_on_the_typed_path(source):
     assert b'"file": "index.csv"' in first["failed.jsonl"]
 
 
-def said(out):
+def recorded_address(out):
     return (
         playlists.read(locate(str(out)) / "playlist.yaml").streams[0].headers["source"]["address"]
     )
@@ -107,14 +107,14 @@ def test_several_files_have_the_name_of_their_folder_and_failed_rows_that_of_the
         ["*.csv"],
         [f"{source}/*.csv"],
     ]
-    found = []
+    result = []
     for number, addresses in enumerate(ways):
         out = source.parent / f"out{number}"
         packed(addresses, str(out))
-        found.append(files(out))
-    assert all(one == found[0] for one in found)
-    assert said(source.parent / "out0") == "source"
-    lines = [json.loads(line) for line in found[0]["failed.jsonl"].splitlines()]
+        result.append(files(out))
+    assert all(one == result[0] for one in result)
+    assert recorded_address(source.parent / "out0") == "source"
+    lines = [json.loads(line) for line in result[0]["failed.jsonl"].splitlines()]
     assert [line["file"] for line in lines] == ["index.csv"] * 3 + ["more.csv"]
 
 

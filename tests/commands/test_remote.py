@@ -16,8 +16,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, folder, asked, *args):
-        self.folder, self.asked = folder, asked
+    def __init__(self, folder, requests, *args):
+        self.folder, self.asked = folder, requests
         super().__init__(*args)
 
     def do_GET(self):
@@ -27,15 +27,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        data, wanted = path.read_bytes(), self.headers.get("Range")
+        data, expected = path.read_bytes(), self.headers.get("Range")
         start, stop = 0, len(data)
-        if wanted:
-            first, _, last = wanted.removeprefix("bytes=").partition("-")
+        if expected:
+            first, _, last = expected.removeprefix("bytes=").partition("-")
             start, stop = int(first), min(int(last) + 1 if last else len(data), len(data))
         self.asked.append((path.name, start, stop - start))
-        self.send_response(206 if wanted else 200)
+        self.send_response(206 if expected else 200)
         self.send_header("Content-Length", str(stop - start))
-        if wanted:
+        if expected:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
         self.end_headers()
         self.wfile.write(data[start:stop])
@@ -47,36 +47,36 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def served(out):
     """Return the address of a dataset, and the list of requests."""
-    asked: list[tuple[str, int, int]] = []
+    requests: list[tuple[str, int, int]] = []
     server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Handler, out, asked)
+        ("127.0.0.1", 0), functools.partial(Handler, out, requests)
     )
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", out, asked
+    yield f"http://127.0.0.1:{server.server_port}", out, requests
     server.shutdown()
     thread.join()
     server.server_close()
 
 
 def test_inspect_requests_only_the_list(served):
-    url, _, asked = served
-    found = commands.inspect(f"{url}/playlist.yaml")
-    assert (found.rows, found.shards, found.address) == (35, 4, f"{url}/playlist.yaml")
-    assert {name for name, *_ in asked} == {"playlist.yaml"}
+    url, _, requests = served
+    result = commands.inspect(f"{url}/playlist.yaml")
+    assert (result.rows, result.shards, result.address) == (35, 4, f"{url}/playlist.yaml")
+    assert {name for name, *_ in requests} == {"playlist.yaml"}
 
 
 def test_inspect_of_a_bare_shard_requests_its_header(served):
-    url, _, asked = served
+    url, _, requests = served
     assert commands.inspect(f"{url}/shard.00001.mds").rows == 10
-    assert {name for name, *_ in asked} == {"shard.00001.mds"}
+    assert {name for name, *_ in requests} == {"shard.00001.mds"}
 
 
 def test_reading_one_row_requests_a_header_and_a_range(served, samples):
-    url, _, asked = served
+    url, _, requests = served
     (batch,) = commands.cat(f"{url}/playlist.yaml", rows="23")
     assert batch.to_pylist() == [samples[23]]
-    shards = [one for one in asked if one[0].endswith(".mds")]
+    shards = [one for one in requests if one[0].endswith(".mds")]
     assert {name for name, *_ in shards} == {"shard.00002.mds"} and len(shards) <= 2
 
 
@@ -101,15 +101,15 @@ def test_verify_reads_every_byte_and_reports_damage(served):
     data[-1] ^= 1
     path.write_bytes(data)
     (out / "shard.00001.mds").unlink()
-    found = [(one.where, one.kind) for one in commands.verify(url)]
-    assert found == [(f"{url}/shard.00001.mds", "missing"), (f"{url}/shard.00003.mds", "checksum")]
+    result = [(one.where, one.kind) for one in commands.verify(url)]
+    assert result == [(f"{url}/shard.00001.mds", "missing"), (f"{url}/shard.00003.mds", "checksum")]
 
 
 def test_quick_verify_reads_no_payload(served):
-    url, out, asked = served
+    url, out, requests = served
     done = commands.verify(f"{url}/index.json", quick=True)
     assert (list(done), done.rows) == ([], 35)
-    assert sum(size for name, _, size in asked if name.endswith(".mds")) < sum(
+    assert sum(size for name, _, size in requests if name.endswith(".mds")) < sum(
         path.stat().st_size for path in out.glob("*.mds")
     )
 

@@ -43,11 +43,11 @@ def test_tokens_of_unusual_names_are_neither_printed_nor_stored(web, tmp_path, c
     out = str(tmp_path / "out")
     pack = ["pack", web.url(f"/index.csv?jwt={TOKEN}"), out, "--fetch", "url:data", "--key", "url"]
     assert main([*pack, "--on-error", "skip", "-v", "--allow-empty"]) in (1, 4)
-    told = "".join(capfd.readouterr())
+    output = "".join(capfd.readouterr())
     stored = {path.name: path.read_bytes() for path in Path(out).rglob("*") if path.is_file()}
     lines = [json.loads(line) for line in stored["failed.jsonl"].splitlines()]
     assert [line["key"] for line in lines] == [web.url(f"/gone{i}.jpg") for i in range(12)]
-    assert TOKEN not in told
+    assert TOKEN not in output
     assert not [name for name, data in stored.items() if TOKEN.encode() in data]
 
 
@@ -86,8 +86,8 @@ def test_tokens_in_a_playlist_are_not_printed(web, tmp_path, capfd, command):
     report = tmp_path / "report.json"
     more = ["--report", str(report)] if "verify" in command else []
     assert main([*command.split(), str(listed), "--allow-private", "--debug", "-v", *more])
-    told = "".join(capfd.readouterr())
-    assert TOKEN not in told and "shard.0000" in told
+    output = "".join(capfd.readouterr())
+    assert TOKEN not in output and "shard.0000" in output
     assert not report.exists() or TOKEN not in report.read_text()
 
 
@@ -119,5 +119,5 @@ def test_addresses_that_differ_only_in_their_query_are_different_files(web, tmp_
     web.pages["/get.mds"] = serve
     typed = [web.url("/get.mds?id=0"), web.url("/get.mds?id=1")]
     assert [row["n"] for row in flarecli.open(typed, format="mds")] == [0, 1]
-    found = flarecli.verify(typed, format="mds")
-    assert list(found) == [] and found.shards == 2
+    result = flarecli.verify(typed, format="mds")
+    assert list(result) == [] and result.shards == 2

@@ -61,8 +61,8 @@ def test_whenever_a_playlist_exists_its_files_are_complete(monkeypatch):
                 break
             except Killed:
                 kills += 1
-        found = objects(out)
-        assert "playlist.yaml" not in found or found in (old, new), step
+        result = objects(out)
+        assert "playlist.yaml" not in result or result in (old, new), step
     assert kills > 20
     assert objects(out) == new
 
@@ -111,11 +111,13 @@ def test_overwrite_removes_an_unfinished_pack_even_if_its_removal_was_interrupte
     for step in range(100):
         out, left = f"{bucket}/{step}", [step]
         pack(out, range(3))
-        half = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), overwrite=True)
+        unfinished = Writer(
+            out, columns={"n": "int"}, settings=Settings(shard_rows=2), overwrite=True
+        )
         for row in range(9):
-            half.write({"n": row})
-        half._write_samples()
-        half.abandon()
+            unfinished.write({"n": row})
+        unfinished._write_samples()
+        unfinished.abandon()
 
         def dying(self, path, left=left):
             if not path.endswith("/lock"):
@@ -133,18 +135,18 @@ def test_overwrite_removes_an_unfinished_pack_even_if_its_removal_was_interrupte
                 break
             except Killed:
                 kills += 1
-        again = Writer(
+        second = Writer(
             out, columns={"n": "int"}, settings=Settings(shard_rows=2), overwrite=True, resume=True
         )
-        rows = max(again.rows, 3)
-        for row in range(again.rows, rows):
-            again.write({"n": row})
-        again.close()
+        rows = max(second.rows, 3)
+        for row in range(second.rows, rows):
+            second.write({"n": row})
+        second.close()
         with Writer(
             f"{bucket}/whole{step}", columns={"n": "int"}, settings=Settings(shard_rows=2)
-        ) as whole:
+        ) as complete:
             for row in range(rows):
-                whole.write({"n": row})
+                complete.write({"n": row})
         assert objects(out) == objects(f"{bucket}/whole{step}"), step
     assert kills > 8
 
@@ -156,7 +158,7 @@ def test_a_pack_that_lost_its_lock_replaces_and_removes_nothing(monkeypatch):
     writer.write({"n": 7})
     real, swapping = FsspecStore.write, []
 
-    def lost(self, path, *more, **named):
+    def losing_lock(self, path, *more, **named):
         if path.endswith("a/shard.00000.mds") and not swapping:
             swapping.append(path)
             writer.target._lease._lost = "another pack took over the lock"
@@ -167,7 +169,7 @@ def test_a_pack_that_lost_its_lock_replaces_and_removes_nothing(monkeypatch):
             FsspecStore,
             "write",
             lambda self, path, *more, **named: (
-                lost(self, path, *more, **named)
+                losing_lock(self, path, *more, **named)
                 if "/.flare/" not in path
                 else real(self, path, *more, **named)
             ),
@@ -239,9 +241,9 @@ def test_journal_entries_after_a_lost_entry_are_written_again():
     writer._write_samples()
     writer.abandon()
     (locate(out) / ".flare/journal/00003.json").delete()
-    again = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), resume=True)
-    assert again.rows == 2
-    again.abandon()
+    second = Writer(out, columns={"n": "int"}, settings=Settings(shard_rows=2), resume=True)
+    assert second.rows == 2
+    second.abandon()
     assert [entry.name for entry in (locate(out) / ".flare/journal").list()] == [
         "00000.json",
         "00001.json",

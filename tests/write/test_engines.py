@@ -33,14 +33,14 @@ def cluster() -> Iterator[Any]:
         "include_dashboard": False,
         "object_store_memory": 80 << 20,
     }
-    made = Cluster(initialize_head=True, head_node_args=common)
-    made.second = made.add_node(
+    nodes = Cluster(initialize_head=True, head_node_args=common)
+    nodes.second = nodes.add_node(
         num_cpus=1, node_ip_address="127.0.0.1", object_store_memory=80 << 20
     )
-    ray.init(address=made.address, log_to_driver=False, _node_ip_address="127.0.0.1")
-    yield made
+    ray.init(address=nodes.address, log_to_driver=False, _node_ip_address="127.0.0.1")
+    yield nodes
     ray.shutdown()
-    made.shutdown()
+    nodes.shutdown()
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_check_on_the_cluster_has_the_same_findings_as_a_local_check(
 ) -> None:
     out = tmp_path / "out"
     flarecli.pack(index, str(out), part_rows=100, shard_size=6000, compress="zstd")
-    assert told(capsys, [str(out), *options, "--engine", "ray"]) == told(
+    assert verify_json(capsys, [str(out), *options, "--engine", "ray"]) == verify_json(
         capsys, [str(out), *options]
     )
     shards = sorted(out.glob("*/*.zstd"))
@@ -139,12 +139,12 @@ def test_a_check_on_the_cluster_has_the_same_findings_as_a_local_check(
     shards[-1].write_bytes(shards[-1].read_bytes()[:-7])
     shards[-2].unlink()
     (out / "00002/index.json").write_text("{}")
-    here = told(capsys, [str(out), *options])
+    here = verify_json(capsys, [str(out), *options])
     assert here[0] == 1
-    assert told(capsys, [str(out), *options, "--engine", "ray"]) == here
+    assert verify_json(capsys, [str(out), *options, "--engine", "ray"]) == here
 
 
-def told(capsys: pytest.CaptureFixture[str], argv: list[str]) -> tuple[int, str, str]:
+def verify_json(capsys: pytest.CaptureFixture[str], argv: list[str]) -> tuple[int, str, str]:
     code = main(["verify", *argv, "--json"])
     return code, *capsys.readouterr()
 
@@ -156,15 +156,15 @@ def test_an_interrupted_check_continues_on_the_cluster(
     flarecli.pack(index, str(out), shard_size=6000)
     shard = out / "shard.00003.mds"
     shard.write_bytes(shard.read_bytes()[:-1])
-    wanted = list(flarecli.verify(str(out)))
-    begun = flarecli.verify(str(out), state=str(state))
-    findings = iter(begun)
-    assert next(findings) == wanted[0]
+    expected = list(flarecli.verify(str(out)))
+    started = flarecli.verify(str(out), state=str(state))
+    findings = iter(started)
+    assert next(findings) == expected[0]
     findings.close()  # type: ignore[attr-defined]
     assert state.exists()
     again = flarecli.verify(str(out), state=str(state), engine="ray")
     assert (list(again), again.rows) == (
-        wanted,
+        expected,
         400 - flarecli.open(str(out)).playlists[0].streams[0].rows[3],
     )
     assert not state.exists()

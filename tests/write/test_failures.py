@@ -12,9 +12,9 @@ LINK = "https://me:hunter2@example.com/a.jpg?X-Amz-Signature=hunter2"
 
 def test_failed_rows_are_listed_without_secrets():
     line = Failure(3, LINK, "url", "unsafe", f"the name '{LINK}' is a URL", "i.parquet", 5).line()
-    told = json.loads(line)
+    output = json.loads(line)
     assert b"hunter2" not in line
-    assert (told["row"], told["key"]) == (5, "https://example.com/a.jpg")
+    assert (output["row"], output["key"]) == (5, "https://example.com/a.jpg")
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,6 @@ def test_failed_rows_are_listed_without_secrets():
 )
 def test_the_hint_of_a_failed_row_depends_on_the_kind_of_failure(kind, reason, error, hint):
     allows = "Give --allow-host a." if "leads to" in reason else "Repair it."
-    found = error_of(Failure(3, "", "url", kind, reason, hint=allows), "i.parquet", "Skip it.")
-    assert (type(found), str(found)) == (error, f"i.parquet[3]: {reason}")
-    assert found.hint.startswith(hint)
+    result = error_of(Failure(3, "", "url", kind, reason, hint=allows), "i.parquet", "Skip it.")
+    assert (type(result), str(result)) == (error, f"i.parquet[3]: {reason}")
+    assert result.hint.startswith(hint)

@@ -153,18 +153,18 @@ def test_a_local_index_may_link_only_to_files_in_its_folder(at, tmp_path):
 def test_the_number_of_downloads_is_a_verbose_note(web, at, tmp_path):
     (tmp_path / "a.bin").write_bytes(bytes(1500))
     web.file("/b", bytes(500))
-    told = []
+    notes = []
 
-    class Told(Progress):
+    class NoteCollector(Progress):
         def note(self, text, verbose=False):
-            told.append((text, verbose))
+            notes.append((text, verbose))
 
     batch = index(["a.bin", web.url("/b"), web.url("/none")])
-    list(start([batch], at, progress=Told()))
-    assert told == [("fetched 2 links, 2.0 kB, 2 of them over HTTP", True)]
-    told.clear()
-    list(start([index(["a.bin"])], at, progress=Told()))
-    assert told == [("fetched 1 link, 1.5 kB", True)]
+    list(start([batch], at, progress=NoteCollector()))
+    assert notes == [("fetched 2 links, 2.0 kB, 2 of them over HTTP", True)]
+    notes.clear()
+    list(start([index(["a.bin"])], at, progress=NoteCollector()))
+    assert notes == [("fetched 1 link, 1.5 kB", True)]
 
 
 @pytest.mark.parametrize(
@@ -236,19 +236,19 @@ def test_rows_do_not_depend_on_the_number_of_rows_per_step(web, at, tmp_path, mo
         return values, failures
 
     batch = pa.record_batch({"key": [f"k{i}" for i in range(400)], "one": one, "two": two})
-    whole = outcomes(batch, 400)
+    complete = outcomes(batch, 400)
     monkeypatch.setattr("flarecli.write.fetch_links.MAX_RUN_ROWS", 1)
-    assert outcomes(batch, 30) == whole
+    assert outcomes(batch, 30) == complete
     bodies = {kinds[0]: JPEG, "file.jpg": b"file", web.url("/text"): b"\n<- text"}
-    assert whole[0] == {
+    assert complete[0] == {
         row: (bodies[one[row]], bodies[two[row]])
         for row in range(400)
         if one[row] in bodies and two[row] in bodies
     }
-    assert {row: failure[1] for row, failure in whole[1].items()} == {
+    assert {row: failure[1] for row, failure in complete[1].items()} == {
         row: "first" if one[row] not in bodies else "second"
         for row in range(400)
-        if row not in whole[0]
+        if row not in complete[0]
     }
 
 
@@ -273,13 +273,13 @@ def test_an_empty_body_is_a_failed_row_unless_it_is_allowed(web, at, tmp_path):
     assert outcome(web.url("/a"), at, allow_empty=True) == outcome("a", at, allow_empty=True) == b""
 
 
-def cut(handler, times):
+def truncate(handler, times):
     handler.begin(1000)
     handler.wfile.write(b"x" * 500)
 
 
 def reset(handler, times):
-    cut(handler, times)
+    truncate(handler, times)
     handler.reset()
 
 
@@ -316,7 +316,9 @@ def drip(handler, times):
 
 
 @pytest.mark.parametrize(
-    "fault", [cut, reset, chunked, garbage, hang, stall, drip], ids=lambda fault: fault.__name__
+    "fault",
+    [truncate, reset, chunked, garbage, hang, stall, drip],
+    ids=lambda fault: fault.__name__,
 )
 def test_a_broken_response_is_a_failed_row_with_a_reproducible_reason(web, other_web, at, fault):
     for server in (web, other_web):
@@ -337,7 +339,7 @@ def test_a_broken_response_is_a_failed_row_with_a_reproducible_reason(web, other
     assert web.asked["/a"] <= 2 and other_web.asked["/a"] <= 2
 
 
-@pytest.mark.parametrize("fault", [cut, reset, chunked], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", [truncate, reset, chunked], ids=lambda fault: fault.__name__)
 def test_a_transient_error_is_retried(web, at, fault):
     web.pages["/a"] = lambda handler, times: (
         fault(handler, times) if times == 1 else handler.answer(200, b"whole")
@@ -399,8 +401,8 @@ def test_unrequested_ranges_and_encodings_are_decoded_or_refused(web, at):
     for i, (sent, _) in enumerate(ENCODED.values()):
         web.page(f"/{i}", sent[1], status=sent[0], **sent[2])
     values, failures = collected([index([web.url(f"/{i}") for i in range(len(ENCODED))])], at)
-    found = {name: values[i] if i in values else failures[i][1] for i, name in enumerate(ENCODED)}
-    assert found == {name: wanted for name, (_, wanted) in ENCODED.items()}
+    result = {name: values[i] if i in values else failures[i][1] for i, name in enumerate(ENCODED)}
+    assert result == {name: expected for name, (_, expected) in ENCODED.items()}
 
 
 def test_permanent_errors_are_requested_once_and_transient_errors_are_retried(web, at):

@@ -33,7 +33,7 @@ def pack(out, rows, **options):
     return files(out)
 
 
-def half(out, rows, **options):
+def leave_unfinished(out, rows, **options):
     """Leave an unfinished pack."""
     writer = Writer(str(out), columns=COLUMNS, settings=Settings(shard_rows=2), **options)
     for row in range(rows):
@@ -71,7 +71,7 @@ def test_a_link_at_the_path_of_the_scratch_folder_is_not_followed(tmp_path):
 
 @pytest.mark.parametrize("name", ["photos.tar", "old.mds", "records.ffr"])
 def test_a_file_that_only_looks_like_a_shard_is_not_removed(tmp_path, name):
-    half(tmp_path / "out", 4)
+    leave_unfinished(tmp_path / "out", 4)
     (tmp_path / "out" / name).write_text("mine")
     with pytest.raises(UsageError) as caught:
         pack(tmp_path / "out", 6, overwrite=True)
@@ -87,7 +87,7 @@ def test_a_file_that_only_looks_like_a_shard_is_not_removed(tmp_path, name):
 
 
 def test_a_link_in_an_unfinished_pack_is_removed_and_its_target_is_kept(tmp_path):
-    half(tmp_path / "out", 4)
+    leave_unfinished(tmp_path / "out", 4)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("precious")
     (tmp_path / "out" / "00007.mds").symlink_to(tmp_path / "mine")
@@ -125,8 +125,8 @@ def test_a_dataset_that_is_being_replaced_is_busy_for_other_processes(tmp_path, 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("os.unlink", killed)
         pack(tmp_path / "out", 3)
-    held = os.open(tmp_path / "out" / ".flare", os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
+    kept_open = os.open(tmp_path / "out" / ".flare", os.O_RDONLY)
+    fcntl.flock(kept_open, fcntl.LOCK_EX)
     try:
         for options in (
             {},
@@ -137,14 +137,14 @@ def test_a_dataset_that_is_being_replaced_is_busy_for_other_processes(tmp_path, 
             with pytest.raises(BusyError):
                 pack(tmp_path / "out", 9, **options)
     finally:
-        os.close(held)
+        os.close(kept_open)
     assert pack(tmp_path / "out", 9, overwrite=True) == pack(tmp_path / "other", 9)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
 
 def test_a_resume_removes_partial_files_before_it_writes(tmp_path):
     """A partial file may have filled the disk."""
-    half(tmp_path / "out", 4)
+    leave_unfinished(tmp_path / "out", 4)
     (tmp_path / "out" / ".flare" / "shard.00002.mds.1.1.part").write_bytes(bytes(99))
     writer = Writer(
         str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), resume=True
@@ -157,16 +157,16 @@ def test_a_resume_removes_partial_files_before_it_writes(tmp_path):
 
 
 def test_a_process_that_exits_at_once_removes_only_its_own_partial_files(tmp_path):
-    half(tmp_path / "out", 4)
+    leave_unfinished(tmp_path / "out", 4)
     theirs = (
         tmp_path / "out" / ".flare" / "shard.00002.mds.1.1.part"
     )  # the file of the current owner
     theirs.write_text("")
     writer = Writer(str(tmp_path / "other"), columns=COLUMNS)
-    mine = tmp_path / "other" / ".flare" / "shard.00000.mds.1.1.part"
-    mine.write_text("")
+    other_file = tmp_path / "other" / ".flare" / "shard.00000.mds.1.1.part"
+    other_file.write_text("")
     remove_unfinished_files()
-    assert (theirs.exists(), mine.exists()) == (True, False)
+    assert (theirs.exists(), other_file.exists()) == (True, False)
     writer.abandon()
 
 
@@ -181,7 +181,7 @@ def test_folders_are_synced_in_the_order_of_the_steps(tmp_path, monkeypatch):
     def shown(path):
         return os.path.relpath(path, tmp_path).replace(".out.flare-new", "NEW")
 
-    def noting(name, tell):
+    def recording(name, tell):
         def call(*args, **more):
             with contextlib.suppress(TypeError, OSError):
                 steps.append((name, tell(*args)))
@@ -189,10 +189,10 @@ def test_folders_are_synced_in_the_order_of_the_steps(tmp_path, monkeypatch):
 
         monkeypatch.setattr(f"os.{name}", call)
 
-    noting("fsync", lambda fd: shown(os.readlink(f"/proc/self/fd/{fd}")))
-    noting("write", lambda fd, data: shown(os.readlink(f"/proc/self/fd/{fd}")))
-    noting("rename", lambda source, target: shown(target) if os.path.isabs(source) else "")
-    noting("rmdir", lambda path: shown(path))
+    recording("fsync", lambda fd: shown(os.readlink(f"/proc/self/fd/{fd}")))
+    recording("write", lambda fd, data: shown(os.readlink(f"/proc/self/fd/{fd}")))
+    recording("rename", lambda source, target: shown(target) if os.path.isabs(source) else "")
+    recording("rmdir", lambda path: shown(path))
     with Writer(
         str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), overwrite=True
     ) as writer:
@@ -210,7 +210,7 @@ def test_folders_are_synced_in_the_order_of_the_steps(tmp_path, monkeypatch):
 def test_failed_rows_are_synced_before_the_journal_counts_them(tmp_path, monkeypatch):
     safe, counted, fsync = [0], [], os.fsync
 
-    def noting(fd):
+    def recording(fd):
         name = os.readlink(f"/proc/self/fd/{fd}")
         if name.endswith("failed.jsonl"):
             safe.append(os.fstat(fd).st_size)
@@ -220,7 +220,7 @@ def test_failed_rows_are_synced_before_the_journal_counts_them(tmp_path, monkeyp
             counted.append((entry["failed"]["bytes"], safe[-1]))
         fsync(fd)
 
-    monkeypatch.setattr("os.fsync", noting)
+    monkeypatch.setattr("os.fsync", recording)
     with Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1)) as writer:
         for row in range(0, 6, 2):
             writer.fail(Failure(row, f"k{row}", "n", "null", "n is null"))
@@ -229,26 +229,26 @@ def test_failed_rows_are_synced_before_the_journal_counts_them(tmp_path, monkeyp
             )
         writer.write_batch(pa.record_batch({"n": pa.array([9], pa.int64())}), np.array([6]))
     assert len(counted) == 4
-    assert all(noted == safe > 0 for noted, safe in counted[:3])
+    assert all(recorded == safe > 0 for recorded, safe in counted[:3])
 
 
 def test_short_writes_are_completed(tmp_path, monkeypatch):
-    whole, write = pack(tmp_path / "whole", 5), os.write
+    complete, write = pack(tmp_path / "whole", 5), os.write
     monkeypatch.setattr("os.write", lambda fd, data: write(fd, bytes(data[:7])))
-    half(tmp_path / "out", 4)
+    leave_unfinished(tmp_path / "out", 4)
     writer = Writer(
         str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=2), resume=True
     )
     assert writer.rows == 2
     writer.abandon()
-    assert pack(tmp_path / "out", 5, resume=True) == whole
+    assert pack(tmp_path / "out", 5, resume=True) == complete
 
 
 def test_resume_has_priority_over_overwrite(tmp_path):
     """With both options, an unfinished pack is continued, also one that was started with --overwrite."""
-    half(tmp_path / "out", 5)
+    leave_unfinished(tmp_path / "out", 5)
     pack(tmp_path / "beside", 3)
-    half(tmp_path / "beside", 5, overwrite=True)
+    leave_unfinished(tmp_path / "beside", 5, overwrite=True)
     for name in ("out", "beside"):
         writer = Writer(
             str(tmp_path / name),

@@ -65,11 +65,11 @@ def test_a_target_that_was_moved_or_deleted_is_not_created_again(tmp_path, how, 
     with pytest.raises(ReachError) as caught, opened(out) as writer:
         write(writer, rows)
         how(out)
-        there = files(out) if out.exists() else None
+        existing = files(out) if out.exists() else None
         write(writer, 9)
     assert str(caught.value) == f"{out}: {MOVED}"
     assert caught.value.exit_code == 3
-    assert (files(out) if out.exists() else None) == there
+    assert (files(out) if out.exists() else None) == existing
 
 
 def test_a_moved_target_can_be_resumed_at_its_new_path(tmp_path):
@@ -117,23 +117,23 @@ def test_a_deleted_scratch_folder_is_reported(tmp_path):
     assert not (tmp_path / "out" / "playlist.yaml").exists()
 
 
-def robbed(path):
+def removed(path):
     path.unlink()
     return MissingError, "the file is missing, expected {} bytes"
 
 
-def cut(path):
+def truncated(path):
     os.truncate(path, 5)
     return IntegrityError, "the file is 5 bytes, expected {}"
 
 
-def linked(path):
+def replaced_by_link(path):
     path.rename(path.with_name("other"))
     path.symlink_to("other")
     return IntegrityError, "not a regular file"
 
 
-@pytest.mark.parametrize("how", [robbed, cut, linked])
+@pytest.mark.parametrize("how", [removed, truncated, replaced_by_link])
 @pytest.mark.parametrize(
     ("form", "name"),
     [
@@ -143,20 +143,20 @@ def linked(path):
     ],
 )
 def test_a_shard_that_changed_before_the_commit_is_an_error(tmp_path, how, form, name):
-    whole = pack(tmp_path / "whole", 9, format=form)
-    name = name if name in whole else next(one for one in whole if one.startswith("shards/"))
+    complete = pack(tmp_path / "whole", 9, format=form)
+    name = name if name in complete else next(one for one in complete if one.startswith("shards/"))
     path = tmp_path / "out" / name
     with pytest.raises(FlareError) as caught, opened(tmp_path / "out", format=form) as writer:
         write(writer, 9)
         kind, message = how(path)
     assert type(caught.value) is kind
-    assert str(caught.value) == f"{path}: {message.format(len(whole[name]))}"
+    assert str(caught.value) == f"{path}: {message.format(len(complete[name]))}"
     assert caught.value.hint == AGAIN
     assert not (tmp_path / "out" / "playlist.yaml").exists()
-    if how is linked:
+    if how is replaced_by_link:
         path.unlink()
         (path.with_name("other")).unlink()
-    assert pack(tmp_path / "out", 9, format=form, resume=True) == whole
+    assert pack(tmp_path / "out", 9, format=form, resume=True) == complete
 
 
 def test_a_deleted_list_of_failed_rows_is_an_error_before_the_commit(tmp_path):
@@ -167,7 +167,7 @@ def test_a_deleted_list_of_failed_rows_is_an_error_before_the_commit(tmp_path):
     assert str(caught.value).startswith(f"{tmp_path}/out/failed.jsonl: the file is missing")
 
 
-@pytest.mark.parametrize("how", [robbed, cut])
+@pytest.mark.parametrize("how", [removed, truncated])
 @pytest.mark.parametrize("name", ["shard.00001.mds", "index.json"])
 def test_a_finished_dataset_with_a_missing_file_is_not_resumed(tmp_path, how, name):
     size = len(pack(tmp_path / "out", 5)[name])
@@ -258,14 +258,14 @@ def test_the_command_exits_3_and_commits_nothing(tmp_path, slow, how):
             time.sleep(0.02)
         if how == "move":
             out.rename(tmp_path / "moved")
-            wanted = f"error: {out}: {MOVED}\n"
+            expected = f"error: {out}: {MOVED}\n"
         else:
             size = (out / "shard.00001.mds").stat().st_size
             (out / "shard.00001.mds").unlink()
-            wanted = f"error: {out}/shard.00001.mds: the file is missing, expected {size} bytes\n"
+            expected = f"error: {out}/shard.00001.mds: the file is missing, expected {size} bytes\n"
         slow.may_end.set()
-        _, told = packing.communicate()
+        _, output = packing.communicate()
     assert packing.returncode == 3
-    assert told.decode().startswith(wanted)
+    assert output.decode().startswith(expected)
     assert not [*tmp_path.rglob("playlist.yaml")]
     assert out.exists() == (how == "unlink")

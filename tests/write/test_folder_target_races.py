@@ -14,18 +14,18 @@ def opened(out, **options):
     return Writer(str(out), columns={"n": "int"}, settings=Settings(shard_rows=1), **options)
 
 
-def interleaved(monkeypatch, name, step):
+def call_after_isdir(monkeypatch, name, step):
     """Call `step` right after the first `os.path.isdir` of a scratch folder that does not exist."""
     isdir = os.path.isdir
 
-    def looking(path):
-        found = isdir(path)
-        if not found and str(path) == name:
+    def isdir_then_step(path):
+        result = isdir(path)
+        if not result and str(path) == name:
             monkeypatch.setattr("os.path.isdir", isdir)
             step()
-        return found
+        return result
 
-    monkeypatch.setattr("os.path.isdir", looking)
+    monkeypatch.setattr("os.path.isdir", isdir_then_step)
 
 
 @pytest.mark.parametrize("shards", [0, 2])
@@ -39,7 +39,7 @@ def test_a_pack_that_starts_during_the_check_of_the_folder_is_named(tmp_path, mo
             others[0].write({"n": row})
             others[0]._write_samples()
 
-    interleaved(monkeypatch, f"{tmp_path}/out/.flare", begin)
+    call_after_isdir(monkeypatch, f"{tmp_path}/out/.flare", begin)
     with pytest.raises(BusyError) as caught:
         opened(tmp_path / "out", resume=True)
     assert str(caught.value).startswith(
@@ -53,14 +53,14 @@ def test_a_pack_that_ends_during_the_check_of_the_folder_is_finished(tmp_path, m
         with opened(tmp_path / "out") as writer:
             writer.write({"n": 1})
 
-    interleaved(monkeypatch, f"{tmp_path}/out/.flare", pack)
-    again = opened(tmp_path / "out", resume=True)
-    assert (again.is_done, again.rows) == (True, 1)
+    call_after_isdir(monkeypatch, f"{tmp_path}/out/.flare", pack)
+    second = opened(tmp_path / "out", resume=True)
+    assert (second.is_done, second.rows) == (True, 1)
 
 
 def test_a_folder_that_is_removed_during_its_check_is_created(tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
-    interleaved(monkeypatch, f"{tmp_path}/out/.flare", (tmp_path / "out").rmdir)
+    call_after_isdir(monkeypatch, f"{tmp_path}/out/.flare", (tmp_path / "out").rmdir)
     with opened(tmp_path / "out", resume=True) as writer:
         writer.write({"n": 1})
     assert (tmp_path / "out" / "playlist.yaml").exists()
@@ -74,7 +74,7 @@ def test_a_folder_with_files_of_others_is_still_refused(tmp_path):
     assert str(caught.value) == f"{tmp_path}/out: the folder is not empty"
 
 
-def begun(out, barrier, results):
+def pack_together(out, barrier, results):
     barrier.wait()
     try:
         with opened(out, resume=True) as writer:
@@ -93,11 +93,13 @@ def test_packs_started_together_with_resume_write_one_dataset(tmp_path):
     for number in range(15):
         barrier, results = spawn.Barrier(3), spawn.Queue()
         out = tmp_path / f"out{number}"
-        processes = [spawn.Process(target=begun, args=(out, barrier, results)) for _ in range(3)]
+        processes = [
+            spawn.Process(target=pack_together, args=(out, barrier, results)) for _ in range(3)
+        ]
         for process in processes:
             process.start()
-        found = [results.get() for _ in processes]
+        result = [results.get() for _ in processes]
         for process in processes:
             process.join()
-        assert found.count("packed") == 1, found
-        assert set(found) <= {"packed", "done", "busy"}
+        assert result.count("packed") == 1, result
+        assert set(result) <= {"packed", "done", "busy"}

@@ -10,10 +10,10 @@ from flarecli.write.lease import Lease
 def test_a_store_that_refuses_conditional_puts_is_an_error_after_a_few_attempts(
     tmp_path, monkeypatch
 ):
-    asked, slept = [], []
+    requests, slept = [], []
 
     def refused(at, data, old=None):
-        asked.append(data)
+        requests.append(data)
         raise BusyError("another process has written there", where=at)
 
     monkeypatch.setattr("flarecli.write.lease.swap", refused)
@@ -25,5 +25,5 @@ def test_a_store_that_refuses_conditional_puts_is_an_error_after_a_few_attempts(
         == "s3://b/out: cannot create the lock: other processes were faster, or the store refuses conditional puts"
     )
     assert caught.value.hint == "Try again in a minute."
-    assert len(asked) == 9
+    assert len(requests) == 9
     assert 4 < sum(slept) < 6

@@ -74,14 +74,14 @@ def test_a_pack_with_two_threads_has_the_same_bytes_in_each_compressed_format(
             shard_size=3000,
             jobs=jobs,
         )
-    found = files(tmp_path / "1")
-    assert len(found) > 4
-    assert found == files(tmp_path / "2")
+    result = files(tmp_path / "1")
+    assert len(result) > 4
+    assert result == files(tmp_path / "2")
 
 
 def test_a_failed_shard_is_named_and_no_later_shard_is_recorded(tmp_path):
-    out, wanted = tmp_path / "out", tmp_path / "wanted"
-    written(wanted, 1)
+    out, expected = tmp_path / "out", tmp_path / "wanted"
+    written(expected, 1)
     stuck = out / "shard.00003.mds.zstd"
     with (
         pytest.raises(FlareError) as caught,
@@ -96,7 +96,7 @@ def test_a_failed_shard_is_named_and_no_later_shard_is_recorded(tmp_path):
     (stuck / "in the way").rmdir()
     stuck.rmdir()
     written(out, 2, resume=True)
-    assert files(out) == files(wanted)
+    assert files(out) == files(expected)
 
 
 def test_a_failed_first_shard_leaves_no_files(tmp_path):
@@ -117,7 +117,7 @@ def test_a_failed_first_shard_leaves_no_files(tmp_path):
 
 
 def test_shards_are_recorded_in_order_for_any_order_of_completion():
-    noted, gate = [], threading.Event()
+    recorded, gate = [], threading.Event()
 
     def first() -> Chunk:
         assert gate.wait(60)
@@ -127,12 +127,12 @@ def test_shards_are_recorded_in_order_for_any_order_of_completion():
         gate.set()
         return chunk(1)
 
-    queue, note = ShardQueue(2), lambda made, next: noted.append((made.at.path, next))
-    queue.add(first, 10, 1, note)
-    queue.add(second, 20, 1, note)
-    assert (len(queue), noted) == (2, [])
-    queue.close(note)
-    assert (len(queue), noted) == (0, [("0", 10), ("1", 20)])
+    queue, record = ShardQueue(2), lambda created, next: recorded.append((created.at.path, next))
+    queue.add(first, 10, 1, record)
+    queue.add(second, 20, 1, record)
+    assert (len(queue), recorded) == (2, [])
+    queue.close(record)
+    assert (len(queue), recorded) == (0, [("0", 10), ("1", 20)])
 
 
 def test_the_number_of_parallel_shards_is_limited_and_large_shards_are_written_alone():
@@ -147,30 +147,30 @@ def test_the_number_of_parallel_shards_is_limited_and_large_shards_are_written_a
             making.pop()
         return chunk(0)
 
-    for size, wanted in ((1, 3), (200 << 20, 1)):
+    for size, expected in ((1, 3), (200 << 20, 1)):
         most.clear()
-        queue, note = ShardQueue(3), lambda made, next: None
+        queue, record = ShardQueue(3), lambda created, next: None
         for next in range(12):
-            queue.add(make, next, size, note)
-            assert len(queue) <= wanted
-        queue.close(note)
-        assert max(most) <= wanted
+            queue.add(make, next, size, record)
+            assert len(queue) <= expected
+        queue.close(record)
+        assert max(most) <= expected
 
 
 def test_a_large_shard_waits_until_enough_memory_is_free():
-    gate, noted = threading.Event(), []
+    gate, recorded = threading.Event(), []
 
     def make() -> Chunk:
         assert gate.wait(60)
         return chunk(0)
 
-    queue, note = ShardQueue(4), lambda made, next: noted.append(next)
+    queue, record = ShardQueue(4), lambda created, next: recorded.append(next)
     for next in (1, 2):
-        queue.add(make, next, 100 << 20, note)
+        queue.add(make, next, 100 << 20, record)
     threading.Timer(0.05, gate.set).start()
-    queue.add(make, 3, 200 << 20, note)
-    assert (noted, len(queue)) == ([1, 2], 1)
-    queue.close(note)
+    queue.add(make, 3, 200 << 20, record)
+    assert (recorded, len(queue)) == ([1, 2], 1)
+    queue.close(record)
 
 
 def test_with_one_job_the_calling_thread_writes_each_shard():
@@ -181,7 +181,7 @@ def test_with_one_job_the_calling_thread_writes_each_shard():
         return chunk(0)
 
     queue = ShardQueue(1)
-    queue.add(make, 7, 1, lambda made, next: threads.append(next))
+    queue.add(make, 7, 1, lambda created, next: threads.append(next))
     assert threads == [threading.current_thread(), 7]
     assert len(queue) == 0
 
@@ -215,9 +215,9 @@ def test_after_an_interrupt_no_thread_writes_a_shard(monkeypatch, is_running):
     monkeypatch.setattr("flarecli.prefetch._run_task", interrupted)
     queue = ShardQueue(2)
     with pytest.raises(KeyboardInterrupt):
-        queue.add(make, 10, 1, lambda made, next: None)
+        queue.add(make, 10, 1, lambda created, next: None)
     assert (len(queue), ended) == (0, [1] if is_running else [])
     with pytest.raises(
         UsageError, match="^an earlier shard could not be written, so later rows are refused$"
     ):
-        queue.close(lambda made, next: None)
+        queue.close(lambda created, next: None)

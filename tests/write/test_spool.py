@@ -139,7 +139,7 @@ def rows_on_disk(out):
     return rows
 
 
-def stopped(arguments, server, number, saves_soon=False):
+def run_until_signal(arguments, server, number, saves_soon=False):
     """Start a pack, wait until it has all objects except STUCK, and send a signal.
 
     With `saves_soon`, wait until they are saved; otherwise until all threads wait for STUCK.
@@ -174,21 +174,21 @@ CUTS = [["--shard-size", "1MB"], ["--shard-rows", "1000"], ["--shard-size", "1MB
 
 
 @pytest.fixture
-def whole(index, tmp_path, server, packed_before):
+def uninterrupted(index, tmp_path, server, packed_cache):
     """Pack without interruption, once for all tests with the same options."""
 
     def packed(*more):
-        if more not in packed_before:
+        if more not in packed_cache:
             server.may_end.set()
             assert main(argv(index, tmp_path / "whole", server, *more)) == 1
-            packed_before[more] = files(tmp_path / "whole")
-        return packed_before[more]
+            packed_cache[more] = files(tmp_path / "whole")
+        return packed_cache[more]
 
     return packed
 
 
 @pytest.fixture(scope="module")
-def packed_before():
+def packed_cache():
     return {}
 
 
@@ -197,41 +197,43 @@ def packed_before():
     [*((*one, CUTS[0]) for one in SIGNALS), *((*SIGNALS[0], cut) for cut in CUTS[1:])],
 )
 def test_a_stopped_pack_is_resumed_without_repeated_downloads(
-    tmp_path, index, server, whole, number, code, cut
+    tmp_path, index, server, uninterrupted, number, code, cut
 ):
-    found = stopped(argv(index, tmp_path / "out", server, *cut), server, number)
-    assert found[0] == code
+    result = run_until_signal(argv(index, tmp_path / "out", server, *cut), server, number)
+    assert result[0] == code
     kinds = {path.read_bytes()[:16] for path in (tmp_path / "out" / ".flare").glob("fetched.*")}
     assert kinds == {b'{"kind": "rows",', b'{"kind": "links"'}
     assert not [one for one in files(tmp_path / "out") if one.endswith(".part")]
     server.may_end.set()
     assert main(argv(index, tmp_path / "out", server, "--resume", *cut)) == 1
     assert fetched_again(server) == []
-    assert files(tmp_path / "out") == whole(*cut)
+    assert files(tmp_path / "out") == uninterrupted(*cut)
 
 
 @pytest.mark.parametrize(("cut", "form"), [(CUTS[0], "webdataset"), (CUTS[1], "mds")])
 def test_a_resume_after_a_kill_does_not_repeat_saved_downloads(
-    tmp_path, index, server, whole, cut, form
+    tmp_path, index, server, uninterrupted, cut, form
 ):
     """The spool is written at intervals, also while the pack waits for an object."""
     more = [*cut, "-f", form]
     arguments = argv(index, tmp_path / "out", server, *more)
-    assert stopped(arguments, server, signal.SIGKILL, saves_soon=True)[0] == -signal.SIGKILL
+    assert (
+        run_until_signal(arguments, server, signal.SIGKILL, saves_soon=True)[0] == -signal.SIGKILL
+    )
     server.may_end.set()
     assert main([*arguments, "--resume"]) == 1
     assert fetched_again(server) == []
-    assert files(tmp_path / "out") == whole(*more)
+    assert files(tmp_path / "out") == uninterrupted(*more)
 
 
-def test_a_pack_can_be_stopped_and_resumed_many_times(tmp_path, index, server, whole):
+def test_a_pack_can_be_stopped_and_resumed_many_times(tmp_path, index, server, uninterrupted):
     arguments = argv(index, tmp_path / "out", server, "--shard-size", "1MB")
     for number, code in SIGNALS:
-        assert stopped([*arguments, "--resume"], server, number)[0] == code
+        assert run_until_signal([*arguments, "--resume"], server, number)[0] == code
     server.may_end.set()
     assert main([*arguments, "--resume"]) == 1
     assert fetched_again(server) == []
-    assert files(tmp_path / "out") == whole("--shard-size", "1MB")
+    assert files(tmp_path / "out") == uninterrupted("--shard-size", "1MB")
 
 
 def flipped(path):
@@ -240,7 +242,7 @@ def flipped(path):
     path.write_bytes(data)
 
 
-def cut_short(path):
+def truncated(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
@@ -248,10 +250,12 @@ def emptied(path):
     os.truncate(path, 0)
 
 
-@pytest.mark.parametrize("damage", [flipped, cut_short, emptied])
-def test_downloads_in_a_damaged_spool_file_are_repeated(tmp_path, index, server, whole, damage):
+@pytest.mark.parametrize("damage", [flipped, truncated, emptied])
+def test_downloads_in_a_damaged_spool_file_are_repeated(
+    tmp_path, index, server, uninterrupted, damage
+):
     arguments = argv(index, tmp_path / "out", server, "--shard-rows", "1000")
-    stopped(arguments, server, signal.SIGINT)
+    run_until_signal(arguments, server, signal.SIGINT)
     spooled = sorted((tmp_path / "out" / ".flare").glob("fetched.*"))
     assert spooled
     for path in spooled:
@@ -259,7 +263,7 @@ def test_downloads_in_a_damaged_spool_file_are_repeated(tmp_path, index, server,
     server.may_end.set()
     assert main([*arguments, "--resume"]) == 1
     assert len(fetched_again(server)) > 40
-    assert files(tmp_path / "out") == whole("--shard-rows", "1000")
+    assert files(tmp_path / "out") == uninterrupted("--shard-rows", "1000")
 
 
 def test_addresses_of_fetched_links_are_not_stored(tmp_path, index, server):
@@ -267,7 +271,7 @@ def test_addresses_of_fetched_links_are_not_stored(tmp_path, index, server):
     for row in (8, ROWS - 1):  # a failed row, and a row that waits
         text = text.replace(f"/{row}\n", f"/{row}?token=secret\n")
     index.write_text(text)
-    stopped(argv(index, tmp_path / "out", server), server, signal.SIGINT)
+    run_until_signal(argv(index, tmp_path / "out", server), server, signal.SIGINT)
     kept = files(tmp_path / "out" / ".flare")
     assert any(name.startswith("fetched.") for name in kept)
     assert not [name for name, data in kept.items() if b"secret" in data]
@@ -275,7 +279,7 @@ def test_addresses_of_fetched_links_are_not_stored(tmp_path, index, server):
 
 def test_a_changed_index_is_refused_even_without_a_finished_shard(tmp_path, index, server, capsys):
     arguments = argv(index, tmp_path / "out", server, "--shard-rows", "1000")
-    stopped(arguments, server, signal.SIGINT)
+    run_until_signal(arguments, server, signal.SIGINT)
     text = index.read_text()
     index.write_text(text.replace(f"/{ROWS - 1}\n", "/03\n"))
     server.may_end.set()

@@ -121,7 +121,7 @@ def test_equal_rows_produce_equal_bytes(tmp_path):
 
 
 def test_after_an_exception_there_is_no_index_and_a_resume_produces_the_same_bytes(tmp_path):
-    whole = pack(tmp_path / "whole", samples(300))
+    complete = pack(tmp_path / "whole", samples(300))
     with (
         pytest.raises(RuntimeError),
         Writer(
@@ -146,7 +146,7 @@ def test_after_an_exception_there_is_no_index_and_a_resume_produces_the_same_byt
         caught.value.hint
         == "Run the same command with --resume, or use --overwrite to start again."
     )
-    assert pack(tmp_path / "out", samples(300), resume=True) == whole
+    assert pack(tmp_path / "out", samples(300), resume=True) == complete
 
 
 def test_a_failure_before_the_first_shard_leaves_no_files(tmp_path):
@@ -176,7 +176,7 @@ def test_an_unfinished_pack_is_not_resumed_with_other_settings(tmp_path):
 
 
 def test_a_journal_truncated_at_any_byte_is_resumed_to_the_same_bytes(tmp_path):
-    whole = pack(tmp_path / "whole", samples(120))
+    complete = pack(tmp_path / "whole", samples(120))
     with (
         pytest.raises(RuntimeError),
         Writer(
@@ -194,7 +194,7 @@ def test_a_journal_truncated_at_any_byte_is_resumed_to_the_same_bytes(tmp_path):
         for name in ("index.json", "playlist.yaml"):
             (tmp_path / "out" / name).unlink(missing_ok=True)
         journal.write_bytes(data[:cut])
-        assert pack(tmp_path / "out", samples(120), resume=True) == whole
+        assert pack(tmp_path / "out", samples(120), resume=True) == complete
 
 
 def test_a_torn_line_of_the_journal_is_removed_before_the_next_line(tmp_path):
@@ -218,7 +218,7 @@ def test_a_torn_line_of_the_journal_is_removed_before_the_next_line(tmp_path):
 
 @pytest.mark.parametrize("damage", ["remove", "cut"])
 def test_a_missing_shard_of_the_journal_is_written_again(tmp_path, damage):
-    whole = pack(tmp_path / "whole", samples(300))
+    complete = pack(tmp_path / "whole", samples(300))
     with (
         pytest.raises(RuntimeError),
         Writer(
@@ -231,14 +231,14 @@ def test_a_missing_shard_of_the_journal_is_written_again(tmp_path, damage):
         raise RuntimeError
     second = tmp_path / "out" / "shard.00001.mds"
     second.unlink() if damage == "remove" else os.truncate(second, 100)
-    assert pack(tmp_path / "out", samples(300), resume=True) == whole
+    assert pack(tmp_path / "out", samples(300), resume=True) == complete
 
 
 def test_resuming_a_finished_dataset_changes_nothing(tmp_path):
-    whole = pack(tmp_path / "out", samples(300))
+    complete = pack(tmp_path / "out", samples(300))
     with Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True) as writer:
         assert writer.is_done
-    assert files(tmp_path / "out") == whole
+    assert files(tmp_path / "out") == complete
 
 
 def test_a_finished_writer_refuses_rows(tmp_path):
@@ -248,7 +248,7 @@ def test_a_finished_writer_refuses_rows(tmp_path):
     )
     with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
         writer.write({"n": 1, "t": "a"})
-    whole = files(tmp_path / "out")
+    complete = files(tmp_path / "out")
     again = Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True)
     assert (again.is_done, again.rows) == (True, 1)
     for one in (writer, again):
@@ -260,7 +260,7 @@ def test_a_finished_writer_refuses_rows(tmp_path):
                 write()
             assert str(caught.value) == f"{tmp_path}/out: the dataset is already finished"
         assert one.close() == f"{tmp_path}/out/playlist.yaml"
-    assert files(tmp_path / "out") == whole
+    assert files(tmp_path / "out") == complete
     given_up = Writer(str(tmp_path / "other"), columns=COLUMNS)
     given_up.abandon()
     for use in (given_up.close, lambda: given_up.write({"n": 2, "t": "b"})):
@@ -356,13 +356,13 @@ def test_a_lock_on_a_replaced_folder_is_not_accepted(tmp_path, monkeypatch):
     """Another pack ends between the opening of its scratch folder and the lock: the folder is checked again."""
     flock, began = fcntl.flock, []
 
-    def late(fd, how):
+    def replacing_flock(fd, how):
         flock(fd, how)
         if not began:
             began.append(fd)
             (tmp_path / "out" / ".flare").rename(tmp_path / "put away")
 
-    monkeypatch.setattr("flarecli.write.folder_target.fcntl.flock", late)
+    monkeypatch.setattr("flarecli.write.folder_target.fcntl.flock", replacing_flock)
     with Writer(str(tmp_path / "out"), columns=COLUMNS) as writer:
         assert sorted(path.name for path in (tmp_path / "out" / ".flare").iterdir()) == [
             "journal",
@@ -392,13 +392,13 @@ def test_a_pack_is_unfinished_until_its_scratch_folder_is_removed(tmp_path, monk
 def test_each_line_of_the_journal_is_synced_before_the_next_step(tmp_path, monkeypatch):
     fsync, safe = os.fsync, []
 
-    def noting(fd):
+    def recording_fsync(fd):
         name = os.readlink(f"/proc/self/fd/{fd}")
         if name.endswith("/journal"):
             safe.append(os.fstat(fd).st_size)
         fsync(fd)
 
-    monkeypatch.setattr("os.fsync", noting)
+    monkeypatch.setattr("os.fsync", recording_fsync)
     with Writer(str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1)) as writer:
         journal, sizes = tmp_path / "out" / ".flare" / "journal", []
         for row in samples(4):
@@ -410,11 +410,11 @@ def test_each_line_of_the_journal_is_synced_before_the_next_step(tmp_path, monke
 
 
 def test_a_dataset_with_a_remaining_scratch_folder_is_finished(tmp_path):
-    whole = pack(tmp_path / "out", samples(10))
+    complete = pack(tmp_path / "out", samples(10))
     (tmp_path / "out" / ".flare").mkdir()  # killed between the last two steps
     with pytest.raises(UsageError, match="the folder is not empty$"):
         pack(tmp_path / "out", samples(20))
-    assert files(tmp_path / "out") == whole
+    assert files(tmp_path / "out") == complete
     with Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True) as writer:
         assert (writer.is_done, writer.rows) == (True, 10)
     assert not (tmp_path / "out" / ".flare").exists()
@@ -553,31 +553,31 @@ def test_failed_rows_are_listed_in_order_with_a_checksum_in_the_playlist(tmp_pat
 def test_keys_are_found_with_their_first_row(batches):
     keys, seen, row = Keys(), {}, 0
     for batch in batches:
-        wanted = []
+        expected = []
         for i, key in enumerate(batch):
-            wanted.append(-1 if key is None else seen.get(key, -1))
+            expected.append(-1 if key is None else seen.get(key, -1))
             if key is not None:
                 seen.setdefault(key, row + i)
-        assert keys.seen(pa.array(batch, pa.string()), row).tolist() == wanted
+        assert keys.seen(pa.array(batch, pa.string()), row).tolist() == expected
         row += len(batch)
 
 
 def test_a_missing_shard_is_recorded_once_for_any_number_of_resumes(tmp_path):
     rows, how = samples(400), Settings(shard_bytes=4000)
-    whole = pack(tmp_path / "whole", rows)
+    complete = pack(tmp_path / "whole", rows)
     out = tmp_path / "out"
 
-    def begun(count):
+    def resumed(count):
         writer = Writer(str(out), columns=COLUMNS, settings=how, resume=True)
         for row in rows[writer.rows : count]:
             writer.write(row)
         writer._write_samples()
         writer.abandon()
 
-    begun(300)
+    resumed(300)
     (out / "shard.00001.mds").unlink()
-    begun(150)  # writes this shard again, and ends before the next recorded shards
-    assert pack(out, rows, resume=True) == whole
+    resumed(150)  # writes this shard again, and ends before the next recorded shards
+    assert pack(out, rows, resume=True) == complete
 
 
 def test_keys_may_be_invalid_utf8():
@@ -751,7 +751,7 @@ def _left(path, rows, how=None, last=1):
     ids=["plain", "zstd"],
 )
 def test_a_garbage_collected_writer_releases_its_lock_and_writes_no_playlist(tmp_path, how):
-    whole = pack(tmp_path / "whole", rows := samples(3000), how)
+    complete = pack(tmp_path / "whole", rows := samples(3000), how)
     gc.disable()
     try:
         with pytest.warns(
@@ -764,7 +764,7 @@ def test_a_garbage_collected_writer_releases_its_lock_and_writes_no_playlist(tmp
     finally:
         gc.enable()
     assert not {"index.json", "playlist.yaml"} & files(tmp_path / "out").keys()
-    assert pack(tmp_path / "out", rows, how, resume=True) == whole
+    assert pack(tmp_path / "out", rows, how, resume=True) == complete
 
 
 def test_a_writer_garbage_collected_before_its_first_shard_leaves_no_files(tmp_path):

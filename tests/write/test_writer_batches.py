@@ -124,9 +124,9 @@ def expected(value, encoding):
             data = struct.pack(NUMBERS[encoding], float(text))
             is_wide = math.isinf(struct.unpack(NUMBERS[encoding], data)[0])
             return None if is_wide and not math.isinf(float(text)) else data
-        whole = int(text)
-        is_cut = isinstance(text, float) and whole != text
-        return None if is_cut else struct.pack(NUMBERS[encoding], whole)
+        number = int(text)
+        is_cut = isinstance(text, float) and number != text
+        return None if is_cut else struct.pack(NUMBERS[encoding], number)
     except (ValueError, OverflowError, struct.error):
         return None
 
@@ -171,9 +171,9 @@ def test_every_arrow_type_is_cast_or_refused_by_name(tmp_path, encoding):
                     with pytest.raises(FlareError):
                         writer.write_batch(batch)
     first = {}
-    found = stored(tmp_path / writer.format) if wanted else []
-    assert len(found) == len(wanted)
-    for which, data in zip(wanted, found, strict=True):
+    result = stored(tmp_path / writer.format) if wanted else []
+    assert len(result) == len(wanted)
+    for which, data in zip(wanted, result, strict=True):
         assert data == first.setdefault(which, data), which
 
 

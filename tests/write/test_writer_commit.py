@@ -37,7 +37,7 @@ def pack(out, rows, how=TWO, **options):
     return files(out)
 
 
-def half(out, rows, how=TWO, **options):
+def leave_unfinished(out, rows, how=TWO, **options):
     writer = Writer(str(out), columns=COLUMNS, settings=how, **options)
     for row in range(writer.rows, rows):
         writer.write({"n": row})
@@ -51,7 +51,7 @@ def test_rows_that_fill_a_shard_exactly_are_in_one_shard(tmp_path):
         tmp_path / "one", 3, Settings(shard_bytes=999, shard_rows=3)
     )  # each shard contains the limit, with the same number of digits
     exact = os.path.getsize(tmp_path / "one" / "shard.00000.mds")
-    for limit, wanted in (
+    for limit, expected in (
         (exact, [3, 3, 1]),
         (exact - 1, [2, 2, 2, 1]),
         (exact + 11, [3, 3, 1]),
@@ -59,7 +59,7 @@ def test_rows_that_fill_a_shard_exactly_are_in_one_shard(tmp_path):
     ):
         pack(tmp_path / f"{limit}", 7, Settings(shard_bytes=limit))
         listed = json.loads((tmp_path / f"{limit}" / "index.json").read_text())["shards"]
-        assert [shard["samples"] for shard in listed] == wanted, limit
+        assert [shard["samples"] for shard in listed] == expected, limit
         assert max(shard["raw_data"]["bytes"] for shard in listed) <= limit
 
 
@@ -126,8 +126,10 @@ def failing(out, stop=None, **options):
             writer.write_batch(pa.record_batch({"n": pa.array(good, pa.int64())}), np.array(good))
         if stop is not None and writer.shards >= stop:
             writer.abandon()
-            with (Path(out) / "failed.jsonl").open("ab") as late:
-                late.write(b'{"file": null, "row": 4, "key": "k4", "column')  # ended while it wrote
+            with (Path(out) / "failed.jsonl").open("ab") as adding_file:
+                adding_file.write(
+                    b'{"file": null, "row": 4, "key": "k4", "column'
+                )  # ended while it wrote
             return writer
     writer.close()
     return writer
@@ -137,18 +139,18 @@ def failing(out, stop=None, **options):
 def test_failed_rows_are_counted_and_listed_once_however_often_a_pack_is_interrupted(
     tmp_path, stop
 ):
-    whole = failing(tmp_path / "whole")
+    complete = failing(tmp_path / "whole")
     assert [
         json.loads(line)["row"]
         for line in (tmp_path / "whole" / "failed.jsonl").read_text().splitlines()
     ] == [*LACKING]
-    assert whole.failed.counts == {"null": 2, "value": 3}
+    assert complete.failed.counts == {"null": 2, "value": 3}
     for rounds in range(2):  # interrupted twice at the same place
         failing(tmp_path / f"out{rounds}", stop)
         if rounds:
             failing(tmp_path / f"out{rounds}", stop + 1, resume=True)
-        again = failing(tmp_path / f"out{rounds}", resume=True)
-        assert again.failed.counts == whole.failed.counts
+        second = failing(tmp_path / f"out{rounds}", resume=True)
+        assert second.failed.counts == complete.failed.counts
         assert files(tmp_path / f"out{rounds}") == files(tmp_path / "whole")
     assert list(commands.verify(str(tmp_path / "out0"))) == []
 
@@ -169,7 +171,7 @@ def test_an_unfinished_pack_of_another_version_is_not_resumed(tmp_path, monkeypa
     """The bytes may differ between versions."""
     index = tmp_path / "i.csv"
     index.write_text("n\n1\n2\n3\n4\n5\n")
-    half(tmp_path / "out", 5)
+    leave_unfinished(tmp_path / "out", 5)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(find("mds"), "merge_indexes", _interrupted)
         commands.pack(str(index), str(tmp_path / "parts"), part_rows=2)
@@ -208,7 +210,7 @@ def _interrupted(*_):
     ],
 )
 def test_an_invalid_line_of_the_journal_is_ignored(tmp_path, name, value):
-    half(tmp_path / "out", 9)
+    leave_unfinished(tmp_path / "out", 9)
     journal = tmp_path / "out" / ".flare" / "journal"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     lines[3][name] = value
@@ -220,7 +222,7 @@ def test_an_invalid_line_of_the_journal_is_ignored(tmp_path, name, value):
 
 
 def test_a_refused_resume_closes_all_files(tmp_path):
-    half(tmp_path / "out", 5)
+    leave_unfinished(tmp_path / "out", 5)
     (tmp_path / "out" / ".flare" / "journal").open("ab").write(
         b"torn"
     )  # so that the list is opened and truncated
@@ -254,12 +256,12 @@ def test_a_truncated_list_of_failed_rows_is_synced_before_the_playlist_is_writte
     size, safe, fsync = failed.stat().st_size, [], os.fsync
     failed.write_bytes(failed.read_bytes() + b"torn")
 
-    def noting(fd):
+    def recording_fsync(fd):
         if os.readlink(f"/proc/self/fd/{fd}") == str(failed):
             safe.append(os.fstat(fd).st_size)
         fsync(fd)
 
-    monkeypatch.setattr("os.fsync", noting)
+    monkeypatch.setattr("os.fsync", recording_fsync)
     with Writer(
         str(tmp_path / "out"), columns=COLUMNS, settings=Settings(shard_rows=1), resume=True
     ) as writer:
@@ -267,7 +269,7 @@ def test_a_truncated_list_of_failed_rows_is_synced_before_the_playlist_is_writte
 
 
 def test_a_failed_truncation_is_an_error_with_the_name_of_the_file(tmp_path, monkeypatch):
-    half(tmp_path / "out", 5)
+    leave_unfinished(tmp_path / "out", 5)
     with (tmp_path / "out" / ".flare" / "journal").open("ab") as journal:
         journal.write(b"torn")
 
@@ -281,7 +283,7 @@ def test_a_failed_truncation_is_an_error_with_the_name_of_the_file(tmp_path, mon
 
 
 def test_a_refused_writer_releases_the_folder_and_removes_nothing(tmp_path):
-    half(tmp_path / "out", 5)
+    leave_unfinished(tmp_path / "out", 5)
     before = {name: data for name, data in files(tmp_path / "out").items() if name != ".flare/lock"}
     for columns, how, message in (
         ({"n": "str"}, TWO, "the unfinished pack has other columns"),

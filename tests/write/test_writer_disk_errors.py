@@ -33,7 +33,7 @@ def pack(out, rows, **options):
 
 
 @pytest.fixture
-def fails(monkeypatch):
+def failing_fsync(monkeypatch):
     """Let the n-th fsync of files with a name fail."""
 
     def arm(name, times=1):
@@ -60,11 +60,11 @@ def fails(monkeypatch):
     ("name", "times"), [("shard.00001", 1), ("/journal", 4), ("/failed.jsonl", 2)]
 )
 def test_a_writer_that_lost_a_shard_refuses_rows_and_finishes_no_dataset(
-    tmp_path, fails, how, name, times
+    tmp_path, failing_fsync, how, name, times
 ):
     """Its rows are lost; a caller that ignores the error must not finish a dataset without them."""
-    fails(name, times)
-    out, said = tmp_path / "out", []
+    failing_fsync(name, times)
+    out, messages = tmp_path / "out", []
     with (
         pytest.raises(UsageError) as caught,
         Writer(str(out), columns=COLUMNS, settings=how, jobs=2) as writer,
@@ -75,15 +75,15 @@ def test_a_writer_that_lost_a_shard_refuses_rows_and_finishes_no_dataset(
                 writer.write({"n": row})
                 writer._write_samples()
             except FlareError as error:
-                said.append(error)
+                messages.append(error)
     assert (str(caught.value), caught.value.hint) == (GONE, AGAIN)
-    assert isinstance(said[0], ReachError)
-    assert all(isinstance(one, UsageError) for one in said[1:])
+    assert isinstance(messages[0], ReachError)
+    assert all(isinstance(one, UsageError) for one in messages[1:])
     assert not {"index.json", "playlist.yaml"} & files(out).keys()
-    with Writer(str(out), columns=COLUMNS, settings=how, resume=True) as again:
-        assert again.rows in (2, 4)
-        for row in range(again.rows, 9):
-            again.write({"n": row})
+    with Writer(str(out), columns=COLUMNS, settings=how, resume=True) as second:
+        assert second.rows in (2, 4)
+        for row in range(second.rows, 9):
+            second.write({"n": row})
     assert [row["n"] for row in read.open(str(out))] == list(range(9))
 
 

@@ -11,7 +11,7 @@ from flarecli.write.shard_queue import ShardQueue
 LOST = "an earlier shard could not be written, so later rows are refused"
 
 
-def told(do):
+def message_of(do):
     """Return the message of the error, if there is one."""
     try:
         do()
@@ -22,20 +22,20 @@ def told(do):
 
 def written(writer, samples):
     """Write all samples, close the Writer, and return the messages of refused samples."""
-    said = [told(lambda one=one: writer.write(one)) for one in samples]
-    while (more := told(writer.close)) is not None:
-        said.append(more)
-    return [one for one in said if one is not None]
+    messages = [message_of(lambda one=one: writer.write(one)) for one in samples]
+    while (more := message_of(writer.close)) is not None:
+        messages.append(more)
+    return [one for one in messages if one is not None]
 
 
 def test_a_sample_that_the_format_cannot_store_is_dropped_alone(tmp_path):
     bad = (10, 1500, 1501, 2999)
     texts = [f"a\nb{n}" if n in bad else f"row {n}" for n in range(3000)]
-    said = written(
+    messages = written(
         flare.Writer(str(tmp_path / "d"), format="csv", columns={"t": "str"}),
         [{"t": text} for text in texts],
     )
-    assert said == [
+    assert messages == [
         f"row {bad[k] - k}: column 't': value contains the newline '\\n'" for k in range(4)
     ]  # rows of the dataset, without refused rows
     assert [one["t"] for one in flare.open(str(tmp_path / "d"))] == [
@@ -53,8 +53,8 @@ def test_a_repeated_key_drops_no_other_row(tmp_path):
         columns={"__key__": "str", "t": "str"},
         settings=Settings(shard_rows=500),
     )
-    said = written(writer, [{"__key__": key, "t": f"{n}"} for n, key in enumerate(keys)])
-    assert said == ["row 1999: duplicate key '1998' in the same shard"]
+    messages = written(writer, [{"__key__": key, "t": f"{n}"} for n, key in enumerate(keys)])
+    assert messages == ["row 1999: duplicate key '1998' in the same shard"]
     assert [one["t"] for one in flare.open(str(tmp_path / "d"))] == [f"{n}" for n in range(1999)]
 
 
@@ -119,8 +119,8 @@ def test_a_writer_stops_after_a_shard_that_the_journal_could_not_record(tmp_path
 
 def test_invalid_utf8_is_reported_with_its_row(tmp_path):
     writer = flare.Writer(str(tmp_path / "d"), columns={"t": "str"})
-    said = written(writer, [{"t": "a"}, {"t": b"\xff"}, {"t": "c"}])
-    assert len(said) == 1 and said[0].startswith("row 1: column 't'"), said
+    messages = written(writer, [{"t": "a"}, {"t": b"\xff"}, {"t": "c"}])
+    assert len(messages) == 1 and messages[0].startswith("row 1: column 't'"), messages
     assert [one["t"] for one in flare.open(str(tmp_path / "d"))] == ["a", "c"]
 
 

@@ -17,7 +17,7 @@ from flarecli.errors import ReachError, UsageError, ValueFitError
 from flarecli.progress import Progress
 
 
-class Heard(Progress):
+class NoteCollector(Progress):
     def __init__(self):
         self.notes, self.failures = [], []
 
@@ -36,7 +36,7 @@ def saved(size, kind="jpeg"):
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def images(tmp_path):
     """Write an index and 30 images; return the folder and the bytes of the images."""
     folder = tmp_path / "in"
     (folder / "p").mkdir(parents=True)
@@ -65,7 +65,7 @@ def pack(folder, out, **options):
 
 
 def rows_of(out):
-    data = read.Dataset(read.select_streams(found := read.resolve(str(out))), found)
+    data = read.Dataset(read.select_streams(result := read.resolve(str(out))), result)
     return [row for batch in data.scan() for row in batch.to_pylist()]
 
 
@@ -77,22 +77,22 @@ def files(folder):
     }
 
 
-def test_resized_images_are_those_of_pillow_in_row_order(pictures, tmp_path):
-    folder, values = pictures
+def test_resized_images_are_those_of_pillow_in_row_order(images, tmp_path):
+    folder, values = images
     done = pack(folder, tmp_path / "out", resize=32)
-    found = rows_of(tmp_path / "out")
-    assert (done.rows, [row["id"] for row in found]) == (30, [f"k{i}" for i in range(30)])
-    for row, value in zip(found, values, strict=True):
-        wanted, out = (
+    result = rows_of(tmp_path / "out")
+    assert (done.rows, [row["id"] for row in result]) == (30, [f"k{i}" for i in range(30)])
+    for row, value in zip(result, values, strict=True):
+        expected, out = (
             ImageOps.contain(Image.open(io.BytesIO(value)), (32, 32), Image.Resampling.BICUBIC),
             io.BytesIO(),
         )
-        wanted.save(out, "jpeg", quality=95)
+        expected.save(out, "jpeg", quality=95)
         assert row["image"] == out.getvalue()
 
 
-def test_the_bytes_do_not_depend_on_threads(pictures, tmp_path, monkeypatch):
-    folder, _ = pictures
+def test_the_bytes_do_not_depend_on_threads(images, tmp_path, monkeypatch):
+    folder, _ = images
     options = {"resize": (40, 30), "resize_mode": "crop", "quality": 70, "media_info": True}
     pack(folder, tmp_path / "one", **options)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1), raising=False)
@@ -103,12 +103,12 @@ def test_the_bytes_do_not_depend_on_threads(pictures, tmp_path, monkeypatch):
     assert files(tmp_path / "one") == files(tmp_path / "two") == files(tmp_path / "three")
 
 
-def test_bytes_are_unchanged_without_media_options(pictures, tmp_path):
-    folder, values = pictures
+def test_bytes_are_unchanged_without_media_options(images, tmp_path):
+    folder, values = images
     pack(folder, tmp_path / "out", resize=200, min_size=60, max_aspect=2, media_info=True)
-    found = rows_of(tmp_path / "out")
-    assert [row["image"] for row in found] == values
-    assert [(row["width"], row["height"], row["frames"], row["duration"]) for row in found] == [
+    result = rows_of(tmp_path / "out")
+    assert [row["image"] for row in result] == values
+    assert [(row["width"], row["height"], row["frames"], row["duration"]) for row in result] == [
         (90 + i, 60, 1, 0.0) for i in range(30)
     ]
 
@@ -131,8 +131,8 @@ def bomb(side):
     )
 
 
-def test_rejected_images_are_failed_rows_with_a_reason(pictures, tmp_path):
-    folder, values = pictures
+def test_rejected_images_are_failed_rows_with_a_reason(images, tmp_path):
+    folder, values = images
     data = bomb(11_700)
     assert (len(data) // 1000, 3 * 11_700**2 // 10**6) == (
         16,
@@ -146,7 +146,7 @@ def test_rejected_images_are_failed_rows_with_a_reason(pictures, tmp_path):
         13: values[13][:900],
     }.items():
         (folder / f"p/{i:02d}.jpg").write_bytes(one)
-    heard = Heard()
+    collector = NoteCollector()
     done = pack(
         folder,
         tmp_path / "out",
@@ -154,7 +154,7 @@ def test_rejected_images_are_failed_rows_with_a_reason(pictures, tmp_path):
         min_size=32,
         max_aspect=3,
         on_error="skip",
-        progress=heard,
+        progress=collector,
     )
     assert (done.rows, done.failed, done.reasons) == (25, 5, {"value": 5})
     reasons = {
@@ -164,29 +164,29 @@ def test_rejected_images_are_failed_rows_with_a_reason(pictures, tmp_path):
         11: "300×64 pixels; the aspect ratio must be at most 3",
         13: "damaged jpeg: image file is truncated (0 bytes not processed)",
     }
-    found = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").read_text().splitlines()]
-    kept = [one["reason"] for one in found]
+    result = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").read_text().splitlines()]
+    kept = [one["reason"] for one in result]
     kept[-1] = kept[-1].partition(" (")[0] + " (0 bytes not processed)"
     assert kept == [
         f"{folder}/p/{i:02d}.jpg: {reason}".replace(f"{folder}/", "")
         for i, reason in reasons.items()
     ]
-    assert [(one["row"], one["key"], one["column"], one["kind"]) for one in found] == [
+    assert [(one["row"], one["key"], one["column"], one["kind"]) for one in result] == [
         (i, f"k{i}", "image", "value") for i in reasons
     ]
-    assert heard.notes == ["column 'image': 1 value is png, not jpeg: p/03.jpg"]
+    assert collector.notes == ["column 'image': 1 value is png, not jpeg: p/03.jpg"]
     with pytest.raises(ValueFitError) as caught:
         pack(folder, tmp_path / "all", resize=32)
     assert str(caught.value) == f"{folder}/i.parquet[3]: k3: p/03.jpg: {reasons[3]}"
 
 
-def test_content_that_contradicts_its_extension_is_counted_or_fails(pictures, tmp_path):
-    folder, _ = pictures
+def test_content_that_contradicts_its_extension_is_counted_or_fails(images, tmp_path):
+    folder, _ = images
     for i in (2, 4, 9, 20):
         (folder / f"p/{i:02d}.jpg").write_bytes(saved((50, 50), "png"))
-    heard = Heard()
-    assert pack(folder, tmp_path / "out", progress=heard).rows == 30
-    assert heard.notes == [
+    collector = NoteCollector()
+    assert pack(folder, tmp_path / "out", progress=collector).rows == 30
+    assert collector.notes == [
         "column 'image': 4 values are png, not jpeg: p/02.jpg, p/04.jpg, p/09.jpg, …"
     ]
     with pytest.raises(ValueFitError) as caught:
@@ -204,8 +204,8 @@ def test_content_that_contradicts_its_extension_is_counted_or_fails(pictures, tm
     )
 
 
-def test_a_pack_is_resumed_only_with_the_same_media_options(pictures, tmp_path):
-    folder, values = pictures
+def test_a_pack_is_resumed_only_with_the_same_media_options(images, tmp_path):
+    folder, values = images
     (folder / "p/20.jpg").unlink()
     with pytest.raises(ReachError):
         pack(folder, tmp_path / "out", resize=(48, 32), shard_rows=5)
@@ -225,8 +225,8 @@ def test_a_pack_is_resumed_only_with_the_same_media_options(pictures, tmp_path):
     assert files(tmp_path / "out") == files(tmp_path / "whole")
 
 
-def test_media_info_columns_have_the_name_of_their_column_if_names_are_used(pictures, tmp_path):
-    folder, values = pictures
+def test_media_info_columns_have_the_name_of_their_column_if_names_are_used(images, tmp_path):
+    folder, values = images
     table = pa.table(
         {"url": ["p/00.jpg"], "width": [7], "thumb": pa.array([values[1]], pa.binary())}
     )
@@ -272,14 +272,14 @@ def test_text_columns_are_not_processed_as_images(tmp_path):
         (folder / f"{i}.txt").write_text(f"caption {i}")
         (folder / f"{i}.json").write_text("[1]")
     commands.pack(str(folder), str(tmp_path / "out"), resize=20, media_info=True)
-    found = rows_of(tmp_path / "out")
-    assert [(row["txt"], row["json"], row["width"], row["height"]) for row in found] == [
+    result = rows_of(tmp_path / "out")
+    assert [(row["txt"], row["json"], row["width"], row["height"]) for row in result] == [
         (f"caption {i}", "[1]", 20, 10) for i in range(4)
     ]
 
 
-def test_a_dry_run_estimates_the_size_of_resized_images(pictures, tmp_path):
-    folder, _ = pictures
+def test_a_dry_run_estimates_the_size_of_resized_images(images, tmp_path):
+    folder, _ = images
     would = pack(folder, tmp_path / "out", resize=16, media_info=True, dry_run=True)
     done = pack(folder, tmp_path / "out", resize=16, media_info=True)
     assert (would.rows, would.shards, would.bytes, would.columns) == (

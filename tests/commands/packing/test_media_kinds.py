@@ -21,7 +21,7 @@ WHOLE = {
 }
 
 
-def picture(kind):
+def image(kind):
     out = io.BytesIO()
     Image.new("RGB", (8, 6), "teal").save(out, kind)
     return out.getvalue()
@@ -42,12 +42,12 @@ def array(save, *args, **named):
 
 
 VALUES = {
-    "jpg": picture("jpeg"),
-    "png": picture("png"),
-    "webp": picture("webp"),
-    "gif": picture("gif"),
-    "tiff": picture("tiff"),
-    **({"avif": picture("avif")} if features.check("avif") else {}),
+    "jpg": image("jpeg"),
+    "png": image("png"),
+    "webp": image("webp"),
+    "gif": image("gif"),
+    "tiff": image("tiff"),
+    **({"avif": image("avif")} if features.check("avif") else {}),
     **WHOLE,
     "wav": sound(),
     "mp3": (MEDIA / "plain.mp3").read_bytes(),
@@ -87,7 +87,7 @@ def test_the_kind_of_a_link_a_file_and_a_value_is_inferred_alike(tmp_path, forma
     (tmp_path / "in").mkdir()
     (tmp_path / f"in/000.{extension}").write_bytes(data)
     (tmp_path / "i.csv").write_text(f"id,url\na,in/000.{extension}\n")
-    wanted = OF[format].get(extension, "bytes")
+    expected = OF[format].get(extension, "bytes")
     done = commands.pack(
         str(tmp_path / "i.csv"),
         str(tmp_path / "linked"),
@@ -96,10 +96,10 @@ def test_the_kind_of_a_link_a_file_and_a_value_is_inferred_alike(tmp_path, forma
         format=format,
         strict=True,
     )
-    assert encodings(done)["data"] == wanted
+    assert encodings(done)["data"] == expected
     assert stored(tmp_path / "linked", "data") == data
     done = commands.pack(str(tmp_path / "in"), str(tmp_path / "folder"), format=format, strict=True)
-    assert encodings(done)[extension] == wanted
+    assert encodings(done)[extension] == expected
     assert stored(tmp_path / "folder", extension) == data
     pq.write_table(
         pa.table({"id": ["a"], "data": pa.array([data], pa.binary())}), tmp_path / "v.parquet"
@@ -108,7 +108,7 @@ def test_the_kind_of_a_link_a_file_and_a_value_is_inferred_alike(tmp_path, forma
         str(tmp_path / "v.parquet"), str(tmp_path / "value"), key="id", format=format
     )
     assert encodings(done)["data"] == (
-        "bytes" if extension in ("txt", "json") else wanted
+        "bytes" if extension in ("txt", "json") else expected
     )  # bytes without a name are not text
     assert stored(tmp_path / "value", "data") == data
 
@@ -142,7 +142,7 @@ def test_a_file_with_the_extension_of_another_container_is_not_a_video(tmp_path,
     assert encodings(done) == {"data": encoding}
 
 
-class Heard(Progress):
+class NoteCollector(Progress):
     def __init__(self):
         self.notes = []
 
@@ -159,14 +159,18 @@ def test_content_that_contradicts_its_name_is_a_note_or_a_failed_row_with_strict
     (tmp_path / "i.csv").write_text(f"id,url\na,1.{other}\nb,2.{other}\n")
     (tmp_path / f"1.{other}").write_bytes(VALUES[other])
     (tmp_path / f"2.{other}").write_bytes(VALUES[extension])
-    found, promised = sniff(VALUES[extension][:512]), sniff(VALUES[other][:512])
-    heard = Heard()
+    result, promised = sniff(VALUES[extension][:512]), sniff(VALUES[other][:512])
+    collector = NoteCollector()
     done = commands.pack(
-        str(tmp_path / "i.csv"), str(tmp_path / "out"), fetch=["url:data"], key="id", progress=heard
+        str(tmp_path / "i.csv"),
+        str(tmp_path / "out"),
+        fetch=["url:data"],
+        key="id",
+        progress=collector,
     )
-    assert (done.rows, heard.notes) == (
+    assert (done.rows, collector.notes) == (
         2,
-        [f"column 'data': 1 value is {found}, not {promised}: 2.{other}"],
+        [f"column 'data': 1 value is {result}, not {promised}: 2.{other}"],
     )
     done = commands.pack(
         str(tmp_path / "i.csv"),

@@ -207,8 +207,8 @@ def test_finished_parts_are_not_packed_again(index: str, tmp_path: Path) -> None
     out = str(tmp_path / "out")
     first = flarecli.pack(index, out, part_rows=20)
     before = {path: path.stat().st_mtime_ns for path in Path(out).rglob("*")}
-    again = flarecli.pack(index, out, part_rows=20, resume=True)
-    assert (again.rows, again.resumed_rows) == (first.rows, first.rows)
+    second = flarecli.pack(index, out, part_rows=20, resume=True)
+    assert (second.rows, second.resumed_rows) == (first.rows, first.rows)
     assert before == {path: path.stat().st_mtime_ns for path in Path(out).rglob("*")}
 
 
@@ -434,9 +434,9 @@ def test_notes_of_parts_are_reported(tmp_path: Path) -> None:
     ]
     assert many.lines == [one.lines[0], f"part 00001: {one.lines[1]}"]
     pq.write_table(pa.table({"url": ["https://example.com/a"] * 4}), tmp_path / "i.parquet")
-    told = Notes()
-    flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "urls"), part_rows=2, progress=told)
-    assert told.lines == [
+    output = Notes()
+    flarecli.pack(str(tmp_path / "i.parquet"), str(tmp_path / "urls"), part_rows=2, progress=output)
+    assert output.lines == [
         "column 'url' contains addresses; add --fetch url to pack the files they link to"
     ]
 

@@ -91,7 +91,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "i.parquet")
 
 
-def wanted(options: dict[str, Any]) -> list[dict[str, Any]]:
+def expected(options: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the rows that the options select."""
     rows = [dict(row) for row in ROWS]
     if "SELECT" in options.get("where", ""):
@@ -117,7 +117,7 @@ def wanted(options: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: row[name] for name in options.get("columns", row)} for row in rows]
 
 
-def found(out: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
+def packed_rows(out: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the packed rows, without the key column of the format."""
     key = options.get("key") if options.get("format") == "webdataset" else None
     return [
@@ -130,7 +130,7 @@ def found(out: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def told(rows: list[dict[str, Any]], columns: set[str]) -> list[str]:
+def as_text(rows: list[dict[str, Any]], columns: set[str]) -> list[str]:
     """Return rows as text, so that equal numbers of different types are equal."""
     plain = [
         {
@@ -168,19 +168,19 @@ def test_every_pair_of_options_works_or_is_refused(index: str, tmp_path: Path, f
             )
             assert not out.exists() or "twice" not in (first, second)
             continue
-        rows, want = found(out, options), wanted(options)
+        rows, want = packed_rows(out, options), expected(options)
         columns = set(want[0]) - (
             {options["key"]} if "columns" in options and "key" in options else set()
         )
         if "first" in (first, second):
             assert packed.rows + packed.duplicates + packed.failed == len(
-                wanted({**options, "fetch": (), "columns": ["t"]})
+                expected({**options, "fetch": (), "columns": ["t"]})
             )
-            assert set(told(rows, columns)) <= set(told(want, columns)), (first, second)
+            assert set(as_text(rows, columns)) <= set(as_text(want, columns)), (first, second)
         elif "shuffle" in (first, second):
-            assert sorted(told(rows, columns)) == sorted(told(want, columns)), (first, second)
+            assert sorted(as_text(rows, columns)) == sorted(as_text(want, columns)), (first, second)
         else:
-            assert told(rows, columns) == told(want, columns), (first, second)
+            assert as_text(rows, columns) == as_text(want, columns), (first, second)
         assert packed.rows == len(rows)
 
 
@@ -198,13 +198,13 @@ REFUSED = {
 }
 
 
-def _stopping(note: Callable[..., None], shards: int = 2) -> Callable[..., None]:
-    def stops(self: Journal, *args: Any) -> None:
+def _interrupting(note: Callable[..., None], shards: int = 2) -> Callable[..., None]:
+    def interrupting(self: Journal, *args: Any) -> None:
         note(self, *args)
         if len(self.shards) == shards:
             raise KeyboardInterrupt
 
-    return stops
+    return interrupting
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ALWAYS])
@@ -216,7 +216,7 @@ def test_an_interrupted_pack_with_any_option_is_resumed_to_the_same_bytes(
         options["columns"] = ["t"]
     commands.pack(index, str(tmp_path / "whole"), **options)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Journal, "record_shard", _stopping(Journal.record_shard))
+        patch.setattr(Journal, "record_shard", _interrupting(Journal.record_shard))
         commands.pack(index, str(tmp_path / "out"), **options)
     commands.pack(index, str(tmp_path / "out"), resume=True, **{**options, "jobs": 3})
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
@@ -225,10 +225,10 @@ def test_an_interrupted_pack_with_any_option_is_resumed_to_the_same_bytes(
 def test_a_resume_with_any_other_option_is_refused_and_changes_nothing(
     index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = {"shard_rows": 2, "key": "id"}
+    started = {"shard_rows": 2, "key": "id"}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Journal, "record_shard", _stopping(Journal.record_shard))
-        commands.pack(index, str(tmp_path / "out"), **begun)
+        patch.setattr(Journal, "record_shard", _interrupting(Journal.record_shard))
+        commands.pack(index, str(tmp_path / "out"), **started)
     before = {
         name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"
     }
@@ -249,18 +249,18 @@ def test_a_resume_with_any_other_option_is_refused_and_changes_nothing(
     }
     for name, options in others.items():
         with pytest.raises(UsageError) as caught:
-            commands.pack(index, str(tmp_path / "out"), resume=True, **{**begun, **options})
+            commands.pack(index, str(tmp_path / "out"), resume=True, **{**started, **options})
         assert caught.value.message.startswith("the unfinished pack was started with "), name
         assert {
             name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"
         } == before, name
     with pytest.raises(UsageError):
-        commands.pack(index, str(tmp_path / "out"), resume=True, part_rows=4, **begun)
+        commands.pack(index, str(tmp_path / "out"), resume=True, part_rows=4, **started)
     assert {
         name: data for name, data in files_of(tmp_path / "out").items() if name != ".flare/lock"
     } == before
-    commands.pack(index, str(tmp_path / "out"), resume=True, **begun)
-    commands.pack(index, str(tmp_path / "whole"), **begun)
+    commands.pack(index, str(tmp_path / "out"), resume=True, **started)
+    commands.pack(index, str(tmp_path / "whole"), **started)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
@@ -275,7 +275,7 @@ def test_rows_of_several_files_are_counted_over_all_of_them(
         )
     for stop in (3, 6):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Journal, "record_shard", _stopping(Journal.record_shard, stop // 2))
+            patch.setattr(Journal, "record_shard", _interrupting(Journal.record_shard, stop // 2))
             commands.pack(names, str(tmp_path / f"out{stop}"), shard_rows=2, key="k")
         commands.pack(names, str(tmp_path / f"out{stop}"), shard_rows=2, key="k", resume=True)
         assert [row["n"] for row in read.open(str(tmp_path / f"out{stop}"))] == list(range(12))

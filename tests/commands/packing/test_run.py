@@ -154,34 +154,38 @@ def test_the_first_failed_row_ends_the_pack_without_a_dataset(tmp_path, server):
     assert not {"index.json", "playlist.yaml"} & set(files(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("noted", [True, False])
+@pytest.mark.parametrize("recorded", [True, False])
 def test_a_resumed_pack_has_the_bytes_of_an_uninterrupted_pack(
-    tmp_path, server, monkeypatch, noted
+    tmp_path, server, monkeypatch, recorded
 ):
     """Interrupt the pack many times, just before or after a shard is recorded in the journal."""
     source = index(tmp_path, server, bad={3, 40, 41, 100})
-    whole = commands.pack(source, f"{tmp_path}/whole", on_error="skip", **LINK)
+    complete = commands.pack(source, f"{tmp_path}/whole", on_error="skip", **LINK)
     record_shard = Journal.record_shard
 
-    def stops(self, *args):
-        if noted:
+    def interrupting(self, *args):
+        if recorded:
             record_shard(self, *args)
         if len(self.shards) >= self.stop:
             raise KeyboardInterrupt
-        if not noted:
+        if not recorded:
             record_shard(self, *args)
 
-    monkeypatch.setattr(Journal, "record_shard", stops)
-    for stop in (1, 2, whole.shards - 1):
+    monkeypatch.setattr(Journal, "record_shard", interrupting)
+    for stop in (1, 2, complete.shards - 1):
         monkeypatch.setattr(Journal, "stop", stop, raising=False)
         with pytest.raises(KeyboardInterrupt):
             commands.pack(source, f"{tmp_path}/out", on_error="skip", resume=True, **LINK)
         assert not {"index.json", "playlist.yaml"} & set(files(tmp_path / "out"))
     monkeypatch.undo()
-    again = commands.pack(source, f"{tmp_path}/out", on_error="skip", resume=True, **LINK)
+    second = commands.pack(source, f"{tmp_path}/out", on_error="skip", resume=True, **LINK)
     assert files(tmp_path / "out") == files(tmp_path / "whole")
-    assert (again.rows, again.failed, again.reasons) == (whole.rows, whole.failed, whole.reasons)
-    assert again.resumed_rows > 0
+    assert (second.rows, second.failed, second.reasons) == (
+        complete.rows,
+        complete.failed,
+        complete.reasons,
+    )
+    assert second.resumed_rows > 0
 
 
 def test_a_resume_must_have_the_same_access_if_access_selects_rows(tmp_path, monkeypatch):
@@ -191,7 +195,7 @@ def test_a_resume_must_have_the_same_access_if_access_selects_rows(tmp_path, mon
 
     def run(out, stop=99, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(Journal, "record_shard", _stopping(stop))
+            patch.setattr(Journal, "record_shard", _interrupting(stop))
             return commands.pack(
                 str(tmp_path / "i.parquet"),
                 str(tmp_path / out),
@@ -217,15 +221,15 @@ def test_a_resume_must_have_the_same_access_if_access_selects_rows(tmp_path, mon
     assert run("fails", resume=True).rows == 12
 
 
-def _stopping(stop):
+def _interrupting(stop):
     record_shard = Journal.record_shard
 
-    def stops(self, *args):
+    def interrupting(self, *args):
         record_shard(self, *args)
         if len(self.shards) >= stop:
             raise KeyboardInterrupt
 
-    return stops
+    return interrupting
 
 
 def test_a_pack_killed_at_any_time_is_resumed(tmp_path, server):
@@ -268,8 +272,8 @@ def test_resuming_a_finished_pack_returns_the_same_result_and_refuses_another_so
     source = index(tmp_path, server)
     first = commands.pack(source, f"{tmp_path}/out", **LINK)
     before = files(tmp_path / "out")
-    again = commands.pack(source, f"{tmp_path}/out", resume=True, **LINK)
-    assert (again.rows, again.shards, again.bytes, again.playlist) == (
+    second = commands.pack(source, f"{tmp_path}/out", resume=True, **LINK)
+    assert (second.rows, second.shards, second.bytes, second.playlist) == (
         first.rows,
         first.shards,
         first.bytes,
@@ -283,7 +287,7 @@ def test_resuming_a_finished_pack_returns_the_same_result_and_refuses_another_so
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "expected"),
     [
         ({"where": "score > 16"}, range(113, 120)),
         ({"where": "SELECT * FROM dataframe WHERE data_id LIKE '%5' AND score < 4"}, [5, 15, 25]),
@@ -291,9 +295,11 @@ def test_resuming_a_finished_pack_returns_the_same_result_and_refuses_another_so
         ({"where": "score > 10", "limit": 2}, [71, 72]),
     ],
 )
-def test_where_limit_and_columns_select_rows(tmp_path, server, options, wanted):
+def test_where_limit_and_columns_select_rows(tmp_path, server, options, expected):
     commands.pack(index(tmp_path, server), f"{tmp_path}/out", columns=["data_id"], **options)
-    assert [row["data_id"] for row in read.open(f"{tmp_path}/out")] == [f"k{i:04d}" for i in wanted]
+    assert [row["data_id"] for row in read.open(f"{tmp_path}/out")] == [
+        f"k{i:04d}" for i in expected
+    ]
 
 
 def test_a_shuffle_keeps_every_row_and_depends_on_the_seed(tmp_path, server):
@@ -419,9 +425,9 @@ def test_a_flipped_bit_in_an_index_is_detected(tmp_path):
 
 def test_the_playlist_lists_every_file_it_needs(tmp_path, server):
     commands.pack(index(tmp_path, server, bad={1}), f"{tmp_path}/out", on_error="skip", **LINK)
-    found = playlists.read(locate(f"{tmp_path}/out/playlist.yaml"))
-    (stream,) = found.streams
-    assert found.protected
+    result = playlists.read(locate(f"{tmp_path}/out/playlist.yaml"))
+    (stream,) = result.streams
+    assert result.protected
     assert {*stream.urls, *stream.files, "playlist.yaml"} == set(files(tmp_path / "out"))
 
 

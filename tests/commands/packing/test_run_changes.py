@@ -30,14 +30,14 @@ def dataset(path, first, rows=12):
 def test_a_changed_dataset_is_neither_resumed_nor_accepted_as_finished(tmp_path, monkeypatch):
     note, out = Journal.record_shard, tmp_path / "out"
 
-    def stops(self, *args):
+    def interrupting(self, *args):
         note(self, *args)
         if len(self.shards) == 2:
             raise KeyboardInterrupt
 
     source = dataset(tmp_path / "d", 0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Journal, "record_shard", stops)
+        patch.setattr(Journal, "record_shard", interrupting)
         commands.pack(source, str(out), shard_rows=2)
     dataset(tmp_path / "d", 100)
     with pytest.raises(UsageError) as caught:

@@ -101,7 +101,7 @@ def read(path, names):
     return [{name: value(sample[name]) for name in names} for sample in flarecli.open(str(path))]
 
 
-def wanted(columns):
+def expected(columns):
     count = len(next(iter(columns.values()))[1])
     return [{name: value(values[i]) for name, (_, values) in columns.items()} for i in range(count)]
 
@@ -115,11 +115,11 @@ def wanted(columns):
 def test_every_pair_of_formats_converts_there_and_back(tmp_path_factory, columns, pair):
     if any(form in ONE_COLUMN for form in pair):
         columns = dict(list(columns.items())[:1])
-    there, back = pair
+    target, back = pair
     folder = tmp_path_factory.mktemp("convert")
     pq.write_table(arrow(columns), folder / "index.parquet")
     source = str(folder / "index.parquet")
-    for step, form in enumerate((there, back, there)):
+    for step, form in enumerate((target, back, target)):
         chosen = {
             field.name: encodings.infer_encoding(field)
             if not pa.types.is_binary(field.type)
@@ -137,26 +137,26 @@ def test_every_pair_of_formats_converts_there_and_back(tmp_path_factory, columns
             assert not can, f"{form} refuses {columns}: {error}"
             assert str(error)
             return
-        assert read(folder / str(step), columns) == wanted(columns), form
+        assert read(folder / str(step), columns) == expected(columns), form
         source = str(folder / str(step))
 
 
-@pytest.mark.parametrize("there", FORMATS)
-def test_nulls_are_kept_or_reported(tmp_path, there):
+@pytest.mark.parametrize("target", FORMATS)
+def test_nulls_are_kept_or_reported(tmp_path, target):
     pq.write_table(pa.table({"a": ["x", None, "z"], "n": [1, 2, 3]}), tmp_path / "index.parquet")
-    columns = ["a"] if there in ONE_COLUMN else None
+    columns = ["a"] if target in ONE_COLUMN else None
     try:
         flarecli.pack(
             str(tmp_path / "index.parquet"),
             str(tmp_path / "out"),
-            format=there,
+            format=target,
             columns=columns,
-            **options(there),
+            **options(target),
         )
     except FlareError as error:
         assert str(error) == f"{tmp_path}/index.parquet[1]: a is null"
     else:
-        assert there in ("webdataset", "tfrecord")
+        assert target in ("webdataset", "tfrecord")
         assert [(row["a"], row["n"]) for row in flarecli.open(str(tmp_path / "out"))] == [
             ("x", 1),
             (None, 2),

@@ -30,17 +30,17 @@ def table(path, changed=(), **options):
     )
 
 
-def cut_short(monkeypatch, shards, *args, **options):
+def interrupt_after(monkeypatch, shards, *args, **options):
     """Pack until a number of shards is recorded."""
     note = Journal.record_shard
 
-    def stops(self, *args):
+    def interrupting(self, *args):
         note(self, *args)
         if len(self.shards) >= shards:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record_shard", stops)
+        patch.setattr(Journal, "record_shard", interrupting)
         with pytest.raises(KeyboardInterrupt):
             commands.pack(*args, **options)
 
@@ -71,28 +71,28 @@ def test_each_line_of_the_journal_has_the_checksum_of_the_bytes_read(
         pq.ParquetFile(tmp_path / "i.parquet").metadata.row_group,
     )
     source, options = f"{tmp_path}/i.parquet", {"shard_rows": 200, **options}
-    cut_short(monkeypatch, 6, source, f"{tmp_path}/out", **options)
-    head, *noted = lines(tmp_path / "out")
+    interrupt_after(monkeypatch, 6, source, f"{tmp_path}/out", **options)
+    head, *recorded = lines(tmp_path / "out")
     assert head["source"] != xxhash.xxh3_128_hexdigest(data)
     rows = 0
-    for entry in noted:
+    for entry in recorded:
         size, summed = entry["source"]
         assert summed == xxhash.xxh3_128_hexdigest(data[:size])
         rows = entry.get("next", rows)
         last = group((rows - 1) // GROUP if rows else 0).column(0)
         assert size > last.data_page_offset
-    assert noted[1]["source"][0] < len(data) / 2
-    whole = commands.pack(source, f"{tmp_path}/whole", **options)
-    again = commands.pack(source, f"{tmp_path}/out", resume=True, **options)
-    assert (again.rows, again.resumed_rows) == (whole.rows, 1200)
+    assert recorded[1]["source"][0] < len(data) / 2
+    complete = commands.pack(source, f"{tmp_path}/whole", **options)
+    second = commands.pack(source, f"{tmp_path}/out", resume=True, **options)
+    assert (second.rows, second.resumed_rows) == (complete.rows, 1200)
     assert files(tmp_path / "out") == files(tmp_path / "whole")
-    said = yaml.safe_load((tmp_path / "out/playlist.yaml").read_text())
-    assert xxhash.xxh3_128_hexdigest(data) in json.dumps(said)
+    messages = yaml.safe_load((tmp_path / "out/playlist.yaml").read_text())
+    assert xxhash.xxh3_128_hexdigest(data) in json.dumps(messages)
 
 
 def test_a_change_after_the_read_bytes_is_packed(tmp_path, monkeypatch, few_rows):
     table(tmp_path / "i.parquet")
-    cut_short(monkeypatch, 3, f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200)
+    interrupt_after(monkeypatch, 3, f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200)
     table(tmp_path / "i.parquet", [3900])
     commands.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200, resume=True)
     commands.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/whole", shard_rows=200)
@@ -102,7 +102,7 @@ def test_a_change_after_the_read_bytes_is_packed(tmp_path, monkeypatch, few_rows
 @pytest.mark.parametrize("row", [0, 599, 650])
 def test_a_change_in_the_read_bytes_is_refused(tmp_path, monkeypatch, few_rows, row):
     table(tmp_path / "i.parquet")
-    cut_short(monkeypatch, 3, f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200)
+    interrupt_after(monkeypatch, 3, f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200)
     before = files(tmp_path / "out"), lines(tmp_path / "out")
     table(tmp_path / "i.parquet", [row])
     with pytest.raises(UsageError) as caught:
@@ -130,11 +130,11 @@ def test_inferred_columns_are_compared_with_the_first_rows(tmp_path, monkeypatch
         write_statistics=False,
     )
 
-    def stops(self, *args):
+    def interrupting(self, *args):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record_shard", stops)
+        patch.setattr(Journal, "record_shard", interrupting)
         patch.setattr(
             "flarecli.write.folder_target.FolderTarget.abandon", lambda self, keep: self.release()
         )
@@ -156,15 +156,15 @@ def test_another_source_is_refused_by_its_size_and_footer(tmp_path, monkeypatch,
     table(tmp_path / "i.parquet")
     table(tmp_path / "j.parquet", compression="snappy")
     sources = [f"{tmp_path}/i.parquet", f"{tmp_path}/j.parquet"]
-    cut_short(monkeypatch, 3, sources, f"{tmp_path}/out", shard_rows=200)
-    whole = pq.read_table(tmp_path / "i.parquet")
+    interrupt_after(monkeypatch, 3, sources, f"{tmp_path}/out", shard_rows=200)
+    complete = pq.read_table(tmp_path / "i.parquet")
     if how == "another first file":
         sources.reverse()
     else:
         other = {
-            "longer": pa.concat_tables([whole, whole]),
-            "shorter": whole[:3000],
-            "other columns": whole.rename_columns(["text", "more", "number"]),
+            "longer": pa.concat_tables([complete, complete]),
+            "shorter": complete[:3000],
+            "other columns": complete.rename_columns(["text", "more", "number"]),
         }
         options = {
             "use_dictionary": False,
@@ -184,17 +184,17 @@ def test_a_journal_with_the_checksum_of_the_whole_source_is_resumed(
     """The journal of an earlier version, which computed the checksum of the whole source first."""
     table(tmp_path / "i.parquet")
     source, out = f"{tmp_path}/i.parquet", tmp_path / "out"
-    cut_short(monkeypatch, shards, source, str(out), shard_rows=200)
-    head, *noted = lines(out)
+    interrupt_after(monkeypatch, shards, source, str(out), shard_rows=200)
+    head, *recorded = lines(out)
     old = [{**head, "source": xxhash.xxh3_128_hexdigest((tmp_path / "i.parquet").read_bytes())}]
-    old += [{key: value for key, value in entry.items() if key != "source"} for entry in noted]
+    old += [{key: value for key, value in entry.items() if key != "source"} for entry in recorded]
     (out / ".flare").mkdir(exist_ok=True)
     (out / ".flare/journal").write_text("".join(f"{json.dumps(entry)}\n" for entry in old))
     table(tmp_path / "i.parquet", [3999])
     with pytest.raises(UsageError, match=CHANGED):
         commands.pack(source, str(out), shard_rows=200, resume=True)
     table(tmp_path / "i.parquet")
-    cut_short(monkeypatch, shards + 2, source, str(out), shard_rows=200, resume=True)
+    interrupt_after(monkeypatch, shards + 2, source, str(out), shard_rows=200, resume=True)
     assert all("source" not in entry for entry in lines(out)[1:])
     assert (
         commands.pack(source, str(out), shard_rows=200, resume=True).resumed_rows
@@ -209,7 +209,7 @@ def test_a_journal_without_checksums_of_the_source_is_refused(
     tmp_path, monkeypatch, few_rows, spoilt
 ):
     table(tmp_path / "i.parquet")
-    cut_short(monkeypatch, 2, f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200)
+    interrupt_after(monkeypatch, 2, f"{tmp_path}/i.parquet", f"{tmp_path}/out", shard_rows=200)
     *entries, last = lines(tmp_path / "out")
     (tmp_path / "out/.flare/journal").write_text(
         "".join(f"{json.dumps(entry)}\n" for entry in (*entries, {**last, "source": spoilt}))
@@ -223,7 +223,7 @@ def test_with_where_or_shuffle_the_checksum_is_computed_first(tmp_path, monkeypa
     table(tmp_path / "i.parquet")
     data = (tmp_path / "i.parquet").read_bytes()
     options = {"shard_rows": 200, **options}
-    cut_short(monkeypatch, 2, f"{tmp_path}/i.parquet", f"{tmp_path}/out", **options)
+    interrupt_after(monkeypatch, 2, f"{tmp_path}/i.parquet", f"{tmp_path}/out", **options)
     assert lines(tmp_path / "out")[0]["source"] == xxhash.xxh3_128_hexdigest(data)
     commands.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/out", resume=True, **options)
     commands.pack(f"{tmp_path}/i.parquet", f"{tmp_path}/whole", **options)

@@ -18,7 +18,7 @@ from flarecli.progress import Progress
 from flarecli.storage import Location
 
 
-class Heard(Progress):
+class NoteCollector(Progress):
     def __init__(self):
         self.notes, self.failures = [], []
 
@@ -31,7 +31,7 @@ class Heard(Progress):
 
 
 def rows_of(out):
-    data = read.Dataset(read.select_streams(found := read.resolve(str(out))), found)
+    data = read.Dataset(read.select_streams(result := read.resolve(str(out))), result)
     return [row for batch in data.scan() for row in batch.to_pylist()]
 
 
@@ -42,7 +42,7 @@ def body(name):
     return b"\xff\xd8\xff" * name.endswith(".jpg") + f"{name}!".encode()
 
 
-def made(folder, names):
+def created(folder, names):
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,11 +53,11 @@ def made(folder, names):
 @pytest.fixture
 def opened(monkeypatch):
     """Return the names of the files whose bytes are read."""
-    names, whole = [], Location.read
+    names, complete = [], Location.read
 
     def reading(at, start, stop):
         names.append(at.name)
-        return whole(at, start, stop)
+        return complete(at, start, stop)
 
     monkeypatch.setattr(Location, "read", reading)
     return names
@@ -73,45 +73,45 @@ def test_rows_of_a_folder_match_a_dictionary(tmp_path):
         if extension == "jpg" or chance.random() > 0.05
     ]
     names += ["a/lonely.txt", "b/lonely.meta.json", "README"]
-    heard = Heard()
+    collector = NoteCollector()
     done = commands.pack(
-        made(tmp_path / "in", names), str(tmp_path / "out"), on_error="skip", progress=heard
+        created(tmp_path / "in", names), str(tmp_path / "out"), on_error="skip", progress=collector
     )
     groups = defaultdict(dict)
     for name in names:
         key, _, extension = name.rpartition("/")[2].partition(".")
         groups[f"{name.rpartition('/')[0]}/{key}"][extension] = name
     del groups["/README"]
-    whole = {key: files for key, files in groups.items() if len(files) == 3}
+    complete = {key: files for key, files in groups.items() if len(files) == 3}
     lacking = {
         key: sorted({"jpg", "txt", "meta.json"} - files.keys())
         for key, files in groups.items()
         if len(files) < 3
     }
-    assert [row["key"] for row in rows_of(tmp_path / "out")] == sorted(whole)
+    assert [row["key"] for row in rows_of(tmp_path / "out")] == sorted(complete)
     for row in rows_of(tmp_path / "out"):
-        files = whole[row["key"]]
+        files = complete[row["key"]]
         assert (row["jpg"], row["txt"]) == (body(files["jpg"]), f"{files['txt']}!")
         assert json.loads(row["meta.json"]) == {"name": files["meta.json"]}
     assert (done.rows, done.failed, done.reasons) == (
-        len(whole),
+        len(complete),
         len(lacking),
         {"incomplete": len(lacking)},
     )
-    assert sorted(heard.failures) == sorted(
+    assert sorted(collector.failures) == sorted(
         (key, f"no {columns[0]} file for this key") for key, columns in lacking.items()
     )
-    assert heard.notes == ["skipped 1 README or LICENSE file: README"]
+    assert collector.notes == ["skipped 1 README or LICENSE file: README"]
 
 
 def test_a_file_that_is_deleted_during_the_pack_is_a_failed_row(tmp_path, monkeypatch):
-    folder = made(tmp_path / "in", [f"{i}.{kind}" for i in range(6) for kind in ("bin", "txt")])
-    whole = Location.read
+    folder = created(tmp_path / "in", [f"{i}.{kind}" for i in range(6) for kind in ("bin", "txt")])
+    complete = Location.read
 
     def reading(at, start, stop):
         if at.name == "3.txt":
             raise MissingError("no such file or folder", where=at)
-        return whole(at, start, stop)
+        return complete(at, start, stop)
 
     monkeypatch.setattr(Location, "read", reading)
     done = commands.pack(folder, str(tmp_path / "out"), on_error="skip")
@@ -121,7 +121,7 @@ def test_a_file_that_is_deleted_during_the_pack_is_a_failed_row(tmp_path, monkey
         ["0", "1", "2", "4", "5"],
     )
     (line,) = (tmp_path / "out/failed.jsonl").read_text().splitlines()
-    told = {
+    output = {
         "file": "in",
         "row": 3,
         "key": "3",
@@ -129,7 +129,7 @@ def test_a_file_that_is_deleted_during_the_pack_is_a_failed_row(tmp_path, monkey
         "kind": "missing",
         "reason": "3.txt: no such file or folder",
     }
-    assert json.loads(line) == told
+    assert json.loads(line) == output
     with pytest.raises(ReachError) as caught:
         commands.pack(folder, str(tmp_path / "all"))
     assert str(caught.value) == f"{folder}[3]: 3: 3.txt: no such file or folder"
@@ -140,7 +140,7 @@ def test_a_file_that_is_deleted_during_the_pack_is_a_failed_row(tmp_path, monkey
 
 
 def test_only_selected_files_are_read(tmp_path, opened):
-    folder = made(
+    folder = created(
         tmp_path / "in", [f"{i:02d}.{kind}" for i in range(50) for kind in ("bin", "txt")]
     )
     commands.pack(folder, str(tmp_path / "one"), where="key like '%7'", limit=3)
@@ -164,9 +164,9 @@ def test_only_selected_files_are_read(tmp_path, opened):
 
 
 def test_a_resumed_pack_of_a_folder_reads_only_remaining_files(tmp_path, opened, monkeypatch):
-    folder = made(tmp_path / "in", [f"{i:02d}.bin" for i in range(30)])
+    folder = created(tmp_path / "in", [f"{i:02d}.bin" for i in range(30)])
     commands.pack(folder, str(tmp_path / "whole"), shard_rows=5)
-    whole = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    complete = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
     reading = Location.read
 
     def failing(at, start, stop):
@@ -183,7 +183,7 @@ def test_a_resumed_pack_of_a_folder_reads_only_remaining_files(tmp_path, opened,
         commands.pack(folder, str(tmp_path / "out"), shard_rows=5, resume=True).resumed_rows == 20
     )
     assert min(name for name in opened if name.endswith(".bin")) == "20.bin"
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == whole
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == complete
 
 
 def members(folder):
@@ -193,7 +193,7 @@ def members(folder):
 
 
 def test_keys_are_the_sample_names_of_a_tar(tmp_path):
-    folder = made(tmp_path / "in", ["a/000.jpg", "a/000.txt", "b/000.jpg", "b/000.txt"])
+    folder = created(tmp_path / "in", ["a/000.jpg", "a/000.txt", "b/000.jpg", "b/000.txt"])
     commands.pack(folder, str(tmp_path / "one"), format="webdataset")
     assert members(tmp_path / "one") == {
         name: body(name) for name in ("a/000.jpg", "a/000.txt", "b/000.jpg", "b/000.txt")
@@ -213,7 +213,7 @@ def test_keys_are_the_sample_names_of_a_tar(tmp_path):
 
 
 def test_a_key_is_a_column_in_formats_without_sample_names(tmp_path):
-    folder = made(tmp_path / "in", ["a/000.txt", "b/000.txt"])
+    folder = created(tmp_path / "in", ["a/000.txt", "b/000.txt"])
     commands.pack(folder, str(tmp_path / "one"))
     assert rows_of(tmp_path / "one") == [
         {"key": "a/000", "txt": "a/000.txt!"},
@@ -227,7 +227,7 @@ class Stdin:
 
 
 def test_a_missing_file_on_standard_input_is_a_failed_row(tmp_path, monkeypatch):
-    folder = made(tmp_path / "in", ["x.bin", "y.bin"])
+    folder = created(tmp_path / "in", ["x.bin", "y.bin"])
     lines = f"{folder}/x.bin\n{folder}/gone.bin\n{folder}/y.bin\n"
     monkeypatch.setattr(sys, "stdin", Stdin(lines.encode()))
     done = commands.pack("-", str(tmp_path / "out"), on_error="skip")
@@ -237,7 +237,7 @@ def test_a_missing_file_on_standard_input_is_a_failed_row(tmp_path, monkeypatch)
         (f"{folder}/y.bin", b"y.bin!"),
     ]
     (line,) = (tmp_path / "out/failed.jsonl").read_text().splitlines()
-    told = {
+    output = {
         "file": "-",
         "row": 1,
         "key": f"{folder}/gone.bin",
@@ -245,7 +245,7 @@ def test_a_missing_file_on_standard_input_is_a_failed_row(tmp_path, monkeypatch)
         "kind": "missing",
         "reason": f"{folder}/gone.bin: no such file or folder",
     }
-    assert json.loads(line) == told
+    assert json.loads(line) == output
 
 
 def test_a_folder_is_not_packed_into_itself(tmp_path, monkeypatch):

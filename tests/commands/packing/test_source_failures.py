@@ -12,7 +12,7 @@ from flarecli.errors import FormatError
 JPEG = b"\xff\xd8\xff"
 
 
-def made(folder: Path, *names: str) -> str:
+def created(folder: Path, *names: str) -> str:
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def packed_keys(out: Path) -> list[str]:
 
 
 def test_images_with_another_extension_fail_by_name(tmp_path, capsys):
-    folder = made(tmp_path / "in", "a.jpg", "b.jpg", "c.jpg", "d.png", "e.jpeg", "noext")
+    folder = created(tmp_path / "in", "a.jpg", "b.jpg", "c.jpg", "d.png", "e.jpeg", "noext")
     out = tmp_path / "out"
     assert main(["pack", folder, str(out)]) == 4
     assert capsys.readouterr().err == (
@@ -48,14 +48,14 @@ def test_images_with_another_extension_fail_by_name(tmp_path, capsys):
 
 
 def test_files_with_dates_in_their_names_are_separate_rows(tmp_path):
-    folder = made(tmp_path / "in", "IMG_2024.01.01.jpg", "IMG_2024.01.02.jpg")
+    folder = created(tmp_path / "in", "IMG_2024.01.01.jpg", "IMG_2024.01.02.jpg")
     assert commands.pack(folder, str(tmp_path / "out")).rows == 2
     assert packed_keys(tmp_path / "out") == ["IMG_2024.01.01", "IMG_2024.01.02"]
 
 
 @pytest.mark.parametrize("format", ["mds", "granular", "webdataset"])
 def test_an_incomplete_key_fails_in_every_format(tmp_path, format):
-    folder = made(tmp_path / "in", *(f"{n}.jpg" for n in range(5)))
+    folder = created(tmp_path / "in", *(f"{n}.jpg" for n in range(5)))
     for n in (0, 1, 3, 4):
         (tmp_path / f"in/{n}.meta.json").write_text("{}")
     done = commands.pack(folder, str(tmp_path / "out"), format=format, on_error="skip")
@@ -66,7 +66,7 @@ def test_an_incomplete_key_fails_in_every_format(tmp_path, format):
 
 
 def test_a_folder_with_only_desktop_files_is_an_error(tmp_path, capsys):
-    folder = made(tmp_path / "in", "Thumbs.db", ".DS_Store")
+    folder = created(tmp_path / "in", "Thumbs.db", ".DS_Store")
     assert main(["pack", folder, str(tmp_path / "out")]) == 4
     assert capsys.readouterr().err == (
         f"error: {folder}: no data files with extensions\n"
@@ -77,7 +77,7 @@ def test_a_folder_with_only_desktop_files_is_an_error(tmp_path, capsys):
 
 
 def test_a_wildcard_skips_desktop_files_with_a_note(tmp_path, capsys):
-    folder = made(tmp_path / "in", "a.jpg", "b.png", "c.jpeg", "Thumbs.db", "README.txt")
+    folder = created(tmp_path / "in", "a.jpg", "b.png", "c.jpeg", "Thumbs.db", "README.txt")
     assert main(["pack", f"{folder}/*", str(tmp_path / "out")]) == 0
     notes = capsys.readouterr().err.splitlines()
     assert f"skipped 1 desktop file: {folder}/Thumbs.db" in notes
@@ -86,7 +86,7 @@ def test_a_wildcard_skips_desktop_files_with_a_note(tmp_path, capsys):
 
 
 def test_files_of_unselected_columns_are_not_failures(tmp_path):
-    folder = made(tmp_path / "in", "a.jpg", "b.jpg", "c.png")
+    folder = created(tmp_path / "in", "a.jpg", "b.jpg", "c.png")
     for name in "ad":
         (tmp_path / f"in/{name}.txt").write_text(name)
     done = commands.pack(folder, str(tmp_path / "one"), columns=["jpg"])
@@ -99,7 +99,7 @@ def test_files_of_unselected_columns_are_not_failures(tmp_path):
 
 
 def test_a_missing_file_fails_only_rows_that_the_condition_selects(tmp_path):
-    folder = made(tmp_path / "in", "a.jpg", "b.jpg", "c.jpg", "d.png")
+    folder = created(tmp_path / "in", "a.jpg", "b.jpg", "c.jpg", "d.png")
     for name in "ab":
         (tmp_path / f"in/{name}.txt").write_text(name)
     assert commands.pack(folder, str(tmp_path / "one"), where="txt = 'a'").rows == 1
@@ -119,7 +119,7 @@ def test_a_missing_file_fails_only_rows_that_the_condition_selects(tmp_path):
 @pytest.mark.parametrize("extension", ["txt", "json"])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_text_that_is_not_utf8_is_a_failed_row(tmp_path, extension, first):
-    folder = made(tmp_path / "in", *(f"{n}.{extension}" for n in "abc"))
+    folder = created(tmp_path / "in", *(f"{n}.{extension}" for n in "abc"))
     for name, data in zip("abc", (b"1", b"\xff\xfe", b"2"), strict=True):
         (tmp_path / f"in/{name}.{extension}").write_bytes(data)
     if first:

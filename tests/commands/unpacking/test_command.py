@@ -138,16 +138,16 @@ def test_plain_files_are_unpacked_with_their_own_names(tmp_path):
 
 
 def test_the_index_may_be_csv_or_parquet(plain, tmp_path, samples):
-    wanted = [
+    expected = [
         {"id": row["id"], "image": f"{row['id']}.jpg", "text": row["text"]} for row in samples
     ]
     commands.unpack(str(plain), str(tmp_path / "c"), index="csv")
     with open(tmp_path / "c" / "index.csv", newline="") as file:
         assert list(csv.DictReader(file)) == [
-            {name: str(value) for name, value in row.items()} for row in wanted
+            {name: str(value) for name, value in row.items()} for row in expected
         ]
     commands.unpack(str(plain), str(tmp_path / "p"), index="parquet")
-    assert pq.read_table(tmp_path / "p" / "index.parquet").to_pylist() == wanted
+    assert pq.read_table(tmp_path / "p" / "index.parquet").to_pylist() == expected
 
 
 def test_a_tar_has_the_same_files_and_is_reproducible(plain, tmp_path):
@@ -332,7 +332,7 @@ def test_overwrite_replaces_only_an_unpacked_folder(plain, tmp_path, kind):
     assert os.listdir(tmp_path) == ["f"]
 
 
-def cut_short(monkeypatch, after: int) -> None:
+def interrupt_after(monkeypatch, after: int) -> None:
     """Simulate a full disk at the file with number `after`."""
     put, count = outlets.Folder.write, iter(range(after))
 
@@ -349,10 +349,10 @@ def cut_short(monkeypatch, after: int) -> None:
 def test_an_interrupted_unpack_is_resumed_to_the_same_bytes(
     plain, tmp_path, monkeypatch, after, options
 ):
-    whole, to = tmp_path / "whole", tmp_path / "f"
-    commands.unpack(str(plain), str(whole), **options)
+    complete, to = tmp_path / "whole", tmp_path / "f"
+    commands.unpack(str(plain), str(complete), **options)
     with monkeypatch.context() as patch:
-        cut_short(patch, after)
+        interrupt_after(patch, after)
         with pytest.raises(ReachError):
             commands.unpack(str(plain), str(to), **options)
     if to.exists():
@@ -362,44 +362,44 @@ def test_an_interrupted_unpack_is_resumed_to_the_same_bytes(
         with pytest.raises(UsageError, match="from another source or with other options"):
             commands.unpack(str(plain), str(to), resume=True, name="{row}.x", **options)
     done = commands.unpack(str(plain), str(to), resume=True, **options)
-    assert tree(to) == tree(whole)
-    assert done.rows == len(tree(whole)) - 1
+    assert tree(to) == tree(complete)
+    assert done.rows == len(tree(complete)) - 1
     assert (
         commands.unpack(str(plain), str(to), resume=True, **options).rows == done.rows
     )  # a finished unpack is not an error
 
 
 def test_a_resume_keeps_only_files_with_their_sizes(plain, tmp_path, monkeypatch):
-    whole, to = tmp_path / "whole", tmp_path / "f"
-    commands.unpack(str(plain), str(whole))
+    complete, to = tmp_path / "whole", tmp_path / "f"
+    commands.unpack(str(plain), str(complete))
     with monkeypatch.context() as patch:
-        cut_short(patch, 25)
+        interrupt_after(patch, 25)
         with pytest.raises(ReachError):
             commands.unpack(str(plain), str(to))
     (to / "3.jpg").write_bytes(b"")  # as after a power loss
     (to / "12.jpg").unlink()
     commands.unpack(str(plain), str(to), resume=True)
-    assert tree(to) == tree(whole)
+    assert tree(to) == tree(complete)
 
 
 def test_a_journal_truncated_at_any_byte_is_resumed(plain, tmp_path, monkeypatch):
-    whole = tmp_path / "whole"
-    commands.unpack(str(plain), str(whole))
+    complete = tmp_path / "whole"
+    commands.unpack(str(plain), str(complete))
     for cut in (0, 5, 400, 1500, 2500):
         to = tmp_path / f"f{cut}"
         with monkeypatch.context() as patch:
-            cut_short(patch, 25)
+            interrupt_after(patch, 25)
             with pytest.raises(ReachError):
                 commands.unpack(str(plain), str(to))
         os.truncate(to / ".flare" / "journal", cut)
         commands.unpack(str(plain), str(to), resume=True)
-        assert tree(to) == tree(whole)
+        assert tree(to) == tree(complete)
 
 
 def test_overwrite_starts_an_unfinished_unpack_again(plain, tmp_path, monkeypatch):
     to = tmp_path / "f"
     with monkeypatch.context() as patch:
-        cut_short(patch, 15)
+        interrupt_after(patch, 15)
         with pytest.raises(ReachError):
             commands.unpack(str(plain), str(to))
     commands.unpack(str(plain), str(to), overwrite=True, rows="1", index="none")

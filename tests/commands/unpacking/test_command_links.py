@@ -150,19 +150,19 @@ def test_the_command_line_downloads_names_by_key_and_resumes(web, tmp_path, capf
         "--allow-private",
     ]
     assert main([*line, "--retries", "0"]) == 3
-    told = capfd.readouterr()
-    assert told.err.splitlines()[-2:] == [
+    output = capfd.readouterr()
+    assert output.err.splitlines()[-2:] == [
         f"error: {tmp_path}/index.parquet[30]: id30: {web.url('/p/30')}: 404 Not Found",
         "hint: Use --on-error skip to leave such rows out and list them in failed.jsonl.",
     ]
     web.pages["/p/30"] = gone
     assert main([*line, "--resume"]) == 0
-    found = {
+    result = {
         name: (tmp_path / "files" / name).read_bytes()
         for name in os.listdir(tmp_path / "files")
         if name != "index.jsonl"
     }
-    assert found == {f"{name}.jpg": JPEG + bytes([i]) for i, name in enumerate(names)}
+    assert result == {f"{name}.jpg": JPEG + bytes([i]) for i, name in enumerate(names)}
     assert [
         json.loads(text)["data_url"]
         for text in (tmp_path / "files/index.jsonl").read_text().splitlines()
@@ -202,11 +202,11 @@ def test_a_killed_unpack_downloads_only_the_remaining_links(web, tmp_path):
         subprocess.run(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
     )
     assert len(web.requests) - before < rows
-    found = {name: (to / name).read_bytes() for name in os.listdir(to) if name != "index.jsonl"}
-    assert found == {f"id{i:04d}.jpg": JPEG + i.to_bytes(2) for i in range(rows)}
+    result = {name: (to / name).read_bytes() for name in os.listdir(to) if name != "index.jsonl"}
+    assert result == {f"id{i:04d}.jpg": JPEG + i.to_bytes(2) for i in range(rows)}
     assert [
         json.loads(text)["data_url"] for text in (to / "index.jsonl").read_text().splitlines()
-    ] == sorted(found)
+    ] == sorted(result)
 
 
 def test_files_get_the_extension_of_their_content(tmp_path):
@@ -251,12 +251,12 @@ def test_files_get_the_extension_of_their_content(tmp_path):
     )
     pq.write_table(table, tmp_path / "i.parquet")
     commands.unpack(str(tmp_path / "i.parquet"), str(tmp_path / "f"), key="id")
-    found = {
+    result = {
         name: (tmp_path / "f" / name).read_bytes()
         for name in os.listdir(tmp_path / "f")
         if name != "index.jsonl"
     }
-    assert found == {
+    assert result == {
         f"{name}.{extension}": data
         for name, (extension, data) in zip(names, values.values(), strict=True)
     }

@@ -57,7 +57,7 @@ def names(rows):
     return sorted(f"{n % 2}/k{n}.bin" for n in rows)
 
 
-def half(source, to, monkeypatch, after=7):
+def leave_unfinished(source, to, monkeypatch, after=7):
     """Run an unpack whose disk fails at a file."""
     put, count = outlets.Folder.write, iter(range(after))
 
@@ -98,7 +98,7 @@ def killed(step, source, to, **options):
 
 def test_overwrite_of_an_unfinished_unpack_removes_only_its_files(source, tmp_path, monkeypatch):
     to = tmp_path / "f"
-    half(source, to, monkeypatch)
+    leave_unfinished(source, to, monkeypatch)
     for other in (
         "notes.txt",
         "0/notes.txt",
@@ -129,25 +129,25 @@ def test_a_link_to_a_folder_is_another_file(source, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("precious")
     commands.unpack(source, str(tmp_path / "done"))
-    half(source, to, monkeypatch)
-    for folder, told in (
+    leave_unfinished(source, to, monkeypatch)
+    for folder, output in (
         (to, ", which the unfinished unpack did not write"),
         (tmp_path / "done", ": index.jsonl does not list it"),
     ):
         (folder / "0" / "link").symlink_to(tmp_path / "mine")
         with pytest.raises(UsageError) as caught:
             commands.unpack(source, str(folder), overwrite=True)
-        assert str(caught.value) == f"{folder}: contains another file '0/link'{told}"
+        assert str(caught.value) == f"{folder}: contains another file '0/link'{output}"
         assert os.readlink(folder / "0" / "link") == str(tmp_path / "mine")
     assert tree(tmp_path / "mine") == {"notes": b"precious"}
 
 
 @pytest.mark.parametrize("ends", ["of another size", "of the same size"])
 def test_a_resume_replaces_only_files_that_it_began(source, tmp_path, monkeypatch, ends):
-    to, mine = tmp_path / "f", "0" if ends == "of the same size" else "mine"
-    half(source, to, monkeypatch, 4)
-    (to / "1" / "k9.bin").write_text(mine)
-    for options, told in (
+    to, content = tmp_path / "f", "0" if ends == "of the same size" else "mine"
+    leave_unfinished(source, to, monkeypatch, 4)
+    (to / "1" / "k9.bin").write_text(content)
+    for options, output in (
         ({"resume": True}, f"{to}/1/k9.bin: already exists"),
         ({"resume": True}, f"{to}/1/k9.bin: already exists"),
         (
@@ -157,8 +157,8 @@ def test_a_resume_replaces_only_files_that_it_began(source, tmp_path, monkeypatc
     ):
         with pytest.raises(UsageError) as caught:
             commands.unpack(source, str(to), **options)
-        assert str(caught.value) == told
-        assert (to / "1" / "k9.bin").read_text() == mine
+        assert str(caught.value) == output
+        assert (to / "1" / "k9.bin").read_text() == content
     (to / "1" / "k9.bin").unlink()
     commands.unpack(source, str(to), resume=True)
     commands.unpack(source, str(tmp_path / "whole"))
@@ -168,13 +168,13 @@ def test_a_resume_replaces_only_files_that_it_began(source, tmp_path, monkeypatc
 def test_a_file_created_between_record_and_write_is_not_ours(source, tmp_path, monkeypatch):
     to, put = tmp_path / "f", outlets.Folder.write
 
-    def late(self, name, data):
+    def adding_file(self, name, data):
         if name.endswith("k7.bin"):
             (to / name).write_text("mine")
         put(self, name, data)
 
     with monkeypatch.context() as patch, pytest.raises(UsageError) as caught:
-        patch.setattr(outlets.Folder, "write", late)
+        patch.setattr(outlets.Folder, "write", adding_file)
         commands.unpack(source, str(to))
     assert str(caught.value) == f"{to}/1/k7.bin: already exists"
     with pytest.raises(UsageError) as caught:
@@ -187,18 +187,18 @@ def test_a_file_created_between_record_and_write_is_not_ours(source, tmp_path, m
 
 
 def test_an_unpack_that_fails_at_once_removes_only_its_files(source, tmp_path, monkeypatch):
-    half(source, tmp_path / "f", monkeypatch, 2)
+    leave_unfinished(source, tmp_path / "f", monkeypatch, 2)
     assert not (tmp_path / "f").exists()
     (tmp_path / "f").mkdir()
     put = outlets.Folder.write
 
-    def mine(self, name, data):
+    def failing_with_file(self, name, data):
         put(self, name, data)
         (tmp_path / "f" / "mine").write_text("mine")
         raise ReachError("the disk is full", where=name)
 
     with monkeypatch.context() as patch, pytest.raises(ReachError):
-        patch.setattr(outlets.Folder, "write", mine)
+        patch.setattr(outlets.Folder, "write", failing_with_file)
         commands.unpack(source, str(tmp_path / "f"))
     assert (tmp_path / "f" / "mine").read_text() == "mine"
 
@@ -210,15 +210,15 @@ def test_an_unpack_killed_before_any_step_can_be_resumed_or_overwritten(
     some, others = {"index": index, "rows": "0:6"}, {"index": index, "rows": "2:7"}
     commands.unpack(source, str(tmp_path / "whole"), **some)
     commands.unpack(source, str(tmp_path / "other"), **others)
-    whole, other = tree(tmp_path / "whole"), tree(tmp_path / "other")
+    complete, other = tree(tmp_path / "whole"), tree(tmp_path / "other")
 
     def is_whole(folder):
-        return tree(folder) == whole and not (folder / ".flare").exists()
+        return tree(folder) == complete and not (folder / ".flare").exists()
 
     step = 0
     while killed(step, source, str(tmp_path / f"a{step}"), **some):
-        to, again = tmp_path / f"a{step}", tmp_path / f"b{step}"
-        assert killed(step, source, str(again), **some)
+        to, second = tmp_path / f"a{step}", tmp_path / f"b{step}"
+        assert killed(step, source, str(second), **some)
         if not is_whole(to):
             if (to / ".flare" / "journal").exists():
                 (to / "mine").write_text("mine")
@@ -232,16 +232,16 @@ def test_an_unpack_killed_before_any_step_can_be_resumed_or_overwritten(
             killed(step // 2, source, str(to), resume=True, **some)
             if not is_whole(to):
                 commands.unpack(source, str(to), resume=True, **some)
-            assert tree(to) == whole, step
-            if (again / ".flare" / "journal").exists():
-                commands.unpack(source, str(again), overwrite=True, **others)
-                assert tree(again) == other, step
+            assert tree(to) == complete, step
+            if (second / ".flare" / "journal").exists():
+                commands.unpack(source, str(second), overwrite=True, **others)
+                assert tree(second) == other, step
         step += stride
     assert step > 30
 
 
 def test_the_names_of_a_batch_are_synced_once_before_its_first_file(source, tmp_path, monkeypatch):
-    waits, noted, fsync, put = [], [], os.fsync, outlets.Folder.write
+    waits, recorded, fsync, put = [], [], os.fsync, outlets.Folder.write
 
     def waiting(fd):
         if os.readlink(f"/proc/self/fd/{fd}").endswith("/begun"):
@@ -249,13 +249,13 @@ def test_the_names_of_a_batch_are_synced_once_before_its_first_file(source, tmp_
         fsync(fd)
 
     def putting(self, name, data):
-        noted.append(any(name in json.loads(line)["names"] for line in waits[-1].splitlines()))
+        recorded.append(any(name in json.loads(line)["names"] for line in waits[-1].splitlines()))
         put(self, name, data)
 
     monkeypatch.setattr("os.fsync", waiting)
     monkeypatch.setattr(outlets.Folder, "write", putting)
     commands.unpack(source, str(tmp_path / "f"))
-    assert noted == [True] * ROWS
+    assert recorded == [True] * ROWS
     assert len(waits) == ROWS // 3 + 1  # and one for the index
     lines = [json.loads(line) for line in waits[-1].splitlines()]
     assert [line["next"] for line in lines] == [0, 3, 6, 9, 12]
@@ -264,7 +264,7 @@ def test_the_names_of_a_batch_are_synced_once_before_its_first_file(source, tmp_
 
 def test_an_incomplete_record_names_no_file(source, tmp_path, monkeypatch):
     to = tmp_path / "f"
-    half(source, to, monkeypatch)
+    leave_unfinished(source, to, monkeypatch)
     with (to / ".flare" / "begun").open("ab") as log:
         log.write(b'{"next": 9, "names": ["mine"]}')
     (to / "mine").write_text("mine")
@@ -299,20 +299,20 @@ def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
     progress = Progress()
     progress.note = lambda text, verbose=False: None if verbose else notes.append(text)
     done = commands.unpack(source, str(to), index="none")
-    again = commands.unpack(source, str(to), index="none", resume=True, progress=progress)
-    assert (notes, again) == (
+    second = commands.unpack(source, str(to), index="none", resume=True, progress=progress)
+    assert (notes, second) == (
         ["nothing to resume: the unpack is finished"],
         replace(done, resumed_rows=ROWS),
     )
     assert sorted(tree(to)) == names(range(ROWS))
     hint = "Name another folder: without an index, an unpack is finished if exactly its files are in the folder."
 
-    def refused(told, **options):
+    def refused(output, **options):
         before = tree(to)
         with pytest.raises(UsageError) as caught:
             commands.unpack(source, str(to), index="none", resume=True, **options)
         assert (str(caught.value), caught.value.hint) == (
-            f"{to}: output folder is not empty, and {told}",
+            f"{to}: output folder is not empty, and {output}",
             hint,
         )
         assert tree(to) == before
@@ -375,7 +375,7 @@ def test_a_finished_unpack_of_links_without_an_index_is_not_checked_by_downloads
 def test_a_link_at_the_path_of_a_log_is_not_followed(source, tmp_path, monkeypatch, name):
     """A copied folder may contain such a link."""
     to = tmp_path / "f"
-    half(source, to, monkeypatch)
+    leave_unfinished(source, to, monkeypatch)
     (tmp_path / "mine").write_text('{"next": 0, "names": ["notes"]}\n')
     (to / ".flare" / name).unlink()
     (to / ".flare" / name).symlink_to(tmp_path / "mine")
@@ -404,7 +404,7 @@ def test_a_link_at_the_path_of_a_log_is_not_followed(source, tmp_path, monkeypat
 @pytest.mark.parametrize("name", ["begun", "journal"])
 def test_invalid_records_name_no_file(source, tmp_path, monkeypatch, name, line):
     to = tmp_path / "f"
-    half(source, to, monkeypatch)
+    leave_unfinished(source, to, monkeypatch)
     with (to / ".flare" / name).open("a") as log:
         log.write(f"{line}\n")
     (to / "notes").write_text("mine")
@@ -435,7 +435,7 @@ def test_a_resume_starts_at_the_first_invalid_line_of_the_journal(
     source, tmp_path, monkeypatch, line, at
 ):
     to = tmp_path / "f"
-    half(source, to, monkeypatch)
+    leave_unfinished(source, to, monkeypatch)
     journal = to / ".flare" / "journal"
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join([*lines[:at], line, *lines[at + 1 :]]) + "\n")
@@ -449,12 +449,12 @@ def test_files_added_to_the_old_folder_during_an_unpack_are_kept(source, tmp_pat
     commands.unpack(source, str(to))
     old = tree(to)
 
-    def late(self, name, data):
+    def adding_file(self, name, data):
         (to / "notes").write_text("mine")
         put(self, name, data)
 
     with monkeypatch.context() as patch, pytest.raises(UsageError) as caught:
-        patch.setattr(outlets.Folder, "write", late)
+        patch.setattr(outlets.Folder, "write", adding_file)
         commands.unpack(source, str(to), overwrite=True, rows="0:6")
     assert (str(caught.value), caught.value.hint) == (
         f"{to}: contains another file 'notes': index.jsonl does not list it",

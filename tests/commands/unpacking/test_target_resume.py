@@ -126,8 +126,8 @@ def test_failed_rows_are_listed_once_however_often_an_unpack_is_interrupted(
         {"fetch": ["url"], "key": "id", "on_error": "skip", **LIMITS},
     )
     lacking = [row for row, name in enumerate(given) if name.startswith("(")]
-    whole = commands.unpack(index, str(tmp_path / "whole"), **options)
-    assert (whole.rows, whole.failed) == (len(given) - len(lacking), len(lacking))
+    complete = commands.unpack(index, str(tmp_path / "whole"), **options)
+    assert (complete.rows, complete.failed) == (len(given) - len(lacking), len(lacking))
     assert [
         json.loads(line)["row"]
         for line in (tmp_path / "whole" / "failed.jsonl").read_text().splitlines()
@@ -139,7 +139,11 @@ def test_failed_rows_are_listed_once_however_often_an_unpack_is_interrupted(
             stop_at(patch, f"k{stop}.")
             commands.unpack(index, str(tmp_path / f"f{stop}"), **options)
         done = commands.unpack(index, str(tmp_path / f"f{stop}"), resume=True, **options)
-        assert (done.rows, done.failed, done.reasons) == (whole.rows, whole.failed, whole.reasons)
+        assert (done.rows, done.failed, done.reasons) == (
+            complete.rows,
+            complete.failed,
+            complete.reasons,
+        )
         assert tree(tmp_path / f"f{stop}") == tree(tmp_path / "whole")
 
 
@@ -176,11 +180,11 @@ def test_a_file_added_during_the_unpack_is_not_replaced(tmp_path, monkeypatch):
     index, note = links(tmp_path / "in", list("abcdef")), outlets.Folder.finish_batch
     few(monkeypatch)
 
-    def noting(self, rows, next):
+    def recording(self, rows, next):
         note(self, rows, next)
         (tmp_path / "f" / "k5.bin").write_text("mine")
 
-    monkeypatch.setattr(outlets.Folder, "finish_batch", noting)
+    monkeypatch.setattr(outlets.Folder, "finish_batch", recording)
     with pytest.raises(UsageError) as caught:
         commands.unpack(index, str(tmp_path / "f"), fetch=["url"], key="id", **LIMITS)
     assert str(caught.value) == f"{tmp_path}/f/k5.bin: already exists"

@@ -22,7 +22,7 @@ AGAIN = "fetch it again, or pack it again with `flare pack … --overwrite`."
 CUT = f"The file was cut short; {AGAIN}"
 
 
-def found(address, **options) -> list[Finding]:
+def findings_of(address, **options) -> list[Finding]:
     return list(commands.verify(str(address), **options))
 
 
@@ -63,7 +63,7 @@ def test_every_flipped_bit_is_found_with_its_file(kind, request, tmp_path):
                 ]
             )
             path.write_bytes(good[:at] + bytes([good[at] ^ 1 << rng.randrange(8)]) + good[at + 1 :])
-            findings = found(folder)
+            findings = findings_of(folder)
             assert any(path.name in one.where for one in findings), (path.name, at, findings)
         path.write_bytes(good)
 
@@ -74,11 +74,11 @@ def test_a_flipped_bit_is_reported_with_rows_and_checksums(out):
     data[-1] ^= 1
     path.write_bytes(data)
     playlist, index = out / "playlist.yaml", out / "index.json"
-    seen, wanted = (
+    seen, expected = (
         hashlib.sha1(one).hexdigest() for one in (data, data[:-1] + bytes([data[-1] ^ 1]))
     )
-    message = f"checksum mismatch (rows 10 to 19): sha1 is {seen}, {playlist} lists {wanted}; also different: xxh3_128 of {playlist}, sha1 of {index}"
-    assert found(out) == [
+    message = f"checksum mismatch (rows 10 to 19): sha1 is {seen}, {playlist} lists {expected}; also different: xxh3_128 of {playlist}, sha1 of {index}"
+    assert findings_of(out) == [
         Finding(
             str(path),
             "checksum",
@@ -92,12 +92,12 @@ def test_a_flipped_bit_is_reported_with_rows_and_checksums(out):
 
 def test_a_shard_above_the_memory_limit_is_checked_from_the_file(out, monkeypatch):
     monkeypatch.setattr(checks, "MAX_MEMORY_BYTES", 100)
-    assert found(out) == []
+    assert findings_of(out) == []
     path = out / "shard.00002.mds"
     data = bytearray(path.read_bytes())
     data[1] ^= 128
     path.write_bytes(data)
-    assert [(one.where, one.kind) for one in found(out)] == [
+    assert [(one.where, one.kind) for one in findings_of(out)] == [
         (str(path), "checksum"),
         (str(path), "format"),
     ]
@@ -107,7 +107,7 @@ def test_a_truncated_shard_is_one_finding(out):
     path = out / "shard.00000.mds"
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-9])
-    wanted = Finding(
+    expected = Finding(
         str(path),
         "size",
         f"file is {size - 9} bytes, {out}/playlist.yaml lists {size}",
@@ -115,7 +115,7 @@ def test_a_truncated_shard_is_one_finding(out):
         start=size - 9,
         stop=size,
     )
-    assert found(out) == found(out, quick=True) == [wanted]
+    assert findings_of(out) == findings_of(out, quick=True) == [expected]
 
 
 def test_bytes_after_the_end_are_damage(out):
@@ -123,7 +123,7 @@ def test_bytes_after_the_end_are_damage(out):
     size = path.stat().st_size
     path.write_bytes(path.read_bytes() + b"!")
     hint = f"The file was replaced; {AGAIN}"
-    assert found(out) == [
+    assert findings_of(out) == [
         Finding(
             str(path),
             "size",
@@ -141,12 +141,14 @@ def test_a_missing_shard_and_a_missing_index_are_findings(out):
     listed = f"no such file, {out}/playlist.yaml lists it"
     again = f"Fetch it again, or remove it and run `flare playlist {out} --reindex`."
     gone = [("index.json", again), ("shard.00003.mds", f"The file is missing; {AGAIN}")]
-    assert found(out) == [Finding(f"{out}/{name}", "missing", listed, hint) for name, hint in gone]
+    assert findings_of(out) == [
+        Finding(f"{out}/{name}", "missing", listed, hint) for name, hint in gone
+    ]
 
 
 def test_an_unreadable_playlist_is_a_finding_even_if_the_index_is_valid(out):
     (out / "playlist.yaml").write_text("data: [")
-    (one,) = found(out)
+    (one,) = findings_of(out)
     assert (one.where, one.kind) == (f"{out}/playlist.yaml:2:1", "format")
 
 
@@ -154,11 +156,11 @@ def test_checksums_without_a_checksum_line_are_a_finding(out):
     path = out / "playlist.yaml"
     body = path.read_bytes().rpartition(b"# flare")[0]
     path.write_bytes(body)
-    assert [(one.where, one.message) for one in found(out)] == [
+    assert [(one.where, one.message) for one in findings_of(out)] == [
         (str(path), "contains checksums, but its last line is not a checksum of the lines above")
     ]
     path.write_bytes(body + b"# flare xxh3_128 " + b"0" * 32 + b"\n")
-    assert [(one.where, one.message) for one in found(out)] == [
+    assert [(one.where, one.message) for one in findings_of(out)] == [
         (str(path), "the last line is not the checksum of the lines above")
     ]
 
@@ -186,7 +188,7 @@ def test_a_foreign_index_is_checked_by_its_checksums_and_noted_as_unprotected(ou
     index = json.loads((out / "index.json").read_text())
     index["shards"][1]["column_names"][0] = "ix"
     (out / "index.json").write_text(json.dumps(index))
-    assert [one.kind for one in found(out)] == ["format"]
+    assert [one.kind for one in findings_of(out)] == ["format"]
 
 
 def test_a_playlist_and_an_index_that_differ_are_a_finding(out):
@@ -203,7 +205,7 @@ def test_a_playlist_and_an_index_that_differ_are_a_finding(out):
     )
     playlist.write_text(text)
     resign(out)
-    messages = [(one.where, one.kind, one.message) for one in found(out)]
+    messages = [(one.where, one.kind, one.message) for one in findings_of(out)]
     right = json.loads(old)["shards"][0]["raw_data"]["hashes"]["sha1"]
     assert messages == [
         (
@@ -225,7 +227,7 @@ def test_a_name_that_leaves_the_folder_is_a_finding_and_is_not_read(out, tmp_pat
     text = (out / "playlist.yaml").read_text().replace("- shard.00000.mds", "- ../canary.mds")
     (out / "playlist.yaml").write_text(text)
     resign(out)
-    findings = found(out)
+    findings = findings_of(out)
     assert "canary" in findings[0].message and {one.kind for one in findings} == {
         "unsafe",
         "listing",
@@ -236,7 +238,7 @@ def test_a_name_that_leaves_the_folder_is_a_finding_and_is_not_read(out, tmp_pat
 def test_an_unfinished_pack_is_a_finding(out):
     (out / ".flare").mkdir()
     (out / ".flare" / "journal").write_text("{}\n")
-    assert found(out) == [
+    assert findings_of(out) == [
         Finding(
             str(out),
             "unfinished",
@@ -271,7 +273,7 @@ def test_structure_is_checked_without_checksums(out):
     start = int.from_bytes(data[4:8], "little")
     data[start] ^= 1
     path.write_bytes(data)
-    (one,) = found(path)
+    (one,) = findings_of(path)
     assert (one.where, one.kind) == (f"{path}[0]", "format")
 
 
@@ -280,14 +282,16 @@ def test_quick_reads_headers_only(out):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    assert found(out, quick=True) == []
+    assert findings_of(out, quick=True) == []
     data[5] ^= 1
     path.write_bytes(data)
-    assert [(one.where, one.kind) for one in found(out, quick=True)] == [(str(path), "format")]
+    assert [(one.where, one.kind) for one in findings_of(out, quick=True)] == [
+        (str(path), "format")
+    ]
 
 
 def test_decode_finds_values_that_contradict_their_encoding(out):
-    findings = found(out, decode=True)
+    findings = findings_of(out, decode=True)
     assert len(findings) == 35
     (chunk, *_) = resolve([str(out)])[0].streams[0]
     first, second = formats.find("mds").open_shard(chunk).layout["starts"][:2].tolist()
@@ -328,7 +332,7 @@ def test_a_zstd_bomb_stops_at_the_declared_size(zipped, tmp_path):
         "hashes": {},
     }
     (folder / "index.json").write_text(json.dumps(index))
-    (one,) = found(folder)
+    (one,) = findings_of(folder)
     size = index["shards"][0]["raw_data"]["bytes"]
     assert (one.where, one.kind, one.message) == (
         str(path),
@@ -342,7 +346,7 @@ def test_an_unknown_checksum_is_a_finding(out):
     index = json.loads((out / "index.json").read_text())
     index["shards"][0]["raw_data"]["hashes"] = {"sha0": "12"}
     (out / "index.json").write_text(json.dumps(index))
-    assert [one.message for one in found(out)] == [
+    assert [one.message for one in findings_of(out)] == [
         f"{out}/index.json lists an unknown checksum 'sha0'"
     ]
 
@@ -377,12 +381,12 @@ def test_importing_the_commands_is_cheap_and_modules_do_not_hide_functions():
 
 def test_a_file_of_an_old_writer_is_noted_as_partly_unprotected():
     fixtures = Path(__file__).parents[3] / "fixtures" / "ffrecord"
-    whole = commands.verify(str(fixtures / "many" / "data"))
-    assert (list(whole), whole.unprotected) == ([], [])
+    complete = commands.verify(str(fixtures / "many" / "data"))
+    assert (list(complete), complete.unprotected) == ([], [])
     old = fixtures / "oldversion" / "data"
-    found = commands.verify(str(old))
-    assert list(found) == []
+    result = commands.verify(str(old))
+    assert list(result) == []
     (name,) = old.glob("*.ffr")
-    assert found.unprotected == [
+    assert result.unprotected == [
         f"{name}: the table has no checksum (written by an old version); only its structure was checked"
     ]

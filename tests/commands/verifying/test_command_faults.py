@@ -26,7 +26,7 @@ def failing(monkeypatch, name, *paths, code=errno.EIO):
     monkeypatch.setattr(os, name, fail)
 
 
-def told(done):
+def described(done):
     return [(one.where, one.kind, one.message) for one in done]
 
 
@@ -56,7 +56,7 @@ def test_a_failed_stat_is_reported_and_other_files_are_checked(
 ):
     done = commands.verify(str(out), quick=quick)
     failing(monkeypatch, "fstat", out / name)
-    assert told(done) == [(str(out / name), "reach", "input/output error")]
+    assert described(done) == [(str(out / name), "reach", "input/output error")]
     assert done.shards == shards
 
 
@@ -68,15 +68,15 @@ def test_a_list_that_becomes_unreadable_is_reported_and_its_shards_are_checked(
         (out / "playlist.yaml").unlink()
     done = commands.verify(str(out))
     failing(monkeypatch, "fstat", out / name, code=errno.ESTALE)
-    found = set(told(done))
-    assert found == {(str(out / name), "reach", os.strerror(errno.ESTALE).lower())}
+    result = set(described(done))
+    assert result == {(str(out / name), "reach", os.strerror(errno.ESTALE).lower())}
     assert (done.shards, done.rows) == (4, 35)
 
 
 def test_an_unreadable_folder_is_reported_after_the_shards(out, monkeypatch):
     done = commands.verify(str(out))
     failing(monkeypatch, "scandir", out)
-    assert told(done) == [(str(out), "reach", "input/output error")]
+    assert described(done) == [(str(out), "reach", "input/output error")]
     assert done.shards == 4
 
 
@@ -86,7 +86,7 @@ def test_an_unreadable_subfolder_is_reported_and_others_are_listed(out, monkeypa
         shutil.copy(out / "shard.00000.mds", out / name / "shard.00000.mds")
     failing(monkeypatch, "scandir", out / "b")
     done = commands.verify(str(out))
-    assert [one[:2] for one in told(done)] == [
+    assert [one[:2] for one in described(done)] == [
         (str(out / "b"), "reach"),
         (str(out / "a" / "shard.00000.mds"), "unlisted"),
         (str(out / "c" / "shard.00000.mds"), "unlisted"),
@@ -96,7 +96,7 @@ def test_an_unreadable_subfolder_is_reported_and_others_are_listed(out, monkeypa
 def test_an_unreadable_address_is_reported_and_others_are_checked(out, plain, zipped, monkeypatch):
     failing(monkeypatch, "fstat", out / "playlist.yaml", code=errno.EACCES)
     done = commands.verify([str(plain), str(out), str(zipped)])
-    assert told(done) == [(f"{out}/playlist.yaml", "reach", "permission denied")]
+    assert described(done) == [(f"{out}/playlist.yaml", "reach", "permission denied")]
     assert done.shards == 4 + len(list(zipped.glob("*.zstd")))
     for sources in (str(out), [str(out), f"{out}/playlist.yaml"]):
         with pytest.raises(ReachError, match="playlist.yaml: permission denied"):
@@ -112,9 +112,9 @@ def test_an_error_at_the_end_of_reading_changes_nothing(out, monkeypatch):
 
     done = commands.verify(str(out))
     monkeypatch.setattr(os, "close", close)
-    found = told(done)
+    result = described(done)
     monkeypatch.undo()
-    assert (found, done.shards, done.rows) == ([], 4, 35)
+    assert (result, done.shards, done.rows) == ([], 4, 35)
 
 
 def test_a_check_that_is_left_early_ends_its_threads(out):

@@ -23,17 +23,17 @@ def checked(address, **options):
 @pytest.mark.parametrize("count", [0, 1, 5, 100])
 @pytest.mark.parametrize("sample", [None, 2, 0.5])
 def test_each_shard_is_in_one_part_and_samples_are_within_the_part(count, sample):
-    whole = [sorted(Choice((k, 7)).of(count)) for k in range(7)]
-    assert sorted(i for part in whole for i in part) == list(range(count))
+    complete = [sorted(Choice((k, 7)).of(count)) for k in range(7)]
+    assert sorted(i for part in complete for i in part) == list(range(count))
     for k in range(7):
         some = Choice((k, 7), sample).of(count)
-        assert set(some) <= set(whole[k])
+        assert set(some) <= set(complete[k])
         assert len(some) == (
-            len(whole[k])
+            len(complete[k])
             if sample is None
-            else min(2, len(whole[k]))
+            else min(2, len(complete[k]))
             if sample == 2
-            else (len(whole[k]) + 1) // 2
+            else (len(complete[k]) + 1) // 2
         )
         assert some == Choice((k, 7), sample).of(count)
 
@@ -43,10 +43,10 @@ def test_all_parts_together_have_the_findings_of_the_whole(out):
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
-    whole, _ = checked(out)
+    complete, _ = checked(out)
     parts = [checked(out, part=(k, 3)) for k in range(3)]
-    assert sorted(one.where for found, _ in parts for one in found) == sorted(
-        one.where for one in whole
+    assert sorted(one.where for result, _ in parts for one in result) == sorted(
+        one.where for one in complete
     )
     assert [(done.shards, done.left) for _, done in parts] == [(2, 2), (1, 3), (1, 3)]
 
@@ -65,12 +65,12 @@ def test_a_copied_playlist_agrees_and_a_changed_playlist_does_not(out, tmp_path)
     (out / "shard.00003.mds").write_bytes(b"other")
     (out / "playlist.yaml").unlink()
     (out / "index.json").unlink()
-    found, _ = checked(f"{out}/shard.00003.mds", against=str(truth))
+    result, _ = checked(f"{out}/shard.00003.mds", against=str(truth))
     size = listed_size(truth)
     hint = (
         "The file was cut short; fetch it again, or pack it again with `flare pack … --overwrite`."
     )
-    assert found[0] == Finding(
+    assert result[0] == Finding(
         f"{out}/shard.00003.mds",
         "size",
         f"file is 5 bytes, {truth} lists {size}",
@@ -79,7 +79,7 @@ def test_a_copied_playlist_agrees_and_a_changed_playlist_does_not(out, tmp_path)
         stop=size,
     )
     rest = f"lists shard.00000.mds and 2 others, {out}/shard.00003.mds does not"
-    assert found[1:] == [Finding(str(truth), "listing", rest, LISTS_DIFFER)]
+    assert result[1:] == [Finding(str(truth), "listing", rest, LISTS_DIFFER)]
 
 
 def listed_size(path):
@@ -92,8 +92,8 @@ def test_a_shard_missing_in_one_of_two_lists_is_reported(out, tmp_path):
     with Writer(str(small), columns={"id": "int"}) as writer:
         writer.write({"id": 1})
     truth = str(small / "playlist.yaml")
-    found, _ = checked(out, against=truth)
-    missing = [one.message for one in found if one.message.startswith("does")]
+    result, _ = checked(out, against=truth)
+    missing = [one.message for one in result if one.message.startswith("does")]
     assert missing == [
         f"does not list {out}/shard.0000{i}.mds, {out}/playlist.yaml does" for i in range(1, 4)
     ]
@@ -104,10 +104,10 @@ def test_an_interrupted_check_continues_without_repeating_files(out, tmp_path, m
     data = bytearray((out / "shard.00000.mds").read_bytes())
     data[-1] ^= 1
     (out / "shard.00000.mds").write_bytes(data)
-    whole, _ = checked(out)
-    begun = iter(commands.verify(str(out), state=str(state), jobs=1))
-    assert next(begun) == whole[0]
-    begun.close()
+    complete, _ = checked(out)
+    started = iter(commands.verify(str(out), state=str(state), jobs=1))
+    assert next(started) == complete[0]
+    started.close()
     assert len(state.read_text().splitlines()) >= 2
     with state.open("a") as file:
         file.write('{"key": "cut sh')
@@ -118,8 +118,8 @@ def test_an_interrupted_check_continues_without_repeating_files(out, tmp_path, m
         "check_chunk",
         lambda chunk, *rest: looked.append(chunk.at.name) or real(chunk, *rest),
     )
-    found, done = checked(out, state=str(state))
-    assert (found, done.shards, done.rows) == (whole, 4, 35)
+    result, done = checked(out, state=str(state))
+    assert (result, done.shards, done.rows) == (complete, 4, 35)
     assert "shard.00000.mds" not in looked and looked
     assert not state.exists()
 
@@ -154,9 +154,9 @@ def test_equal_rows_are_reported_with_the_first_of_them(plain, tmp_path):
             ("x", "y"),
         ]:
             writer.write({"a": a, "b": b})
-    found, _ = checked(out, duplicates=True)
+    result, _ = checked(out, duplicates=True)
     hint = "Pack again without one of the two rows."
-    assert found == [
+    assert result == [
         Finding(
             f"{out}/shard.00001.mds",
             "duplicate",
@@ -195,10 +195,10 @@ def test_joined_streams_need_the_same_number_of_rows(tmp_path):
         return path
 
     path = listed(("images", "image"), ("labels", "label"))
-    found, _ = checked(path)
+    result, _ = checked(path)
     message = "stream 'labels' has 4 rows, stream 'images' has 5; joined streams need the same number of rows"
-    assert [(one.where, one.kind, one.message) for one in found if one.kind == "streams"] == [
+    assert [(one.where, one.kind, one.message) for one in result if one.kind == "streams"] == [
         (str(path), "streams", message)
     ]
-    found, _ = checked(listed(("labels", "label"), ("more", "label")))
-    assert [one for one in found if one.kind == "streams"] == []
+    result, _ = checked(listed(("labels", "label"), ("more", "label")))
+    assert [one for one in result if one.kind == "streams"] == []

@@ -49,7 +49,7 @@ class _Bucket(BaseHTTPRequestHandler):
             name for name in self.server.objects if name.startswith(prefix) and name > after
         )
         page = names[:PAGE]
-        found = "".join(
+        result = "".join(
             f"<Contents><Key>{escape(name)}</Key><LastModified>2020-01-01T00:00:00.000Z</LastModified><ETag>&quot;a&quot;</ETag>"
             f"<Size>{len(self.server.objects[name])}</Size><StorageClass>STANDARD</StorageClass></Contents>"
             for name in page
@@ -60,7 +60,7 @@ class _Bucket(BaseHTTPRequestHandler):
             else ""
         )
         text = f"<Name>bucket</Name><Prefix>{prefix}</Prefix><KeyCount>{len(page)}</KeyCount><IsTruncated>{str(bool(more)).lower()}</IsTruncated>"
-        self.answer(200, f"<ListBucketResult>{text}{more}{found}</ListBucketResult>".encode())
+        self.answer(200, f"<ListBucketResult>{text}{more}{result}</ListBucketResult>".encode())
 
     def answer(self, status, body, **headers):
         self.send_response(status)
@@ -129,8 +129,8 @@ def test_missing_and_truncated_objects_are_reported_without_requests(bucket):
     fill(bucket, True)
     del bucket.objects["set/shard.00007.mds"]
     bucket.objects["set/shard.02400.mds"] = b"cut"
-    found = list(commands.verify("s3://bucket/set/playlist.yaml", quick=True))
-    assert [(one.where, one.kind, one.message) for one in found] == [
+    result = list(commands.verify("s3://bucket/set/playlist.yaml", quick=True))
+    assert [(one.where, one.kind, one.message) for one in result] == [
         (
             "s3://bucket/set/shard.00007.mds",
             "missing",

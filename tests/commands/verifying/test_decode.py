@@ -18,7 +18,7 @@ from flarecli.write import Writer
 MEDIA = Path(__file__).parents[3] / "fixtures" / "media"
 
 
-def picture(kind="jpeg", size=(60, 40)):
+def image(kind="jpeg", size=(60, 40)):
     out = io.BytesIO()
     Image.effect_noise(size, 50).convert("RGB").save(out, kind)
     return out.getvalue()
@@ -33,11 +33,11 @@ def packed(folder, values, encoding="jpeg", format="mds", name="image", **settin
     return folder
 
 
-def found(address, **options):
+def findings_of(address, **options):
     return list(commands.verify(str(address), decode=True, **options))
 
 
-def pillow_says(data):
+def pillow_error(data):
     with pytest.raises((OSError, SyntaxError)) as caught:
         Image.open(io.BytesIO(data)).load()
     return str(caught.value).partition(" (")[0]
@@ -48,30 +48,30 @@ def spans_of(folder, name="starts"):
     return formats.find(chunk.format).open_shard(chunk).layout[name].tolist()
 
 
-JPEG, PNG, WEBP, GIF = (picture(kind) for kind in ("jpeg", "png", "webp", "gif"))
+JPEG, PNG, WEBP, GIF = (image(kind) for kind in ("jpeg", "png", "webp", "gif"))
 BROKEN = PNG[:-300] + bytes([PNG[-300] ^ 255]) + PNG[-299:]
 
 
 def test_complete_media_of_every_kind_have_no_findings(tmp_path):
     out = packed(tmp_path / "p", [JPEG, PNG, WEBP, GIF])
-    assert found(out) == []
+    assert findings_of(out) == []
     sounds = [
         (MEDIA / name).read_bytes()
         for name in ("whole.flac", "xing.mp3", "opus.ogg", "whole.webm", "whole.mp4", "whole.mov")
     ]
-    assert found(packed(tmp_path / "s", [*sounds, JPEG, b"", b"plain bytes"], "bytes")) == []
+    assert findings_of(packed(tmp_path / "s", [*sounds, JPEG, b"", b"plain bytes"], "bytes")) == []
 
 
 def test_a_damaged_image_is_reported_with_row_and_bytes_and_later_rows_are_decoded(
     tmp_path,
 ):
     out = packed(tmp_path / "out", [JPEG, JPEG[:-40], PNG, BROKEN, b"<html><body>", JPEG])
-    findings = found(out)
+    findings = findings_of(out)
     starts = spans_of(out)
     shard = out / "shard.00000.mds"
     assert [one.message.partition(" (")[0] for one in findings] == [
         "column 'image': invalid jpeg: image file is truncated",
-        f"column 'image': invalid jpeg: {pillow_says(BROKEN)}",
+        f"column 'image': invalid jpeg: {pillow_error(BROKEN)}",
         "column 'image': expected jpeg, got html",
     ]
     places = [(f"{shard}[{row}]", "value", HINT, starts[row], starts[row + 1]) for row in (1, 3, 4)]
@@ -89,7 +89,7 @@ def test_an_image_that_crashes_its_decoder_is_one_finding(tmp_path, monkeypatch)
     closed = []
     monkeypatch.setattr(media, "Sandbox", Odd)
     out = packed(tmp_path / "out", [JPEG, JPEG + b"\0", JPEG])
-    assert [(one.where, one.message) for one in found(out)] == [
+    assert [(one.where, one.message) for one in findings_of(out)] == [
         (f"{out}/shard.00000.mds[1]", "column 'image': invalid jpeg: the decoder crashed (SIGSEGV)")
     ]
     assert closed == [1]
@@ -101,13 +101,13 @@ def test_each_image_of_a_list_is_decoded(tmp_path):
 
     out = packed(tmp_path / "out", [[JPEG, JPEG], [JPEG, JPEG[:-40]]], "jpeg_array")
     assert joined(JPEG, JPEG) in (out / "shard.00000.mds").read_bytes()
-    ((where, said),) = [(one.where, one.message) for one in found(out)]
+    ((where, messages),) = [(one.where, one.message) for one in findings_of(out)]
     assert where == f"{out}/shard.00000.mds[1]"
-    assert said.startswith("column 'image': invalid jpeg_array: image file is truncated (")
+    assert messages.startswith("column 'image': invalid jpeg_array: image file is truncated (")
 
 
 @pytest.mark.parametrize(
-    ("name", "cut", "said"),
+    ("name", "cut", "messages"),
     [
         ("whole.mp4", 100, "damaged mp4: "),
         ("whole.flac", 30, "damaged flac: "),
@@ -115,11 +115,13 @@ def test_each_image_of_a_list_is_decoded(tmp_path):
         ("opus.ogg", 50, "damaged ogg: "),
     ],
 )
-def test_truncated_video_and_audio_headers_are_found_for_any_column_name(tmp_path, name, cut, said):
+def test_truncated_video_and_audio_headers_are_found_for_any_column_name(
+    tmp_path, name, cut, messages
+):
     out = packed(tmp_path / "out", [(MEDIA / name).read_bytes()[:cut], b"no medium"], "bytes")
-    ((where, message),) = [(one.where, one.message) for one in found(out)]
+    ((where, message),) = [(one.where, one.message) for one in findings_of(out)]
     assert where == f"{out}/shard.00000.mds[0]"
-    assert message.startswith(f"column 'image': {said}")
+    assert message.startswith(f"column 'image': {messages}")
 
 
 def test_a_tar_member_that_contradicts_its_extension_is_a_finding(tmp_path):
@@ -136,7 +138,7 @@ def test_a_tar_member_that_contradicts_its_extension_is_a_finding(tmp_path):
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    findings = found(path)
+    findings = findings_of(path)
     assert [(one.where, one.message.partition(" (")[0]) for one in findings] == [
         (f"{path}[0]", "column 'mp3': expected mp3, got unknown bytes"),
         (f"{path}[2]", "column 'jpg': invalid jpeg: image file is truncated"),
@@ -149,7 +151,7 @@ def test_a_tar_member_that_contradicts_its_extension_is_a_finding(tmp_path):
 
 def test_a_value_of_a_granular_shard_is_reported_with_its_bag(tmp_path):
     out = packed(tmp_path / "out", [JPEG, JPEG[:-40], JPEG], format="granular")
-    (one,) = found(out)
+    (one,) = findings_of(out)
     (bag,) = out.rglob("image.bag")
     assert (one.where, one.start, one.stop) == (f"{bag}[1]", len(JPEG), 2 * len(JPEG) - 40)
     assert (one.address, one.row, one.column) == (str(bag), 1, "image")
@@ -164,7 +166,7 @@ def test_an_unreadable_row_does_not_hide_other_findings(tmp_path):
     path.write_bytes(data)
     (out / "playlist.yaml").unlink()
     (out / "index.json").unlink()
-    rows = [(one.where, one.kind) for one in found(path)]
+    rows = [(one.where, one.kind) for one in findings_of(path)]
     assert rows == [(f"{path}[1]", "value"), (f"{path}[2]", "format"), (f"{path}[3]", "value")]
 
 
@@ -172,7 +174,7 @@ def test_invalid_values_of_every_encoding_are_found(tmp_path):
     out = packed(tmp_path / "out", [{"a": 1}, [1]], "json", name="j")
     path = out / "shard.00000.mds"
     path.write_bytes(path.read_bytes().replace(b'{"a": 1}', b'{"a": 1!'))
-    (sums, value) = found(out)
+    (sums, value) = findings_of(out)
     starts = spans_of(out)
     assert (sums.kind, value) == (
         "checksum",
@@ -200,7 +202,9 @@ def test_invalid_text_is_reported_once_for_each_row(tmp_path, format):
             path.write_bytes(
                 data.replace(b"number 3", b"numb\xffr 3").replace(b"number 5", b"numb\xffr 5")
             )
-    rows = [one.where.rpartition("[")[2] for one in found(out) if one.kind in ("value", "format")]
+    rows = [
+        one.where.rpartition("[")[2] for one in findings_of(out) if one.kind in ("value", "format")
+    ]
     assert rows == ["3]", "5]"]
 
 

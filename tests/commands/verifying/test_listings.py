@@ -22,7 +22,7 @@ MERGED = [
 ]
 
 
-def found(*addresses, **options):
+def findings_of(*addresses, **options):
     return list(commands.verify([str(address) for address in addresses], **options))
 
 
@@ -68,50 +68,59 @@ def test_an_index_of_a_part_is_read_and_noted_as_unprotected(merged):
 
 def test_a_truncated_index_of_a_part_is_reported(merged):
     for path in (path for path in merged.rglob("index.json") if path.parent != merged):
-        whole = path.read_bytes()
-        for cut in (0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 2, len(whole) - 1):
-            path.write_bytes(whole[:cut])
-            assert [one.where for one in found(merged)] == [str(path)], (path, cut)
-        path.write_bytes(whole)
+        complete = path.read_bytes()
+        for cut in (
+            0,
+            1,
+            len(complete) // 3,
+            len(complete) // 2,
+            len(complete) - 2,
+            len(complete) - 1,
+        ):
+            path.write_bytes(complete[:cut])
+            assert [one.where for one in findings_of(merged)] == [str(path)], (path, cut)
+        path.write_bytes(complete)
 
 
 def test_each_flipped_bit_of_the_index_of_a_part_is_reported(root):
     path, passed = root / "p1" / "index.json", []
-    whole = path.read_bytes()
-    for at in range(0, len(whole), 3):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 7]) + whole[at + 1 :])
-        if not any(str(path) in f"{one.where} {one.message}" for one in found(root, jobs=1)):
-            passed.append((at, whole[max(0, at - 20) : at + 5]))
+    complete = path.read_bytes()
+    for at in range(0, len(complete), 3):
+        path.write_bytes(complete[:at] + bytes([complete[at] ^ 1 << at % 7]) + complete[at + 1 :])
+        if not any(str(path) in f"{one.where} {one.message}" for one in findings_of(root, jobs=1)):
+            passed.append((at, complete[max(0, at - 20) : at + 5]))
     assert passed == []
 
 
 def test_a_contradiction_with_the_index_of_a_part_is_reported_with_both_values(root):
     path, shard = root / "p0" / "index.json", root / "p0" / "shard.00001.mds"
-    whole, top = json.loads(path.read_text()), f"{root}/index.json"
-    size = whole["shards"][1]["raw_data"]["bytes"]
+    complete, top = json.loads(path.read_text()), f"{root}/index.json"
+    size = complete["shards"][1]["raw_data"]["bytes"]
 
-    def told(change):
-        path.write_text(json.dumps(whole))
+    def findings_after(change):
+        path.write_text(json.dumps(complete))
         changed(path, change)
-        return found(root)
+        return findings_of(root)
 
-    limit = whole["shards"][1]["size_limit"]
+    limit = complete["shards"][1]["size_limit"]
     message = f"lists size_limit {limit + 1} for {shard}, {top} lists {limit}"
-    assert told(lambda index: index["shards"][1].update(size_limit=limit + 1)) == [
+    assert findings_after(lambda index: index["shards"][1].update(size_limit=limit + 1)) == [
         Finding(str(path), "listing", message, LISTS_DIFFER)
     ]
-    assert told(lambda index: index["shards"].pop()) == [
+    assert findings_after(lambda index: index["shards"].pop()) == [
         Finding(str(path), "listing", f"does not list {shard}, {top} does", LISTS_DIFFER)
     ]
     extra = {
-        **whole["shards"][1],
-        "raw_data": {**whole["shards"][1]["raw_data"], "basename": "shard.00007.mds"},
+        **complete["shards"][1],
+        "raw_data": {**complete["shards"][1]["raw_data"], "basename": "shard.00007.mds"},
     }
     message = f"lists shard.00007.mds, {top} does not"
-    assert told(lambda index: index["shards"].append(extra)) == [
+    assert findings_after(lambda index: index["shards"].append(extra)) == [
         Finding(str(path), "listing", message, LISTS_DIFFER)
     ]
-    first, second = told(lambda index: index["shards"][1]["raw_data"].update(bytes=size + 1))
+    first, second = findings_after(
+        lambda index: index["shards"][1]["raw_data"].update(bytes=size + 1)
+    )
     assert first == Finding(
         str(path),
         "listing",
@@ -131,13 +140,15 @@ def test_a_shard_missing_in_an_intermediate_index_is_reported(root):
         path.rename(top / path.name)
     commands.merge_index(str(root))
     between = json.loads((top / "index.json").read_text())
-    assert found(root) == []
+    assert findings_of(root) == []
     for i, shard in enumerate(between["shards"]):
         (top / "index.json").write_text(
             json.dumps({**between, "shards": [one for one in between["shards"] if one != shard]})
         )
         message = f"does not list {top}/{shard['raw_data']['basename']}, {root}/index.json does"
-        assert found(root) == [Finding(f"{top}/index.json", "listing", message, LISTS_DIFFER)], i
+        assert findings_of(root) == [
+            Finding(f"{top}/index.json", "listing", message, LISTS_DIFFER)
+        ], i
 
 
 def test_an_index_need_not_list_a_separate_dataset_below_it(root):
@@ -155,7 +166,7 @@ def test_an_index_need_not_list_a_separate_dataset_below_it(root):
         for shard in index["shards"]
     ]
     (root / "index.json").write_text(json.dumps({**outer, "shards": shards}))
-    assert found(root) == []
+    assert findings_of(root) == []
 
 
 def at_below(shard, below):
@@ -177,12 +188,12 @@ def test_a_rebuilt_index_with_fewer_facts_is_no_contradiction(out):
     (root / "part" / "playlist.yaml").unlink()
     commands.merge_index(str(root))
     commands.reindex(str(root / "part"), replace=True)
-    assert found(root) == []
+    assert findings_of(root) == []
     changed(
         root / "part" / "index.json",
         lambda index: index["shards"][0].update(hashes=[], size_limit=None),
     )
-    assert found(root) == []
+    assert findings_of(root) == []
 
 
 def test_a_shard_in_a_part_that_no_index_lists_is_reported(root):
@@ -191,7 +202,7 @@ def test_a_shard_in_a_part_that_no_index_lists_is_reported(root):
         f"shard is not listed in {root}/index.json",
         "Remove the shard, or add it to the list: `flare playlist … -o FILE`.",
     )
-    assert found(root) == [Finding(f"{root}/p0/shard.00002.mds", "unlisted", message, hint)]
+    assert findings_of(root) == [Finding(f"{root}/p0/shard.00002.mds", "unlisted", message, hint)]
 
 
 def test_a_separate_dataset_in_a_subfolder_is_noted(root, tmp_path):
@@ -207,29 +218,32 @@ def test_the_playlist_of_a_part_is_read_if_only_an_index_is_in_use(tmp_path):
     rows.write_text("".join(f'{{"id": {i}}}\n' for i in range(6)))
     commands.pack(str(rows), str(out), part_rows=2)
     (out / "playlist.yaml").unlink()
-    assert found(out) == []
+    assert findings_of(out) == []
     for name in ("playlist.yaml", "index.json"):
         path = out / "00001" / name
-        whole = path.read_bytes()
-        for cut in (0, 1, len(whole) // 2, len(whole) - 1):
-            path.write_bytes(whole[:cut])
-            assert {one.where.partition(":")[0] for one in found(out)} == {str(path)}, (name, cut)
-        path.write_bytes(whole)
+        complete = path.read_bytes()
+        for cut in (0, 1, len(complete) // 2, len(complete) - 1):
+            path.write_bytes(complete[:cut])
+            assert {one.where.partition(":")[0] for one in findings_of(out)} == {str(path)}, (
+                name,
+                cut,
+            )
+        path.write_bytes(complete)
 
 
 def test_a_truncated_shardindex_is_reported_with_a_hint(tmp_path):
     out = tars(tmp_path / "out")
     path = out / "shardindex.json"
-    whole = path.read_bytes()
+    complete = path.read_bytes()
     done = commands.verify(str(out))
     assert (list(done), done.files) == ([], 7)
     assert done.unprotected == [
         f"{path}: no checksums; compared with the shards",
         "3 of 3 files of stream 'data': no checksums; only sizes and structure were checked",
     ]
-    for cut in (0, 1, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:cut])
-        (one,) = found(out)
+    for cut in (0, 1, len(complete) // 2, len(complete) - 1):
+        path.write_bytes(complete[:cut])
+        (one,) = findings_of(out)
         assert (one.where, one.kind, one.hint) == (
             str(path),
             "format",
@@ -241,29 +255,29 @@ def test_a_truncated_shardindex_is_reported_with_a_hint(tmp_path):
 def test_a_shardindex_that_contradicts_the_tars_is_reported_with_both_values(tmp_path):
     out = tars(tmp_path / "out", ("md5",))
     path, tar = out / "shardindex.json", out / "00001.tar"
-    whole = path.read_text()
+    complete = path.read_text()
     size = tar.stat().st_size
 
-    def told(change):
-        path.write_text(whole)
+    def findings_after(change):
+        path.write_text(complete)
         changed(path, lambda index: change(index["shardlist"]))
-        return [(one.where, one.kind, one.message) for one in found(out)]
+        return [(one.where, one.kind, one.message) for one in findings_of(out)]
 
-    assert told(lambda shards: None) == []
-    assert told(lambda shards: shards[1].update(nsamples=3)) == [
+    assert findings_after(lambda shards: None) == []
+    assert findings_after(lambda shards: shards[1].update(nsamples=3)) == [
         (str(path), "listing", f"lists 3 rows for {tar}, which contains 2")
     ]
-    assert told(lambda shards: shards[1].update(filesize=size - 1)) == [
+    assert findings_after(lambda shards: shards[1].update(filesize=size - 1)) == [
         (str(tar), "size", f"file is {size} bytes, {path} lists {size - 1}")
     ]
-    assert told(lambda shards: shards.pop(1)) == [
+    assert findings_after(lambda shards: shards.pop(1)) == [
         (str(path), "listing", f"does not list {tar}, which is in the same folder")
     ]
-    assert told(lambda shards: shards[1].update(url="00009.tar")) == [
+    assert findings_after(lambda shards: shards[1].update(url="00009.tar")) == [
         (str(path), "listing", f"does not list {tar}, which is in the same folder"),
         (f"{out}/00009.tar", "missing", f"no such file, {path} lists it"),
     ]
-    ((where, kind, message),) = told(lambda shards: shards[1].update(md5sum="0" * 32))
+    ((where, kind, message),) = findings_after(lambda shards: shards[1].update(md5sum="0" * 32))
     assert (where, kind, message.startswith("checksum mismatch: md5 is ")) == (
         str(tar),
         "checksum",
@@ -276,7 +290,7 @@ def test_a_shardindex_that_contradicts_the_tars_is_reported_with_both_values(tmp
         ("md5sum", "md5_sum"),
         ("md5sum", "mf5sum"),
     ):
-        ((where, kind, message),) = told(
+        ((where, kind, message),) = findings_after(
             lambda shards, key=key, other=other: shards[1].update({other: shards[1].pop(key)})
         )
         assert (where, kind, message) == (
@@ -284,9 +298,9 @@ def test_a_shardindex_that_contradicts_the_tars_is_reported_with_both_values(tmp
             "format",
             f"unknown key {other!r}; did you mean {key!r}?",
         )
-    assert told(lambda shards: shards[1].pop("filesize")) == []
-    assert told(lambda shards: shards[1].update(files=1, origin="x")) == []
-    assert told(lambda shards: shards[1].update(nsamples=-1)) == [
+    assert findings_after(lambda shards: shards[1].pop("filesize")) == []
+    assert findings_after(lambda shards: shards[1].update(files=1, origin="x")) == []
+    assert findings_after(lambda shards: shards[1].update(nsamples=-1)) == [
         (f"{path}: shardlist[1].nsamples", "format", "expected a count, got -1")
     ]
 
@@ -295,7 +309,7 @@ def test_a_tar_that_only_a_shardindex_lists_is_missing(tmp_path):
     out = tars(tmp_path / "out")
     (out / "00002.tar").unlink()
     (out / "00002.idx.json").unlink()
-    assert found(out) == [
+    assert findings_of(out) == [
         Finding(
             f"{out}/00002.tar", "missing", f"no such file, {out}/shardindex.json lists it", GONE
         )
@@ -306,8 +320,8 @@ def test_a_folder_of_datasets_that_is_checked_as_plain_files_is_noted(tmp_path):
     tars(tmp_path / "all" / "one")
     done = commands.verify(str(tmp_path / "all"))
     assert list(done) == []
-    said = f"{tmp_path}/all: checked as plain files, one/00000.tar and 2 more shards were not opened; name each dataset in the folder"
-    assert done.unprotected[0] == said
+    messages = f"{tmp_path}/all: checked as plain files, one/00000.tar and 2 more shards were not opened; name each dataset in the folder"
+    assert done.unprotected[0] == messages
 
 
 def counts(*addresses):
@@ -333,21 +347,21 @@ def test_the_shell_expansion_of_a_folder_is_checked_as_one_dataset(form, has_pla
     if not has_playlist:
         (out / "playlist.yaml").unlink()
         one = out / "shards" if form.startswith("granular") else out
-    whole = counts(one)
-    assert whole[0] == []
+    complete = counts(one)
+    assert complete[0] == []
     assert (
         counts(*sorted(out.iterdir()))
         == counts(*sorted(out.iterdir(), reverse=True))
         == counts(one, one, f"{one}/../{one.name}/")
-        == whole
+        == complete
     )
 
 
 def test_a_list_named_together_with_shards_is_still_compared_with_them(out):
     path = out / "index.json"
     changed(path, lambda index: index["shards"][1].update(samples=11))
-    (alone,) = found(out)
-    assert found(*out.iterdir()) == [alone]
+    (alone,) = findings_of(out)
+    assert findings_of(*out.iterdir()) == [alone]
     shutil.copy(out / "playlist.yaml", out / "copy.yaml")
     findings, files, shards, *_ = counts(*out.iterdir())
     assert ({one.where for one in findings}, files, shards) == (
@@ -360,7 +374,7 @@ def test_a_list_named_together_with_shards_is_still_compared_with_them(out):
         "data:\n  headers: {format: mds, rows: [11]}\n  content: [shard.00000.mds]\n"
     )
     message = f"lists 11 rows for {out}/shard.00000.mds, {out}/playlist.yaml lists 10"
-    assert found(*out.iterdir()) == [
+    assert findings_of(*out.iterdir()) == [
         alone,
         Finding(f"{out}/more.yaml", "listing", message, LISTS_DIFFER),
     ]
@@ -396,16 +410,16 @@ def test_a_missing_address_is_a_finding_among_others_and_an_error_alone(out, tmp
         ("playlist.yaml", Path.mkdir, "is a folder; expected a file"),
     ):
         path = out / name
-        whole = path.read_bytes()
+        complete = path.read_bytes()
         path.unlink()
         make(path)
         with pytest.raises(MissingError):
-            found(path)
+            findings_of(path)
         assert (str(path), message) in [
-            (one.where, one.message) for one in found(*sorted(out.iterdir()))
+            (one.where, one.message) for one in findings_of(*sorted(out.iterdir()))
         ]
         with pytest.raises(MissingError, match="no such file or folder"):
-            found(*sorted(out.iterdir()), tmp_path / "nothing")
+            findings_of(*sorted(out.iterdir()), tmp_path / "nothing")
         path.rmdir() if path.is_dir() else path.unlink()
-        path.write_bytes(whole)
-    assert found(*sorted(out.iterdir())) == []
+        path.write_bytes(complete)
+    assert findings_of(*sorted(out.iterdir())) == []

@@ -18,14 +18,14 @@ COMPANIONS = [
 ]
 
 
-def said(*addresses, **options):
+def findings_of(*addresses, **options):
     return [
         (one.where, one.kind, one.message)
         for one in commands.verify([str(address) for address in addresses], **options)
     ]
 
 
-def gone(path):
+def missing_link(path):
     return str(path), "missing", f"link to {path.parent.parent}/gone: no such file or folder"
 
 
@@ -44,7 +44,7 @@ def packed(folder, form, has_playlist=True):
     return folder
 
 
-def ways(out):
+def spellings(out):
     """Return all addresses to which a shell may expand one dataset."""
     star = sorted(out.iterdir())
     return [
@@ -62,19 +62,19 @@ def ways(out):
 def test_a_broken_link_is_one_finding(form, has_playlist, tmp_path):
     out = packed(tmp_path / "out", form, has_playlist)
     for path in sorted(path for path in out.iterdir() if path.is_file()):
-        whole = path.read_bytes()
+        complete = path.read_bytes()
         path.unlink()
         path.symlink_to(tmp_path / "gone")
         link = (str(path), "unsafe", LINK)
-        for names in ways(out):
-            assert said(*names) in ([link], [gone(path)])
+        for names in spellings(out):
+            assert findings_of(*names) in ([link], [missing_link(path)])
             if (
                 out not in names and has_playlist
             ):  # the list of a folder, and the files of an index, are searched first
-                assert said(*names) == [gone(path)]
-        assert said(out) == [link]
+                assert findings_of(*names) == [missing_link(path)]
+        assert findings_of(out) == [link]
         path.unlink()
-        path.write_bytes(whole)
+        path.write_bytes(complete)
 
 
 def test_a_broken_link_outside_the_sample_is_reported(tmp_path):
@@ -82,7 +82,7 @@ def test_a_broken_link_outside_the_sample_is_reported(tmp_path):
     path = out / "shard.00002.mds"
     path.unlink()
     path.symlink_to(tmp_path / "gone")
-    assert said(*sorted(out.iterdir()), part=(0, 3)) == [gone(path)]
+    assert findings_of(*sorted(out.iterdir()), part=(0, 3)) == [missing_link(path)]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -90,7 +90,7 @@ def test_a_damaged_list_is_one_finding_for_any_of_its_addresses(form, tmp_path):
     out = packed(tmp_path / "out", form)
     (out / "playlist.yaml").write_bytes(b"")
     at = f"{out}/playlist.yaml"
-    assert said(out, at, at) == [(f"{at}:1:1", "format", "expected a mapping of streams")]
+    assert findings_of(out, at, at) == [(f"{at}:1:1", "format", "expected a mapping of streams")]
 
 
 @pytest.mark.parametrize("name", ["spec.json", "id.bag", "text.idx"])
@@ -98,8 +98,8 @@ def test_a_missing_file_of_a_granular_shard_is_one_finding(name, tmp_path):
     out = packed(tmp_path / "out", "granular")
     lost = out / "shards" / "000000" / name
     lost.unlink()
-    for names in ([out], *ways(out)):
-        assert said(*names) == [
+    for names in ([out], *spellings(out)):
+        assert findings_of(*names) == [
             (str(lost), "missing", f"no such file, {out}/playlist.yaml lists it")
         ]
 
@@ -113,7 +113,7 @@ def test_a_folder_with_listed_shards_needs_no_list_of_its_own(tmp_path):
     (out / "playlist.yaml").write_text(
         "data:\n  headers: {format: mds}\n  content: [part/shard.00000.mds, part/shard.00001.mds, part/shard.00002.mds]\n"
     )
-    assert said(*out.iterdir()) == []
+    assert findings_of(*out.iterdir()) == []
 
 
 @pytest.mark.parametrize(("form", "name"), COMPANIONS)
@@ -124,13 +124,13 @@ def test_a_truncated_companion_of_a_shard_is_one_finding(form, name, damage, tmp
     size = path.stat().st_size
     path.write_bytes(damage)
     message = f"file is {len(damage)} bytes, {out}/playlist.yaml lists {size}"
-    assert said(out) == [(str(path), "size", message)]
+    assert findings_of(out) == [(str(path), "size", message)]
 
 
 def test_a_damaged_companion_that_no_list_names_is_a_finding(tmp_path):
     out = packed(tmp_path / "out", "webdataset", has_playlist=False)
     path = out / "00000.idx.json"
     path.write_bytes(b"{}")
-    assert said(out) == [
+    assert findings_of(out) == [
         (str(path), "index", "not a valid index of this tar; the tar headers are read instead")
     ]

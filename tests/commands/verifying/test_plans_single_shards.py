@@ -47,14 +47,14 @@ def damage(path):
 def test_a_changed_byte_of_a_single_shard_is_found_by_the_playlist_beside_it(form, tmp_path):
     out = packed(tmp_path / "out", form)
     name, changed = FORMS[form]
-    found, done = checked(out / name)
-    assert (found, done.shards, done.rows, done.left) == ([], 1, 2, 0)
+    result, done = checked(out / name)
+    assert (result, done.shards, done.rows, done.left) == ([], 1, 2, 0)
     assert not [one for one in done.unprotected if "only sizes and structure" in one]
     damage(out / changed)
-    found, _ = checked(out / name)
-    assert [(one.where, one.kind) for one in found] == [(str(out / changed), "checksum")]
-    assert f", {out}/playlist.yaml lists " in found[0].message
-    assert checked(out)[0] == found
+    result, _ = checked(out / name)
+    assert [(one.where, one.kind) for one in result] == [(str(out / changed), "checksum")]
+    assert f", {out}/playlist.yaml lists " in result[0].message
+    assert checked(out)[0] == result
 
 
 def test_the_rows_of_a_single_shard_are_numbered_as_in_the_dataset(tmp_path):
@@ -69,8 +69,8 @@ def test_a_file_of_a_granular_shard_names_the_shard(name, tmp_path):
     out = packed(tmp_path / "out", "granular")
     assert checked(out / name)[1].shards == 1
     damage(out / "shards/000001/text.bag")
-    found, _ = checked(out / name)
-    assert [(one.where, one.kind) for one in found] == [
+    result, _ = checked(out / name)
+    assert [(one.where, one.kind) for one in result] == [
         (str(out / "shards/000001/text.bag"), "checksum")
     ]
 
@@ -79,8 +79,8 @@ def test_a_file_that_belongs_to_no_shard_is_checked_against_the_playlist(tmp_pat
     out = packed(tmp_path / "out", "webdataset")
     data = (out / "shardindex.json").read_bytes()
     (out / "shardindex.json").write_bytes(data.replace(b'"nsamples": 2', b'"nsamples": 3', 1))
-    found, done = checked(out / "shardindex.json")
-    assert [(one.where, one.kind) for one in found] == [(f"{out}/shardindex.json", "checksum")]
+    result, done = checked(out / "shardindex.json")
+    assert [(one.where, one.kind) for one in result] == [(f"{out}/shardindex.json", "checksum")]
     assert (done.files, done.shards) == (2, 0)
 
 
@@ -119,13 +119,14 @@ def test_lists_of_the_folders_above_count_if_they_name_the_shard(
         monkeypatch.chdir(top / "a")
         shown = ".."
     folder = "b/out" if is_relative else str(top / "a" / "b" / "out")
-    found, done = checked(f"{folder}/shard.00001.mds")
-    assert [one.kind for one in found] == ["checksum"]
-    assert ": xxh3_128 is " in found[0].message
+    result, done = checked(f"{folder}/shard.00001.mds")
+    assert [one.kind for one in result] == ["checksum"]
+    assert ": xxh3_128 is " in result[0].message
     assert (
-        f"{top}/playlist.yaml lists " in found[0].message or "../playlist.yaml" in found[0].message
+        f"{top}/playlist.yaml lists " in result[0].message
+        or "../playlist.yaml" in result[0].message
     )
-    assert (done.shards, shown in found[0].message) == (1, not is_relative)
+    assert (done.shards, shown in result[0].message) == (1, not is_relative)
     assert checked(f"{folder}/shard.00000.mds", f"{folder}/shard.00002.mds")[0] == []
 
 
@@ -150,18 +151,18 @@ def test_a_damaged_list_that_names_the_shard_is_a_finding(depth, tmp_path):
         (top / "index.json").unlink()
     text = (top / "playlist.yaml").read_text()
     (top / "playlist.yaml").write_text(text.replace("rows: [", "rows: [["))
-    found, _ = checked(folder / "shard.00001.mds")
-    assert [one.kind for one in found] == ["format"]
-    assert found[0].where.startswith(f"{top}/playlist.yaml")
+    result, _ = checked(folder / "shard.00001.mds")
+    assert [one.kind for one in result] == ["format"]
+    assert result[0].where.startswith(f"{top}/playlist.yaml")
 
 
 def test_a_list_whose_own_checksum_is_wrong_is_a_finding(tmp_path):
     out = packed(tmp_path / "out")
     text = (out / "playlist.yaml").read_text()
     (out / "playlist.yaml").write_text(text.replace("text: str", "text: bytes"))
-    found, _ = checked(out / "shard.00001.mds")
-    assert (found[0].where, found[0].kind) == (f"{out}/playlist.yaml", "checksum")
-    assert found[0].message == "the last line is not the checksum of the lines above"
+    result, _ = checked(out / "shard.00001.mds")
+    assert (result[0].where, result[0].kind) == (f"{out}/playlist.yaml", "checksum")
+    assert result[0].message == "the last line is not the checksum of the lines above"
 
 
 def test_a_contradiction_between_lists_is_a_finding_for_the_shards_that_are_checked(tmp_path):
@@ -185,10 +186,10 @@ def test_shards_of_several_folders_share_the_list_that_names_them(tmp_path):
     for name in "ab":
         (top / name / "playlist.yaml").unlink()
     damage(top / "b" / "shard.00001.mds")
-    found, done = checked(
+    result, done = checked(
         top / "a" / "shard.00000.mds", top / "b" / "shard.00001.mds", top / "a" / "shard.00002.mds"
     )
-    assert [(one.where, one.kind) for one in found] == [(f"{top}/b/shard.00001.mds", "checksum")]
+    assert [(one.where, one.kind) for one in result] == [(f"{top}/b/shard.00001.mds", "checksum")]
     assert done.shards == 3
 
 
@@ -206,8 +207,8 @@ def test_a_single_shard_on_a_web_server_is_checked_against_its_playlist(tmp_path
     damage(out / "shard.00001.mds")
     for path in out.iterdir():
         web.file(f"/set/{path.name}", path.read_bytes())
-    found, done = checked(web.url("/set/shard.00001.mds"))
-    assert [one.kind for one in found] == ["checksum"]
+    result, done = checked(web.url("/set/shard.00001.mds"))
+    assert [one.kind for one in result] == ["checksum"]
     assert done.shards == 1
     web.asked.clear()
     assert checked(web.url("/set/shard.00001.mds"), quick=True)[0] == []
@@ -219,8 +220,8 @@ def test_a_server_that_denies_or_invents_lists_causes_no_finding(tmp_path, web):
     web.file("/a/b/shard.00001.mds", (out / "shard.00001.mds").read_bytes())
     web.page("/a/b/playlist.yaml", b"no", status=403)
     web.page("/a/playlist.yaml", b"<html><body>welcome</body></html>")
-    found, done = checked(web.url("/a/b/shard.00001.mds"))
-    assert (found, done.shards) == ([], 1)
+    result, done = checked(web.url("/a/b/shard.00001.mds"))
+    assert (result, done.shards) == ([], 1)
     assert done.unprotected == [
         "1 of 1 files of stream 'data': no checksums; only sizes and structure were checked"
     ]

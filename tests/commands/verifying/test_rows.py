@@ -25,7 +25,7 @@ def packed(folder, keys, column, format="webdataset", key="__key__", encoding="s
 def listed(top, *streams, format="webdataset", key=None):
     """Write a playlist of several folders; a stream is (name, columns)."""
     ends = {"webdataset": "tar", "mds": "mds"}[format]
-    told = {
+    output = {
         name: {
             "headers": {"format": format, "columns": columns, **({"key": key} if key else {})},
             "content": sorted(
@@ -35,11 +35,11 @@ def listed(top, *streams, format="webdataset", key=None):
         for name, columns in streams
     }
     path = top / "both.yaml"
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(output))
     return path
 
 
-def said(path, **options):
+def findings_of(path, **options):
     return [one for one in commands.verify(str(path), **options) if one.kind == "streams"]
 
 
@@ -78,7 +78,7 @@ def test_joined_tars_need_the_same_keys_in_the_same_order(tmp_path, other, place
     name, row = place or (None, None)
     at = str(path) if name is None else f"{tmp_path}/labels/{name}"
     findings = [] if message is None else [Finding(at, "streams", message, HINT, row=row)]
-    assert said(path) == findings
+    assert findings_of(path) == findings
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_the_header_key_names_the_key_column_of_any_encoding(tmp_path, encoding,
     packed(tmp_path / "a", [value(i, encoding) for i in range(9)], "x", "mds", "id", encoding)
     packed(tmp_path / "b", [value(i, second) for i in range(9)], "y", "mds", "id", second)
     streams = ("a", {"id": encoding, "x": "str"}), ("b", {"id": second, "y": "str"})
-    assert said(listed(tmp_path, *streams, format="mds", key="id")) == []
+    assert findings_of(listed(tmp_path, *streams, format="mds", key="id")) == []
     packed(tmp_path / "b2", [value(i + 5, second) for i in range(9)], "y", "mds", "id", second)
     path = listed(tmp_path, streams[0], ("b2", streams[1][1]), format="mds", key="id")
     message = "key is '5', row 0 of stream 'a' has key '0'; 8 later rows differ too"
-    assert said(path) == [
+    assert findings_of(path) == [
         Finding(f"{tmp_path}/b2/shard.00000.mds", "streams", message, HINT, row=0)
     ]
 
@@ -104,12 +104,12 @@ def test_streams_with_common_columns_and_partial_checks_compare_no_keys(tmp_path
     packed(tmp_path / "train", KEYS, "txt")
     packed(tmp_path / "test", ["z"], "txt")
     columns = {"__key__": "str", "txt": "str"}
-    assert said(listed(tmp_path, ("train", columns), ("test", columns))) == []
+    assert findings_of(listed(tmp_path, ("train", columns), ("test", columns))) == []
     packed(tmp_path / "images", KEYS, "txt")
     packed(tmp_path / "labels", ["z", *KEYS[1:]], "cls")
     path = listed(tmp_path, IMAGES, LABELS)
-    assert len(said(path)) == 1
-    assert said(path, sample=0.5) == said(path, quick=True) == []
+    assert len(findings_of(path)) == 1
+    assert findings_of(path, sample=0.5) == findings_of(path, quick=True) == []
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,11 @@ def test_every_flipped_bit_that_checksums_cover_is_reported_and_the_rest_is_note
         for byte in covered(path, CASES[case].get(path.name, ""))
     ]
     for path, byte in rng.sample(places, FLIPS):
-        whole, bit = path.read_bytes(), 1 << rng.randrange(8)
-        path.write_bytes(whole[:byte] + bytes([whole[byte] ^ bit]) + whole[byte + 1 :])
+        complete, bit = path.read_bytes(), 1 << rng.randrange(8)
+        path.write_bytes(complete[:byte] + bytes([complete[byte] ^ bit]) + complete[byte + 1 :])
         if not any(path.name in one.where for one in commands.verify(str(out), jobs=1)):
             passed.append((path.name, byte, bit))
-        path.write_bytes(whole)
+        path.write_bytes(complete)
     assert passed == []
 
 

@@ -58,15 +58,15 @@ def folder_of(case):
 def is_named(name, one):
     """Return whether a finding is about the file. An index and its bag are checked together, and a column may be named instead."""
     stem, _, kind = name.rpartition(".")
-    told = {name, f"{stem}.bag"} if kind == "idx" else {name}
-    return Path(one.where.partition("[")[0]).name in told or (
+    output = {name, f"{stem}.bag"} if kind == "idx" else {name}
+    return Path(one.where.partition("[")[0]).name in output or (
         kind == "idx" and f"column {stem!r}" in one.message
     )
 
 
 def borders(chunk, size, most):
     """Return the boundaries of the parts of a shard, by its tables; the ends of headers and blocks; and the end less one byte."""
-    found = {
+    result = {
         0,
         4,
         8,
@@ -82,35 +82,35 @@ def borders(chunk, size, most):
     try:
         shard = formats.find(chunk.format).open_shard(chunk)
         for array in map(np.asarray, shard.layout.values()):
-            found |= (
+            result |= (
                 {int(value) for value in array.reshape(-1)[:MOST]}
                 if array.dtype.kind in "iu"
                 else set()
             )
     except FlareError:
         pass  # compressed: the boundaries are those of the frame
-    inside = sorted(value for value in found if 0 <= value < size)
+    inside = sorted(value for value in result if 0 <= value < size)
     return inside[:: max(1, -(-len(inside) // most))]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_file_truncated_at_a_boundary_is_reported(case, tmp_path):
     out = Path(shutil.copytree(folder_of(case), tmp_path / "out"))
-    (found,) = resolve([str(out)], maps=False)
+    (result,) = resolve([str(out)], maps=False)
     cuts, passed = 0, []
-    chunk = next(iter(found.streams[0]))
+    chunk = next(iter(result.streams[0]))
     most = MOST // 4 if chunk.beside else MOST
     for path in (Path(str(at)) for at in (chunk.at, *chunk.beside)):
-        name, whole = path.name, path.read_bytes()
-        for cut in borders(chunk, len(whole), most):
-            if not whole[cut:].strip(b"\0") and whole[:cut].endswith(bytes(1024)):
+        name, complete = path.name, path.read_bytes()
+        for cut in borders(chunk, len(complete), most):
+            if not complete[cut:].strip(b"\0") and complete[:cut].endswith(bytes(1024)):
                 continue  # blocks of zeros after the end of a tar: no data is lost
-            if not cut and whole == bytes(8) and path.suffix == ".bag":
+            if not cut and complete == bytes(8) and path.suffix == ".bag":
                 continue  # a bag without records: some writers store a count of 0, others no bytes
-            path.write_bytes(whole[:cut])
+            path.write_bytes(complete[:cut])
             findings = list(commands.verify(str(out)))
             cuts += 1
             if not any(is_named(name, one) for one in findings):
-                passed.append((name, cut, len(whole), findings))
-        path.write_bytes(whole)
+                passed.append((name, cut, len(complete), findings))
+        path.write_bytes(complete)
     assert (passed, cuts > 3) == ([], True)

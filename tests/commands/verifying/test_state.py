@@ -55,7 +55,7 @@ def test_a_state_file_of_something_else_is_refused_and_kept(plain, tmp_path, dat
 def test_a_state_file_of_an_earlier_version_is_refused_by_name_and_kept(out, tmp_path):
     (out / "shard.00000.mds").write_bytes(b"cut")
     state = tmp_path / "state"
-    data = begun(out, state).replace(b'"format": 2, ', b"", 1)
+    data = interrupted_state(out, state).replace(b'"format": 2, ', b"", 1)
     assert data.startswith(b'{"flare": "verify", "options": ')
     state.write_bytes(data)
     with pytest.raises(UsageError) as caught:
@@ -76,7 +76,7 @@ def test_a_file_of_the_dataset_is_refused_as_state_file(out, name, capsys):
     assert (out / name).read_bytes() == data
 
 
-def begun(source, state, **options):
+def interrupted_state(source, state, **options):
     """Stop a check after its first file, and return the state that it left."""
     check = iter(commands.verify(str(source), state=str(state), jobs=1, **options))
     next(check, None)
@@ -87,10 +87,10 @@ def begun(source, state, **options):
 def test_an_empty_file_and_an_incomplete_header_are_reused(out, tmp_path):
     (out / "shard.00000.mds").write_bytes(b"cut")
     state = tmp_path / "state"
-    header = begun(out, state).splitlines(keepends=True)[0]
+    header = interrupted_state(out, state).splitlines(keepends=True)[0]
     for data in (b"", header[:-1], header[:40], header, header + b'{"key": '):
         state.write_bytes(data)
-        assert begun(out, state).startswith(header)
+        assert interrupted_state(out, state).startswith(header)
         done = commands.verify(str(out), state=str(state))
         assert [one.kind for one in done] == ["size"]
         assert not state.exists()
@@ -99,7 +99,7 @@ def test_an_empty_file_and_an_incomplete_header_are_reused(out, tmp_path):
 def test_the_state_of_other_options_is_refused_and_kept(out, tmp_path):
     (out / "shard.00000.mds").write_bytes(b"cut")
     state = tmp_path / "state"
-    data = begun(out, state)
+    data = interrupted_state(out, state)
     with pytest.raises(UsageError) as caught:
         commands.verify(str(out), state=str(state), quick=True)
     assert str(caught.value) == f"{state}: {OTHER}"
