@@ -124,7 +124,7 @@ def _write_stderr(text: str) -> None:
 
 
 def _is_set(args: Sequence[str], name: str) -> bool:
-    """Return whether a switch is in the arguments or its variable is set, without parsing them."""
+    """Return whether a switch is set by a flag or a variable. The arguments are not parsed."""
     return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in (
         "1",
         "true",

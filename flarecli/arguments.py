@@ -172,7 +172,7 @@ class _TypeCheck:
             for kind in _alternatives(annotation)
         ]
         self._name = name
-        self._converters = [one for one in found if one] if all(found) else []
+        self._converters = [item for item in found if item] if all(found) else []
         kinds = [kind for kind, _ in self._converters if kind]
         if "a number" in kinds and "a whole number" in kinds:
             kinds.remove("a whole number")
@@ -448,29 +448,29 @@ class Options:
     """Base of classes that declare options. Creating an object checks the values."""
 
     def __post_init__(self) -> None:
-        for one, space in _declared(cast(Any, type(self))):
-            object.__setattr__(self, one.name, one.check(getattr(self, one.name), space))
+        for item, space in _declared(cast(Any, type(self))):
+            object.__setattr__(self, item.name, item.check(getattr(self, item.name), space))
 
     def keywords(self, of: type[Options]) -> dict[str, Any]:
         """Return the options that `of` declares, as keyword arguments."""
-        return {one.name: getattr(self, one.name) for one in declared(of)}
+        return {item.name: getattr(self, item.name) for item in declared(of)}
 
 
 def declared(options: type[Options]) -> tuple[Declared, ...]:
     """Return the options of a class, by group."""
-    found = [one for one, _ in _declared(cast(Any, options)) if one.option is not None]
-    return tuple(sorted(found, key=lambda one: GROUPS.index(cast(Option, one.option).group)))
+    found = [item for item, _ in _declared(cast(Any, options)) if item.option is not None]
+    return tuple(sorted(found, key=lambda item: GROUPS.index(cast(Option, item.option).group)))
 
 
 @cache
 def _declared(options: type[Any]) -> tuple[tuple[Declared, Mapping[str, Any]], ...]:
     """Return every field of a class, each with the names of the module that declares it."""
     out = []
-    for one in fields(options):
-        default = None if one.default is MISSING else one.default
-        known = Declared(one.name, default, str(one.type), one.metadata.get("option"))
+    for item in fields(options):
+        default = None if item.default is MISSING else item.default
+        known = Declared(item.name, default, str(item.type), item.metadata.get("option"))
         owner = next(
-            base for base in options.__mro__ if one.name in vars(base).get("__annotations__", {})
+            base for base in options.__mro__ if item.name in vars(base).get("__annotations__", {})
         )
         out.append((known, vars(importlib.import_module(owner.__module__))))
     return tuple(out)
@@ -488,14 +488,14 @@ def from_options(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callab
         def call(*args: P.args, **named: P.kwargs) -> R:
             return run(options(*args, **named))
 
-        groups = {one.name: i for i, one in enumerate(declared(kind))}
+        groups = {item.name: i for i, item in enumerate(declared(kind))}
         parameters = sorted(
             inspect.signature(kind).parameters.values(),
-            key=lambda one: (one.kind, groups.get(one.name, len(groups))),
+            key=lambda item: (item.kind, groups.get(item.name, len(groups))),
         )
         returned = run.__annotations__["return"]
         vars(call)["__signature__"] = inspect.Signature(parameters, return_annotation=returned)
-        lines = [f"{one.name}: {one.help}" for one in declared(kind)]
+        lines = [f"{item.name}: {item.help}" for item in declared(kind)]
         call.__doc__ = "\n\n".join([inspect.cleandoc(run.__doc__ or ""), "\n".join(lines)])
         return call
 

@@ -59,7 +59,9 @@ class FlareSource(Datasource):
     ) -> None:
         super().__init__()
         self._address = (
-            _absolute(address) if isinstance(address, str) else [_absolute(one) for one in address]
+            _absolute(address)
+            if isinstance(address, str)
+            else [_absolute(path) for path in address]
         )
         self._where = where
         self._access: dict[str, Any] = {
@@ -228,7 +230,9 @@ class FlareSink(Datasink[Any]):
         target, journal = self._open
         names = [
             parts.part_name(number)
-            for number in sorted(one for one in write_result.write_returns if one is not None)
+            for number in sorted(
+                number for number in write_result.write_returns if number is not None
+            )
         ]
         if not names:
             self.on_write_failed(NoRowsError("no rows to write"))
@@ -270,7 +274,7 @@ def _shard_ends(data: read.Dataset) -> Any:
 
     The result is empty if streams are joined by column or if the numbers of rows are unknown.
     """
-    streams = [stream for one in data.playlists for stream in one.streams]
+    streams = [stream for playlist in data.playlists for stream in playlist.streams]
     if len({stream.name for stream in streams}) > 1 or any(
         stream.rows is None or (stream.rows < 0).any() for stream in streams
     ):
@@ -279,6 +283,6 @@ def _shard_ends(data: read.Dataset) -> Any:
 
 
 def _stored(data: read.Dataset) -> int:
-    sizes = [stream.stored for one in data.playlists for stream in one.streams]
+    sizes = [stream.stored for playlist in data.playlists for stream in playlist.streams]
     known = sum(int(size[size >= 0].sum()) for size in sizes if size is not None)
     return known or len(data) * _ROW_BYTES

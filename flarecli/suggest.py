@@ -23,9 +23,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     if not plain or len(plain) > _MAX_LENGTH:
         return None
     names: dict[str, str] = {}
-    for one, _ in zip(known, range(_MAX_NAMES), strict=False):
-        if len(one) <= _MAX_LENGTH:
-            names.setdefault(one.casefold(), one)
+    for known_name, _ in zip(known, range(_MAX_NAMES), strict=False):
+        if len(known_name) <= _MAX_LENGTH:
+            names.setdefault(known_name.casefold(), known_name)
     if plain in names:
         return names[plain]
     if similar := difflib.get_close_matches(plain, names, 1, 0.7):
@@ -33,7 +33,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     if len(plain) < 3:
         return None
     # a part of a name, such as `url` of `data_url`
-    containing = [one for one in names if plain in one.replace("-", "_").split("_")]
+    containing = [known for known in names if plain in known.replace("-", "_").split("_")]
     return names[min(containing, key=len)] if containing else None
 
 

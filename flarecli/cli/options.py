@@ -1,4 +1,4 @@
-"""Typer's parameters and their values for one command, from its declared options."""
+"""Typer's parameters and their values for declaration command, from its declared options."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class CommandLine(Options):
     def changed(self, names: tuple[str, ...]) -> list[str]:
         """Return the flags of those named options that do not have their default."""
         return [
-            one.flags[0]
+            declaration.flags[0]
             for name in names
-            for one in declared(type(self))
-            if one.name == name and getattr(self, name) != one.default
+            for declaration in declared(type(self))
+            if declaration.name == name and getattr(self, name) != declaration.default
         ]
 
 
@@ -83,16 +83,16 @@ def callback(
 
     def run(**typed: Any) -> None:
         values: dict[str, Any] = {name: typed[name] or () for name in line.arguments}
-        for one in declared(line):
-            if one.is_switch:
-                if typed[one.name] or _is_set(one, environment):
-                    values[one.name] = not one.default
-            elif texts := _texts(one, typed[one.name], environment):
-                values[one.name] = one.parse(texts)
+        for declaration in declared(line):
+            if declaration.is_switch:
+                if typed[declaration.name] or _is_set(declaration, environment):
+                    values[declaration.name] = not declaration.default
+            elif texts := _texts(declaration, typed[declaration.name], environment):
+                values[declaration.name] = declaration.parse(texts)
         raise typer.Exit(command(line(**values)))
 
     parameters = [_argument(name, argument) for name, argument in line.arguments.items()]
-    parameters += [_option(one) for one in declared(line)]
+    parameters += [_option(declaration) for declaration in declared(line)]
     vars(run)["__signature__"] = inspect.Signature(parameters)
     run.__doc__ = command.__doc__
     return run
@@ -112,43 +112,47 @@ def _argument(name: str, argument: Argument) -> inspect.Parameter:
     return _parameter(name, Annotated[kind | None, about], None)
 
 
-def _option(one: Declared) -> inspect.Parameter:
+def _option(declaration: Declared) -> inspect.Parameter:
     """Return the parameter of an option. One with a value is a list, to detect repeats."""
-    group = one.option.group if one.option else None
-    if one.is_switch:
-        about = typer.Option(*one.flags, help=one.help, rich_help_panel=group, show_default=False)
-        return _parameter(one.name, Annotated[bool, about], False)
-    default = f"  [default: {one.shown_default}]" if one.shown_default else ""
+    group = declaration.option.group if declaration.option else None
+    if declaration.is_switch:
+        about = typer.Option(
+            *declaration.flags, help=declaration.help, rich_help_panel=group, show_default=False
+        )
+        return _parameter(declaration.name, Annotated[bool, about], False)
+    default = f"  [default: {declaration.shown_default}]" if declaration.shown_default else ""
     about = typer.Option(
-        *one.flags,
-        help=one.help + default,
-        metavar=one.metavar,
+        *declaration.flags,
+        help=declaration.help + default,
+        metavar=declaration.metavar,
         show_default=False,
         rich_help_panel=group,
-        autocompletion=one.complete,
+        autocompletion=declaration.complete,
     )
-    return _parameter(one.name, Annotated[list[str] | None, about], None)
+    return _parameter(declaration.name, Annotated[list[str] | None, about], None)
 
 
-def _texts(one: Declared, typed: list[str] | None, environment: Mapping[str, str]) -> list[str]:
+def _texts(
+    declaration: Declared, typed: list[str] | None, environment: Mapping[str, str]
+) -> list[str]:
     """Return the texts of an option from the command line, else from the environment."""
-    is_repeatable = one.option is not None and one.option.is_repeatable
+    is_repeatable = declaration.option is not None and declaration.option.is_repeatable
     if typed:
         if len(typed) > 1 and not is_repeatable:
             hint = "Use it once."
-            if one.name in _LISTS:
+            if declaration.name in _LISTS:
                 hint = "Separate values by commas, such as 3,1,4 or id,score."
-            raise UsageError(f"{one.flags[0]} is set twice", hint=hint)
+            raise UsageError(f"{declaration.flags[0]} is set twice", hint=hint)
         return list(typed)
-    text = environment.get(one.variable, "")
+    text = environment.get(declaration.variable, "")
     if is_repeatable:
         return text.split()
     return [text] if text else []
 
 
-def _is_set(one: Declared, environment: Mapping[str, str]) -> bool:
+def _is_set(declaration: Declared, environment: Mapping[str, str]) -> bool:
     """Return whether the variable of a switch is true."""
-    text = environment.get(one.variable, "").strip().lower()
+    text = environment.get(declaration.variable, "").strip().lower()
     if text and text not in (*_TRUE, *_FALSE):
-        raise UsageError(f"{one.variable}: expected true or false, got {text!r:.60}")
+        raise UsageError(f"{declaration.variable}: expected true or false, got {text!r:.60}")
     return text in _TRUE

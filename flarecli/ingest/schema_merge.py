@@ -186,60 +186,60 @@ def _without_list_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(ends), values, mask=mask).cast(kind)
 
 
-def common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
+def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     """Return the type that represents the values of both types exactly; None if there is none."""
-    if one == two or kinds.is_null(two):
-        return one
-    if kinds.is_null(one):
-        return two
-    if kinds.is_integer(one) and kinds.is_integer(two):
-        return _integer(one, two)
-    if kinds.is_floating(one) and kinds.is_floating(two):
-        return max(one, two, key=lambda kind: kind.bit_width)
-    if (kinds.is_integer(one) and kinds.is_floating(two)) or (
-        kinds.is_floating(one) and kinds.is_integer(two)
+    if first == second or kinds.is_null(second):
+        return first
+    if kinds.is_null(first):
+        return second
+    if kinds.is_integer(first) and kinds.is_integer(second):
+        return _integer(first, second)
+    if kinds.is_floating(first) and kinds.is_floating(second):
+        return max(first, second, key=lambda kind: kind.bit_width)
+    if (kinds.is_integer(first) and kinds.is_floating(second)) or (
+        kinds.is_floating(first) and kinds.is_integer(second)
     ):
         return pa.float64()
     for small, large in _PROMOTIONS:
-        if {one, two} == {small, large}:
+        if {first, second} == {small, large}:
             return large
-    if kinds.is_fixed_size_binary(one) and kinds.is_fixed_size_binary(two):
+    if kinds.is_fixed_size_binary(first) and kinds.is_fixed_size_binary(second):
         return pa.binary()
-    if kinds.is_decimal(one) and kinds.is_decimal(two):
-        scale = max(one.scale, two.scale)
-        digits = max(one.precision - one.scale, two.precision - two.scale) + scale
+    if kinds.is_decimal(first) and kinds.is_decimal(second):
+        scale = max(first.scale, second.scale)
+        digits = max(first.precision - first.scale, second.precision - second.scale) + scale
         return pa.decimal128(digits, scale) if digits <= 38 else None
-    if kinds.is_timestamp(one) and kinds.is_timestamp(two):
-        unit = max(one.unit, two.unit, key=_UNITS.index)
-        return pa.timestamp(unit, one.tz) if one.tz == two.tz else None
-    return _nested(one, two)
+    if kinds.is_timestamp(first) and kinds.is_timestamp(second):
+        unit = max(first.unit, second.unit, key=_UNITS.index)
+        return pa.timestamp(unit, first.tz) if first.tz == second.tz else None
+    return _nested(first, second)
 
 
-def _integer(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
-    signs = kinds.is_signed_integer(one), kinds.is_signed_integer(two)
-    bits = max(one.bit_width, two.bit_width)
+def _integer(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    signs = kinds.is_signed_integer(first), kinds.is_signed_integer(second)
+    bits = max(first.bit_width, second.bit_width)
     if signs[0] == signs[1]:
         return (_SIGNED if signs[0] else _UNSIGNED)[bits]
-    signed, unsigned = (one, two) if signs[0] else (two, one)
+    signed, unsigned = (first, second) if signs[0] else (second, first)
     return _SIGNED.get(max(signed.bit_width, 2 * unsigned.bit_width))
 
 
-def _nested(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
-    if kinds.is_map(one) and kinds.is_map(two):
-        key = common_type(one.key_type, two.key_type)
-        item = common_type(one.item_type, two.item_type)
+def _nested(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    if kinds.is_map(first) and kinds.is_map(second):
+        key = common_type(first.key_type, second.key_type)
+        item = common_type(first.item_type, second.item_type)
         return None if key is None or item is None else pa.map_(key, item)
-    if kinds.is_struct(one) and kinds.is_struct(two):
-        names = [child.name for child in one]
-        if names != [child.name for child in two]:
+    if kinds.is_struct(first) and kinds.is_struct(second):
+        names = [child.name for child in first]
+        if names != [child.name for child in second]:
             return None
-        types = [common_type(a.type, b.type) for a, b in zip(one, two, strict=True)]
+        types = [common_type(a.type, b.type) for a, b in zip(first, second, strict=True)]
         return None if None in types else pa.struct(list(zip(names, types, strict=True)))
-    if _is_list(one) and _is_list(two):
-        value = common_type(one.value_type, two.value_type)
+    if _is_list(first) and _is_list(second):
+        value = common_type(first.value_type, second.value_type)
         if value is None:
             return None
-        is_large = kinds.is_large_list(one) or kinds.is_large_list(two)
+        is_large = kinds.is_large_list(first) or kinds.is_large_list(second)
         return pa.large_list(value) if is_large else pa.list_(value)
     return None
 

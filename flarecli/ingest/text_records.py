@@ -207,7 +207,7 @@ def json_array_pieces(source: Blocks) -> Iterator[Piece]:
     raises  FormatError for an array without end, bytes after it, or a row of more than 64 MB
     """
     row, has_begun, brackets = 0, False, _Brackets()
-    held, size = list[bytes](), 0  # of an incomplete row
+    blocks_of_row, size = list[bytes](), 0  # of an incomplete row
     blocks, slash = source.blocks(), b""
     for read in blocks:
         block = slash + read if has_begun else read.removeprefix(BOM).lstrip(_BLANKS)
@@ -218,13 +218,13 @@ def json_array_pieces(source: Blocks) -> Iterator[Piece]:
         block = block[: len(block) - len(slash)]
         commas, end = brackets.rows(block)
         if end < 0 and not len(commas):
-            held, size = [*held, block], size + len(block)
+            blocks_of_row, size = [*blocks_of_row, block], size + len(block)
             if size > MAX_RECORD_BYTES:
                 message = f"a row is longer than {format_size(MAX_RECORD_BYTES)}"
                 raise FormatError(message, where=source, row=row)
             continue
         cut = end if end >= 0 else int(commas[-1])
-        data = b"".join([*held, block[:cut]])
+        data = b"".join([*blocks_of_row, block[:cut]])
         piece = _row_lines(source, row, data, commas[commas < cut] + size, end >= 0)
         if piece is not None:
             yield piece
@@ -233,8 +233,8 @@ def json_array_pieces(source: Blocks) -> Iterator[Piece]:
             if rest.strip(_BLANKS) or any(more.strip(_BLANKS) for more in blocks):
                 raise FormatError("bytes follow the end of the array", where=source)
             return
-        row, held = row + len(commas), [block[cut + 1 :]]
-        size = len(held[0])
+        row, blocks_of_row = row + len(commas), [block[cut + 1 :]]
+        size = len(blocks_of_row[0])
     raise FormatError(
         "the array does not end", where=source, hint="The file was cut short; download it again."
     )
