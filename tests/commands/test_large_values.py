@@ -16,6 +16,8 @@ from flarecli.encodings import column
 from flarecli.errors import ReachError
 from flarecli.formats import find
 from flarecli.formats.ffrecord.packed_folder import write_folder
+from flarecli.formats.mds import config as mds_config
+from flarecli.formats.mds.repair_index import rebuild
 from flarecli.model import Playlist, Settings, Stream
 from flarecli.storage import locate
 
@@ -49,6 +51,21 @@ def sparse_bags(folder):
     np.array([1, 2, 3], "<u8").tofile(folder / "name.idx")
 
 
+def sparse_samples(folder):
+    """An MDS dataset of three samples; the value of the second takes no space on the disk."""
+    columns = (column("data", "bytes"), column("name", "str"))
+    config = mds_config.dumped(mds_config.config("mds", columns, Settings()))
+    starts = [20 + len(config)]
+    for size in (1, LARGE, 1):
+        starts.append(starts[-1] + 8 + size + 1)
+    with (folder / "shard.00000.mds").open("wb") as file:
+        file.write(struct.pack("<5I", 3, *starts) + config)
+        file.write(struct.pack("<2I", 1, 1) + b"ax" + struct.pack("<2I", LARGE, 1))
+        file.seek(LARGE, 1)
+        file.write(b"y" + struct.pack("<2I", 1, 1) + b"cz")
+    rebuild(locate(str(folder)))
+
+
 _PEAK = """
 import json, sys
 from flarecli import commands
@@ -75,15 +92,16 @@ print(json.dumps([[run(*case, 1 << 20), peak() - before] for case in cases]))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 @pytest.mark.parametrize("verb", ["pack", "unpack"])
-def test_a_large_value_of_a_bag_or_record_file_takes_no_memory(tmp_path, verb):
-    for name in ("small", "records", "bags"):
+def test_a_large_value_takes_no_memory(tmp_path, verb):
+    for name in ("small", "records", "bags", "samples"):
         (tmp_path / name).mkdir()
     (tmp_path / "small" / "x.bag").write_bytes(b"ab" + struct.pack("<2Q", 1, 2))
     sparse_record_file(tmp_path / "records" / "a.ffr")
     sparse_bags(tmp_path / "bags")
+    sparse_samples(tmp_path / "samples")
     cases = [
         [verb, str(tmp_path / name), str(tmp_path / f"{name}-{on_error}"), on_error]
-        for name in ("records", "bags")
+        for name in ("records", "bags", "samples")
         for on_error in ("fail", "skip")
     ]
     argument = json.dumps([str(tmp_path / "small"), cases])
@@ -92,9 +110,9 @@ def test_a_large_value_of_a_bag_or_record_file_takes_no_memory(tmp_path, verb):
     )
     results = json.loads(done.stdout)
     refused = ["reach", 3, 1, REASON.format(size=LARGE, limit=1 << 20)]
-    assert [result for result, _ in results] == [refused, [2, 1], refused, [2, 1]]
+    assert [result for result, _ in results] == [refused, [2, 1]] * 3
     assert max(megabytes for _, megabytes in results) < 64
-    for name in ("records", "bags"):
+    for name in ("records", "bags", "samples"):
         (line,) = (tmp_path / f"{name}-skip" / "failed.jsonl").read_text().splitlines()
         failed = json.loads(line)
         assert (failed["row"], failed["column"], failed["kind"]) == (1, "data", "large")

@@ -19,7 +19,7 @@ from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
 
 FORMATS = [name for name in formats.names() if name != "files"]
-KNOWS_SIZES = ("ffrecord", "granular", "granular-refs", "webdataset")  # before values are read
+KNOWS_SIZES = ("ffrecord", "granular", "granular-refs", "mds", "webdataset")  # before reading
 WANTED = {"a": "str", "b": "bytes", "n": "int", "x": "float64"}
 SETTINGS = {"xsv": Settings(separator="|"), "tsv": Settings(separator="\t")}
 

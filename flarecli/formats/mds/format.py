@@ -140,6 +140,7 @@ class MDS(MosaicFormat):
 
     read_rows = staticmethod(mds_read.read_rows)
     read_columns = staticmethod(mds_read.find_columns)
+    large_values = staticmethod(mds_read.large_values)
 
     def row_reader(
         self, shard: Shard, columns: Sequence[str] | None = None
@@ -194,6 +195,11 @@ class MDS(MosaicFormat):
         raises  FormatError naming a row whose lengths do not add up; ValueFitError for text that is
                 not UTF-8
         """
+        if columns is not None and stop - start == 1 and mds_read.is_large(shard, start):
+            (row,) = self.read_rows(shard, [start], columns)
+            return byte_ranges.typed_batch(
+                shard, start, stop, columns, lambda one: pa.array([row[one.name]], encodings.BINARY)
+            )
         data, places = _fields(shard, start, stop)
 
         def raw(one: Column) -> pa.Array:

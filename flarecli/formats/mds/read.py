@@ -11,14 +11,16 @@ import numpy as np
 
 from flarecli.errors import FormatError, Place
 from flarecli.formats import byte_ranges
+from flarecli.formats.base import LargeValue
 from flarecli.model import IntArray, Row, Shard
 from flarecli.storage import needs_read_ahead, read_ahead
 
-__all__ = ["find_columns", "read_rows", "row_reader"]
+__all__ = ["find_columns", "is_large", "large_values", "read_rows", "row_reader"]
 
 # Limits for columns of fixed size and for lengths: a hostile config may declare any size.
 _MAX_HEAD_COLUMN_BYTES = 1 << 12  # per column that is unpacked together with the lengths
 _MAX_LENGTH_BYTES = 1 << 12  # lengths per row that are gathered before they are known to exist
+MAX_WHOLE_ROW_BYTES = 16 << 20  # of larger rows, only the requested columns are read
 
 
 class Ready(NamedTuple):
@@ -65,6 +67,8 @@ def read_rows(
     )
     table, view, source, head, size, first, lead, sizes, rest = ready
     if source is None:
+        if len(rows) == 1 and columns is not None and is_large(shard, rows[0]):
+            return [_read_columns(shard, rows[0], ready)]
         parts = byte_ranges.read(shard.chunk, [(table[row], table[row + 1]) for row in rows])
         return [_split(part, ready, shard, row) for part, row in zip(parts, rows, strict=True)]
     if len(rows) > 1 and view is not None and needs_read_ahead(view):
@@ -175,6 +179,54 @@ def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
     if not byte_ranges.suffix(shard.chunk):  # a decompressed shard must not outlive its cache
         shard.memo[columns] = ready
     return ready
+
+
+def is_large(shard: Shard, row: int) -> bool:
+    """Return whether a row is so large that only its requested columns are read; False for a mapped
+    or decompressed shard.
+    """
+    starts = shard.layout["starts"]
+    size = int(starts[row + 1]) - int(starts[row])
+    return size > MAX_WHOLE_ROW_BYTES and byte_ranges.whole(shard.chunk) is None
+
+
+def _read_columns(shard: Shard, row: int, ready: Ready) -> Row:
+    """Read the selected columns of a row, and its lengths, but no other column."""
+    start, stop = ready.table[row], ready.table[row + 1]
+    (head,) = byte_ranges.read(shard.chunk, [(start, min(start + ready.size, stop))])
+    if len(head) < ready.size:
+        _refuse(head, shard, row)
+    values = ready.head(head)
+    out: Row = dict(zip(ready.lead, values[ready.first :], strict=True))
+    ranges, at, values = {}, start + ready.size, values + ready.sizes
+    for name, i in ready.rest:
+        if name is not None:
+            ranges[name] = at, at + values[i]
+        at += values[i]
+    if at != stop:
+        _refuse(byte_ranges.read(shard.chunk, [(start, stop)])[0], shard, row)
+    parts = byte_ranges.read(shard.chunk, [*ranges.values()])
+    return out | dict(zip(ranges, map(bytes, parts), strict=True))
+
+
+def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
+    """Return the values of more than `max_bytes`, by the lengths of large rows.
+
+    Rows whose lengths do not add up are left out here: reading them raises.
+    """
+    starts = shard.layout["starts"].astype(np.int64)
+    names = [column.name for column in shard.columns if column.size is None]
+    fixed = {column.name: column.size for column in shard.columns if column.size is not None}
+    lengths = struct.Struct(f"<{len(names)}I")
+    sizes = np.diff(starts)
+    rows = np.flatnonzero((sizes > max_bytes) & (sizes >= lengths.size)).tolist()
+    ranges = [(int(starts[row]), int(starts[row]) + lengths.size) for row in rows]
+    out = []
+    for row, head in zip(rows, byte_ranges.read(shard.chunk, ranges), strict=True):
+        values = dict(zip(names, lengths.unpack(head), strict=True)) | fixed
+        if lengths.size + sum(values.values()) == sizes[row]:
+            out += [LargeValue(row, *one) for one in values.items() if one[1] > max_bytes]
+    return out
 
 
 def _split(data: bytes | memoryview, ready: Ready, shard: Shard, row: int) -> Row:

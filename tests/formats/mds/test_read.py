@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from flarecli.encodings import column, field
 from flarecli.errors import FormatError
 from flarecli.formats import find
+from flarecli.formats.mds import read as mds_read
 from flarecli.formats.mds.read import find_columns, read_rows
-from flarecli.model import Chunk, Settings
+from flarecli.model import Chunk, Settings, Shard
 from flarecli.storage import locate
 
 mds = find("mds")
@@ -88,6 +89,44 @@ def test_every_column_is_read_from_its_position(tmp_path_factory, data):
         assert [(name, at_last(found, one)) for name, one in found.columns.items()] == list(
             turned.items()
         )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sets(st.sampled_from(sorted(SIZES)), min_size=1), st.data())
+def test_columns_of_large_rows_are_read_alone(tmp_path_factory, names, data):
+    rows = [
+        {"a": i, "b": i, "c": b"c" * i, "d": i / 3, "e": "é" * i, "f": bytes([i]) * 5000}
+        for i in range(3)
+    ]
+    shard = shard_of(tmp_path_factory.mktemp("rows"), sorted(names), rows, False)
+    some = data.draw(st.lists(st.sampled_from(sorted(names)), unique=True))
+    whole = [
+        (mds.read_rows(shard, [i], some), mds.read_batch(shard, i, i + 1, some)) for i in (0, 2)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mds_read, "MAX_WHOLE_ROW_BYTES", 0)
+        parts = [
+            (mds.read_rows(shard, [i], some), mds.read_batch(shard, i, i + 1, some)) for i in (0, 2)
+        ]
+    assert parts == whole
+
+
+@pytest.mark.parametrize("cut", [2, 11])
+def test_a_large_row_with_invalid_lengths_is_refused(tmp_path, monkeypatch, cut):
+    monkeypatch.setattr(mds_read, "MAX_WHOLE_ROW_BYTES", 0)
+    shard = shard_of(tmp_path, ["a", "c"], [{"a": 1, "c": b"12345678"}], False)
+    starts = shard.layout["starts"].copy()
+    starts[1] = starts[0] + cut
+    damaged = Shard(shard.chunk, shard.columns, 1, {"starts": starts})
+    message = f"sample has {cut} bytes; its {'lengths need 4' if cut < 4 else 'fields need 20'}"
+    for read in (
+        lambda: mds.read_rows(damaged, [0], ["a"]),
+        lambda: mds.read_batch(damaged, 0, 1, ["a"]),
+    ):
+        with pytest.raises(FormatError) as caught:
+            read()
+        assert caught.value.message == message
+    assert mds.large_values(damaged, 1) == []
 
 
 def at_last(found, one):
