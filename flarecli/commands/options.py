@@ -266,6 +266,15 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
         ),
     )
     allow_empty: bool = option(False, Option(group="Links", help="Accept downloads of 0 bytes."))
+    csv: Sequence[str] = option(
+        (),
+        Option(
+            group="Rows",
+            metavar="KEY=VALUE",
+            is_repeatable=True,
+            help="Dialect of CSV files: delimiter, header=no, quote, null, decimal, encoding; repeatable.",
+        ),
+    )
     from0: bool = option(
         False,
         Option(

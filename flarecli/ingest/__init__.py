@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flarecli.ingest.dialect import Dialect
 from flarecli.ingest.folder import data_among
 from flarecli.ingest.index import Index, open_folder, open_index
 from flarecli.ingest.read_files import Flaw, contents, filled
@@ -10,6 +11,7 @@ from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import standard_input
 
 __all__ = [
+    "Dialect",
     "Flaw",
     "Index",
     "SourceChecksum",

@@ -56,8 +56,13 @@ class Part(ABC):
         return pa.schema([self.schema.field(name) for name in columns])
 
 
-def check_columns(names: Sequence[str], at: object) -> None:
-    """Raise FormatError for duplicate columns, for no columns, and for too many columns."""
+def check_columns(
+    names: Sequence[str], at: object, hint: str = "Rename one of the columns in the index."
+) -> None:
+    """Raise FormatError for duplicate columns, for no columns, and for too many columns.
+
+    hint  how to mend duplicate columns
+    """
     if not names:
         raise FormatError("the index has no columns", where=at)
     expansion.check_columns(len(names), at)
@@ -67,7 +72,7 @@ def check_columns(names: Sequence[str], at: object) -> None:
             raise FormatError(
                 f"duplicate column {name!r}",
                 where=at,
-                hint="Rename one of the columns in the index.",
+                hint=hint,
                 column=name,
             )
         seen.add(name)

@@ -1,6 +1,6 @@
-"""CSV and TSV by RFC 4180, with a header, quotes and newlines in fields. Errors name the line.
+"""CSV and TSV by RFC 4180, with a header, quotes and newlines in fields, or in another dialect.
 
-The header names the columns. The type of a column is inferred from the first 4 MB: it is int64,
+Errors name the line. The header names the columns. The type of a column is inferred from the first 4 MB: it is int64,
 float64 or bool if each value has this type and is restored exactly, and text otherwise (`007` and a
 20-digit number stay text). Keys, links and columns that the user encodes as text are always text.
 An empty field is null in a column of numbers or bools, and empty text in a column of text.
@@ -9,8 +9,8 @@ An empty field is null in a column of numbers or bools, and empty text in a colu
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from flarecli import expansion
 from flarecli.errors import FormatError
 from flarecli.ingest.base import Part, check_columns
 from flarecli.ingest.decompress import Blocks
+from flarecli.ingest.dialect import DEFAULT, Dialect, detected, without_quoted
 from flarecli.ingest.text_records import BOM, Piece, pieces, records
 from flarecli.names import shell_quoted
 from flarecli.units import format_count
@@ -28,7 +29,7 @@ from flarecli.units import format_count
 __all__ = ["Delimited"]
 
 _ROWS = 8192
-_QUOTED = re.compile(rb'"[^"]*"')
+_DECIMAL_COMMA = r"^[+-]?[0-9]+,[0-9]+$"
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
 _TYPES = {*_EXPECTED, pa.string()}
 # values that Arrow would parse with a loss: leading zeros, digits beyond a double, 1 for true
@@ -41,19 +42,35 @@ class Delimited(Part):
     at: Blocks
     readable_as_text = True
 
-    def __init__(self, source: Blocks, delimiter: str, text: Collection[str]) -> None:
-        self.at, self._delimiter = source, delimiter
+    def __init__(
+        self, source: Blocks, delimiter: str, text: Collection[str], dialect: Dialect = DEFAULT
+    ) -> None:
+        """Open a file; `delimiter` is the one by its suffix."""
         if next(iter(source.blocks()), None) is None:
             raise FormatError("file is empty", where=source)
+        self._file = source
+        self.at, self._dialect = detected(source, dialect, delimiter)
         self._names = self._header()
-        check_columns(self._names, source)
+        hint = "Rename one of the columns, or use --csv header=no if the first line has values."
+        check_columns(self._names, source, hint)
         first = next(self._tables(self._names), None)
         self.rows = 0 if first is None else None
         types = [
-            pa.string() if first is None or name in text else _infer_type(first[1].column(i))
+            pa.string()
+            if first is None or name in text
+            else _infer_type(first[1].column(i), self._dialect)
             for i, name in enumerate(self._names)
         ]
         self.schema = pa.schema(list(zip(self._names, types, strict=True)))
+        # columns of text whose first values are numbers with a decimal comma
+        self.decimal_commas = [
+            name
+            for i, name in enumerate(self._names)
+            if first is not None
+            and types[i] == pa.string()
+            and name not in text
+            and pc.all(pc.match_substring_regex(first[1].column(i), _DECIMAL_COMMA)).as_py()
+        ]
 
     def with_types(self, types: Mapping[str, pa.DataType]) -> Delimited:
         """Return the file with columns read as the types of the index, if CSV has these types."""
@@ -84,32 +101,50 @@ class Delimited(Part):
                 ]
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the bytes of the file, in its own encoding."""
+        return self._file.blocks()
+
     def _header(self) -> list[str]:
         piece = next(self._pieces(), None)
         if piece is None:
             raise FormatError("file has no header with column names", where=self.at)
-        self._head = piece.data[: _first_record(piece)]
-        header = self._head.strip(b"\r\n") + b"\n"
+        first = piece.data[: self._first_record(piece)]
+        self._head = first if self._dialect.has_header else b""
+        header = first.strip(b"\r\n") + b"\n"
         # checked before parsing, because the parser uses 9 kB for each column
-        if header.count(self._delimiter.encode()) >= expansion.MAX_COLUMNS:
-            separators = _QUOTED.sub(b"", header).count(self._delimiter.encode())
+        delimiter = self._dialect.delimiter.encode()
+        if header.count(delimiter) >= expansion.MAX_COLUMNS:
+            separators = without_quoted(header, self._dialect.quote).count(delimiter)
             expansion.check_columns(separators + 1, self.at)
         try:
             read = csv.ReadOptions(use_threads=False, block_size=len(header) + 1)
-            return list(
-                csv.open_csv(pa.BufferReader(header), read, self._parse_options([])).schema.names
-            )
+            found = csv.open_csv(pa.BufferReader(header), read, self._parse_options([])).schema
         except pa.ArrowInvalid as error:
             raise self._parse_error(piece, [], error) from None
+        if self._dialect.has_header:
+            return list(found.names)
+        return [f"column_{i}" for i in range(len(found.names))]
 
     def _pieces(self) -> Iterator[Piece]:
-        return (piece for piece in pieces(self.at, self._delimiter) if not piece.is_blank)
+        found = pieces(self.at, self._dialect.delimiter, self._dialect.quote)
+        return (piece for piece in found if not piece.is_blank)
+
+    def _first_record(self, piece: Piece) -> int:
+        """Return the end of the first record of a piece."""
+        return next(end for _, _, end in records(piece.data, self._dialect.quote))
+
+    def _line(self, piece: Piece, record: int) -> int:
+        """Return the line in which a record of a piece starts."""
+        found = records(piece.data, self._dialect.quote)
+        return piece.line + next(lines for lines, _, _ in islice(found, record, None))
 
     def _body(self) -> Iterator[Piece]:
         """Yield the pieces without the header."""
         for number, piece in enumerate(self._pieces()):
-            end = 0 if number else _first_record(piece)
-            if not number and piece.data[:end] != self._head:
+            is_first = self._dialect.has_header and not number
+            end = self._first_record(piece) if is_first else 0
+            if is_first and piece.data[:end] != self._head:
                 raise FormatError(
                     "the header changed while the file was read",
                     where=self.at,
@@ -130,7 +165,10 @@ class Delimited(Part):
             return "error"
 
         return csv.ParseOptions(
-            delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=refuse
+            delimiter=self._dialect.delimiter,
+            quote_char=self._dialect.quote or False,
+            newlines_in_values=True,
+            invalid_row_handler=refuse,
         )
 
     def _tables(self, columns: Sequence[str]) -> Iterator[tuple[Piece, pa.Table]]:
@@ -160,9 +198,10 @@ class Delimited(Part):
         if not ragged:
             return FormatError(f"cannot parse: {str(error).splitlines()[0][:200]}", where=self.at)
         row = ragged[0]
-        line, fields = _line(piece, row.number - 1), format_count(row.actual_columns, "field")
+        line, fields = self._line(piece, row.number - 1), format_count(row.actual_columns, "field")
+        first = "header" if self._dialect.has_header else "first line"
         return FormatError(
-            f"line {line} has {fields}; the header has {row.expected_columns}",
+            f"line {line} has {fields}; the {first} has {row.expected_columns}",
             where=self.at,
             hint="Quote fields that contain a separator or a newline.",
         )
@@ -171,14 +210,18 @@ class Delimited(Part):
         self, values: pa.ChunkedArray, field: pa.Field, piece: Piece, row: int
     ) -> pa.Array:
         array = values.combine_chunks()
-        typed = _as_type(array, field.type)
+        typed = _as_type(array, field.type, self._dialect)
         if typed is not None:
             return typed
-        at = next(i for i in range(len(array)) if _as_type(array.slice(i, 1), field.type) is None)
+        at = next(
+            i
+            for i in range(len(array))
+            if _as_type(array.slice(i, 1), field.type, self._dialect) is None
+        )
         value = array[at].as_py()
         value = repr(value if len(value) <= 40 else f"{value[:39]}…")
         raise FormatError(
-            f"line {_line(piece, row + at)}: column {field.name!r} contains {value}; "
+            f"line {self._line(piece, row + at)}: column {field.name!r} contains {value}; "
             f"expected {_EXPECTED[field.type]}",
             where=self.at,
             column=field.name,
@@ -186,34 +229,35 @@ class Delimited(Part):
         )
 
 
-def _first_record(piece: Piece) -> int:
-    """Return the end of the first record of a piece."""
-    return next(end for _, end in records(piece.data))
-
-
-def _line(piece: Piece, record: int) -> int:
-    """Return the line in which a record of a piece starts."""
-    return piece.line + next(
-        lines for i, (lines, _) in enumerate(records(piece.data)) if i == record
+def _infer_type(values: pa.ChunkedArray, dialect: Dialect) -> pa.DataType:
+    """Return the type of a column, inferred from its first values; text if all are empty."""
+    array = values.combine_chunks()
+    if pc.all(_is_null(array, dialect, empty=True)).as_py():
+        return pa.string()
+    return next(
+        (kind for kind in _EXPECTED if _as_type(array, kind, dialect) is not None), pa.string()
     )
 
 
-def _infer_type(values: pa.ChunkedArray) -> pa.DataType:
-    """Return the type of a column, inferred from its first values; text if all are empty."""
-    array = values.combine_chunks()
-    if pc.all(pc.equal(array, "")).as_py():
-        return pa.string()
-    return next((kind for kind in _EXPECTED if _as_type(array, kind) is not None), pa.string())
+def _is_null(values: pa.Array, dialect: Dialect, *, empty: bool) -> pa.Array:
+    """Return whether each text is null, bool [rows]; empty text is null if `empty` is true."""
+    nulls = ("", *dialect.nulls) if empty else dialect.nulls
+    return pc.is_in(values, pa.array(nulls, pa.string()))
 
 
-def _as_type(values: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Parse text as a type, with null for empty text.
+def _as_type(values: pa.Array, kind: pa.DataType, dialect: Dialect) -> pa.Array | None:
+    """Parse text as a type, with null for the texts that mean null.
 
     The result is None if a value is invalid or would not be restored exactly.
     """
+    is_null = _is_null(values, dialect, empty=kind != pa.string())
+    values = pc.if_else(is_null, pa.scalar(None, pa.string()), values)
     if kind == pa.string():
         return values
-    values = pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
+    if kind == pa.float64() and dialect.decimal == ",":
+        if pc.any(pc.match_substring(values, ".")).as_py():
+            return None
+        values = pc.replace_substring(values, ",", ".")
     if kind in _LOSSY and pc.any(pc.match_substring_regex(values, _LOSSY[kind])).as_py():
         return None
     try:

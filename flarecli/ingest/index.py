@@ -21,6 +21,8 @@ from flarecli.expansion import FREE_BYTES, FREE_ROWS, check_decoded, check_rows
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.ingest.base import Part
 from flarecli.ingest.csv import Delimited
+from flarecli.ingest.dialect import DEFAULT as DIALECT
+from flarecli.ingest.dialect import DELIMITERS, Dialect
 from flarecli.ingest.folder import Folder
 from flarecli.ingest.json import Json
 from flarecli.ingest.parquet import Parquet
@@ -29,6 +31,7 @@ from flarecli.ingest.registry import STDIN, ListedFile, expand_lists, open_part
 from flarecli.ingest.schema_merge import align, merge
 from flarecli.ingest.source_checksum import SourceChecksum
 from flarecli.ingest.stdin import DATA, NAME, Addresses, Spool, standard_input
+from flarecli.names import shell_quoted
 from flarecli.prefetch import ordered_map, result_interruptibly, submit
 from flarecli.redact import redact
 from flarecli.storage import Guard, Limits, Location, locate
@@ -360,6 +363,7 @@ def open_index(
     text: Collection[str] = (),
     allow_missing: bool = False,
     null_separated: bool = False,
+    dialect: Dialect = DIALECT,
     stdin: IO[bytes] | None = None,
 ) -> Index:
     """Open an index without reading its rows.
@@ -370,6 +374,7 @@ def open_index(
     text            columns of a CSV or TSV that are always text, such as keys and links
     allow_missing   fill columns that are missing in some files with nulls
     null_separated  addresses in standard input end with a NUL instead of a newline
+    dialect         what is known about CSV and TSV files
     stdin           stream for `-` instead of standard input
     raises          MissingError if an address does not exist; FormatError for invalid files, no
                     rows, duplicate columns, or columns of different types; UsageError for an
@@ -387,7 +392,7 @@ def open_index(
         file for address in addresses for file in expand_lists(ListedFile(locate(address, guard)))
     ]
     shown = " ".join(redact(address) for address in addresses)
-    return _open_tables(shown, files, text, allow_missing)
+    return _open_tables(shown, files, text, dialect, allow_missing)
 
 
 def open_folder(
@@ -414,16 +419,22 @@ def open_folder(
 
 
 def _open_tables(
-    shown: str, files: Sequence[ListedFile], text: Collection[str], allow_missing: bool
+    shown: str,
+    files: Sequence[ListedFile],
+    text: Collection[str],
+    dialect: Dialect,
+    allow_missing: bool,
 ) -> Index:
     def open_file(file: ListedFile) -> Part:
         try:
-            return open_part(file.at, text)
+            return open_part(file.at, text, dialect)
         except FlareError as error:
             raise file.with_source(error) from None
 
     workers = 0 if all(file.at.is_local for file in files) else MAX_OPENERS
     parts = list(ordered_map(open_file, files, workers=workers))
+    if dialect != DIALECT and not any(isinstance(part, Delimited) for part in parts):
+        raise UsageError("--csv: the source has no CSV or TSV file", where=shown)
     schema, all_parts = merge(parts, allow_missing)
     known = [part.rows for part in parts if part.rows is not None]
     total = sum(known) if len(known) == len(parts) else None
@@ -448,18 +459,24 @@ def _checksum_notes(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _notes(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield notes about int96 timestamps, and about headers with another separator."""
+    """Yield notes about int96 timestamps, and about CSV that may have another dialect."""
     int96 = {name for part in parts if isinstance(part, Parquet) for name in part.int96_columns}
     for name in sorted(int96):
         yield f"column {name!r}: int96 timestamps are read with microsecond precision"
-    for part in parts:
-        name = part.schema.names[0] if isinstance(part, Delimited) and len(part.schema) == 1 else ""
-        other = next((sign for sign in ";\t|," if sign in name), None)
+    tables = [part for part in parts if isinstance(part, Delimited)]
+    for part in tables:
+        name = part.schema.names[0] if len(part.schema) == 1 else ""
+        other = next((sign for sign in DELIMITERS if sign in name), None)
         if other is not None:
             yield (
                 f"{part.at}: the header has only the column {name[:60]!r}; "
-                f"is {other!r} the separator?"
+                f"use --csv {shell_quoted(f'delimiter={other}')} if {other!r} is the delimiter"
             )
+    for name in dict.fromkeys(name for part in tables for name in part.decimal_commas):
+        yield (
+            f"column {name!r} has numbers with decimal commas, which stay text; "
+            "use --csv decimal=, to read them as numbers"
+        )
 
 
 def _open_stdin(stream: IO[bytes], guard: Guard, null_separated: bool) -> Index:

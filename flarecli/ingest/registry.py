@@ -18,7 +18,8 @@ from flarecli.braces import WILDCARDS, expand_braces, split_pattern
 from flarecli.errors import FlareError, FormatError, MissingError, UsageError
 from flarecli.ingest.base import Part
 from flarecli.ingest.csv import Delimited
-from flarecli.ingest.decompress import Blocks, TextFile, split_compression
+from flarecli.ingest.decompress import TextFile, split_compression
+from flarecli.ingest.dialect import DEFAULT, Dialect, looks_like_table
 from flarecli.ingest.ipc import Ipc
 from flarecli.ingest.json import Json
 from flarecli.ingest.parquet import Parquet
@@ -39,13 +40,10 @@ _TABLES: dict[str, Callable[[Location], Part]] = {
     ".feather": Ipc,
     ".arrows": Ipc,
 }
-_TEXTS: dict[str, Callable[[Blocks, Collection[str]], Part]] = {
-    ".csv": lambda source, text: Delimited(source, ",", text),
-    ".tsv": lambda source, text: Delimited(source, "\t", text),
-    ".json": lambda source, text: Json(source),
-    ".jsonl": lambda source, text: Json(source),
-    ".ndjson": lambda source, text: Json(source),
-}
+# delimiters of CSV by suffix; each may be another one
+_DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".psv": "|", _LIST: "\t"}
+_JSON = (".json", ".jsonl", ".ndjson")
+_TEXTS = (*(suffix for suffix in _DELIMITERS if suffix != _LIST), *_JSON)
 # names of files in datasets
 _DATASET = re.compile(r"(?:index|spec)\.json|shard\.\d{5,}\.(?:json|csv|tsv)(?:\.\w+)?")
 
@@ -63,20 +61,23 @@ def is_index(address: str) -> bool:
     return plain.endswith(tuple(_TEXTS)) or (not compression and name.endswith((*_TABLES, _LIST)))
 
 
-def open_part(at: Location, text: Collection[str]) -> Part:
+def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -> Part:
     """Open one table: its columns are known, its rows are not read yet.
 
-    text    columns of a CSV or TSV that are always text
-    raises  UsageError for an unknown kind of file
+    text     columns of a CSV or TSV that are always text
+    dialect  what is known about a CSV or TSV
+    raises   UsageError for an unknown kind of file
     """
     name = at.name.lower()
     for suffix, open_table in _TABLES.items():
         if name.endswith(suffix):
             return open_table(at)
     plain, compression = split_compression(name)
-    for suffix, open_text in _TEXTS.items():
+    if plain.endswith(_JSON):
+        return Json(TextFile(at, compression))
+    for suffix, delimiter in _DELIMITERS.items():
         if plain.endswith(suffix):
-            return open_text(TextFile(at, compression), text)
+            return Delimited(TextFile(at, compression), delimiter, text, dialect)
     raise UsageError(
         "unknown suffix of an index",
         where=at,
@@ -109,7 +110,7 @@ def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterat
             itself; UnsafeError for an address that data must not name
     """
     at = file.at
-    if not at.name.lower().endswith(_LIST):
+    if not at.name.lower().endswith(_LIST) or _is_table(at):
         yield file
         return
     if at in parents:
@@ -135,6 +136,11 @@ def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterat
         raise file.with_source(error) from None
     if not count:
         raise FormatError("the list contains no addresses", where=at)
+
+
+def _is_table(at: Location) -> bool:
+    """Return whether a `.txt` is a table instead of a list."""
+    return looks_like_table(TextFile(at))
 
 
 def _listed_files(at: Location) -> Iterator[ListedFile]:

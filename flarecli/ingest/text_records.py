@@ -43,6 +43,7 @@ BOM = b"\xef\xbb\xbf"
 _QUOTE, _BACKSLASH, _LF, _CR = ord('"'), ord("\\"), ord("\n"), ord("\r")
 _QUOTE_HINT = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
 _UTF8_HINT = "Save the file as UTF-8 text."
+_ENCODING_HINT = "Or name its encoding, such as --csv encoding=latin-1."
 _BRACKETS = np.zeros(256, np.int8)  # change of depth by each bracket; 2 marks a comma
 _BRACKETS[list(b"{[")], _BRACKETS[list(b"}]")], _BRACKETS[ord(",")] = 1, -1, 2
 _BLANKS = b" \t\r\n"
@@ -72,24 +73,25 @@ class Piece(NamedTuple):
 # -- lines and CSV
 
 
-def pieces(source: Blocks, delimiter: str) -> Iterator[Piece]:
+def pieces(source: Blocks, delimiter: str, quote: str = '"') -> Iterator[Piece]:
     """Read a file as pieces of whole records in order, with one piece in memory at a time.
 
     delimiter  delimiter of CSV fields; if empty, each line is a record, and quotes are ignored
+    quote      character around CSV fields; if empty, fields are not quoted
     raises     FormatError with the line for invalid UTF-8, a NUL, a misplaced or unclosed quote, or
                a record of more than 64 MB
     """
     # bytes that may be beside the quotes of a field
     is_boundary = np.zeros(256, bool)
-    is_boundary[list(f'{delimiter}\r\n"'.encode())] = True
+    is_boundary[list(f"{delimiter}\r\n{quote}".encode())] = True
     line, first, data = 1, 0, b""
     for block, is_last in _with_last(source.blocks()):
         data += block
         if first == 0 and data.startswith(BOM):
             data, first = data[len(BOM) :], len(BOM)
         quotes = np.zeros(0, np.int64)
-        if delimiter:
-            quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE)
+        if delimiter and quote:
+            quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == ord(quote))
         if is_last:
             end = len(data)
         elif delimiter:
@@ -105,7 +107,7 @@ def pieces(source: Blocks, delimiter: str) -> Iterator[Piece]:
                 )
             continue
         piece, data = Piece(line, data[:end]), data[end:]
-        _check_text(piece, first, source)
+        _check_text(piece, first, source, bool(delimiter))
         _check_quotes(piece, quotes[: np.searchsorted(quotes, end)], is_boundary, source)
         yield piece
         line, first = line + _count_newlines(piece.data), first + end
@@ -122,21 +124,22 @@ def _with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
         block = next(blocks, b"") if is_full else after
 
 
-def records(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the number of lines before each CSV record, and the end offset of the record.
+def records(data: bytes, quote: str = '"') -> Iterator[tuple[int, int, int]]:
+    """Yield the number of lines before each CSV record, and its start and end in the data.
 
     Blank lines are not records.
     """
-    end, first, inside = 0, 0, False
+    sign = quote.encode()
+    end, first, start, inside = 0, 0, 0, False
     for number, line in enumerate(data.splitlines(keepends=True)):
-        end += len(line)
+        begin, end = end, end + len(line)
         if not inside:
             if not line.strip(b"\r\n"):
                 continue
-            first = number
-        inside ^= bool(line.count(b'"') % 2)
+            first, start = number, begin
+        inside ^= bool(sign and line.count(sign) % 2)
         if not inside:
-            yield first, end
+            yield first, start, end
 
 
 def _end_of_records(data: bytes, quotes: IntArray) -> int:
@@ -151,7 +154,7 @@ def _end_of_records(data: bytes, quotes: IntArray) -> int:
     return int(outside[-1]) + 1 if len(outside) else 0
 
 
-def _check_text(piece: Piece, first: int, source: Blocks) -> None:
+def _check_text(piece: Piece, first: int, source: Blocks, is_csv: bool) -> None:
     """Raise FormatError if a piece is not UTF-8 or contains a NUL.
 
     first  offset of the piece in the file
@@ -161,7 +164,8 @@ def _check_text(piece: Piece, first: int, source: Blocks) -> None:
             piece.data.decode()
     except UnicodeDecodeError as error:
         message = f"byte {first + error.start} is not UTF-8"
-        raise _text_error(piece, error.start, message, _UTF8_HINT, source) from None
+        hint = f"{_UTF8_HINT} {_ENCODING_HINT}" if is_csv else _UTF8_HINT
+        raise _text_error(piece, error.start, message, hint, source) from None
     nul = piece.data.find(b"\0")
     if nul >= 0:
         raise _text_error(piece, nul, f"byte {first + nul} is NUL", _UTF8_HINT, source)
@@ -180,7 +184,7 @@ def _check_quotes(piece: Piece, quotes: IntArray, is_boundary: BoolArray, source
     if len(stray):
         raise _text_error(piece, int(stray.min()), "quote inside a field", _QUOTE_HINT, source)
     if len(quotes) % 2:
-        is_doubled = (opens > 0) & (raw[opens - 1] == _QUOTE)  # a quote in the value
+        is_doubled = (opens > 0) & (raw[opens - 1] == raw[opens])  # a quote in the value
         position = int(opens[~is_doubled][-1])
         raise _text_error(piece, position, "unclosed quote", _QUOTE_HINT, source)
 

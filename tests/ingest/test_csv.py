@@ -17,6 +17,8 @@ from flarecli.storage.memory import MemoryStore
 
 QUOTES = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
 UTF8 = "Save the file as UTF-8 text."
+ENCODING = f"{UTF8} Or name its encoding, such as --csv encoding=latin-1."
+HEADER = "Rename one of the columns, or use --csv header=no if the first line has values."
 FIELD = st.text(st.sampled_from('a1",\t \r\né\U0001f600'), max_size=6)
 
 
@@ -181,7 +183,7 @@ def test_errors_name_the_line_where_a_record_starts(fields):
         starts.append(lines)
         record = '"' + field.replace('"', '""') + '"\n'
         content, lines = content + record, lines + len(io.StringIO(record, newline="").readlines())
-    assert [before for before, _ in records(content.encode())] == starts
+    assert [before for before, _, _ in records(content.encode())] == starts
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_errors_name_the_line_where_a_record_starts(fields):
         (b"", "file is empty", ""),
         (b"\n\n", "file has no header with column names", ""),
         (b"a,b\n", "the index has no rows", ""),
-        (b"a,b,a\n1,2,3\n", "duplicate column 'a'", "Rename one of the columns in the index."),
+        (b"a,b,a\n1,2,3\n", "duplicate column 'a'", HEADER),
         (
             b"a,b,c\n1,2,3\n4,5\n",
             "line 3 has 2 fields; the header has 3",
@@ -201,10 +203,10 @@ def test_errors_name_the_line_where_a_record_starts(fields):
             "line 6 has 1 field; the header has 2",
             "Quote fields that contain a separator or a newline.",
         ),
-        (b"a,b\n1,2\n3,caf\xe9\n", "line 3: byte 13 is not UTF-8", UTF8),
-        (b"\xff\xfea\0,\0b\0", "line 1: byte 0 is not UTF-8", UTF8),
+        (b"a,b\n1,2\n3,caf\xe9\n", "line 3: byte 13 is not UTF-8", ENCODING),
+        (b"\xfea,b\n1,2\n", "line 1: byte 0 is not UTF-8", ENCODING),
         (b"a,b\n1,2\0\n", "line 2: byte 7 is NUL", UTF8),
-        (b"a,b\n1,caf\xc3", "line 2: byte 9 is not UTF-8", UTF8),
+        (b"a,b\n1,caf\xc3", "line 2: byte 9 is not UTF-8", ENCODING),
         (b'a,b\n1,5" pipe\n', "line 2: quote inside a field", QUOTES),
         (b'a,b\n"x" ,1\n', "line 2: quote inside a field", QUOTES),
         (b'a,b\n1,"x\n2,y\n3,"z"\n', "line 4: quote inside a field", QUOTES),
@@ -242,7 +244,7 @@ def test_rows_and_lines_in_errors_are_right_after_the_first_block(tmp_path, monk
             "Use --encode score=str to read the column as text.",
         ),
         (b'7,1,"y\n', "line 10002: unclosed quote", QUOTES),
-        (b"7,1,\xff\n", f"line 10002: byte {len(head + rows) + 4} is not UTF-8", UTF8),
+        (b"7,1,\xff\n", f"line 10002: byte {len(head + rows) + 4} is not UTF-8", ENCODING),
         (
             b"7,1," + b"y" * 20000 + b"\n",
             "line 10002: a record is longer than 5.0 kB",

@@ -28,7 +28,7 @@ from flarecli.commands.provenance import PLACE, Places
 from flarecli.commands.row_order import first_rows
 from flarecli.errors import FormatError, UnsafeError, UsageError, format_place
 from flarecli.formats import Format, find, with_option
-from flarecli.ingest import SourceChecksum
+from flarecli.ingest import Dialect, SourceChecksum
 from flarecli.model import Settings
 from flarecli.names import shell_quoted
 from flarecli.progress import Progress
@@ -141,6 +141,7 @@ class PackTask:
             exact=options.where is None,
             allow_missing=options.allow_missing,
             null_separated=options.from0,
+            dialect=Dialect.parse(options.csv),
         )
 
     def recorded_options(self) -> dict[str, Any]:
@@ -175,6 +176,7 @@ class PackTask:
             **self.media.recorded_options(),
             **(access if options.on_error == "skip" else {}),
             **({"null_separated": True} if options.from0 else {}),
+            **({"csv": list(options.csv)} if options.csv else {}),
             **({"streams": streams} if streams else {}),
             **({} if options.rows is None else {"spec": options.rows}),
         }

@@ -1,0 +1,199 @@
+"""The dialect of a CSV file: delimiter, header, quotes, nulls, decimal sign and encoding.
+
+The user sets it by `--csv KEY=VALUE`; the delimiter and the encoding are detected otherwise. A file
+is UTF-16 if it begins with the byte order mark of UTF-16, and UTF-8 otherwise. Its delimiter is the
+one of its suffix, unless only another of `,`, `;`, tab and `|` occurs in each of the first records
+equally often.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from flarecli.errors import FormatError, UsageError
+from flarecli.ingest.decompress import Blocks
+from flarecli.ingest.text_records import records
+from flarecli.names import escape
+from flarecli.storage import Location
+from flarecli.suggest import choose
+
+__all__ = [
+    "DEFAULT",
+    "DELIMITERS",
+    "Dialect",
+    "Recoded",
+    "detected",
+    "looks_like_table",
+    "without_quoted",
+]
+
+DELIMITERS = (",", ";", "\t", "|")
+_HEAD_BYTES, _HEAD_RECORDS = 1 << 16, 50  # from which the delimiter is detected
+_ADDRESS = re.compile(rb"#|\.{0,2}/|[A-Za-z][A-Za-z0-9+.-]+://")
+_UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_NAMED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
+_YES_OR_NO = {"yes": True, "no": False}
+_KEYS = ("delimiter", "header", "quote", "null", "decimal", "encoding")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """How a CSV file is written.
+
+    delimiter   one ASCII character; empty: detected
+    has_header  whether the first record has the names of the columns; otherwise they are
+                `column_0`, `column_1` and so on
+    quote       one ASCII character around fields; empty: fields are not quoted
+    nulls       fields that are null, in any column; an empty number is null in any case
+    decimal     `.` or `,`
+    encoding    codec of Python; empty: detected
+    """
+
+    delimiter: str = ""
+    has_header: bool = True
+    quote: str = '"'
+    nulls: tuple[str, ...] = field(default=())
+    decimal: str = "."
+    encoding: str = ""
+
+    @classmethod
+    def parse(cls, settings: Sequence[str]) -> Dialect:
+        """Return the dialect of texts such as `delimiter=;`. Raises UsageError for an invalid one."""
+        found = cls()
+        for text in settings:
+            key, equals, value = text.partition("=")
+            if not equals or key not in _KEYS:
+                raise UsageError(
+                    f"--csv: expected KEY=VALUE, got {text!r:.60}",
+                    hint=choose(key, _KEYS, "Choose from the keys"),
+                )
+            found = found._with(key, value)
+        if found.decimal == found.delimiter:
+            raise UsageError(f"--csv: {found.decimal!r} is both the decimal sign and the delimiter")
+        return found
+
+    def _with(self, key: str, value: str) -> Dialect:
+        if key == "null":
+            return replace(self, nulls=(*self.nulls, value))
+        if key == "encoding":
+            return replace(self, encoding=_codec(value))
+        if key == "header":
+            return replace(self, has_header=_YES_OR_NO[_choice(key, value, tuple(_YES_OR_NO))])
+        if key == "decimal":
+            return replace(self, decimal=_choice(key, value, (".", ",")))
+        if key == "quote" and value in ("no", ""):
+            return replace(self, quote="")
+        value = _NAMED.get(value, value)
+        if len(value) != 1 or not value.isascii() or value in "\0\r\n":
+            raise UsageError(f"--csv {key}: expected one ASCII character, got {value!r:.60}")
+        return replace(self, quote=value) if key == "quote" else replace(self, delimiter=value)
+
+
+DEFAULT = Dialect()
+
+
+def _choice(key: str, value: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise UsageError(f"--csv {key}: expected {' or '.join(choices)}, got {value!r:.60}")
+    return value
+
+
+def _codec(name: str) -> str:
+    try:
+        codec = codecs.lookup(name)
+        is_text = isinstance(codec.incrementaldecoder().decode(b"", final=True), str)
+    except (LookupError, TypeError, ValueError):
+        is_text = False
+    if not is_text:
+        raise UsageError(f"--csv encoding: unknown encoding {escape(name)[:60]!r}")
+    return codec.name
+
+
+# -- detection
+
+
+def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, Dialect]:
+    """Return the file as UTF-8, and its dialect with a delimiter and an encoding.
+
+    delimiter  delimiter by the suffix of the file
+    """
+    encoding = dialect.encoding or _UTF16.get(_head(source)[:2], "")
+    if encoding:
+        source = Recoded(source, encoding)
+    if not dialect.delimiter:
+        found = detect_delimiter(_head(source), dialect.quote, delimiter)
+        dialect = replace(dialect, delimiter=found)
+    return source, dialect
+
+
+def _head(source: Blocks) -> bytes:
+    return next(iter(source.blocks()), b"")[:_HEAD_BYTES]
+
+
+def looks_like_table(source: Blocks) -> bool:
+    """Return whether a text is a table, instead of a list of addresses: its first records, of which
+    none is an address, have the same number of delimiters.
+    """
+    encoding = _UTF16.get(_head(source)[:2], "")
+    head = _head(Recoded(source, encoding) if encoding else source)
+    first = head.lstrip(codecs.BOM_UTF8).partition(b"\n")[0]
+    return not _ADDRESS.match(first) and bool(detect_delimiter(head, DEFAULT.quote, ""))
+
+
+def detect_delimiter(head: bytes, quote: str, default: str) -> str:
+    """Return the delimiter of a file from its first bytes; `default` if none fits better."""
+    lines: list[bytes] = []
+    for _, start, end in records(head, quote):
+        if len(lines) == _HEAD_RECORDS or (end == len(head) == _HEAD_BYTES):
+            break  # the last record may be incomplete
+        lines.append(without_quoted(head[start:end], quote))
+    counts = {one: {line.count(one.encode()) for line in lines} for one in DELIMITERS}
+    fitting = [one for one in DELIMITERS if len(counts[one]) == 1 and counts[one] != {0}]
+    if default in fitting or not fitting:
+        return default
+    return max(fitting, key=lambda one: max(counts[one]))
+
+
+def without_quoted(record: bytes, quote: str) -> bytes:
+    """Return a record without its quoted fields."""
+    sign = re.escape(quote.encode())
+    return re.sub(sign + b"[^" + sign + b"]*" + sign, b"", record) if quote else record
+
+
+@dataclass(frozen=True, slots=True)
+class Recoded:
+    """A text file of another encoding, as UTF-8."""
+
+    source: Blocks
+    encoding: str
+
+    def __str__(self) -> str:
+        return str(self.source)
+
+    @property
+    def location(self) -> Location | None:
+        return self.source.location
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the text as UTF-8. Raises FormatError for bytes that are not of the encoding."""
+        decoder, done = codecs.getincrementaldecoder(self.encoding)(), 0
+        for block in self.source.blocks():
+            yield self._text(decoder, block, done, is_last=False)
+            done += len(block)
+        yield self._text(decoder, b"", done, is_last=True)
+
+    def _text(
+        self, decoder: codecs.IncrementalDecoder, block: bytes, done: int, *, is_last: bool
+    ) -> bytes:
+        try:
+            return decoder.decode(block, is_last).encode()
+        except UnicodeError as error:
+            start = done + (error.start if isinstance(error, UnicodeDecodeError) else 0)
+            raise FormatError(
+                f"not {self.encoding} near byte {start}",
+                where=self,
+                hint="Set another encoding with --csv, such as --csv encoding=latin-1.",
+            ) from None

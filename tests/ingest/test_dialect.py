@@ -1,0 +1,192 @@
+"""Dialects of CSV: the csv module writes them, and every value is read back."""
+
+import codecs
+import csv
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flarecli.errors import FlareError, FormatError, UsageError
+from flarecli.ingest import Dialect, open_index
+from flarecli.ingest.dialect import DELIMITERS, detect_delimiter
+
+TEXT = st.text(st.sampled_from("aé \"'.-"), min_size=1, max_size=5)
+
+
+def read(path, *settings):
+    found = open_index(str(path), dialect=Dialect.parse(settings))
+    return [row for batch in found.batches() for row in batch.to_pylist()]
+
+
+def notes(path, *settings):
+    return open_index(str(path), dialect=Dialect.parse(settings)).notes
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=5),
+    delimiter=st.sampled_from(DELIMITERS),
+    suffix=st.sampled_from(["csv", "tsv", "tab", "psv", "txt"]),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
+    newline=st.sampled_from(["\n", "\r\n"]),
+)
+def test_a_file_of_the_csv_module_is_read_without_options(
+    tmp_path_factory, rows, delimiter, suffix, encoding, newline
+):
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, lineterminator=newline)
+    writer.writerows([("one", "two", "three"), *rows])
+    path = tmp_path_factory.mktemp("dialect") / f"x.{suffix}"
+    path.write_bytes(text.getvalue().encode(encoding))
+    assert [tuple(row.values()) for row in read(path)] == rows
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=5),
+    delimiter=st.sampled_from([*DELIMITERS, " ", "#", ":"]),
+    quote=st.sampled_from("\"'"),
+    encoding=st.sampled_from(["latin-1", "cp1252", "utf-16-be", "utf-8"]),
+)
+def test_a_file_is_read_by_its_dialect(tmp_path_factory, rows, delimiter, quote, encoding):
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, quotechar=quote, lineterminator="\n")
+    writer.writerows(rows)
+    path = tmp_path_factory.mktemp("dialect") / "x.csv"
+    path.write_bytes(text.getvalue().encode(encoding))
+    parsed = [
+        f"delimiter={delimiter}",
+        f"quote={quote}",
+        f"encoding={encoding}",
+        "header=no",
+    ]
+    found = read(path, *parsed)
+    assert [tuple(row) for row in found] == [("column_0", "column_1")] * len(rows)
+    assert [tuple(map(str, row.values())) for row in found] == rows
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.sampled_from(["", '"', "'"]), st.sampled_from(["", *DELIMITERS]))
+def test_any_bytes_have_a_delimiter_or_the_default(head, quote, default):
+    assert detect_delimiter(head, quote, default) in (default, *DELIMITERS)
+
+
+def test_a_delimiter_that_occurs_once_in_each_record_wins(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text('name;price, EUR\n"a;b";1\nc;2\n')
+    assert read(path) == [{"name": "a;b", "price, EUR": 1}, {"name": "c", "price, EUR": 2}]
+
+
+def test_a_ragged_record_is_an_error_of_the_delimiter_by_suffix(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n3\n")
+    with pytest.raises(FormatError) as caught:
+        read(path)
+    assert caught.value.message == "line 3 has 1 field; the header has 2"
+
+
+def test_fields_are_not_quoted_with_quote_no(tmp_path):
+    path = tmp_path / "x.tsv"
+    path.write_text('height\tname\n5" 3\tx"y\n')
+    assert read(path, "quote=no") == [{"height": '5" 3', "name": 'x"y'}]
+
+
+def test_nulls_are_null_in_every_column(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("n,t,f\n1,NA,1.5\nNA,x,-\n,,2\n")
+    assert read(path, "null=NA", "null=-") == [
+        {"n": 1, "t": None, "f": 1.5},
+        {"n": None, "t": "x", "f": None},
+        {"n": None, "t": "", "f": 2.0},
+    ]
+
+
+def test_decimal_commas_are_numbers_or_named_in_a_note(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("a;b\n1,5;1\n-0,25;2\n")
+    assert read(path) == [{"a": "1,5", "b": 1}, {"a": "-0,25", "b": 2}]
+    assert notes(path) == (
+        "column 'a' has numbers with decimal commas, which stay text; "
+        "use --csv decimal=, to read them as numbers",
+    )
+    assert read(path, "decimal=,") == [{"a": 1.5, "b": 1}, {"a": -0.25, "b": 2}]
+    assert notes(path, "decimal=,") == ()
+
+
+def test_a_number_with_a_point_is_text_where_the_decimal_sign_is_a_comma(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("a;b\n1.234,5;1\n2,5;2\n")
+    assert [row["a"] for row in read(path, "decimal=,")] == ["1.234,5", "2,5"]
+
+
+def test_a_text_file_is_a_table_or_a_list(tmp_path):
+    (tmp_path / "table.csv").write_text("a\n1\n")
+    (tmp_path / "list.txt").write_text("table.csv\ntable.csv\n")
+    (tmp_path / "table.txt").write_text("a\tb\n1\t2\n")
+    assert read(tmp_path / "list.txt") == [{"a": 1}, {"a": 1}]
+    assert read(tmp_path / "table.txt") == [{"a": 1, "b": 2}]
+
+
+def test_a_list_of_addresses_with_commas_is_a_list(tmp_path):
+    (tmp_path / "a,b.csv").write_text("a\n1\n")
+    (tmp_path / "list.txt").write_text("./a,b.csv\n./a,b.csv\n")
+    assert read(tmp_path / "list.txt") == [{"a": 1}, {"a": 1}]
+
+
+def test_bytes_of_another_encoding_name_the_option(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_bytes("a,b\n1,é\n".encode("latin-1"))
+    with pytest.raises(FormatError) as caught:
+        read(path)
+    assert "--csv encoding=latin-1" in caught.value.hint
+    assert read(path, "encoding=latin-1") == [{"a": 1, "b": "é"}]
+    path.write_bytes(codecs.BOM_UTF16_LE + "a,b\n".encode("utf-16-le") + b"\x00\xd8,\x00")
+    with pytest.raises(FormatError) as caught:
+        read(path)
+    assert caught.value.message == "not utf-16-le near byte 10"
+
+
+def test_the_lines_of_errors_count_in_a_file_without_header(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("1,2\n3,4\n5\n")
+    with pytest.raises(FormatError) as caught:
+        read(path, "header=no")
+    assert caught.value.message == "line 3 has 1 field; the first line has 2"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("delimiter", "--csv: expected KEY=VALUE, got 'delimiter'"),
+        ("delimeter=;", "--csv: expected KEY=VALUE, got 'delimeter=;'"),
+        ("delimiter=ab", "--csv delimiter: expected one ASCII character, got 'ab'"),
+        ("delimiter=é", "--csv delimiter: expected one ASCII character, got 'é'"),
+        ("delimiter=\n", r"--csv delimiter: expected one ASCII character, got '\n'"),
+        ("quote=ab", "--csv quote: expected one ASCII character, got 'ab'"),
+        ("header=maybe", "--csv header: expected yes or no, got 'maybe'"),
+        ("decimal=;", "--csv decimal: expected . or ,, got ';'"),
+        ("encoding=klingon", "--csv encoding: unknown encoding 'klingon'"),
+        ("encoding=rot13", "--csv encoding: unknown encoding 'rot13'"),
+        ("encoding=zlib", "--csv encoding: unknown encoding 'zlib'"),
+    ],
+)
+def test_an_invalid_setting_is_refused(setting, message):
+    with pytest.raises(UsageError) as caught:
+        Dialect.parse([setting])
+    assert caught.value.message == message
+
+
+def test_a_decimal_sign_cannot_be_the_delimiter():
+    with pytest.raises(UsageError) as caught:
+        Dialect.parse(["delimiter=,", "decimal=,"])
+    assert caught.value.message == "--csv: ',' is both the decimal sign and the delimiter"
+
+
+def test_a_dialect_without_a_csv_file_is_refused(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(FlareError) as caught:
+        read(path, "header=no")
+    assert caught.value.message == "--csv: the source has no CSV or TSV file"
