@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import struct
 
 import numpy as np
 import pyarrow as pa
@@ -11,52 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli import encodings
-from flarecli.encodings import BINARY, lookup, typed
 from flarecli.errors import FormatError, IntegrityError, UsageError, ValueFitError
 from flarecli.formats import find
 from flarecli.formats.lines import base as lines
 from flarecli.formats.lines import json as json_module
-from flarecli.model import Chunk, Settings
+from flarecli.model import Settings
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+from tests.formats.lines.samples import batch_of, columns_of, shard_of, write_rows
 
 json_shards = find("json")
 
 TYPES = {"s": "json_str", "i": "json_int", "f": "json_float"}
-
-
-def columns_of(form, names):
-    return form.arrange(encodings.column(name, encoding) for name, encoding in names.items())
-
-
-def batch_of(columns, rows):
-    """Return stored bytes as a typed batch; each row is a mapping."""
-    arrays = [
-        typed(pa.array([row[one.name] for row in rows], BINARY), lookup(one.encoding))
-        for one in columns
-    ]
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=pa.schema([encodings.field(one) for one in columns])
-    )
-
-
-def written(form, names, rows, how=None):
-    columns = columns_of(form, names)
-    chunk = form.write_shard(
-        Location(MemoryStore(), ""), 0, columns, [batch_of(columns, rows)], how or Settings()
-    )
-    return chunk, columns
-
-
-def shard_of(form, data, starts, config, name=None):
-    """Return a shard built from data, table and config."""
-    name = name or f"shard.00000.{form.name}"
-    table = (
-        struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts)
-        + json.dumps(config, sort_keys=True).encode()
-    )
-    store = MemoryStore({name: data, f"{name}.meta": table})
-    return form.open_shard(Chunk(Location(store, name)))
 
 
 JSON = {"columns": {"a": "int", "s": "str"}, "format": "json", "newline": "\n"}
@@ -91,7 +56,7 @@ NAMES = {
     st.sampled_from([None, "br", "snappy"]),
 )
 def test_written_lines_are_parsed_by_json(rows, newline, compression):
-    chunk, columns = written(json_shards, NAMES, rows, Settings(compression, newline=newline))
+    chunk, columns = write_rows(json_shards, NAMES, rows, Settings(compression, newline=newline))
     shard = pickle.loads(pickle.dumps(json_shards.open_shard(chunk, columns)))
     assert json_shards.read_rows(shard, range(len(rows))) == [
         {name: row[name] for name in sorted(row)} for row in rows
@@ -293,7 +258,7 @@ def test_invalid_json_is_not_written(name, data):
 def test_a_row_of_17_mb_is_written_as_json_dumps_writes_it(value):
     large = json.dumps("b" * (17 << 20) + value).encode()
     rows = [{"s": text, "i": b"1", "f": b"1.5"} for text in (b'"x"', large, b'"y"')]
-    chunk, columns = written(json_shards, TYPES, rows)
+    chunk, columns = write_rows(json_shards, TYPES, rows)
     expected = [json.dumps({"f": 1.5, "i": 1, "s": json.loads(row["s"])}) + "\n" for row in rows]
     assert chunk.at.read() == "".join(expected).encode()
     _, sizes = json_shards.row_sizes(columns, batch_of(columns, rows), Settings())
@@ -313,7 +278,7 @@ def test_an_invalid_row_of_17_mb_is_not_written(end):
 
 
 def test_a_listing_may_be_more_precise_but_not_contradict_the_shard():
-    chunk, _ = written(
+    chunk, _ = write_rows(
         json_shards,
         {"j": "json", "s": "str"},
         [{"j": json.dumps('{"k": 1}').encode(), "s": b'"x"'}],

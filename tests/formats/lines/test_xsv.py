@@ -1,6 +1,5 @@
 """CSV, TSV and XSV shards compared with split, and damage of tables and lines."""
 
-import json
 import pickle
 import struct
 import tracemalloc
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli import encodings
-from flarecli.encodings import BINARY, lookup, stored, typed
+from flarecli.encodings import lookup, stored
 from flarecli.errors import FlareError, FormatError, MissingError, UsageError, ValueFitError
 from flarecli.formats import find
 from flarecli.formats.mds import format as mds_format
@@ -21,44 +20,11 @@ from flarecli.model import Chunk, File, Settings
 from flarecli.storage import Location, locate
 from flarecli.storage.memory import MemoryStore
 from flarecli.write import Writer
+from tests.formats.lines.samples import batch_of, columns_of, shard_of, write_rows
 
 json_shards = find("json")
 
 TYPES = {"s": "json_str", "i": "json_int", "f": "json_float"}
-
-
-def columns_of(form, names):
-    return form.arrange(encodings.column(name, encoding) for name, encoding in names.items())
-
-
-def batch_of(columns, rows):
-    """Return stored bytes as a typed batch; each row is a mapping."""
-    arrays = [
-        typed(pa.array([row[one.name] for row in rows], BINARY), lookup(one.encoding))
-        for one in columns
-    ]
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=pa.schema([encodings.field(one) for one in columns])
-    )
-
-
-def written(form, names, rows, how=None):
-    columns = columns_of(form, names)
-    chunk = form.write_shard(
-        Location(MemoryStore(), ""), 0, columns, [batch_of(columns, rows)], how or Settings()
-    )
-    return chunk, columns
-
-
-def shard_of(form, data, starts, config, name=None):
-    """Return a shard built from data, table and config."""
-    name = name or f"shard.00000.{form.name}"
-    table = (
-        struct.pack(f"<I{len(starts)}I", len(starts) - 1, *starts)
-        + json.dumps(config, sort_keys=True).encode()
-    )
-    store = MemoryStore({name: data, f"{name}.meta": table})
-    return form.open_shard(Chunk(Location(store, name)))
 
 
 XSV = {
@@ -388,7 +354,7 @@ def put(at, value):
     ],
 )
 def test_a_forged_table_is_refused(change, message):
-    chunk, _ = written(find("csv"), {"a": "str"}, [{"a": b"1"}, {"a": b"2"}])
+    chunk, _ = write_rows(find("csv"), {"a": "str"}, [{"a": b"1"}, {"a": b"2"}])
     with pytest.raises(FormatError) as caught:
         find("csv").open_shard(meta_changed(chunk, change))
     if message:
@@ -427,7 +393,7 @@ def test_a_meta_too_large_for_its_rows_is_refused_before_it_is_read(monkeypatch)
             str(caught.value)
             == f"s.csv.meta: lists {most + 1} bytes, too many for a table of 2 samples"
         )
-    chunk, _ = written(find("csv"), {"a": "str"}, [{"a": b"1"}])
+    chunk, _ = write_rows(find("csv"), {"a": "str"}, [{"a": b"1"}])
     monkeypatch.setattr(mds_format, "MAX_CONFIG_BYTES", 10)
     with pytest.raises(
         FormatError, match=r"^shard.00000.csv.meta: config is \d+ bytes; at most 10 are read$"
@@ -507,7 +473,7 @@ def test_any_damage_is_an_error_or_harmless(data):
         if form is json_shards
         else {"s": "xé".encode(), "i": b"12"}
     )
-    chunk, _ = written(form, names, [row, {**row, "i": b"7"}, row])
+    chunk, _ = write_rows(form, names, [row, {**row, "i": b"7"}, row])
     store = MemoryStore({path: bytearray(one) for path, one in chunk.at.store.files.items()})
     for _ in range(data.draw(st.integers(1, 4))):
         one = store.files[data.draw(st.sampled_from(sorted(store.files)))]
