@@ -140,4 +140,4 @@ def test_a_folder_in_use_is_refused(cluster: None, packed: str) -> None:
 
     with pytest.raises(UsageError) as caught:
         ray.data.read_datasource(FlareSource(packed)).write_datasink(FlareSink(packed))
-    assert caught.value.message == "the folder is not empty"
+    assert caught.value.message == "output folder is not empty"

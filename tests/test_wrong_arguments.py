@@ -300,7 +300,7 @@ def test_pack_reports_arguments_of_the_wrong_type_and_writes_nothing(here, optio
         ({"settings": Settings(shard_rows=0)}, "shard_rows: expected at least 1, got 0", ""),
         ({"settings": Settings(compression=3)}, "compression: expected text, got 3", ""),
         ({"settings": Settings(newline=None)}, "newline: expected text, got None", ""),
-        ({"jobs": 0}, "jobs must be at least 1, got 0", ""),
+        ({"jobs": 0}, "jobs: expected at least 1, got 0", ""),
         ({"jobs": 1.5}, "jobs: expected a whole number, got 1.5", ""),
         ({"overwrite": "no"}, "overwrite: expected True or False, got 'no'", ""),
         ({"head": 3}, "head: expected a dict, got 3", ""),

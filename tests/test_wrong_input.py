@@ -278,10 +278,10 @@ def test_non_empty_target(here, capfd):
     (here / "out").mkdir()
     (here / "out" / "notes.txt").write_text("mine")
     hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
-    wrong(capfd, "pack ok.csv out", 2, "out: the folder is not empty", hint)
-    wrong(capfd, "pack ok.csv out --resume", 2, "out: the folder is not empty", hint)
+    wrong(capfd, "pack ok.csv out", 2, "out: output folder is not empty", hint)
+    wrong(capfd, "pack ok.csv out --resume", 2, "out: output folder is not empty", hint)
     hint = "Name another folder: --overwrite replaces only output of `flare pack`."
-    wrong(capfd, "pack ok.csv out --overwrite", 2, "out: the folder is not empty", hint)
+    wrong(capfd, "pack ok.csv out --overwrite", 2, "out: output folder is not empty", hint)
     assert [p.name for p in (here / "out").iterdir()] == ["notes.txt"]
 
 

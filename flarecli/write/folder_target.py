@@ -151,7 +151,7 @@ class FolderTarget(Target):
             raise BusyError(
                 f"another {self.contents.noun} is writing to this folder ({_owner(scratch)})",
                 where=self.shown,
-                hint="Wait until it ends.",
+                hint="Wait until the other process ends.",
             ) from None
         except ReachError:
             for folder in created:

@@ -94,11 +94,11 @@ class Lease:
         if is_alive is False:
             return True
         if is_alive:
-            raise self._busy(owner, "Wait until it ends.")
+            raise self._busy(owner, "Wait until the other process ends.")
         if not waits:
             raise self._busy(
                 owner,
-                f"Wait until it ends. If it was killed, --resume takes over the lock after {DEAD_S:.0f} seconds.",
+                f"Wait until the other process ends. If it was killed, --resume takes over the lock after {DEAD_S:.0f} seconds.",
             )
         stop = _now() + DEAD_S
         while _now() < stop:
@@ -107,7 +107,7 @@ class Lease:
             if now is None:
                 return False
             if now.data != current.data:
-                raise self._busy(_parsed(now.data), "Wait until it ends.")
+                raise self._busy(_parsed(now.data), "Wait until the other process ends.")
         return True
 
     def _busy(self, owner: dict[str, Any], hint: str) -> BusyError:

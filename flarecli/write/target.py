@@ -168,7 +168,7 @@ class Target(ABC):
         is_allowed  whether `resume` or `overwrite` is set; if not, finished output is refused too
         """
         if not (is_allowed and self.contents.is_finished(at)):
-            raise UsageError("the folder is not empty", where=self.shown, hint=self.hint)
+            raise UsageError("output folder is not empty", where=self.shown, hint=self.hint)
 
     def _unfinished(self) -> UnfinishedError:
         return UnfinishedError(

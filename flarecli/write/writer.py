@@ -86,7 +86,7 @@ class Writer:
         playlist: bool = True,
     ) -> None:
         if jobs < 1:
-            raise UsageError(f"jobs must be at least 1, got {jobs}")
+            raise UsageError(f"jobs: expected at least 1, got {jobs}")
         self._format, self.settings = formats.find(format), checked_settings(settings or Settings())
         is_cut = self.settings.shard_bytes is not None or self.settings.shard_rows is not None
         self._subfolder = self._format.shards_in if is_cut else ""

@@ -106,12 +106,12 @@ def told(place, monkeypatch, capfd):
         ),
         (
             "pack first.parquet files --overwrite",
-            "files: the folder is not empty",
+            "files: output folder is not empty",
             "Name another folder: --overwrite replaces only output of `flare pack`.",
         ),
         (
             "unpack out files --overwrite",
-            "files: the folder is not empty",
+            "files: output folder is not empty",
             "Name another folder: --overwrite replaces only output of `flare unpack`.",
         ),
         (

@@ -71,7 +71,7 @@ def test_a_folder_with_files_of_others_is_still_refused(tmp_path):
     (tmp_path / "out" / "mine.txt").write_text("precious")
     with pytest.raises(UsageError) as caught:
         opened(tmp_path / "out", resume=True)
-    assert str(caught.value) == f"{tmp_path}/out: the folder is not empty"
+    assert str(caught.value) == f"{tmp_path}/out: output folder is not empty"
 
 
 def pack_together(out, barrier, results):

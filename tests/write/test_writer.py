@@ -275,7 +275,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     for overwrite in (False, True):
         with pytest.raises(UsageError) as caught:
             Writer(str(tmp_path), columns=COLUMNS, overwrite=overwrite)
-        assert str(caught.value) == f"{tmp_path}: the folder is not empty"
+        assert str(caught.value) == f"{tmp_path}: output folder is not empty"
         replacing = "Name another folder: --overwrite replaces only output of `flare pack`."
         hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
         assert caught.value.hint == (replacing if overwrite else hint)
@@ -412,7 +412,7 @@ def test_each_line_of_the_journal_is_synced_before_the_next_step(tmp_path, monke
 def test_a_dataset_with_a_remaining_scratch_folder_is_finished(tmp_path):
     complete = pack(tmp_path / "out", samples(10))
     (tmp_path / "out" / ".flare").mkdir()  # killed between the last two steps
-    with pytest.raises(UsageError, match="the folder is not empty$"):
+    with pytest.raises(UsageError, match="output folder is not empty$"):
         pack(tmp_path / "out", samples(20))
     assert files(tmp_path / "out") == complete
     with Writer(str(tmp_path / "out"), columns=COLUMNS, resume=True) as writer:

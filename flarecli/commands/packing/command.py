@@ -44,7 +44,7 @@ def pack(options: PackOptions) -> Packed:
         return pack_parts(task, progress)
     if options.engine != "local":
         raise UsageError(
-            f"--engine {options.engine} packs parts",
+            f"--engine {options.engine} needs --part-rows",
             hint="Add --part-rows, such as --part-rows 100000.",
         )
     return pack_task(task, progress)

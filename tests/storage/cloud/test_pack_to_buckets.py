@@ -110,7 +110,7 @@ def test_an_existing_dataset_is_refused_resumed_or_replaced(s3, index):
     with pytest.raises(UsageError) as caught:
         commands.pack(index, out, **options())
     assert (
-        str(caught.value) == f"{out}: the folder is not empty"
+        str(caught.value) == f"{out}: output folder is not empty"
         and "--resume" in caught.value.hint
         and "--overwrite" in caught.value.hint
     )
@@ -285,7 +285,7 @@ def test_a_pack_writes_to_fsspec_stores(index, tmp_path, request, kind):
     commands.pack(index, out, **options())
     commands.pack(index, str(tmp_path / "out"), **options())
     assert objects(out) == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    with pytest.raises(UsageError, match="the folder is not empty"):
+    with pytest.raises(UsageError, match="output folder is not empty"):
         commands.pack(index, out, **options())
     assert commands.pack(index, out, **options(resume=True)).resumed_rows == ROWS - 2
 
