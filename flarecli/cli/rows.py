@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+from flarecli import encodings
 from flarecli.cli.printer import (
     Printer,
     binary_stdout,
@@ -122,22 +123,19 @@ def _parts(batch: pa.RecordBatch, style: ValueStyle) -> Iterator[pa.RecordBatch]
 
     raises  ValueFitError for a value that is too large
     """
-    from flarecli.encodings import value_sizes
-
     sizes = np.zeros(batch.num_rows)
     for field, array in zip(batch.schema, batch.columns, strict=True):
-        lengths = value_sizes(array)
+        lengths = encodings.value_sizes(array)
         if lengths is None:
             continue
         encoding = (field.metadata or {}).get(ENCODING, b"").decode()
         is_document = encoding.removesuffix("[]") in _DOCUMENTS
-        if not is_document and not style.as_base64 and _is_binary(array.type):
+        if not is_document and not style.as_base64 and encodings.is_binary(array.type):
             continue  # bytes are printed as a checksum
         limit = MAX_DECODED_VALUE if is_document else MAX_TEXT_VALUE
         if (largest := int(lengths.max(initial=0))) > limit:
-            raise _value_error(
-                field.name, f"value is {largest} bytes; at most {limit} are printed as text"
-            )
+            message = f"value is {largest} bytes; at most {limit} are printed as text"
+            raise _value_error(field.name, message)
         sizes += lengths
     ends, start = np.cumsum(sizes), 0
     while start < batch.num_rows:
@@ -228,12 +226,13 @@ def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, style: Val
 
 def _drawings(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
     """Draw the images of a batch: (row, column) -> drawing."""
-    from flarecli.encodings import raw_values
     from flarecli.media import is_image, sniff
 
     out: dict[tuple[int, int], Any] = {}
     for k, column in enumerate(batch.columns):
-        for i, value in enumerate(raw_values(column) if _is_binary(column.type) else ()):
+        for i, value in enumerate(
+            encodings.raw_values(column) if encodings.is_binary(column.type) else ()
+        ):
             data = bytes(value) if value is not None and len(value) <= MAX_TEXT_VALUE else None
             kind = sniff(data[:512]) if data else None
             if data is None or not is_image(kind):
@@ -314,10 +313,8 @@ def _check_parquet(batch: pa.RecordBatch) -> None:
 
     The Parquet writer copies each value several times.
     """
-    from flarecli.encodings import value_sizes
-
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
-        sizes = value_sizes(array)
+        sizes = encodings.value_sizes(array)
         limit = MAX_PARQUET_VALUE if pa.types.is_large_binary(array.type) else MAX_TEXT_VALUE
         if sizes is not None and (largest := int(sizes.max(initial=0))) > limit:
             raise ValueFitError(
@@ -337,8 +334,6 @@ def _with_schema(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator
 
 
 def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
-    from flarecli import encodings
-
     out = binary_stdout()
     for batch in batches:
         if name not in batch.schema.names:
@@ -351,7 +346,7 @@ def _write_raw(batches: Iterable[pa.RecordBatch], name: str) -> None:
         encoding = encodings.encoding_of(batch.schema.field(name))
         if encoding is not None:
             array = encodings.stored(array, encodings.lookup(encoding))
-        elif not _is_binary(array.type):
+        elif not encodings.is_binary(array.type):
             array = array.cast(pa.large_string()).view(pa.large_binary())
         for data in encodings.raw_values(array):
             out.write(b"" if data is None else data)
@@ -375,14 +370,12 @@ def _values(
     array: pa.Array, field: pa.Field, style: ValueStyle, numbers: bool = False
 ) -> list[Any]:
     """Return the JSON values of a column."""
-    from flarecli.encodings import raw_values
-
     encoding, kind = (field.metadata or {}).get(ENCODING, b"").decode(), array.type
     if pa.types.is_large_list(kind) and encoding.endswith("[]"):
         item = field.with_metadata({ENCODING: encoding.removesuffix("[]").encode()})
         return _lists(array, item, style)
-    if _is_binary(kind):
-        raw = raw_values(array)
+    if encodings.is_binary(kind):
+        raw = encodings.raw_values(array)
         if encoding in ("msgpack", "tree"):
             return [
                 None if data is None else _unpacked(bytes(data), field.name, encoding, style)
@@ -425,15 +418,6 @@ def _lists(array: pa.Array, item: pa.Field, style: ValueStyle) -> list[Any]:
     ]
 
 
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
-    )
-
-
 def _bytes(data: bytes, encoding: str, style: ValueStyle) -> Any:
     if encoding == "pkl" and style.allow_pickle:
         return _unpickled(data)
@@ -449,8 +433,6 @@ def _unpickled(data: bytes) -> Any:
 
     The code in it may raise any exception.
     """
-    from flarecli import encodings
-
     try:
         return json_value(encodings.decode(encodings.lookup("pkl"), data, allow_pickle=True))
     except Exception as error:
@@ -465,7 +447,6 @@ def _unpickled(data: bytes) -> Any:
 
 def _unpacked(data: bytes, name: str, encoding: str, style: ValueStyle) -> Any:
     """Return a MessagePack value; bytes and arrays in it are printed as in a column of bytes."""
-    from flarecli import encodings
 
     def convert(value: Any) -> Any:
         if isinstance(value, (bytes, bytearray)):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flarecli.encodings.columns import (
         encoding_of,
         field,
+        is_binary,
         raw_values,
         stored,
         typed,
@@ -51,6 +52,7 @@ __all__ = [
     "encoding_of",
     "field",
     "infer_encoding",
+    "is_binary",
     "lookup",
     "natural_of",
     "split_images",
@@ -77,6 +79,7 @@ _MODULES = {
     "encoding_of": "columns",
     "field": "columns",
     "infer_encoding": "infer",
+    "is_binary": "columns",
     "lookup": "names",
     "natural_of": "convert:natural",
     "split_images": "images:split",
