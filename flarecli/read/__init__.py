@@ -28,24 +28,27 @@ if TYPE_CHECKING:
     from flarecli.read.mixture import Mix, mix
     from flarecli.read.permutation import positions
     from flarecli.read.protocols import Closable, Rows
-    from flarecli.read.shard_prefetch import start_prefetch
+    from flarecli.read.shard_prefetch import Prefetch
     from flarecli.read.shards import Series, keep_freed
     from flarecli.read.table import parse_rows
 
 __all__ = [
+    "BatchMaker",
+    "BatchResult",
+    "BatchTask",
     "Closable",
     "Dataset",
     "Loader",
-    "BatchResult",
     "Mix",
-    "BatchTask",
+    "Prefetch",
     "Rows",
     "Run",
     "Series",
-    "BatchMaker",
     "batch_rows",
+    "batch_tasks",
     "check_cursor",
     "check_rows",
+    "decoders",
     "expand",
     "keep_freed",
     "listing_checksum",
@@ -53,42 +56,39 @@ __all__ = [
     "open",
     "parse_rows",
     "parse_state",
-    "batch_tasks",
     "place_of",
     "places_of",
     "positions",
-    "decoders",
-    "refuse_repeats",
     "read_list",
+    "refuse_repeats",
     "resolve",
     "select_streams",
-    "start_prefetch",
 ]
 
 _FILES = {
+    "BatchMaker": "batch",
+    "BatchResult": "batch",
+    "BatchTask": "batch",
     "Closable": "protocols",
     "Dataset": "dataset",
     "Loader": "loader",
-    "BatchResult": "batch",
     "Mix": "mixture",
-    "BatchTask": "batch",
+    "Prefetch": "shard_prefetch",
     "Rows": "protocols",
     "Run": "epoch",
     "Series": "shards",
-    "BatchMaker": "batch",
     "batch_rows": "batch",
+    "batch_tasks": "batch",
     "check_cursor": "epoch",
     "check_rows": "epoch",
+    "decoders": "decoders",
+    "keep_freed": "shards",
     "listing_checksum": "fingerprint",
     "mix": "mixture",
-    "keep_freed": "shards",
     "open": "dataset",
     "parse_rows": "table",
     "parse_state": "epoch",
-    "batch_tasks": "batch",
     "positions": "permutation",
-    "decoders": "decoders",
-    "start_prefetch": "shard_prefetch",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from flarecli.arguments import checked, shown, whole
 from flarecli.errors import UsageError
 from flarecli.model import Cursor, Sample
 from flarecli.read.protocols import Closable, Order, Rows
-from flarecli.read.shard_prefetch import start_prefetch
+from flarecli.read.shard_prefetch import Prefetch
 
 __all__ = ["DATASET_HINT", "WINDOW", "Data", "Run", "check_cursor", "check_rows", "parse_state"]
 
@@ -216,18 +217,14 @@ class Run:
 
 def _read(data: Rows, order: Order, start: Cursor, rank: int, ranks: int) -> Iterator[Sample]:
     """Yield the samples of a rank; prefetching ends with the generator."""
-    prefetch, block = start_prefetch(data, order, start, ranks), _BLOCK_STEPS * ranks
-    try:
+    block = _BLOCK_STEPS * ranks
+    with contextlib.closing(Prefetch(data, order, start, ranks)) as prefetch:
         for first in range(start.step + rank, order.rows, block):
             steps = np.arange(first, min(first + block, order.rows), ranks, dtype=np.int64)
             rows = order.at(steps)
             for k in range(0, len(rows), _READ_ROWS):
                 some = rows[k : k + _READ_ROWS]
-                if prefetch:
-                    prefetch.reached(int(steps[k]))
+                prefetch.reached(int(steps[k]))
+                if prefetch.is_active:
                     data.shards.fetch_rows(some, passing=True)
                 yield from data.__getitems__(some)
-    finally:
-        if prefetch:
-            prefetch.close()
-            data.shards.release_all()

@@ -19,7 +19,7 @@ from flarecli.read.decode import DecodeRule
 from flarecli.read.epoch import WINDOW, check_cursor, check_rows, parse_state
 from flarecli.read.process_pool import Process, close_all
 from flarecli.read.protocols import Closable, Order, Rows
-from flarecli.read.shard_prefetch import start_prefetch
+from flarecli.read.shard_prefetch import Prefetch
 
 __all__ = ["Loader"]
 
@@ -196,22 +196,20 @@ class Loader(Closable):
         order, start, skip, rows = self._order(), self._cursor, self._skip, 0
         pending = deque[_Pending]()  # samples that are not in a batch yet
         with contextlib.ExitStack() as resources:
-            prefetch = start_prefetch(self.data, order, start, self.ranks)
-            if prefetch:
-                resources.callback(prefetch.close)
+            prefetch = Prefetch(self.data, order, start, self.ranks)
+            resources.callback(prefetch.close)
             maker = BatchMaker(
                 self.data,
                 self._transforms,
                 self._collate,
                 start.seed,
                 start.epoch,
-                fetches=prefetch is not None,
+                fetches=prefetch.is_active,
             )
             resources.callback(maker.close)
             tasks = self._tasks(order, start.step, skip, pending)
             for result in self._results(maker, tasks, resources):
-                if prefetch:
-                    prefetch.reached(self._cursor.step)
+                prefetch.reached(self._cursor.step)
                 if result.samples is None and not pending and not skip:
                     rows += len(result.rows)
                     self._move(start, rows, 0, order.rows)

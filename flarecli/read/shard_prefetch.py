@@ -17,9 +17,8 @@ from flarecli.model import Cursor
 from flarecli.prefetch import submit
 from flarecli.read.protocols import Order, Rows
 from flarecli.read.shards import keep_freed
-from flarecli.read.table import Shards
 
-__all__ = ["Prefetch", "start_prefetch"]
+__all__ = ["Prefetch"]
 
 _THREADS, _WINDOWS_AHEAD = 4, 2
 _MAX_LOCAL_RANKS = 8
@@ -29,31 +28,26 @@ _POLL_S = 0.5  # how often the space in the cache is checked
 _END_S = 1.0  # how long `close` waits for transfers
 
 
-def start_prefetch(data: Rows, order: Order, start: Cursor, ranks: int) -> Prefetch | None:
-    """Start to prefetch the shards of a run; return None without a cache or in order `shuffle`.
-
-    ranks  number of ranks that share the rows; up to 8 ranks are assumed to run on one machine,
-           which then reads all shards
-    """
-    keep_freed()  # for the batches of worker processes too: this process copies them
-    shards = data.shards
-    if ranks <= _MAX_LOCAL_RANKS:
-        shards.expect_epoch(_MIN_LARGE_PAGE_BYTES)
-    return Prefetch(shards, order, start.step) if start.order != "shuffle" and shards.room else None
-
-
 class Prefetch:
-    """Threads that download the shards of an epoch, from a step on.
+    """Threads that download the shards of an epoch, from a cursor on.
 
     Errors of a download are ignored here: reading the shard raises them. Prefetched windows use at
     most `Shards.room` bytes. If other processes share the cache, this is less, because prefetched
     shards must not evict shards that those processes still need.
+
+    ranks      number of ranks that share the rows; up to 8 ranks are assumed to run on one machine,
+               which then reads all shards
+    is_active  False without a cache and in order `shuffle`: nothing is prefetched
     """
 
-    def __init__(self, shards: Shards, order: Order, step: int) -> None:
-        self._shards, self._step = shards, step
+    def __init__(self, data: Rows, order: Order, start: Cursor, ranks: int) -> None:
+        keep_freed()  # for the batches of worker processes too: this process copies them
+        self._shards, self._step = data.shards, start.step
+        if ranks <= _MAX_LOCAL_RANKS:
+            self._shards.expect_epoch(_MIN_LARGE_PAGE_BYTES)
+        self.is_active = start.order != "shuffle" and self._shards.room > 0
         self._wake, self._closed = threading.Condition(), False
-        self._windows = order.windows(step)
+        self._windows = order.windows(start.step)
         max_windows = order.parallel_windows + _WINDOWS_AHEAD
         # the first step of each of the last windows
         self._firsts: deque[int] = deque([-1] * max_windows, max_windows)
@@ -64,11 +58,13 @@ class Prefetch:
         self._fetched: list[tuple[int, int, int, int]] = []
         self._futures: list[Future[None]] = []
         with contextlib.suppress(ReachError):  # no thread can start: readers download the shards
-            for _ in range(_THREADS):
+            for _ in range(_THREADS if self.is_active else 0):
                 self._futures.append(submit(self._work))
 
     def reached(self, step: int) -> None:
         """Set the step of the run, and release the shards of windows that ended before it."""
+        if not self.is_active:
+            return
         ended = []
         with self._wake:
             is_next_window = any(self._step < first <= step for first in self._firsts)
@@ -111,10 +107,16 @@ class Prefetch:
                 self._shards.release(*rows)
 
     def close(self) -> None:
-        """End the threads. A thread that still downloads after a second ends after its transfer."""
+        """End the threads, and release all shards that the run keeps in memory.
+
+        A thread that still downloads after a second ends after its transfer.
+        """
+        if not self.is_active:
+            return
         with self._wake:
             self._closed = True
             self._wake.notify_all()
         wait(self._futures, timeout=_END_S)
         for _, start, stop, _ in self._fetched:
             self._shards.release(start, stop)
+        self._shards.release_all()

@@ -21,13 +21,13 @@ from flarecli.read import (
     BatchResult,
     BatchTask,
     Closable,
+    Prefetch,
     Rows,
     batch_rows,
     batch_tasks,
     check_cursor,
     check_rows,
     parse_state,
-    start_prefetch,
 )
 from flarecli.torch.ranks import Inherited, Share, inherited_share, share_of
 from flarecli.torch.tensor_batches import tensors
@@ -269,16 +269,15 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         if given and step + worker * batch_steps + share.rank >= order.rows:
             raise _batch_changed(given, 0)
         with contextlib.ExitStack() as resources:
-            prefetch = start_prefetch(self.data, order, start, share.ranks)
-            if prefetch:
-                resources.callback(prefetch.close)
+            prefetch = Prefetch(self.data, order, start, share.ranks)
+            resources.callback(prefetch.close)
             maker = BatchMaker(
                 self.data,
                 self._transforms,
                 self._collate,
                 self._seed,
                 epoch,
-                fetches=prefetch is not None,
+                fetches=prefetch.is_active,
             )
             resources.callback(maker.close)
             threads = 0 if maker.is_inline else self._threads
@@ -290,8 +289,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
             )
             resources.callback(results.close)
             for result in results:
-                if prefetch:
-                    prefetch.reached(step)
+                prefetch.reached(step)
                 step = min(self._rows, step + workers * batch_steps)
                 yield from self._yielded(maker, result, given, step)
                 given = 0
