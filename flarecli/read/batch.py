@@ -173,8 +173,8 @@ class BatchMaker:
             for transform, takes_rng in self._transforms:
                 options = {"rng": rng} if takes_rng else {}
                 results: list[Any] = []
-                for one in samples:
-                    results += _samples_of(transform(one, **options))
+                for sample in samples:
+                    results += _samples_of(transform(sample, **options))
                 samples = results
         except Exception as error:
             message = (

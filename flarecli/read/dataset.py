@@ -229,7 +229,7 @@ class Dataset(Data):
     def is_copied(self) -> bool:
         """Whether `collated` only copies bytes of local, uncompressed, mapped files."""
         return all(decoder.copies for decoder in self._decoders.values()) and all(
-            one.is_mapped for one in self._table.series
+            series.is_mapped for series in self._table.series
         )
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -489,13 +489,13 @@ class Dataset(Data):
 
     def close(self) -> None:
         """Close all open shards. Reading a row afterwards opens its shard again."""
-        for one in self._table.series:
-            one.close()
+        for series in self._table.series:
+            series.close()
 
     def load(self) -> None:
         """Import the code of the formats, so that forked processes share it."""
-        for one in self._table.series:
-            one.load()
+        for series in self._table.series:
+            series.load()
 
     @property
     def shards(self) -> Shards:

@@ -223,8 +223,8 @@ def _read(data: Rows, order: Order, start: Cursor, rank: int, ranks: int) -> Ite
             steps = np.arange(first, min(first + block, order.rows), ranks, dtype=np.int64)
             rows = order.at(steps)
             for k in range(0, len(rows), _READ_ROWS):
-                some = rows[k : k + _READ_ROWS]
+                rows_read = rows[k : k + _READ_ROWS]
                 prefetch.reached(int(steps[k]))
                 if prefetch.is_active:
-                    data.shards.fetch_rows(some, passing=True)
-                yield from data.__getitems__(some)
+                    data.shards.fetch_rows(rows_read, passing=True)
+                yield from data.__getitems__(rows_read)

@@ -298,6 +298,6 @@ class Loader(Closable):
     ) -> Any:
         """Return a batch of the first pending samples, and set the position after it."""
         taken = [pending.popleft() for _ in range(min(self.batch, len(pending)))]
-        batch = maker.collate([one.sample for one in taken])
+        batch = maker.collate([item.sample for item in taken])
         self._move(start, taken[-1].rows, taken[-1].skip, steps)
         return batch

@@ -206,9 +206,9 @@ class _MixOrder:
     def _windows(self, k: int, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         """Yield the windows of dataset `k`."""
         rows, row = len(self._mix.parts[k]), int(self._mix._firsts[k])
-        own, end = self._own_step(k, step), self._own_step(k, self.rows)
-        while own < end:
-            epoch, at = divmod(own, rows)
+        own_steps, end = self._own_step(k, step), self._own_step(k, self.rows)
+        while own_steps < end:
+            epoch, at = divmod(own_steps, rows)
             for first, stop, ranges in self._part_order(k, epoch).windows(at):
                 if epoch * rows + first >= end:
                     return
@@ -217,7 +217,7 @@ class _MixOrder:
                     self._mix_step(k, epoch * rows + stop),
                     [(row + range_start, row + range_stop) for range_start, range_stop in ranges],
                 )
-            own = (epoch + 1) * rows
+            own_steps = (epoch + 1) * rows
 
     def _own_step(self, k: int, step: int) -> int:
         """Return the number of steps of dataset `k` before a step of this epoch."""
@@ -225,9 +225,9 @@ class _MixOrder:
         in_block = np.count_nonzero(self._block(block)[0][:offset] == k)
         return block * int(self._mix.quotas[k]) + int(in_block)
 
-    def _mix_step(self, k: int, own: int) -> int:
+    def _mix_step(self, k: int, own_steps: int) -> int:
         """Return the step of this epoch that is the dataset's own step `own`."""
-        block, which = divmod(own, int(self._mix.quotas[k]))
+        block, which = divmod(own_steps, int(self._mix.quotas[k]))
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
@@ -236,19 +236,19 @@ class _MixOrder:
         part = np.searchsorted(
             ends, positions(np.arange(BLOCK), BLOCK, self._seed, _FIRST_BLOCK_KEY + block), "right"
         )
-        own = np.empty(BLOCK, np.int64)
+        own_steps = np.empty(BLOCK, np.int64)
         for k, quota in enumerate(self._mix.quotas.tolist()):
-            own[part == k] = block * quota + np.arange(quota)
-        return part, own
+            own_steps[part == k] = block * quota + np.arange(quota)
+        return part, own_steps
 
-    def _rows_of(self, k: int, own: IntArray) -> IntArray:
+    def _rows_of(self, k: int, own_steps: IntArray) -> IntArray:
         """Return the rows of the own steps of dataset `k`: int64 [n] -> int64 [n]."""
         rows = len(self._mix.parts[k])
-        out = np.empty(len(own), np.int64)
-        epochs = own // rows
+        out = np.empty(len(own_steps), np.int64)
+        epochs = own_steps // rows
         for epoch in np.unique(epochs):
             at = epochs == epoch
-            out[at] = self._part_order(k, int(epoch)).at(own[at] - epoch * rows)
+            out[at] = self._part_order(k, int(epoch)).at(own_steps[at] - epoch * rows)
         out += self._mix._firsts[k]
         return out
 

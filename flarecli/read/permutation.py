@@ -61,13 +61,16 @@ def positions_apart(
     rows, epochs   n each, as in `positions`
     return  int64 [k]
     """
-    sides = np.array([_sides(one) for one in rows], np.uint64).reshape(-1, 2)
+    sides = np.array([_sides(count) for count in rows], np.uint64).reshape(-1, 2)
     table = np.array([_keys(seed, epoch) for epoch in epochs], np.uint64).reshape(-1, _ROUNDS)
 
     def permuted(numbers: _UInt64Array, at: Any) -> _UInt64Array:
-        own = which[at]
+        indices = which[at]
         return _permuted(
-            numbers, sides[own, 0], sides[own, 1], (table[own, i] for i in range(_ROUNDS))
+            numbers,
+            sides[indices, 0],
+            sides[indices, 1],
+            (table[indices, i] for i in range(_ROUNDS)),
         )
 
     return _inside(steps, np.asarray(rows, np.uint64)[which], permuted)

@@ -373,14 +373,14 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
         return [[streams[0] for streams in selected]]
     first = [stream.name for stream in selected[0]]
     by_name = [{stream.name: stream for stream in streams} for streams in selected]
-    for playlist, own in zip(found, by_name, strict=True):
-        if own.keys() != set(first):
+    for playlist, own_streams in zip(found, by_name, strict=True):
+        if own_streams.keys() != set(first):
             raise UsageError(
                 f"streams differ from those of the first source: {', '.join(first)}",
                 where=playlist.at or "",
                 hint="Choose the streams to read with --stream.",
             )
-    return [[own[name] for own in by_name] for name in first]
+    return [[own_streams[name] for own_streams in by_name] for name in first]
 
 
 def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream]]) -> None:

@@ -83,17 +83,17 @@ class Series:
         """Return the listed columns; if none are listed, those of the first shard."""
         out: Columns | None = None
         for stream, first in zip(self.streams, self._firsts, strict=False):
-            own = stream.columns
-            if own is None:
-                own = self.shard(first).columns if len(stream) else ()
-            if out is not None and own != out and len(stream):
+            columns = stream.columns
+            if columns is None:
+                columns = self.shard(first).columns if len(stream) else ()
+            if out is not None and columns != out and len(stream):
                 raise UsageError(
                     f"the columns of stream {stream.name!r} differ from those of the previous "
                     "stream",
                     where=stream.at,
                     hint="Read the streams separately, or pack them again with the same columns.",
                 )
-            out = out or own
+            out = out or columns
         return out or ()
 
     def _starts(self) -> IntArray:
@@ -199,8 +199,9 @@ class Series:
         return shard
 
     def large_values(self, i: int, max_bytes: int) -> list[LargeValue]:
-        """Return the values of a chunk with more than `max_bytes` that its format knows before they
-        are read. A chunk that is listed with fewer bytes is not opened.
+        """Return the values of a chunk above `max_bytes`, if its format knows sizes without reading.
+
+        A chunk that is listed with fewer bytes is not opened.
         """
         is_compressed = self._listed(i)[0].raw_sizes is not None
         if not is_compressed and 0 < self.weight(i) <= max_bytes:
@@ -208,13 +209,13 @@ class Series:
         shard = self.shard(i)
         return _format(shard).large_values(shard, max_bytes)
 
-    def expect(self, together: int) -> None:
-        """Announce that all chunks will be read, as part of `together` bytes."""
+    def expect(self, total_bytes: int) -> None:
+        """Announce that all chunks will be read, as part of `total_bytes`."""
         with self._lock:
-            self._expected, opened = together, [*self._open.values()]
+            self._expected, opened = total_bytes, [*self._open.values()]
             self._advised.update(self._open)
         for shard in opened:
-            _advise(shard.chunk, together)
+            _advise(shard.chunk, total_bytes)
 
     def close(self) -> None:
         """Close all open shards of this series."""
@@ -285,14 +286,14 @@ class Series:
         ranges  column of lists -> (start, stop): read only these items
         """
         positions = np.searchsorted(self.starts, rows, "right") - 1
-        own: list[int] = (rows - self.starts[positions]).tolist()
+        own_rows: list[int] = (rows - self.starts[positions]).tolist()
         by_shard: dict[int, list[int]] = {}  # position of a chunk -> indices into `rows`
         for k, i in enumerate(positions.tolist()):
             by_shard.setdefault(i, []).append(k)
-        out: list[Row] = [{}] * len(own)
+        out: list[Row] = [{}] * len(own_rows)
         for i, at in sorted(by_shard.items()):
             shard = self.shard(i)
-            encoded = _format(shard).read_rows(shard, [own[k] for k in at], columns, ranges)
+            encoded = _format(shard).read_rows(shard, [own_rows[k] for k in at], columns, ranges)
             if len(by_shard) == 1:
                 return encoded
             for k, row in zip(at, encoded, strict=True):
@@ -335,7 +336,7 @@ class Series:
             fitting = _GATHER_BYTES // size if size and _is_mapped(self.shard(i)) else 0
             rows = rows[: max(least, fitting)]
         positions = self.starts.searchsorted(rows, "right") - 1
-        own, order = rows - self.starts[positions], positions.argsort(kind="stable")
+        own_rows, order = rows - self.starts[positions], positions.argsort(kind="stable")
         positions = positions[order]
         # the first index of each shard in this order
         firsts = [0, *((positions[1:] != positions[:-1]).nonzero()[0] + 1).tolist()]
@@ -350,7 +351,7 @@ class Series:
             if len(rows) > least and not _is_mapped(shard):
                 return self.locate(rows[:least], least, columns)
             located = _format(shard).read_columns(
-                shard, own if len(firsts) == 1 else own[order[first:stop]], columns
+                shard, own_rows if len(firsts) == 1 else own_rows[order[first:stop]], columns
             )
             if located is None:
                 return None
@@ -389,11 +390,11 @@ def _is_mapped(shard: Shard) -> bool:
     return shard.chunk.at.is_local and not byte_ranges.suffix(shard.chunk)
 
 
-def _advise(chunk: Chunk, together: int) -> None:
+def _advise(chunk: Chunk, total_bytes: int) -> None:
     """Advise large pages for the maps of a chunk; compressed files are not mapped."""
     for at in () if byte_ranges.suffix(chunk) else (chunk.at, *chunk.beside):
         if at.is_local and (view := at.map()) is not None:
-            expect(view, together)
+            expect(view, total_bytes)
 
 
 class GatheredRows:
@@ -504,9 +505,9 @@ def _forked() -> None:
     """Replace the locks in a forked child: the threads that own them do not exist there."""
     global _registry_lock
     _registry_lock = threading.Lock()
-    for one in _all_series:
-        one._lock = threading.Lock()
-        one._fetch_locks = {}
+    for series in _all_series:
+        series._lock = threading.Lock()
+        series._fetch_locks = {}
 
 
 os.register_at_fork(after_in_child=_forked)

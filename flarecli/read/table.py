@@ -82,29 +82,29 @@ class Table:
         self.series = tuple(series)
         self._selected = selected  # int64 [rows], ascending: rows of the series; None: all
         self._owner: dict[str, Series] = {}  # column -> series
-        for one in self.series:
-            self._add(one)
-        self.columns: Columns = tuple(column for one in self.series for column in one.columns)
+        for part in self.series:
+            self._add(part)
+        self.columns: Columns = tuple(column for part in self.series for column in part.columns)
         self.rows = self.series[0].rows if selected is None else len(selected)
         self._checksum = ""  # computed on first use
 
-    def _add(self, one: Series) -> None:
+    def _add(self, series: Series) -> None:
         hint = "Choose the streams to read with --stream."
         first = self.series[0]
-        if one.rows != first.rows:
+        if series.rows != first.rows:
             raise UsageError(
-                f"stream {one.name!r} has {one.rows} rows, {first.name!r} has {first.rows}",
+                f"stream {series.name!r} has {series.rows} rows, {first.name!r} has {first.rows}",
                 hint=hint,
             )
-        for column in one.columns:
+        for column in series.columns:
             if column.name in self._owner:
                 raise UsageError(
-                    f"streams {self._owner[column.name].name!r} and {one.name!r} both have a "
+                    f"streams {self._owner[column.name].name!r} and {series.name!r} both have a "
                     f"column {column.name!r}",
                     hint=hint,
                     column=column.name,
                 )
-            self._owner[column.name] = one
+            self._owner[column.name] = series
 
     def only(self, rows: IntArray) -> Table:
         """Return the table of some of these rows; int64 [k], ascending."""
@@ -119,7 +119,7 @@ class Table:
     def checksum(self) -> str:
         """The checksum of the listing and of the selected rows."""
         if not self._checksum:
-            parts = [str(one.checksum(one.rows)) for one in self.series]
+            parts = [str(series.checksum(series.rows)) for series in self.series]
             selected = b"" if self._selected is None else self._selected.astype("<i8").tobytes()
             self._checksum = _checksum(parts, selected)
         return self._checksum
@@ -128,7 +128,7 @@ class Table:
         """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
         if self._selected is not None or not 0 <= rows <= self.rows:
             return False
-        parts = [one.checksum(rows) or "" for one in self.series]
+        parts = [series.checksum(rows) or "" for series in self.series]
         return all(parts) and checksum == _checksum(parts, b"")
 
     @property
@@ -167,11 +167,11 @@ class Table:
                 return [self.series[0].read_row(row, names)]
         rows = self.series_rows(indices)
         parts = []
-        for one, own in self._split(names):
+        for series, own_names in self._split(names):
             own_ranges = ranges
-            if ranges is not None and own is not None:
-                own_ranges = {name: ranges[name] for name in own if name in ranges}
-            parts.append(one.read_rows(rows, own, own_ranges))
+            if ranges is not None and own_names is not None:
+                own_ranges = {name: ranges[name] for name in own_names if name in ranges}
+            parts.append(series.read_rows(rows, own_names, own_ranges))
         if len(parts) == 1:
             return parts[0]
         return [
@@ -202,8 +202,13 @@ class Table:
         if len(self.series) == 1:
             return [(self.series[0], names)]
         names = [column.name for column in self.columns] if names is None else names
-        split = [(one, [name for name in names if self._owner[name] is one]) for one in self.series]
-        return [(one, own) for one, own in split if own] or [(self.series[0], [])]
+        split = [
+            (series, [name for name in names if self._owner[name] is series])
+            for series in self.series
+        ]
+        return [(series, own_names) for series, own_names in split if own_names] or [
+            (self.series[0], [])
+        ]
 
     def scan(
         self, names: Sequence[str], start: int, stop: int, size: int, views: bool
@@ -226,12 +231,14 @@ class Table:
     ) -> Iterator[pa.RecordBatch]:
         parts = self._split(names)
         if len(parts) == 1:
-            one, own = parts[0]
-            yield from one.scan(start, stop, own, size, views)
+            series, own_names = parts[0]
+            yield from series.scan(start, stop, own_names, size, views)
             return
         while start < stop:
-            end = min(one.batch_end(start, stop, size) for one, _ in parts)
-            batches = [next(one.scan(start, end, own, size, views)) for one, own in parts]
+            end = min(series.batch_end(start, stop, size) for series, _ in parts)
+            batches = [
+                next(series.scan(start, end, own_names, size, views)) for series, own_names in parts
+            ]
             fields = {
                 field.name: (field, array)
                 for batch in batches
@@ -246,16 +253,18 @@ class Table:
     def large_values(
         self, names: Sequence[str], start: int, stop: int, max_bytes: int
     ) -> dict[int, dict[str, int]]:
-        """Return row -> column -> bytes of the values of rows start..stop that have more than
-        `max_bytes`, as far as they are known before they are read; none of selected rows.
+        """Return row -> column -> size of the values of rows start..stop above `max_bytes`.
+
+        Only values whose sizes are known before they are read are returned, and none of a table of
+        selected rows.
         """
         out: dict[int, dict[str, int]] = {}
         if start >= stop or self._selected is not None:
             return out
-        for one, _ in self._split(names):
-            for i in range(one.position(start), one.position(stop - 1) + 1):
-                for row, name, size in one.large_values(i, max_bytes):
-                    row += one.edges[i]
+        for series, _ in self._split(names):
+            for i in range(series.position(start), series.position(stop - 1) + 1):
+                for row, name, size in series.large_values(i, max_bytes):
+                    row += series.edges[i]
                     if start <= row < stop and name in names:
                         out.setdefault(row, {})[name] = size
         return dict(sorted(out.items()))
@@ -269,16 +278,16 @@ class Table:
         first, last = start, stop - 1
         if self._selected is not None:
             first, last = int(self._selected[first]), int(self._selected[last])
-        for one in self.series:
-            for i in range(one.position(first), one.position(last) + 1):
-                yield one, i
+        for series in self.series:
+            for i in range(series.position(first), series.position(last) + 1):
+                yield series, i
 
     def chunks_of(self, rows: IntArray) -> Iterator[tuple[Series, int]]:
         """Yield the chunks of these rows, int64 [k]: each series, and the position in it."""
         rows = self.series_rows(rows)
-        for one in self.series:
-            for i in np.unique(np.searchsorted(one.starts, rows, "right") - 1).tolist():
-                yield one, i
+        for series in self.series:
+            for i in np.unique(np.searchsorted(series.starts, rows, "right") - 1).tolist():
+                yield series, i
 
 
 def _checksum(parts: Sequence[str], selected: bytes) -> str:
@@ -296,12 +305,12 @@ class Shards:
     def __init__(self, tables: Sequence[tuple[int, Table]]) -> None:
         self._tables = tables
         self._firsts = [first for first, _ in tables]
-        self._series = [one for _, table in tables for one in table.series]
+        self._series = [series for _, table in tables for series in table.series]
 
     @property
     def room(self) -> int:
         """Available bytes of the smallest cache for prefetched shards; 0 without a cache."""
-        rooms = (min(one.room for one in table.series) for _, table in self._tables)
+        rooms = (min(series.room for series in table.series) for _, table in self._tables)
         return min((room for room in rooms if room), default=0)
 
     def expect_epoch(self, min_bytes: int) -> None:
@@ -310,23 +319,23 @@ class Shards:
         This does nothing if the listed shards have less than `min_bytes`, if a size is not listed,
         or if fewer than half of the rows of a table are selected.
         """
-        sizes = [one.stored for one in self._series]
+        sizes = [series.stored for series in self._series]
         total = sum(sizes)
         if min(sizes) < 0 or total < min_bytes:
             return
         for _, table in self._tables:
             if 2 * table.rows >= table.series[0].rows:
-                for one in table.series:
-                    one.expect(total)
+                for series in table.series:
+                    series.expect(total)
 
     def weight(self, start: int, stop: int) -> int:
         """Return the listed bytes of the shards of rows start..stop."""
-        return sum(one.weight(i) for one, i in self._chunks(start, stop))
+        return sum(series.weight(i) for series, i in self._chunks(start, stop))
 
     def fetch(self, start: int, stop: int) -> None:
         """Download the shards of rows start..stop into the cache, or into memory until `release`."""
-        for one, i in self._chunks(start, stop):
-            one.fetch(i, passing=True)
+        for series, i in self._chunks(start, stop):
+            series.fetch(i, passing=True)
 
     def fetch_rows(self, rows: IntArray, passing: bool = False) -> None:
         """Download the shards of these rows, int64 [k], into the cache.
@@ -336,18 +345,18 @@ class Shards:
         tables = np.searchsorted(self._firsts, rows, "right") - 1
         for k in np.unique(tables).tolist():
             first, table = self._tables[k]
-            for one, i in table.chunks_of(rows[tables == k] - first):
-                one.fetch(i, passing)
+            for series, i in table.chunks_of(rows[tables == k] - first):
+                series.fetch(i, passing)
 
     def release(self, start: int, stop: int) -> None:
         """Close the shards of rows start..stop, and release their bytes in memory."""
-        for one, i in self._chunks(start, stop):
-            one.release(i)
+        for series, i in self._chunks(start, stop):
+            series.release(i)
 
     def release_all(self) -> None:
         """Release all shards that runs keep in memory."""
-        for one in self._series:
-            one.release_all()
+        for series in self._series:
+            series.release_all()
 
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[Series, int]]:
         first, table = self._tables[bisect_right(self._firsts, start) - 1]

@@ -217,11 +217,11 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         raises  UsageError for an invalid state, or a state of another dataset
         """
         state = parse_state(state, _KEYS, "an IterableDataset", "state_dict")
-        own = self.state_dict()
+        current = self.state_dict()
         for key in ("seed", "order", "window", "rows", "batch", "ranks"):
-            if state[key] != own[key]:
+            if state[key] != current[key]:
                 raise UsageError(
-                    f"saved with {key} {state[key]}, this dataset has {own[key]}",
+                    f"saved with {key} {state[key]}, this dataset has {current[key]}",
                     hint="Use set_epoch(epoch, step) to resume with other ranks.",
                 )
         cursor = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
