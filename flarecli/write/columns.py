@@ -44,19 +44,13 @@ def chosen_encodings(
         encoding = encode.get(name) or (stored.get(name, source.name) if source else None)
         if encoding is None:
             column = batch.column(name)
-            first = column[0].as_py() if batch.num_rows and _is_bytes(column.type) else None
+            first = (
+                column[0].as_py() if batch.num_rows and encodings.is_binary(column.type) else None
+            )
             encoding = encodings.infer_encoding(field, first, extensions.get(name, ""))
         encodings.lookup(encoding)
         out[name] = encoding
     return out
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
 
 
 class ColumnConverter:

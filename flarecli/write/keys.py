@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from flarecli.encodings import is_binary, is_text
 from flarecli.model import IntArray
 from flarecli.names import is_url
 from flarecli.redact import redact, redact_text
@@ -64,21 +65,9 @@ def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:
         else np.zeros(len(keys), bool)
     )
     plain = keys.dictionary_decode() if pa.types.is_dictionary(keys.type) else keys
-    if _is_sized(plain.type):
+    if is_text(plain.type) or is_binary(plain.type):
         null |= pc.equal(pc.binary_length(plain), 0).fill_null(True).to_numpy(zero_copy_only=False)
     return null
-
-
-def _is_sized(kind: pa.DataType) -> bool:
-    texts = (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
-    return bool(
-        texts
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
-    )
 
 
 class Keys:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from flarecli.encodings import is_text
 from flarecli.errors import FlareError, MissingError, ReachError, UnsafeError, UsageError
 from flarecli.names import is_url
 from flarecli.prefetch import submit
@@ -180,11 +181,7 @@ def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
     column = batch.column(source)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if not (
-        pa.types.is_string(column.type)
-        or pa.types.is_large_string(column.type)
-        or pa.types.is_string_view(column.type)
-    ):
+    if not is_text(column.type):
         if pa.types.is_null(column.type):
             return [None] * len(column)
         raise UsageError(

@@ -26,6 +26,7 @@ from flarecli.commands.packing.run import (
     planned,
     source_record,
 )
+from flarecli.commands.packing.source import RowRequest
 from flarecli.errors import BusyError, FlareError, NoRowsError, ReachError, UsageError
 from flarecli.hashes import DEFAULT
 from flarecli.model import Columns
@@ -207,7 +208,8 @@ def _count(plan: Plan) -> int:
     """Return the number of rows of the source; read it once if it is not listed."""
     rows, limit = plan.known_rows, plan.options.limit
     if rows is None:
-        rows = sum(batch.num_rows for batch in plan.source.batches(plan.source.schema.names[:1]))
+        first_column = RowRequest(plan.source.schema.names[:1])
+        rows = sum(batch.num_rows for batch in plan.source.batches(first_column))
     return rows if limit is None else min(rows, limit)
 
 

@@ -23,7 +23,7 @@ from flarecli.commands.packing.media import (
     media_columns,
     processed,
 )
-from flarecli.commands.packing.source import Source, open_source
+from flarecli.commands.packing.source import RowRequest, Source, open_source
 from flarecli.commands.provenance import PLACE, Places
 from flarecli.commands.row_order import first_rows
 from flarecli.errors import FormatError, UnsafeError, UsageError, format_place
@@ -375,7 +375,9 @@ def selected(
     names = _needed_columns(plan, keys_only)
     place = None if plan.is_run else PLACE
     unused = [] if options.where is not None else _unused_columns(plan)
-    batches = source.batches(names, options.where, plan.start, plan.stop, place, checksum, unused)
+    batches = source.batches(
+        RowRequest(names, options.where, plan.start, plan.stop, place, checksum, unused)
+    )
     if options.where is not None:
         schema = source.schema
         if names is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,31 @@ from flarecli.model import IntArray, Playlist, Stream
 from flarecli.redact import redact
 from flarecli.storage import Guard, Location, locate
 
-__all__ = ["Source", "is_plain_folder", "open_source"]
+__all__ = ["RowRequest", "Source", "is_plain_folder", "open_source"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """Rows start..stop of a source.
+
+    columns   columns to read; None: all
+    where     condition; rows that cannot match it may be left out, other rows are not filtered
+    place     name of an additional int64 column: the number of each row in the whole source
+    checksum  checksum that is updated with the bytes that are read
+    unused    columns that are not used before `--max-object` is checked: values above the limit
+              need not be read, and may be replaced by zero bytes
+    """
+
+    columns: Sequence[str] | None = None
+    where: str | None = None
+    start: int = 0
+    stop: int | None = None
+    place: str | None = None
+    checksum: ingest.SourceChecksum | None = None
+    unused: Collection[str] = ()
+
+
+_ALL_ROWS = RowRequest()
 
 
 class Source:
@@ -53,25 +78,8 @@ class Source:
         self.address, self.name, self.at, self.schema, self.rows = address, name, at, schema, rows
         self.stored: Mapping[str, str] = {}
 
-    def batches(
-        self,
-        columns: Sequence[str] | None = None,
-        where: str | None = None,
-        start: int = 0,
-        stop: int | None = None,
-        place: str | None = None,
-        checksum: ingest.SourceChecksum | None = None,
-        unused: Collection[str] = (),
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield rows start..stop.
-
-        columns   columns to read; None: all
-        where     condition; rows that cannot match it may be left out, other rows are not filtered
-        place     name of an additional int64 column: the number of each row in the whole source
-        checksum  checksum that is updated with the bytes that are read
-        unused    columns that are not used before `--max-object` is checked: values above the limit
-                  need not be read, and may be replaced by zero bytes
-        """
+    def batches(self, request: RowRequest = _ALL_ROWS) -> Iterator[pa.RecordBatch]:
+        """Yield the requested rows."""
         raise NotImplementedError
 
     def sum(self) -> str:
@@ -110,17 +118,15 @@ class _IndexSource(Source):
         else:
             self.details = index.details
 
-    def batches(
-        self,
-        columns: Sequence[str] | None = None,
-        where: str | None = None,
-        start: int = 0,
-        stop: int | None = None,
-        place: str | None = None,
-        checksum: ingest.SourceChecksum | None = None,
-        unused: Collection[str] = (),
-    ) -> Iterator[pa.RecordBatch]:
-        return self._index.batches(columns, where, place, start, stop, checksum)
+    def batches(self, request: RowRequest = _ALL_ROWS) -> Iterator[pa.RecordBatch]:
+        return self._index.batches(
+            request.columns,
+            request.where,
+            request.place,
+            request.start,
+            request.stop,
+            request.checksum,
+        )
 
     def sum(self) -> str:
         return self._index.sum()
@@ -167,29 +173,20 @@ class _DatasetSource(Source):
         self.stored = {column.name: column.encoding for column in self._data.columns}
         self.is_run = self._order is None
 
-    def batches(
-        self,
-        columns: Sequence[str] | None = None,
-        where: str | None = None,
-        start: int = 0,
-        stop: int | None = None,
-        place: str | None = None,
-        checksum: ingest.SourceChecksum | None = None,
-        unused: Collection[str] = (),
-    ) -> Iterator[pa.RecordBatch]:
-        for rows, batch in self._numbered(columns, start, stop, unused):
-            if place is not None:
-                batch = batch.append_column(pa.field(place, pa.int64()), pa.array(rows))
+    def batches(self, request: RowRequest = _ALL_ROWS) -> Iterator[pa.RecordBatch]:
+        for rows, batch in self._numbered(request):
+            if request.place is not None:
+                field = pa.field(request.place, pa.int64())
+                batch = batch.append_column(field, pa.array(rows))
             yield batch
 
-    def _numbered(
-        self, columns: Sequence[str] | None, start: int, stop: int | None, unused: Collection[str]
-    ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
-        data, exact = self._data, self._exact
+    def _numbered(self, request: RowRequest) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
+        """Return an iterator over row numbers and batches."""
+        data, exact, start = self._data, self._exact, request.start
         rows = len(data) if self._order is None else len(self._order)
-        stop = rows if stop is None else min(stop, rows)
-        names = data.schema.names if columns is None else columns
-        large = LargeValues(data, self._max_bytes, unused, exact)
+        stop = rows if request.stop is None else min(request.stop, rows)
+        names = data.schema.names if request.columns is None else request.columns
+        large = LargeValues(data, self._max_bytes, request.unused, exact)
         if self._order is None:
             return large.scan(names, start, stop)
         size = average_row_bytes(self._parts, len(data))

@@ -33,6 +33,7 @@ from flarecli.commands.unpacking.filenames import (
 from flarecli.commands.unpacking.index import plain
 from flarecli.commands.unpacking.source import RowAddress, RowSource, open_source
 from flarecli.commands.unpacking.target import FinishedFolder, Folder, Output, Tar
+from flarecli.encodings import is_binary, is_text
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import facts
 from flarecli.hashes import DEFAULT
@@ -189,9 +190,9 @@ class _Unpacking:
         if key is None:
             key = form.default_key or default_key(schema)
         self.key = key
-        texts = [name for name in chosen if _is_text(types[name])]
+        texts = [name for name in chosen if is_text(types[name])]
         self.files = [
-            name for name in chosen if name in renamed.values() or _is_bytes(types[name])
+            name for name in chosen if name in renamed.values() or is_binary(types[name])
         ] or [name for name in texts if name != key]
         if not self.files:
             hint = "Name columns of bytes or text with -c."
@@ -344,15 +345,3 @@ class _Unpacking:
             for row, value in zip(rows, batch.column(column).to_pylist(), strict=True):
                 row["values"][name] = plain(value)
         return rows
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from flarecli.encodings import encoding_of
+from flarecli.encodings import encoding_of, is_binary, is_text
 from flarecli.errors import FlareError, FormatError, UnsafeError, UsageError, ValueFitError
 from flarecli.media import extension_of, kind_of, sniff
 from flarecli.model import IntArray
@@ -47,16 +47,12 @@ _TEXTS = {
 
 def default_key(schema: pa.Schema) -> str | None:
     """Return the first column with a usual name of a key, if there is one."""
-    return next(
-        (name for name in _KEYS if name in schema.names and _is_plain(schema.field(name).type)),
-        None,
-    )
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    )
+    for name in _KEYS:
+        if name in schema.names:
+            kind = schema.field(name).type
+            if pa.types.is_integer(kind) or is_text(kind):
+                return name
+    return None
 
 
 def value_views(array: pa.Array) -> list[memoryview | None]:
@@ -211,9 +207,7 @@ def _fixed(schema: pa.Schema, name: str) -> str | None:
     if name not in schema.names:
         return None
     field = schema.field(name)
-    encoding = encoding_of(field) or (
-        "" if pa.types.is_large_binary(field.type) or pa.types.is_binary(field.type) else "str"
-    )
+    encoding = encoding_of(field) or ("" if is_binary(field.type) else "str")
     return _TEXTS.get(encoding) or (extension_of(encoding) if encoding in ("jpeg", "png") else None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flarecli.commands.packing.source import Source, open_source
+from flarecli.commands.packing.source import RowRequest, Source, open_source
 from flarecli.compat.sds.index_file import IndexFile
 from flarecli.errors import FlareError, Place, ReachError, UnsafeError, UsageError, ValueFitError
 from flarecli.names import check_name, scheme_of
@@ -287,7 +287,7 @@ def _batches(
     """Return the selected columns and rows."""
     schema, batches = (
         pa.schema([source.schema.field(name) for name in names]),
-        source.batches(names),
+        source.batches(RowRequest(names)),
     )
     if source.files:
         schema = pa.schema(

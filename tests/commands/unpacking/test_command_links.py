@@ -260,3 +260,10 @@ def test_files_get_the_extension_of_their_content(tmp_path):
         f"{name}.{extension}": data
         for name, (extension, data) in zip(names, values.values(), strict=True)
     }
+
+
+def test_fixed_size_bytes_get_the_extension_of_their_content(tmp_path):
+    values = pa.array([b"\xff\xd8\xff\xe0", b"abcd"], pa.binary(4))
+    pq.write_table(pa.table({"id": ["a", "b"], "v": values}), tmp_path / "i.parquet")
+    commands.unpack(str(tmp_path / "i.parquet"), str(tmp_path / "f"), index="none")
+    assert sorted(os.listdir(tmp_path / "f")) == ["a.jpg", "b.bin"]
