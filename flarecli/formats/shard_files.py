@@ -5,7 +5,7 @@ read a small JSON file, and compare a shard with its listing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -13,7 +13,7 @@ from flarecli import compress
 from flarecli.errors import FlareError, FormatError, MissingError, Place, UsageError
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.lazy import np
-from flarecli.model import Chunk, Columns, File, Settings, Stream
+from flarecli.model import Chunk, Columns, File, Settings, Shard, Stream
 from flarecli.storage import Location
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "SELECT_COLUMNS",
     "check_count",
     "check_names",
+    "check_ranges",
     "check_row_count",
     "list_shards",
     "parse_json",
@@ -86,6 +87,20 @@ def check_names(columns: Columns, needs: str) -> None:
     for one, two in pairwise(sorted(column.name for column in columns)):
         if one == two:
             raise UsageError(f"duplicate column name {one!r}")
+
+
+def check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Raise UsageError for a range of a column that is not a list, or an invalid range."""
+    lists = {one.name for one in shard.columns if one.encoding.endswith("[]")}
+    for name, (start, stop) in ranges.items():
+        if name not in lists:
+            raise UsageError(f"column {name!r} is not a list; only lists have ranges", column=name)
+        if not 0 <= start <= stop:
+            raise UsageError(
+                f"invalid range {start}:{stop} of column {name!r}",
+                hint="Use 0 <= start <= stop.",
+                column=name,
+            )
 
 
 # -- writing

@@ -174,7 +174,7 @@ class TFRecord(Format):
         """
         selected = byte_ranges.chosen(shard, columns)
         if ranges:
-            _check_ranges(shard, ranges)
+            shard_files.check_ranges(shard, ranges)
         out: list[Row] = []
         for row, data in zip(rows, _records(shard, rows), strict=True):
             values = _values(shard, row, data, selected)
@@ -532,13 +532,6 @@ def _varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
             return number & 0xFFFFFFFFFFFFFFFF, at
         shift += 7
     raise ValueError("incomplete number")
-
-
-def _check_ranges(shard: Shard, ranges: Ranges) -> None:
-    lists = {one.name for one in shard.columns if one.encoding.endswith("[]")}
-    for name, (start, stop) in ranges.items():
-        if name not in lists or not 0 <= start <= stop:
-            raise UsageError(f"expected a range of a list, got {start}:{stop} of column {name!r}")
 
 
 # -- writing

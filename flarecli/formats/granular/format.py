@@ -222,7 +222,7 @@ class Granular(Format):
             self.name,
             columns,
             files,
-            sum(batch.num_rows for batch in batches),
+            batches,
             settings,
         )
 
@@ -335,7 +335,7 @@ class GranularRefs(Granular):
             self.name,
             columns,
             files,
-            sum(batch.num_rows for batch in batches),
+            batches,
             settings,
         )
 
@@ -455,7 +455,7 @@ def _put(
     name: str,
     columns: Columns,
     files: Mapping[str, Parts],
-    rows: int,
+    batches: Sequence[pa.RecordBatch],
     settings: Settings,
 ) -> Chunk:
     """Write the files of a shard, its spec.json last: a shard with a spec.json is complete.
@@ -484,7 +484,7 @@ def _put(
     )
     return Chunk(
         at / f"{folder}{SPEC}",
-        rows,
+        sum(batch.num_rows for batch in batches),
         tuple(listed),
         name,
         tuple(at / f"{folder}{file}" for file in files),

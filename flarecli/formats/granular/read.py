@@ -10,13 +10,14 @@ import numpy as np
 
 from flarecli import encodings
 from flarecli.encodings import Encoding, lookup
-from flarecli.errors import FlareError, FormatError, UsageError, ValueFitError
+from flarecli.errors import FlareError, FormatError, ValueFitError
 from flarecli.formats import byte_ranges
 from flarecli.formats.base import LargeValue
 from flarecli.formats.granular import bags
 from flarecli.formats.granular import refs as bag_refs
 from flarecli.formats.granular.bags import Bag
 from flarecli.formats.granular.refs import RecordRuns
+from flarecli.formats.shard_files import check_ranges
 from flarecli.lazy import pa
 from flarecli.model import Chunk, Column, Row, Shard
 from flarecli.storage import Location
@@ -74,7 +75,7 @@ def rows(
         ]
     names = [one.name for one in shard.columns] if names is None else names
     if ranges:
-        _check_ranges(shard, ranges)
+        check_ranges(shard, ranges)
     if _has_refs(shard):
         return _rows_by_refs(shard, numbers, names, ranges or {})
     opened = [_bag(shard, name) for name in names]
@@ -115,19 +116,6 @@ def _bytes_of(bag: Bag, runs: Sequence[tuple[int, int]]) -> list[bytes]:
             bag.chunk, [(table[first], table[last]) for first, last in runs]
         )
     ]
-
-
-def _check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
-    lists = {one.name for one in shard.columns if one.encoding.endswith("[]")}
-    for name, (start, stop) in ranges.items():
-        if name not in lists:
-            raise UsageError(f"column {name!r} is not a list; only lists have ranges", column=name)
-        if not 0 <= start <= stop:
-            raise UsageError(
-                f"invalid range {start}:{stop} of column {name!r}",
-                hint="Use 0 <= start <= stop.",
-                column=name,
-            )
 
 
 def _rows_by_refs(
