@@ -58,14 +58,14 @@ def test_braces_expand_to_several_addresses(address):
     assert expand_braces(address) == LISTED[address]
 
 
-def by_bash(addresses):
+def expand_with_bash(addresses):
     """Return the words into which bash expands each address. No address may contain other shell syntax."""
     script = "set -f\n" + "".join(f"printf '%s\\037' {address}; echo\n" for address in addresses)
     out = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True).stdout
     return [[word for word in line.split("\x1f")[:-1] if word] for line in out.splitlines()]
 
 
-def made(chance, depth):
+def random_address(chance, depth):
     """Generate an address of letters, ranges, alternatives and unmatched braces."""
     kind = chance.randrange(6) if depth else 0
     if kind == 0:
@@ -76,16 +76,16 @@ def made(chance, depth):
     if kind == 2:
         letters = chance.choice(["abcdef", "ABCDEF"])
         return f"{{{chance.choice(letters)}..{chance.choice(letters)}{chance.choice(['', '..2'])}}}"
-    inner = [made(chance, depth - 1) for _ in range(chance.randint(1, 3))]
+    inner = [random_address(chance, depth - 1) for _ in range(chance.randint(1, 3))]
     return "".join(inner) if kind == 3 else f"{{{','.join(inner)}}}" if any(inner) else "a"
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash here to say what is right")
 def test_addresses_expand_as_in_bash():
     chance = random.Random(7)
-    addresses = [*LISTED, *(f"x{made(chance, 4)}y" for _ in range(1500))]
+    addresses = [*LISTED, *(f"x{random_address(chance, 4)}y" for _ in range(1500))]
     found = {address: expand_braces(address) for address in addresses}
-    assert found == dict(zip(addresses, by_bash(addresses), strict=True))
+    assert found == dict(zip(addresses, expand_with_bash(addresses), strict=True))
     assert sum(map(len, found.values())) > 10_000
 
 

@@ -42,7 +42,7 @@ def tables():
 TABLES = tables()
 
 
-def holds(value, table, without=()):
+def check_object(value, table, without=()):
     """Compare an object with a table of the page."""
     wanted = [
         (name, kind)
@@ -126,20 +126,20 @@ def test_pack_and_its_list_of_failed_rows(run, tmp_path, capfd):
     (failed,) = [
         json.loads(line) for line in (tmp_path / "some" / "failed.jsonl").read_text().splitlines()
     ]
-    holds(failed, ("failed.jsonl", 0))
+    check_object(failed, ("failed.jsonl", 0))
     code, (told,), _ = run(f"pack t.parquet {tmp_path}/dry --dry-run")
     assert (code, told["dry_run"]) == (0, True)
-    holds(told, ("pack", 0))
+    check_object(told, ("pack", 0))
 
 
 def test_pack_that_is_resumed_and_unpack(run, packed, tmp_path):
     told, out = packed()
-    holds(told, ("pack", 0))
+    check_object(told, ("pack", 0))
     again, _ = packed("--resume")
     assert list(again) == list(told)
     code, (told,), _ = run(f"unpack {out} {tmp_path}/files -c id,text --key id")
     assert code == 0
-    holds(told, ("unpack", 0))
+    check_object(told, ("unpack", 0))
 
 
 def test_inspect(run, packed, tmp_path):
@@ -147,14 +147,14 @@ def test_inspect(run, packed, tmp_path):
     for options in ("", "--shards", "--stats", "--sample 1", "--shards --stats --sample 2"):
         code, (told,), _ = run(f"inspect {out} {options}")
         assert code == 0
-        holds(told, ("inspect", 0), {"missing", "sample_asked"})
-        holds(told["streams"][0], ("inspect", 1))
+        check_object(told, ("inspect", 0), {"missing", "sample_asked"})
+        check_object(told["streams"][0], ("inspect", 1))
     assert list(told["streams"][0]["shard_list"][0]) == ["url", "rows", "bytes", "first"]
     assert {"sample", "stats", "shard_list"} <= {*told, *told["streams"][0]}
     (out / "shard.00000.mds").unlink()
     code, (told,), _ = run(f"inspect {out} --stats")
     assert (code, [Path(one).name for one in told["missing"]]) == (3, ["shard.00000.mds"])
-    holds(told, ("inspect", 0))
+    check_object(told, ("inspect", 0))
     assert list(run(f"inspect {out} --html {tmp_path}/p.html")[1][0]) == ["html", "bytes"]
     assert list(run(f"inspect --cache {tmp_path}/kept")[1][0]) == ["cache", "bytes", "copies"]
     for name, _, always in TABLES["inspect", 0]:
@@ -166,13 +166,13 @@ def test_verify_and_its_report(run, packed, tmp_path):
     _, out = packed()
     code, (told,), _ = run(f"verify {out}")
     assert code == 0
-    holds(told, ("verify", 1))
+    check_object(told, ("verify", 1))
     shard = out / "shard.00000.mds"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     code, (finding, told), _ = run(f"verify {out} --report {tmp_path}/r.json")
     assert code == 1
-    holds(finding, ("verify", 0))
-    holds(told, ("verify", 1))
+    check_object(finding, ("verify", 0))
+    check_object(told, ("verify", 1))
     report = json.loads((tmp_path / "r.json").read_text())
     names = [name for name, _, _ in TABLES["verify", 1]]
     assert list(report) == ["sources", "whole", *names[:5], "found", "unprotected", "extra"]
@@ -204,7 +204,7 @@ def test_cat_and_errors(run, packed):
     )
     code, told, (error,) = run(f"cat {out} -r 7")
     assert (code, told, list(error)) == (2, [], ["error"])
-    holds(error["error"], ("Errors", 0))
+    check_object(error["error"], ("Errors", 0))
 
 
 def test_every_kind_of_error_is_listed_with_its_exit_code():

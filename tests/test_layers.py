@@ -149,7 +149,7 @@ def package_of(module):
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def inside():
+def inner_imports():
     """Return the imports within flarecli, except those of its `__init__`, which names everything and loads nothing."""
     return [
         one for one in imports() if one.of.split(".")[0] == PACKAGE.name and one.by != PACKAGE.name
@@ -193,13 +193,13 @@ def test_every_module_has_a_layer():
 
 
 def test_modules_import_lower_layers_only():
-    assert misplaced(inside()) == []
+    assert misplaced(inner_imports()) == []
 
 
 def test_packages_are_imported_through_their_init_except_for_listed_modules():
     inner = {
         (one.by, one.of)
-        for one in inside()
+        for one in inner_imports()
         if one.of.count(".") > 1 and package_of(one.by) != package_of(one.of)
     }
     assert [
@@ -210,7 +210,7 @@ def test_packages_are_imported_through_their_init_except_for_listed_modules():
 
 
 def test_there_are_no_import_cycles():
-    assert cycles(one for one in inside() if not one.for_types) == []
+    assert cycles(one for one in inner_imports() if not one.for_types) == []
 
 
 def test_imports_of_higher_and_equal_layers_and_cycles_are_found():

@@ -45,7 +45,7 @@ def here(data, tmp_path, monkeypatch):
     return tmp_path
 
 
-def told(call, message, hint=""):
+def check_error(call, message, hint=""):
     with pytest.raises(UsageError) as caught:
         call()
     assert (str(caught.value), caught.value.hint) == (message, hint)
@@ -90,7 +90,7 @@ def told(call, message, hint=""):
     ],
 )
 def test_cat_reports_arguments_of_the_wrong_type(here, options, message, hint):
-    told(lambda: flare.cat("d", **options), message, hint)
+    check_error(lambda: flare.cat("d", **options), message, hint)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_cat_reports_arguments_of_the_wrong_type(here, options, message, hint):
     ],
 )
 def test_a_loader_reports_arguments_of_the_wrong_type(data, options, message, hint):
-    told(lambda: flare.Loader(data, **options), message, hint)
+    check_error(lambda: flare.Loader(data, **options), message, hint)
 
 
 def test_a_loader_refuses_other_objects_than_datasets(data):
@@ -143,7 +143,7 @@ def test_a_loader_refuses_other_objects_than_datasets(data):
         (flare.Dataset, "<class 'flarecli.read.dataset.Dataset'>"),
         (iter([]), None),
     ):
-        told(
+        check_error(
             lambda wrong=wrong: flare.Loader(wrong),
             f"expected a dataset, got {name or shown(wrong)}",
             OPEN,
@@ -167,7 +167,7 @@ def test_the_position_of_a_loader_must_be_whole_numbers(data, change, is_one):
         assert loader.save() == {**state, "step": 4}
         assert type(loader.save()["step"]) is int
     else:
-        told(
+        check_error(
             lambda: loader.load(state),
             "not a state that a Loader saved",
             "Pass the result of its save().",
@@ -176,7 +176,7 @@ def test_the_position_of_a_loader_must_be_whole_numbers(data, change, is_one):
 
 @pytest.mark.parametrize("state", [None, 3, "place", [], {1}, {}, np.arange(3)])
 def test_the_state_of_a_loader_must_be_a_dict(data, state):
-    told(
+    check_error(
         lambda: flare.Loader(data).load(state),
         "not a state that a Loader saved",
         "Pass the result of its save().",
@@ -184,70 +184,80 @@ def test_the_state_of_a_loader_must_be_a_dict(data, state):
 
 
 def test_invalid_arguments_of_batches_are_refused_at_the_call(data):
-    told(lambda: data.batches(1.5), "size: expected a whole number, got 1.5")
-    told(lambda: data.batches(True), "size: expected a whole number, got True")
-    told(lambda: data.batches(0), "size: expected at least 1, got 0")
-    told(lambda: data.scan(size=-1), "size: expected at least 1, got -1")
-    told(
+    check_error(lambda: data.batches(1.5), "size: expected a whole number, got 1.5")
+    check_error(lambda: data.batches(True), "size: expected a whole number, got True")
+    check_error(lambda: data.batches(0), "size: expected at least 1, got 0")
+    check_error(lambda: data.scan(size=-1), "size: expected at least 1, got -1")
+    check_error(
         lambda: data.scan(start=-1),
         "start: expected at least 0, got -1",
     )
-    told(
+    check_error(
         lambda: data.scan(stop="end"),
         "stop: expected a whole number, got 'end'",
     )
-    told(
+    check_error(
         lambda: data.scan(start=True, size=1.5),
         "start: expected a whole number, got True",
     )
-    told(lambda: data.batches(columns=3), "columns: expected a list of names, got 3")
-    told(lambda: data.scan(["m"]), "no column 'm'", "Choose from n, t.")
+    check_error(lambda: data.batches(columns=3), "columns: expected a list of names, got 3")
+    check_error(lambda: data.scan(["m"]), "no column 'm'", "Choose from n, t.")
 
 
 def test_invalid_row_numbers_are_refused(data):
-    told(lambda: data[1.5:], "expected a slice of integers, got slice(1.5, None, None)", SLICE)
-    told(lambda: data[::0], "expected a slice of integers, got slice(None, None, 0)", SLICE)
-    told(lambda: data.collated(3), "expected a list of row numbers, got int", POSITIONS)
-    told(lambda: data.collated(None), "expected a list of row numbers, got NoneType", POSITIONS)
-    told(lambda: data.collate(3), "expected a list of samples, got 3")
-    told(
+    check_error(
+        lambda: data[1.5:], "expected a slice of integers, got slice(1.5, None, None)", SLICE
+    )
+    check_error(lambda: data[::0], "expected a slice of integers, got slice(None, None, 0)", SLICE)
+    check_error(lambda: data.collated(3), "expected a list of row numbers, got int", POSITIONS)
+    check_error(
+        lambda: data.collated(None), "expected a list of row numbers, got NoneType", POSITIONS
+    )
+    check_error(lambda: data.collate(3), "expected a list of samples, got 3")
+    check_error(
         lambda: data.read(0, {"n": 3}),
         "ranges: expected a dict of ranges, got {'n': 3}",
         'Pass a dict such as {"frames": range(32, 42)}.',
     )
-    told(
+    check_error(
         lambda: data.read(0, ["n"]),
         "ranges: expected a dict of ranges, got ['n']",
         'Pass a dict such as {"frames": range(32, 42)}.',
     )
-    told(lambda: data.select(3), "expected a list of names, got 3")
-    told(lambda: data.rows([0], [3]), "expected a list of names, got [3]")
-    told(lambda: data.where(3), "condition: expected text, got 3")
-    told(lambda: data.decoded(["n"]), "how: expected a dict, got ['n']")
-    told(
+    check_error(lambda: data.select(3), "expected a list of names, got 3")
+    check_error(lambda: data.rows([0], [3]), "expected a list of names, got [3]")
+    check_error(lambda: data.where(3), "condition: expected text, got 3")
+    check_error(lambda: data.decoded(["n"]), "how: expected a dict, got ['n']")
+    check_error(
         lambda: data.decoded({"n": "int"}),
         "decoder of column 'n': expected a function, True or False, got 'int'",
     )
-    told(lambda: data.order("1", 0, "shuffle"), "seed: expected a whole number, got '1'")
+    check_error(lambda: data.order("1", 0, "shuffle"), "seed: expected a whole number, got '1'")
 
 
 def test_invalid_arguments_of_mix_are_refused(data):
     listed = f"[{data!r}, {data!r}]"
-    told(lambda: flare.mix([data, data]), f"weights: expected a dict, got {listed[:59]}…", MIX)
-    told(lambda: flare.mix({"d": 1}), "expected a dataset, got 'd'", OPEN)
+    check_error(
+        lambda: flare.mix([data, data]), f"weights: expected a dict, got {listed[:59]}…", MIX
+    )
+    check_error(lambda: flare.mix({"d": 1}), "expected a dataset, got 'd'", OPEN)
     for wrong in ("1", True, None, float("inf"), 0, -1, 1 << 2000):
-        told(
+        check_error(
             lambda wrong=wrong: flare.mix({data: wrong}),
             "expected datasets, each with a weight above 0",
             WEIGHTS,
         )
-    told(lambda: flare.mix({data: 1}, rows=1.5), "rows: expected a whole number, got 1.5")
-    told(lambda: flare.mix({data: 1}, rows=0), "rows: expected at least 1, got 0")
-    told(lambda: flare.Mix([data], []), "expected datasets, each with a weight above 0", WEIGHTS)
-    told(lambda: flare.Mix(data, 1), "expected datasets, each with a weight above 0", WEIGHTS)
-    told(lambda: flare.Mix(3, 1), "expected a dataset, got 3", OPEN)
+    check_error(lambda: flare.mix({data: 1}, rows=1.5), "rows: expected a whole number, got 1.5")
+    check_error(lambda: flare.mix({data: 1}, rows=0), "rows: expected at least 1, got 0")
+    check_error(
+        lambda: flare.Mix([data], []), "expected datasets, each with a weight above 0", WEIGHTS
+    )
+    check_error(
+        lambda: flare.Mix(data, 1), "expected datasets, each with a weight above 0", WEIGHTS
+    )
+    check_error(lambda: flare.Mix(3, 1), "expected a dataset, got 3", OPEN)
     epoch = 1 << 60
-    told(
+    check_error(
         lambda: flare.mix({data: 1}).run(epoch=epoch),
         f"epoch {epoch} of 50 rows ends after step 2^62",
     )
@@ -275,7 +285,7 @@ def test_invalid_arguments_of_mix_are_refused(data):
     ],
 )
 def test_pack_reports_arguments_of_the_wrong_type_and_writes_nothing(here, options, message, hint):
-    told(lambda: flare.pack("d", "out", **options), message, hint)
+    check_error(lambda: flare.pack("d", "out", **options), message, hint)
     assert not os.path.lexists("out")
 
 
@@ -309,89 +319,103 @@ def test_pack_reports_arguments_of_the_wrong_type_and_writes_nothing(here, optio
 def test_a_writer_reports_arguments_of_the_wrong_type_and_writes_nothing(
     here, options, message, hint
 ):
-    told(lambda: flare.Writer("out", **options), message, hint)
+    check_error(lambda: flare.Writer("out", **options), message, hint)
     assert not os.path.lexists("out")
 
 
 def test_the_other_functions_report_arguments_of_the_wrong_type(here, data):
-    told(lambda: flare.open("d", decode=[1]), "decode: expected a dict, got [1]")
-    told(lambda: flare.open("d", maps="no"), "maps: expected True or False, got 'no'")
-    told(
+    check_error(lambda: flare.open("d", decode=[1]), "decode: expected a dict, got [1]")
+    check_error(lambda: flare.open("d", maps="no"), "maps: expected True or False, got 'no'")
+    check_error(
         lambda: flare.open("d", cache="c", cache_limit=-1),
         "--cache-limit: expected at least 0, got -1",
     )
-    told(
+    check_error(
         lambda: flare.open("d", cache_limit=1.5),
         "cache_limit: expected a whole number or text, got 1.5",
     )
-    told(
+    check_error(
         lambda: flare.open(np.array(3)),
         "expected an address, got ndarray",
         "Use a str or a pathlib path.",
     )
-    told(lambda: flare.inspect("d", sample="3"), "sample: expected a number, got '3'")
-    told(lambda: flare.inspect("d", stats="yes"), "stats: expected True or False, got 'yes'")
-    told(
+    check_error(lambda: flare.inspect("d", sample="3"), "sample: expected a number, got '3'")
+    check_error(lambda: flare.inspect("d", stats="yes"), "stats: expected True or False, got 'yes'")
+    check_error(
         lambda: flare.playlist("d", rebase=["a"]),
         "rebase: expected pairs of texts, got ['a']",
         DICT,
     )
-    told(
+    check_error(
         lambda: flare.playlist("d", header={"a": 1}),
         "header: expected pairs of texts, got {'a': 1}",
         DICT,
     )
-    told(lambda: flare.playlist("d", header=3), "header: expected pairs of texts, got 3", DICT)
-    told(lambda: flare.playlist("d", base=3), "base: expected text, got 3")
-    told(lambda: flare.reindex("d", replace="no"), "replace: expected True or False, got 'no'")
-    told(
+    check_error(
+        lambda: flare.playlist("d", header=3), "header: expected pairs of texts, got 3", DICT
+    )
+    check_error(lambda: flare.playlist("d", base=3), "base: expected text, got 3")
+    check_error(
+        lambda: flare.reindex("d", replace="no"), "replace: expected True or False, got 'no'"
+    )
+    check_error(
         lambda: flare.merge_index(".", 3),
         "expected an address, got int",
         "Use a str or a pathlib path.",
     )
-    told(
+    check_error(
         lambda: flare.presets.image("512"),
         "size: expected a whole number or two whole numbers, got '512'",
     )
-    told(
+    check_error(
         lambda: flare.presets.image((1, 2, 3)),
         "size: expected a whole number or two whole numbers, got (1, 2, 3)",
     )
-    told(lambda: flare.presets.image(mode=3), "mode: expected text, got 3")
-    told(lambda: flare.presets.text(1.5), "size: expected a whole number, got 1.5")
-    told(lambda: flare.presets.video(True), "frames: expected a whole number, got True")
-    told(lambda: flare.presets.audio(rate=1.5), "rate: expected a whole number, got 1.5")
+    check_error(lambda: flare.presets.image(mode=3), "mode: expected text, got 3")
+    check_error(lambda: flare.presets.text(1.5), "size: expected a whole number, got 1.5")
+    check_error(lambda: flare.presets.video(True), "frames: expected a whole number, got True")
+    check_error(lambda: flare.presets.audio(rate=1.5), "rate: expected a whole number, got 1.5")
     assert sorted(os.listdir()) == ["d"]
 
 
 def test_verify_and_unpack_report_arguments_of_the_wrong_type(here):
     part = "Use part=(k, n) for the k-th of n parts, counted from 0."
-    told(lambda: flare.verify("d", part=3), "part: expected two whole numbers, got 3", part)
-    told(lambda: flare.verify("d", part="1/8"), "part: expected two whole numbers, got '1/8'", part)
-    told(lambda: flare.verify("d", sample="all"), "sample: expected a number, got 'all'")
-    told(lambda: flare.verify("d", quick="no"), "quick: expected True or False, got 'no'")
-    told(lambda: flare.verify("d", jobs=0), "--jobs: expected at least 1, got 0")
-    told(lambda: flare.verify("d", max_findings=0), "--max-findings: expected at least 1, got 0")
-    told(
+    check_error(lambda: flare.verify("d", part=3), "part: expected two whole numbers, got 3", part)
+    check_error(
+        lambda: flare.verify("d", part="1/8"), "part: expected two whole numbers, got '1/8'", part
+    )
+    check_error(lambda: flare.verify("d", sample="all"), "sample: expected a number, got 'all'")
+    check_error(lambda: flare.verify("d", quick="no"), "quick: expected True or False, got 'no'")
+    check_error(lambda: flare.verify("d", jobs=0), "--jobs: expected at least 1, got 0")
+    check_error(
+        lambda: flare.verify("d", max_findings=0), "--max-findings: expected at least 1, got 0"
+    )
+    check_error(
         lambda: flare.verify("d", against=3),
         "expected an address, got int",
         "Use a str or a pathlib path.",
     )
-    told(
+    check_error(
         lambda: flare.verify("d", state=b"s"),
         "expected an address, got bytes",
         "Use a str or a pathlib path.",
     )
-    told(lambda: flare.unpack("d", "out", rows=3), "rows: expected text, got 3", ROWS)
-    told(lambda: flare.unpack("d", "out", limit=1.5), "limit: expected a whole number, got 1.5")
-    told(
+    check_error(lambda: flare.unpack("d", "out", rows=3), "rows: expected text, got 3", ROWS)
+    check_error(
+        lambda: flare.unpack("d", "out", limit=1.5), "limit: expected a whole number, got 1.5"
+    )
+    check_error(
         lambda: flare.unpack("d", "out", overwrite="no"),
         "overwrite: expected True or False, got 'no'",
     )
-    told(lambda: flare.unpack("d", "out", columns=3), "columns: expected a list of names, got 3")
-    told(lambda: flare.unpack("d", "out", stream=3), "stream: expected an open file, got 3")
-    told(lambda: flare.encoding(3, bytes, bytes), "name: expected text, got 3")
-    told(lambda: flare.encoding("own", "utf-8", bytes), "encode: expected a function, got 'utf-8'")
+    check_error(
+        lambda: flare.unpack("d", "out", columns=3), "columns: expected a list of names, got 3"
+    )
+    check_error(lambda: flare.unpack("d", "out", stream=3), "stream: expected an open file, got 3")
+    check_error(lambda: flare.encoding(3, bytes, bytes), "name: expected text, got 3")
+    check_error(
+        lambda: flare.encoding("own", "utf-8", bytes), "encode: expected a function, got 'utf-8'"
+    )
     assert sorted(os.listdir()) == ["d"]
     assert (
         list(
@@ -476,8 +500,8 @@ def test_only_annotated_types_are_checked():
         ["a", "b"],
     )
     assert taken(3, thing="x", names="text")[-1] == ["text"]
-    told(lambda: taken(3, "x"), "share: expected a number, got 'x'")
-    told(lambda: taken(3, thing=4), "thing: expected a Thing or text, got 4")
+    check_error(lambda: taken(3, "x"), "share: expected a number, got 'x'")
+    check_error(lambda: taken(3, thing=4), "thing: expected a Thing or text, got 4")
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'number'"):
         taken()
     with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
@@ -493,9 +517,9 @@ def test_a_value_is_shown_in_one_short_line():
 def test_names_are_texts():
     assert name_list("one") == ["one"]
     assert name_list(iter(["one", "two"])) == ["one", "two"]
-    told(lambda: name_list(None), "expected a list of names, got None")
-    told(lambda: name_list(b"one"), "expected a list of names, got b'one'")
-    told(
+    check_error(lambda: name_list(None), "expected a list of names, got None")
+    check_error(lambda: name_list(b"one"), "expected a list of names, got b'one'")
+    check_error(
         lambda: name_list({"one": 1}),
         "expected a list of names, got dict",
         'Write a pair as "COLUMN:NAME".',

@@ -33,7 +33,7 @@ def dataset(path, rows=50):
             writer.write({"n": i, "t": "x" * i})
 
 
-def wrong(capfd, args, code, error, hint=""):
+def check_error(capfd, args, code, error, hint=""):
     """Run a command line, and check its exit code, the last lines of stderr, and that stdout is empty."""
     assert main(args.split(" ")) == code
     out, err = capfd.readouterr()
@@ -44,9 +44,11 @@ def wrong(capfd, args, code, error, hint=""):
 
 
 def test_missing_file(here, capfd):
-    wrong(capfd, "pack nowhere.parquet out", 3, "nowhere.parquet: no such file or folder")
-    wrong(capfd, "inspect nowhere", 3, "nowhere: no such file or folder")
-    wrong(capfd, "verify nowhere/playlist.yaml", 3, "nowhere/playlist.yaml: no such file or folder")
+    check_error(capfd, "pack nowhere.parquet out", 3, "nowhere.parquet: no such file or folder")
+    check_error(capfd, "inspect nowhere", 3, "nowhere: no such file or folder")
+    check_error(
+        capfd, "verify nowhere/playlist.yaml", 3, "nowhere/playlist.yaml: no such file or folder"
+    )
     assert not (here / "out").exists()
 
 
@@ -75,26 +77,28 @@ STORES = "Give a path, or an http://, https://, s3://, gs://, az:// or hf:// add
     ],
 )
 def test_an_unknown_scheme_is_reported_as_a_mistyped_address(here, capfd, args):
-    wrong(capfd, args, 2, f"nosuch://x: {NO_STORE}", STORES)
+    check_error(capfd, args, 2, f"nosuch://x: {NO_STORE}", STORES)
     assert not (here / "out").exists()
 
 
 @pytest.mark.parametrize("args", ["cat nosuch://x/*.mds", "pack nosuch://x/*.csv out"])
 def test_an_unknown_scheme_is_not_searched_for_similar_files(here, capfd, args):
-    wrong(capfd, args, 2, f"nosuch://x: {NO_STORE}", STORES)
+    check_error(capfd, args, 2, f"nosuch://x: {NO_STORE}", STORES)
 
 
 def test_an_unknown_scheme_in_a_list_is_refused_for_safety(here, capfd):
     (here / "list.txt").write_text("nosuch://x/a.csv\n")
     trust = "Give --allow-local to follow it, if you trust this dataset."
-    wrong(
+    check_error(
         capfd,
         "pack list.txt out",
         5,
         "list.txt: line 1: nosuch:// is not an address that data may name",
         trust,
     )
-    wrong(capfd, "pack list.txt out --allow-local", 5, f"list.txt: line 1: {NO_STORE}", STORES)
+    check_error(
+        capfd, "pack list.txt out --allow-local", 5, f"list.txt: line 1: {NO_STORE}", STORES
+    )
 
 
 def test_standard_input_is_refused_where_it_is_not_supported(here, capfd):
@@ -105,7 +109,7 @@ def test_standard_input_is_refused_where_it_is_not_supported(here, capfd):
         "playlist -o set.yaml -",
         "verify ok.csv -",
     ):
-        wrong(
+        check_error(
             capfd,
             args,
             2,
@@ -123,7 +127,7 @@ def test_a_closed_standard_input_is_reported(here, capfd, monkeypatch):
         "unpack - out -f webdataset",
         "unpack - out --fetch data",
     ):
-        wrong(capfd, args, 3, "-: standard input is closed")
+        check_error(capfd, args, 3, "-: standard input is closed")
 
 
 def test_an_index_instead_of_a_dataset_is_reported(here, capfd):
@@ -139,28 +143,28 @@ def test_an_index_instead_of_a_dataset_is_reported(here, capfd):
 
 
 def test_an_unknown_column_is_reported(here, capfd):
-    wrong(
+    check_error(
         capfd,
         "pack ok.csv out --fetch url:image",
         2,
         "--fetch: no column 'url'",
         "Choose from k, n, t.",
     )
-    wrong(
+    check_error(
         capfd,
         "pack ok.csv out --key id",
         2,
         "--key: no column 'id'",
         "Choose from k, n, t.",
     )
-    wrong(
+    check_error(
         capfd,
         "pack ok.csv out -c n,x",
         2,
         "--columns: no column 'x'",
         "Choose from k, n, t.",
     )
-    wrong(
+    check_error(
         capfd,
         "pack ok.csv out --encode x=str",
         2,
@@ -172,7 +176,7 @@ def test_an_unknown_column_is_reported(here, capfd):
 
 def test_duplicate_columns(here, capfd):
     (here / "two.csv").write_text("a,a\n1,2\n")
-    wrong(
+    check_error(
         capfd,
         "pack two.csv out",
         4,
@@ -182,14 +186,14 @@ def test_duplicate_columns(here, capfd):
     pq.write_table(
         pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), "two.parquet"
     )
-    wrong(
+    check_error(
         capfd,
         "pack two.parquet out",
         4,
         "two.parquet: duplicate column 'a'",
         "Rename one of the columns in the index.",
     )
-    wrong(
+    check_error(
         capfd,
         "pack ok.csv out --fetch k:t",
         2,
@@ -201,10 +205,12 @@ def test_duplicate_columns(here, capfd):
 def test_ragged_csv(here, capfd):
     (here / "ragged.csv").write_text("a,b\n1,2\n3\n")
     hint = "Quote fields that contain a separator or a newline."
-    wrong(capfd, "pack ragged.csv out", 4, "ragged.csv: line 3 has 1 field; the header has 2", hint)
+    check_error(
+        capfd, "pack ragged.csv out", 4, "ragged.csv: line 3 has 1 field; the header has 2", hint
+    )
     (here / "open.csv").write_text('a,b\n1,"2\n3,4\n')
     quotes = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
-    wrong(
+    check_error(
         capfd,
         "pack open.csv out",
         4,
@@ -217,10 +223,10 @@ def test_empty_index(here, capfd):
     (here / "none.csv").write_text("")
     (here / "head.csv").write_text("a,b\n")
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), "none.parquet")
-    wrong(capfd, "pack none.csv out", 4, "none.csv: file is empty")
-    wrong(capfd, "pack head.csv out", 4, "head.csv: the index has no rows")
-    wrong(capfd, "pack none.parquet out", 4, "none.parquet: the index has no rows")
-    wrong(
+    check_error(capfd, "pack none.csv out", 4, "none.csv: file is empty")
+    check_error(capfd, "pack head.csv out", 4, "head.csv: the index has no rows")
+    check_error(capfd, "pack none.parquet out", 4, "none.parquet: the index has no rows")
+    check_error(
         capfd,
         "pack ok.csv out --limit 0",
         4,
@@ -235,7 +241,7 @@ def test_null_link_and_null_value(here, capfd):
     pq.write_table(
         pa.table({"id": ["a", "b"], "url": ["pic.bin", None], "t": ["x", "y"]}), "null.parquet"
     )
-    wrong(
+    check_error(
         capfd,
         "pack null.parquet out --fetch url --key id",
         4,
@@ -243,23 +249,23 @@ def test_null_link_and_null_value(here, capfd):
         SKIP,
     )
     pq.write_table(pa.table({"id": ["a", "b"], "t": [None, "y"]}), "value.parquet")
-    wrong(capfd, "pack value.parquet out2", 4, "value.parquet[0]: t is null", SKIP)
+    check_error(capfd, "pack value.parquet out2", 4, "value.parquet[0]: t is null", SKIP)
     assert not (here / "out").exists()
     assert not (here / "out2").exists()
 
 
 def test_a_target_that_cannot_be_created(here, capfd):
     (here / "file").write_text("")
-    wrong(
+    check_error(
         capfd,
         "pack ok.csv file",
         2,
         "file: is a file; expected a folder",
         "Name the output folder last.",
     )
-    wrong(capfd, "pack ok.csv file/out", 3, f"{here}/file: is a file; expected a folder")
+    check_error(capfd, "pack ok.csv file/out", 3, f"{here}/file: is a file; expected a folder")
     hint = "Name a folder, or a bucket such as s3://bucket/folder."
-    wrong(
+    check_error(
         capfd,
         "pack ok.csv http://127.0.0.1:9/out",
         2,
@@ -271,17 +277,17 @@ def test_a_target_that_cannot_be_created(here, capfd):
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
 def test_a_target_without_permission(here, capfd):
     (here / "locked").mkdir(mode=0o500)
-    wrong(capfd, "pack ok.csv locked/out", 3, "locked/out: permission denied")
+    check_error(capfd, "pack ok.csv locked/out", 3, "locked/out: permission denied")
 
 
 def test_non_empty_target(here, capfd):
     (here / "out").mkdir()
     (here / "out" / "notes.txt").write_text("mine")
     hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
-    wrong(capfd, "pack ok.csv out", 2, "out: output folder is not empty", hint)
-    wrong(capfd, "pack ok.csv out --resume", 2, "out: output folder is not empty", hint)
+    check_error(capfd, "pack ok.csv out", 2, "out: output folder is not empty", hint)
+    check_error(capfd, "pack ok.csv out --resume", 2, "out: output folder is not empty", hint)
     hint = "Name another folder: --overwrite replaces only output of `flare pack`."
-    wrong(capfd, "pack ok.csv out --overwrite", 2, "out: output folder is not empty", hint)
+    check_error(capfd, "pack ok.csv out --overwrite", 2, "out: output folder is not empty", hint)
     assert [p.name for p in (here / "out").iterdir()] == ["notes.txt"]
 
 
@@ -296,7 +302,7 @@ def test_unknown_encoding(here, capfd):
 
 
 def test_a_value_that_does_not_fit(here, capfd):
-    wrong(
+    check_error(
         capfd,
         "pack ok.csv out --encode n=uint8 --key k",
         4,
@@ -338,7 +344,7 @@ def test_a_value_that_does_not_fit_is_listed_with_on_error_skip(here, capfd):
 
 def test_text_that_is_not_utf8(here, capfd):
     (here / "latin.csv").write_bytes(b"a,b\n1,caf\xe9\n")
-    wrong(
+    check_error(
         capfd,
         "pack latin.csv out",
         4,
@@ -347,7 +353,7 @@ def test_text_that_is_not_utf8(here, capfd):
     )
     text = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ok", b"\xff\xfe"]).buffers())
     pq.write_table(pa.Table.from_arrays([text], names=["t"]), "latin.parquet")
-    wrong(capfd, "pack latin.parquet out", 4, "latin.parquet[1]: t is not UTF-8", SKIP)
+    check_error(capfd, "pack latin.parquet out", 4, "latin.parquet[1]: t is not UTF-8", SKIP)
 
 
 def test_a_name_that_leaves_the_folder(here, capfd):
@@ -358,7 +364,7 @@ def test_a_name_that_leaves_the_folder(here, capfd):
     error = "d/index.json: shards[0].raw_data: the name '../../etc/passwd' leaves the folder"
     hint = "Repair the file that contains the name. No file of that name was read or written."
     for command in ("cat d", "inspect d", "unpack d files", "pack d out"):
-        wrong(capfd, command, 5, error, hint)
+        check_error(capfd, command, 5, error, hint)
     assert main(["verify", "d"]) == 1
     assert "leaves the folder" in capfd.readouterr().out
 
@@ -384,7 +390,7 @@ def test_a_pickle_is_not_decoded(here, capfd):
     assert capfd.readouterr().out == '{"p": "<pickle, 21 B, not decoded>"}\n'
     (here / "index.json").write_text(json.dumps([1]))
     (here / "j.csv").write_text("j\n[1]\n")
-    wrong(
+    check_error(
         capfd,
         "pack j.csv out --encode j=pkl",
         5,
@@ -398,7 +404,7 @@ def test_an_unfinished_pack(here, capfd):
     (here / "d" / ".flare").mkdir()
     (here / "d" / ".flare" / "journal").write_text("{}\n")
     for command in ("cat d", "inspect d", "unpack d files"):
-        wrong(
+        check_error(
             capfd,
             command,
             4,
@@ -406,7 +412,7 @@ def test_an_unfinished_pack(here, capfd):
             "Run the same `flare pack` command again with --resume.",
         )
     hint = "Run the same command with --resume, or use --overwrite to start again."
-    wrong(capfd, "pack ok.csv d", 4, "d: an unfinished pack", hint)
+    check_error(capfd, "pack ok.csv d", 4, "d: an unfinished pack", hint)
     assert main(["verify", "d"]) == 1
     assert "an unfinished pack" in capfd.readouterr().out
 
@@ -415,7 +421,7 @@ def test_an_invalid_playlist_with_a_valid_index(here, capfd):
     dataset(here / "d")
     (here / "d" / "playlist.yaml").write_text("data: [\n")
     for command in ("cat d", "inspect d", "unpack d files", "pack d out"):
-        wrong(
+        check_error(
             capfd,
             command,
             4,
@@ -427,7 +433,7 @@ def test_an_invalid_playlist_with_a_valid_index(here, capfd):
 
 def test_a_column_of_links_is_not_a_column_of_file_names(here, capfd):
     error = "column 'k' has the addresses for --fetch and cannot be the key"
-    wrong(capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Use another --key.")
+    check_error(capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Use another --key.")
 
 
 def test_a_pack_cannot_write_to_stdout(here, capfd):
@@ -435,8 +441,8 @@ def test_a_pack_cannot_write_to_stdout(here, capfd):
         "shards are written to a folder or a bucket, not to stdout",
         "Name a folder; use `./-` for a folder named `-`.",
     )
-    wrong(capfd, "pack ok.csv -", 2, error, hint)
-    wrong(capfd, "pack ok.csv - --part-rows 1", 2, error, hint)
+    check_error(capfd, "pack ok.csv -", 2, error, hint)
+    check_error(capfd, "pack ok.csv - --part-rows 1", 2, error, hint)
     assert main(["pack", "ok.csv", "./-", "-q"]) == 0
     assert capfd.readouterr().out == "./-/playlist.yaml\n"
 
@@ -444,21 +450,21 @@ def test_a_pack_cannot_write_to_stdout(here, capfd):
 def test_options_without_effect_are_refused(here, capfd):
     for option in ("--resize 8", "--quality 9", "--min-size 1", "--max-aspect 2", "--media-info"):
         hint = "Fetch a column of links with --fetch."
-        wrong(
+        check_error(
             capfd,
             f"pack ok.csv out {option}",
             2,
             f"{option.split(' ')[0]}: no column contains files",
             hint,
         )
-        wrong(
+        check_error(
             capfd,
             f"pack ok.csv out {option} --part-rows 1",
             2,
             f"{option.split(' ')[0]}: no column contains files",
             hint,
         )
-    wrong(
+    check_error(
         capfd,
         "pack ok.csv out --newline \\r\\n",
         2,
@@ -470,7 +476,7 @@ def test_options_without_effect_are_refused(here, capfd):
 
 
 def test_an_unknown_name_lists_the_known_names(here, capfd):
-    wrong(
+    check_error(
         capfd,
         "unpack ok.csv files --name {x}",
         2,
@@ -478,7 +484,7 @@ def test_an_unknown_name_lists_the_known_names(here, capfd):
         "Choose from key, row, ext, column, n.",
     )
     (here / "one.csv").write_text("t\na\n")
-    wrong(
+    check_error(
         capfd,
         "unpack one.csv files --name {x}",
         2,
@@ -490,7 +496,7 @@ def test_an_unknown_name_lists_the_known_names(here, capfd):
 def test_duplicate_keys(here, capfd):
     (here / "dup.csv").write_text("k,n\na,1\nb,2\na,3\n")
     hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
-    wrong(capfd, "pack dup.csv out --key k", 4, "dup.csv[2]: key 'a' was used in row 0", hint)
+    check_error(capfd, "pack dup.csv out --key k", 4, "dup.csv[2]: key 'a' was used in row 0", hint)
     assert main(["pack", "dup.csv", "out", "--key", "k", "--on-duplicate", "first", "-q"]) == 0
     assert main(["cat", "out", "-c", "n"]) == 0
     assert capfd.readouterr().out.endswith('{"n": 1}\n{"n": 2}\n')
@@ -499,7 +505,7 @@ def test_duplicate_keys(here, capfd):
 def test_standard_input_that_is_not_a_tar(here, capfd, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"k,n\n" + b"a,1\n" * 200)))
     error = "-: expected a tar on standard input"
-    wrong(capfd, "cat -", 4, error, "Save it to a file, and read the file.")
+    check_error(capfd, "cat -", 4, error, "Save it to a file, and read the file.")
 
 
 def test_verbose_notes_describe_the_source(here, capfd):
@@ -516,7 +522,7 @@ def test_verbose_notes_describe_the_source(here, capfd):
 def test_a_link_that_leaves_the_folder_suggests_allow_local(here, capfd):
     (here / "l.csv").write_text("u\nfile:///etc/passwd\n")
     hint = "Give --allow-local to read it, if you trust this dataset, or --on-error skip to leave such rows out."
-    wrong(
+    check_error(
         capfd,
         "pack l.csv out --fetch u",
         5,
@@ -529,7 +535,7 @@ def test_a_resume_with_other_options_is_refused(here, capfd):
     (here / "bad.csv").write_text("k,n\n" + "".join(f"{i},{i}\n" for i in range(100)) + "x,\n")
     assert main(["pack", "bad.csv", "out", "--shard-rows", "10"]) == 4
     capfd.readouterr()
-    wrong(
+    check_error(
         capfd,
         "pack bad.csv out --shard-rows 20 --resume",
         2,

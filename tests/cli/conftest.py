@@ -21,7 +21,7 @@ entry()
 """
 
 
-_VERBS = (
+_COMMANDS = (
     "cat",
     "check_playlist",
     "diff_playlists",
@@ -34,7 +34,7 @@ _VERBS = (
 
 
 def _not_reached(*args, **options):
-    raise AssertionError("no verb should have been called")
+    raise AssertionError("no command should have been called")
 
 
 def environment(**more):
@@ -148,7 +148,7 @@ class _Stream(io.TextIOWrapper):
 def flare(monkeypatch):
     """Run the command line in this process with replaced commands: `flare("out", "x", cat=function)`."""
 
-    def call(*args, terminal=False, environment=None, **verbs):
+    def call(*args, terminal=False, environment=None, **commands):
         import flarecli.commands
         from flarecli.__main__ import main
 
@@ -157,7 +157,7 @@ def flare(monkeypatch):
                 monkeypatch.delenv(name)
         for name, value in {"COLUMNS": "200", "TERM": "xterm", **(environment or {})}.items():
             monkeypatch.setenv(name, value)
-        for name, function in {**dict.fromkeys(_VERBS, _not_reached), **verbs}.items():
+        for name, function in {**dict.fromkeys(_COMMANDS, _not_reached), **commands}.items():
             monkeypatch.setitem(vars(flarecli.commands), name, function)
         out, err = _Stream(terminal), _Stream(terminal)
         monkeypatch.setattr(sys, "stdout", out)

@@ -57,10 +57,10 @@ NETWORK = {
 CACHE = {**NETWORK, "cache": None, "cache_limit": 10**10}
 
 
-def given(verb, besides=()):
+def options_of(command, besides=()):
     """Return the options of the last call, except the defaults in `besides`, which are checked."""
     options = {
-        name: value for name, value in verb.options.items() if name not in ("progress", "stream")
+        name: value for name, value in command.options.items() if name not in ("progress", "stream")
     }
     assert {name: options[name] for name in besides} == dict(besides)
     return {name: value for name, value in options.items() if name not in besides}
@@ -77,7 +77,7 @@ def test_pack_without_options_passes_the_defaults(flare):
     pack = Recorder(Packed())
     assert flare("pack", "a.csv", "b.csv", "out", pack=pack).code == 0
     assert pack.args == (["a.csv", "b.csv"], "out")
-    options = given(pack)
+    options = options_of(pack)
     assert options == {
         "format": "mds",
         "fetch": (),
@@ -130,7 +130,7 @@ def test_every_option_of_pack_is_passed(flare):
         "--overwrite --allow-empty --allow-missing -0 -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local --cache kept --cache-limit 1MB --allow-host 10.0.0.7:80 --allow-host ::1"
     )
     assert flare("pack", *line.split(), pack=pack).code == 0
-    options = given(pack)
+    options = options_of(pack)
     assert options == {
         "format": "mds",
         "fetch": ["u:image", "v"],
@@ -352,7 +352,7 @@ def test_every_option_of_verify_is_passed(flare):
         "3",
         verify=verify,
     )
-    options = given(verify, {**NETWORK, "jobs": 3})
+    options = options_of(verify, {**NETWORK, "jobs": 3})
     assert verify.args == (["a", "b"],)
     assert options == {
         "format": "mds",
@@ -429,7 +429,7 @@ def test_every_option_of_cat_is_passed(flare):
     cat = Recorder(iter(()))
     line = "a b -f mds -s x -c id,n -r 10:20 --where n>4 --limit 9 --head 3 --tail 4 --sample 1% --seed 5 --shuffle 7 --epoch 2 --rank 0/8"
     assert flare("cat", *line.split(), cat=cat).code == 0
-    options = given(cat, CACHE)
+    options = options_of(cat, CACHE)
     assert cat.args == (["a", "b"],)
     assert options == {
         "format": "mds",
@@ -464,7 +464,7 @@ def test_unpack_prints_the_index_and_counts(flare):
     ran = flare("unpack", *line.split(), unpack=unpack)
     assert (ran.code, ran.out) == (1, "files/index.jsonl\n")
     assert ran.err.startswith("1 row failed: 404\nunpacked 5 rows into 4 files, 1.0 kB in ")
-    options = given(unpack, {**CACHE, "max_object": 10**9})
+    options = options_of(unpack, {**CACHE, "max_object": 10**9})
     assert unpack.args == (["a"], "files")
     assert options == {
         "format": None,
@@ -510,7 +510,7 @@ def test_playlist_prints_yaml_or_the_written_file(flare):
         "images:\n  content:\n    - a\\x1b.mds\n# flare\n",
         "",
     )
-    options = given(playlist, CACHE)
+    options = options_of(playlist, CACHE)
     assert playlist.args == (["images=a", "b"],)
     assert options == {
         "out": None,

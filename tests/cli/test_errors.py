@@ -18,10 +18,10 @@ BUG = (
 
 
 def raises(error):
-    def verb(*args, **options):
+    def command(*args, **options):
         raise error
 
-    return verb
+    return command
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,13 @@ def raises(error):
     ],
 )
 def test_an_error_is_one_line_with_a_hint_and_its_exit_code(flare, error, code, kind):
-    verb = raises(error("ends at byte 7, 9 are needed", where="out/a.mds", hint="Fetch it again."))
-    ran = flare("cat", "out", cat=verb)
+    command = raises(
+        error("ends at byte 7, 9 are needed", where="out/a.mds", hint="Fetch it again.")
+    )
+    ran = flare("cat", "out", cat=command)
     assert (ran.code, ran.out) == (code, "")
     assert ran.err == "error: out/a.mds: ends at byte 7, 9 are needed\nhint: Fetch it again.\n"
-    ran = flare("cat", "out", "--json", cat=verb)
+    ran = flare("cat", "out", "--json", cat=command)
     fields = {
         "kind": kind,
         "message": "ends at byte 7, 9 are needed",
@@ -293,14 +295,14 @@ def test_errors_are_escaped_and_have_no_secrets(flare):
 
 
 def test_colour_is_used_only_on_terminals_that_allow_it(flare):
-    verb = raises(errors.UsageError("no", hint="Do."))
+    command = raises(errors.UsageError("no", hint="Do."))
     assert (
-        flare("cat", "x", terminal=True, cat=verb).err
+        flare("cat", "x", terminal=True, cat=command).err
         == "\x1b[31merror:\x1b[0m no\n\x1b[36mhint:\x1b[0m Do.\n"
     )
     for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
         assert (
-            flare("cat", "x", terminal=True, environment={name: value}, cat=verb).err
+            flare("cat", "x", terminal=True, environment={name: value}, cat=command).err
             == "error: no\nhint: Do.\n"
         )
 

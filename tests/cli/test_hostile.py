@@ -60,7 +60,7 @@ class Screen(io.StringIO):
         return True
 
 
-def told(monkeypatch, terminal, *args):
+def output_of(monkeypatch, terminal, *args):
     """Run a command in a terminal or a pipe, and return its whole output."""
     out, err = (
         Screen() if terminal else io.StringIO(),
@@ -144,13 +144,15 @@ def test_control_characters_in_columns_values_and_streams_are_escaped(
             f'"{quoted}":\n  headers: {{format: mds, writer: "{quoted}", rows: [1, null]}}\n  content: [set/shard.00000.mds, "{quoted}.mds"]\n'
         )
         for look in LOOKS:
-            check(told(monkeypatch, terminal, *look, f"{folder}/set"))
-            check(told(monkeypatch, terminal, *look, listed))
+            check(output_of(monkeypatch, terminal, *look, f"{folder}/set"))
+            check(output_of(monkeypatch, terminal, *look, listed))
         shard = Path(folder, "set/shard.00000.mds")
         shard.write_bytes(shard.read_bytes()[:-3] + b"\x1b[2")
-        check(told(monkeypatch, terminal, "verify", f"{folder}/set"))
+        check(output_of(monkeypatch, terminal, "verify", f"{folder}/set"))
         check(
-            told(monkeypatch, terminal, "playlist", f"{folder}/set/playlist.yaml", "--diff", listed)
+            output_of(
+                monkeypatch, terminal, "playlist", f"{folder}/set/playlist.yaml", "--diff", listed
+            )
         )
     finally:
         shutil.rmtree(folder)
@@ -176,7 +178,7 @@ def test_control_characters_in_file_and_member_names_are_escaped(
                 tar.addfile(head, io.BytesIO(value.encode()))
         for source in ("files", "set.tar", "bad.yaml", "bad.ffr", "table.csv"):
             for look in LOOKS:
-                check(told(monkeypatch, terminal, *look, f"{folder}/{source}"))
+                check(output_of(monkeypatch, terminal, *look, f"{folder}/{source}"))
     finally:
         shutil.rmtree(folder)
 

@@ -23,7 +23,7 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def told(place, monkeypatch, capfd):
+def run_line(place, monkeypatch, capfd):
     """Run a command line in the folder, and return its exit code and stderr."""
     monkeypatch.chdir(place)
 
@@ -131,8 +131,8 @@ def told(place, monkeypatch, capfd):
         ),
     ],
 )
-def test_mistakes_are_reported_with_a_suggestion(told, line, error, hint):
-    code, err = told(line)
+def test_mistakes_are_reported_with_a_suggestion(run_line, line, error, hint):
+    code, err = run_line(line)
     assert code == 2
     assert err.startswith(f"error: {error}\nhint: {hint}")
     assert err.count("\n") == 2
@@ -202,11 +202,11 @@ def test_mistakes_are_reported_with_a_suggestion(told, line, error, hint):
         ("playlist --check missing.yaml", "missing.yaml: no such file or folder", ""),
     ],
 )
-def test_a_missing_path_is_reported_with_similar_names(told, line, error, hint):
-    assert told(line) == (3, f"error: {error}\n" + (f"hint: {hint}\n" if hint else ""))
+def test_a_missing_path_is_reported_with_similar_names(run_line, line, error, hint):
+    assert run_line(line) == (3, f"error: {error}\n" + (f"hint: {hint}\n" if hint else ""))
 
 
-def test_a_missing_shard_is_not_reported_as_mistyped(told, place, tmp_path, monkeypatch, capfd):
+def test_a_missing_shard_is_not_reported_as_mistyped(run_line, place, tmp_path, monkeypatch, capfd):
     flarecli.pack(str(place / "first.parquet"), str(tmp_path / "out"), shard_rows=1)
     (tmp_path / "out" / "shard.00001.mds").unlink()
     monkeypatch.chdir(tmp_path)
@@ -238,36 +238,15 @@ def test_a_truncated_index_can_be_rebuilt(place, tmp_path, monkeypatch, capfd, l
     assert (tmp_path / "out" / "index.json").read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "note"),
-    [
-        (
-            "x.xlsx",
-            "PK",
-            "x.xlsx: unknown extension; packing the whole file as one row",
-        ),
-        (
-            "x.csv",
-            "id;text\n1;a\n",
-            "x.csv: the header has only the column 'id;text'; is ';' the separator?",
-        ),
-        (
-            "x.tsv",
-            "id,text\n1,a\n",
-            "x.tsv: the header has only the column 'id,text'; is ',' the separator?",
-        ),
-    ],
-)
-def test_unexpected_interpretations_of_a_source_are_noted(
-    tmp_path, monkeypatch, capfd, name, data, note
-):
-    (tmp_path / name).write_text(data)
+def test_a_file_with_an_unknown_extension_is_noted(tmp_path, monkeypatch, capfd):
+    (tmp_path / "x.xlsx").write_text("PK")
     monkeypatch.chdir(tmp_path)
-    assert main(["pack", name, "out"]) == 0
+    assert main(["pack", "x.xlsx", "out"]) == 0
+    note = "x.xlsx: unknown extension; packing the whole file as one row"
     assert capfd.readouterr().err.splitlines()[0] == note
 
 
-def test_the_help_fits_a_narrow_terminal(told, monkeypatch, capfd):
+def test_the_help_fits_a_narrow_terminal(run_line, monkeypatch, capfd):
     monkeypatch.setenv("COLUMNS", "40")
     for command in ("pack", "unpack", "inspect", "verify", "playlist", "cat"):
         assert main([command, "--help"]) == 0

@@ -344,11 +344,11 @@ def test_an_empty_result_is_a_valid_stream(flare, form):
 def test_raw_prints_only_the_stored_bytes_of_one_column(flare, column, wanted):
     asked = {}
 
-    def verb(*args, **options):
+    def command(*args, **options):
         asked.update(options)
         return iter([SAMPLE.select(options["columns"])])
 
-    assert flare("cat", "x", "--raw", column, cat=verb).data == wanted
+    assert flare("cat", "x", "--raw", column, cat=command).data == wanted
     assert asked["columns"] == [column]
 
 

@@ -126,7 +126,7 @@ def test_a_non_blocking_pipe_is_read_to_its_end(monkeypatch):
     assert len(waited) == 2
 
 
-class Broken:
+class FailingStream:
     """A stream whose read fails."""
 
     def read(self, size):
@@ -135,7 +135,7 @@ class Broken:
 
 def test_a_broken_stream_and_a_full_disk_have_different_errors():
     with pytest.raises(ReachError) as caught:
-        list(Spool(Broken()).blocks())
+        list(Spool(FailingStream()).blocks())
     assert str(caught.value) == "-: cannot read: input/output error"
     with open("/dev/zero", "rb") as stream, open("/dev/full", "wb", buffering=0) as full:
         spool = Spool(stream)

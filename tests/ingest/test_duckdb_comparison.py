@@ -59,7 +59,7 @@ def tables(draw, names=tuple(COLUMNS), nulls=True):
     return pa.table(columns)
 
 
-def ours(paths) -> list[dict]:
+def flare_rows(paths) -> list[dict]:
     return [
         row
         for batch in open_index([str(path) for path in paths]).batches()
@@ -67,7 +67,7 @@ def ours(paths) -> list[dict]:
     ]
 
 
-def theirs(query: str) -> list[dict]:
+def duckdb_rows(query: str) -> list[dict]:
     with duckdb.connect(":memory:", config={"threads": "1"}) as con:
         return con.sql(query).to_arrow_table().to_pylist()
 
@@ -89,9 +89,9 @@ def test_parquet(tmp_path_factory, table, groups, version, page):
         data_page_version=page,
         write_page_checksum=True,
     )
-    found = ours([path])
+    found = flare_rows([path])
     assert found == table.to_pylist()
-    assert found == theirs(f"SELECT * FROM read_parquet('{path}')")
+    assert found == duckdb_rows(f"SELECT * FROM read_parquet('{path}')")
 
 
 @settings(max_examples=40, deadline=None)
@@ -108,7 +108,7 @@ def test_arrow(tmp_path_factory, table, groups, is_file, compression):
         str(path), table.schema, options=options
     ) as out:
         out.write_table(table.unify_dictionaries(), max_chunksize=groups)
-    assert ours([path]) == table.to_pylist()
+    assert flare_rows([path]) == table.to_pylist()
 
 
 @settings(max_examples=30, deadline=None)
@@ -128,7 +128,7 @@ def test_json(tmp_path_factory, table, compression, is_array):
         else pa.OSFile(str(path), "wb") as out
     ):
         out.write(data.encode())
-    found = ours([path])
+    found = flare_rows([path])
     assert found == rows
     kinds = {
         "int": "BIGINT",
@@ -139,7 +139,7 @@ def test_json(tmp_path_factory, table, compression, is_array):
         "nest": "STRUCT(x BIGINT, y VARCHAR[])",
     }
     columns = ", ".join(f"'{name}': '{kinds[name]}'" for name in table.column_names)
-    assert found == theirs(
+    assert found == duckdb_rows(
         f"SELECT * FROM read_json('{path}', columns={{{columns}}}, format='{'array' if is_array else 'newline_delimited'}')"
     )
 
@@ -161,7 +161,7 @@ def test_csv(tmp_path_factory, table, compression):
         pa.csv.write_csv(table, out)
     found = pa.Table.from_batches(open_index(str(path)).batches())
     columns = ", ".join(f"'{name}': 'VARCHAR'" for name in table.column_names)
-    second = theirs(
+    second = duckdb_rows(
         f"SELECT * FROM read_csv('{path}', columns={{{columns}}}, delim=',', quote='\"', escape='\"', header=true, nullstr='', strict_mode=true)"
     )
     told = {
@@ -191,7 +191,9 @@ def test_several_files_with_missing_columns(tmp_path_factory, parts):
         [str(folder / f"{number}.parquet") for number in range(len(parts))], allow_missing=True
     )
     rows = [row for batch in found.batches() for row in batch.to_pylist()]
-    assert rows == theirs(f"SELECT * FROM read_parquet('{folder}/*.parquet', union_by_name=true)")
+    assert rows == duckdb_rows(
+        f"SELECT * FROM read_parquet('{folder}/*.parquet', union_by_name=true)"
+    )
 
 
 LITERALS = {

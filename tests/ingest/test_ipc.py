@@ -20,7 +20,7 @@ def rows_of(found, columns=None) -> list[dict]:
     return [row for batch in found.batches(columns) for row in batch.to_pylist()]
 
 
-def written(table: pa.Table, is_file=True) -> bytes:
+def ipc_bytes(table: pa.Table, is_file=True) -> bytes:
     sink = pa.BufferOutputStream()
     with (pa.ipc.new_file if is_file else pa.ipc.new_stream)(sink, table.schema) as out:
         out.write_table(table, max_chunksize=7)
@@ -42,7 +42,7 @@ TABLE = pa.table(
 
 @pytest.mark.parametrize("is_file", [True, False])
 def test_arrow_columns_are_returned_in_the_requested_order(is_file):
-    part = arrow(written(TABLE, is_file))
+    part = arrow(ipc_bytes(TABLE, is_file))
     assert part.schema == pa.schema([("n", pa.int64()), ("t", pa.string()), ("d", pa.string())])
     found = pa.Table.from_batches(part.batches(["d", "n"]))
     assert found.to_pydict() == {"d": ["a", "b"] * 20, "n": list(range(40))}
@@ -59,10 +59,10 @@ def test_feather_is_read(tmp_path):
         (b"", "x.arrow: file is empty"),
         (b"FEA1" + bytes(40), "x.arrow: Feather version 1 is not supported"),
         (
-            written(pa.Table.from_arrays([pa.array([1])] * 2, names=["x", "x"])),
+            ipc_bytes(pa.Table.from_arrays([pa.array([1])] * 2, names=["x", "x"])),
             "x.arrow: duplicate column 'x'",
         ),
-        (written(TABLE)[:-20], "x.arrow: not valid Arrow IPC: "),
+        (ipc_bytes(TABLE)[:-20], "x.arrow: not valid Arrow IPC: "),
         (b"hello world, this is text", "x.arrow: not valid Arrow IPC: "),
     ],
 )
@@ -74,7 +74,7 @@ def test_invalid_arrow_files_are_reported(data, message):
 
 @pytest.mark.parametrize("is_file", [True, False])
 def test_flipped_bytes_in_arrow_files_do_not_crash(is_file):
-    data, rng = written(TABLE, is_file), random.Random(3)
+    data, rng = ipc_bytes(TABLE, is_file), random.Random(3)
     for _ in range(400):
         at = rng.randrange(len(data))
         damaged = data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]

@@ -26,7 +26,7 @@ def rows_of(data: bytes | str, columns=None) -> list[dict]:
     return [row for batch in Json(text(data)).batches(columns) for row in batch.to_pylist()]
 
 
-def refusal(data: bytes | str) -> str:
+def error_of(data: bytes | str) -> str:
     with pytest.raises(FormatError) as caught:
         rows_of(data)
     return str(caught.value)
@@ -156,7 +156,7 @@ def test_a_missing_member_of_a_row_is_null():
     ],
 )
 def test_an_invalid_table_is_reported_with_its_row(data, message):
-    assert refusal(data) == message
+    assert error_of(data) == message
 
 
 def test_rows_and_lines_in_errors_are_right_after_the_first_block(monkeypatch):
@@ -175,17 +175,17 @@ def test_rows_and_lines_in_errors_are_right_after_the_first_block(monkeypatch):
         ('{"n": 1, "u": 2}', "column 'u' is not in earlier rows"),
         ("{", "not JSON: expecting property name enclosed in double quotes at character 2"),
     ]:
-        assert refusal("\n".join([*lines[:400], bad, *lines[401:]])) == f"x: line 401: {said}"
+        assert error_of("\n".join([*lines[:400], bad, *lines[401:]])) == f"x: line 401: {said}"
         if bad != "{":
-            assert refusal(f"[{','.join([*lines[:400], bad, *lines[401:]])}]") == f"x[400]: {said}"
+            assert error_of(f"[{','.join([*lines[:400], bad, *lines[401:]])}]") == f"x[400]: {said}"
 
 
 def test_a_row_above_the_maximum_length_is_refused(monkeypatch):
     monkeypatch.setattr("flarecli.ingest.text_records.MAX_RECORD_BYTES", 5000)
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 1000)
     row = '{"a": "' + "x" * 9000 + '"}'
-    assert refusal(row) == "x: line 1: a record is longer than 5.0 kB"
-    assert refusal(f"[{row}]") == "x[0]: a row is longer than 5.0 kB"
+    assert error_of(row) == "x: line 1: a record is longer than 5.0 kB"
+    assert error_of(f"[{row}]") == "x[0]: a row is longer than 5.0 kB"
 
 
 @pytest.mark.parametrize("block", range(1, 24))
@@ -221,15 +221,15 @@ def test_an_integer_of_any_length_is_an_error_of_the_data():
     for digits in (30, 400, 5000):
         told = "7" * digits if digits < 40 else "7" * 39 + "…"
         assert (
-            refusal(f'{{"a": 1.5}}\n{{"a": {"7" * digits}}}')
+            error_of(f'{{"a": 1.5}}\n{{"a": {"7" * digits}}}')
             == f"x: line 2: column 'a' contains {told}, which float64 cannot represent"
         )
         assert (
-            refusal(f'{{"a": "t"}}\n{{"a": {"7" * digits}}}')
+            error_of(f'{{"a": "t"}}\n{{"a": {"7" * digits}}}')
             == "x: line 2: column 'a' contains a number; earlier rows contain text"
         )
         assert (
-            refusal(f'[{{"a": {"7" * digits}}}]')
+            error_of(f'[{{"a": {"7" * digits}}}]')
             == f"x[0]: column 'a' contains {told}, which float64 cannot represent"
         )
     assert rows_of(f'{{"a": 1.5}}\n{{"a": 1{"0" * 22}}}') == [{"a": 1.5}, {"a": 1e22}]
@@ -237,14 +237,14 @@ def test_an_integer_of_any_length_is_an_error_of_the_data():
 
 def test_deep_nesting_is_an_error_not_a_crash():
     assert (
-        refusal('{"a": 1}\n{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+        error_of('{"a": 1}\n{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
         == "x: line 2: nested more than 64 levels deep"
     )
     assert (
-        refusal('[{"a": 1}, {"a": ' + '{"b": ' * 100 + "1" + "}" * 101 + "]")
+        error_of('[{"a": 1}, {"a": ' + '{"b": ' * 100 + "1" + "}" * 101 + "]")
         == "x[1]: nested more than 64 levels deep"
     )
-    assert refusal("[" * 100_000) == "x: the array does not end"
+    assert error_of("[" * 100_000) == "x: the array does not end"
     assert rows_of(json.dumps({"a": "[{" * 200, "b": [[1]] * 100})) == [
         {"a": "[{" * 200, "b": [[1]] * 100}
     ]

@@ -105,7 +105,7 @@ def test_an_error_shows_the_start_of_a_long_value(tmp_path, monkeypatch):
 # -- JSON
 
 
-def of_json(data: str) -> Json:
+def json_part(data: str) -> Json:
     return Json(TextFile(Location(MemoryStore({"x": data.encode()}), "x")))
 
 
@@ -119,7 +119,7 @@ def of_json(data: str) -> Json:
 )
 def test_an_integer_that_a_float_would_change_is_reported_when_the_file_is_opened(data):
     with pytest.raises(FormatError) as caught:
-        of_json(data)
+        json_part(data)
     assert (
         caught.value.message
         == f"line {data.count(chr(10)) + 1}: column 'a' contains -9007199254740993, which float64 cannot represent"
@@ -138,7 +138,7 @@ def test_an_integer_that_a_float_would_change_is_reported_when_the_file_is_opene
 def test_text_that_looks_like_a_time_stays_text(value):
     row = {"a": value, "b": [value], "c": {"d": value}, "e": [{"f": [value]}]}
     assert [
-        one for batch in of_json(json.dumps(row)).batches(None) for one in batch.to_pylist()
+        one for batch in json_part(json.dumps(row)).batches(None) for one in batch.to_pylist()
     ] == [row]
 
 
@@ -146,7 +146,7 @@ def test_bytes_far_after_the_end_of_an_array_are_reported(monkeypatch):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 12)
     for behind in ("\\", " " * 50 + "x", "\n" * 30 + "]"):
         with pytest.raises(FormatError) as caught:
-            list(of_json('[{"a": 1}, {"a": 2}]' + behind).batches(None))
+            list(json_part('[{"a": 1}, {"a": 2}]' + behind).batches(None))
         assert str(caught.value) == "x: bytes follow the end of the array"
 
 

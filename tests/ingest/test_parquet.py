@@ -39,7 +39,7 @@ def error_of(data: bytes) -> tuple[str, str]:
     return str(caught.value), caught.value.hint
 
 
-class Watched(MemoryStore):
+class RecordingStore(MemoryStore):
     """A store that records each read, as a remote store."""
 
     is_local = False
@@ -128,7 +128,7 @@ def test_only_the_footer_and_the_requested_columns_are_read():
             "z": range(50_000),
         }
     )
-    store = Watched(stored(table, compression="none", use_dictionary=False))
+    store = RecordingStore(stored(table, compression="none", use_dictionary=False))
     part = Parquet(Location(store, "x.parquet"))
     assert part.rows == 50_000
     assert sum(stop - start for start, stop in store.reads) < 70_000
@@ -139,7 +139,9 @@ def test_only_the_footer_and_the_requested_columns_are_read():
 
 def test_row_groups_larger_than_a_buffer_are_read_in_pieces():
     table = pa.table({"text": [f"{n:01000}" for n in range(20_000)]})
-    store = Watched(stored(table, compression="none", use_dictionary=False, row_group_size=20_000))
+    store = RecordingStore(
+        stored(table, compression="none", use_dictionary=False, row_group_size=20_000)
+    )
     batches = Parquet(Location(store, "x.parquet")).batches(None)
     first = next(batches)
     assert 7 << 18 < first.nbytes < 8 << 18
@@ -284,7 +286,7 @@ def test_a_truncated_file_is_an_error(cut, message, hint):
     assert error_of(data[:cut]) == (f"x.parquet: {message}", hint)
 
 
-class Keys(encryption.KmsClient):
+class PlainKeys(encryption.KmsClient):
     """A key service that does not encrypt keys."""
 
     def wrap_key(self, key, name):
@@ -300,7 +302,7 @@ def test_encrypted_files_and_columns_are_reported(plaintext_footer):
     asked = encryption.EncryptionConfiguration(
         footer_key="one", column_keys={"two": ["text"]}, plaintext_footer=plaintext_footer
     )
-    seal = encryption.CryptoFactory(lambda _: Keys()).file_encryption_properties(
+    seal = encryption.CryptoFactory(lambda _: PlainKeys()).file_encryption_properties(
         encryption.KmsConnectionConfig(), asked
     )
     with pq.ParquetWriter(sink, table.schema, encryption_properties=seal) as writer:

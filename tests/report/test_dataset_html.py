@@ -13,8 +13,8 @@ from flarecli.write import Writer
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    folder = f"{tmp_path_factory.mktemp('pictures')}/set"
+def images(tmp_path_factory):
+    folder = f"{tmp_path_factory.mktemp('images')}/set"
     with Writer(folder, columns={"id": "int", "image": "png"}) as writer:
         for i in range(40):
             out = io.BytesIO()
@@ -28,39 +28,37 @@ def few(monkeypatch):
     monkeypatch.setitem(commands.inspect.__wrapped__.__globals__, "_MAX_ROWS", 5)
 
 
-def test_a_huge_sample_is_limited_and_a_note_reports_it(pictures, few, tmp_path, capsys):
-    assert (
-        main(["inspect", pictures, "--sample", "1000000", "--html", f"{tmp_path}/page.html"]) == 0
-    )
+def test_a_huge_sample_is_limited_and_a_note_reports_it(images, few, tmp_path, capsys):
+    assert main(["inspect", images, "--sample", "1000000", "--html", f"{tmp_path}/page.html"]) == 0
     assert (
         capsys.readouterr().err
         == "the sample has 5 of 40 requested rows; `flare cat` prints more rows\n"
     )
     page = (tmp_path / "page.html").read_text()
-    assert main(["inspect", pictures, "--sample", "1000000", "--html", "-", "-q"]) == 0
+    assert main(["inspect", images, "--sample", "1000000", "--html", "-", "-q"]) == 0
     assert capsys.readouterr() == (page, "")
     assert page.count("<article") == 5
     assert "5 rows at random; 35 more do not fit on the page" in page
-    found = commands.inspect(pictures, sample=1.0)
+    found = commands.inspect(images, sample=1.0)
     assert (found.asked, found.as_json()["sample_asked"], len(found.as_json()["sample"])) == (
         40,
         40,
         5,
     )
-    assert main(["inspect", pictures, "--sample", "100%", "--json"]) == 0
+    assert main(["inspect", images, "--sample", "100%", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sample_asked"] == 40
 
 
-def test_a_sample_is_limited_in_bytes(pictures, monkeypatch):
+def test_a_sample_is_limited_in_bytes(images, monkeypatch):
     monkeypatch.setitem(commands.inspect.__wrapped__.__globals__, "_MAX_BYTES", 300_000)
-    found = commands.inspect(pictures, sample=40)
+    found = commands.inspect(images, sample=40)
     assert 0 < sum(batch.num_rows for batch in found.sample) < 10
-    assert "sample_asked" not in commands.inspect(pictures, sample=1).as_json()
+    assert "sample_asked" not in commands.inspect(images, sample=1).as_json()
 
 
 @pytest.mark.parametrize("most", [30_000, 100_000, 400_000])
-def test_the_page_stays_below_its_maximum_size_and_reports_omitted_rows(pictures, most):
-    page = report.dataset_page(commands.inspect(pictures, sample=40), most)
+def test_the_page_stays_below_its_maximum_size_and_reports_omitted_rows(images, most):
+    page = report.dataset_page(commands.inspect(images, sample=40), most)
     assert len(page.encode()) < most
     assert page.count("<img") < 40
     assert "omitted, does not fit on the page" in page or "more did not fit on the page" in page
@@ -75,8 +73,8 @@ def test_missing_shards_are_on_the_page(tmp_path):
     assert "<dt>writer</dt><dd>flare</dd>" in page
 
 
-def test_each_row_of_the_page_has_its_number(pictures):
-    found = commands.inspect(pictures, sample=4)
+def test_each_row_of_the_page_has_its_number(images):
+    found = commands.inspect(images, sample=4)
     page = report.dataset_page(found)
     assert [int(number) for number in re.findall(r"<p class=\"soft\">row (\d+)</p>", page)] == list(
         found.sample_rows

@@ -107,7 +107,7 @@ class Browser:
         os.close(self.out), os.close(self.back)
 
 
-def picture(i):
+def image(i):
     out = io.BytesIO()
     Image.new("RGB", (400 + i, 300), (i * 9 % 256, 90, 160)).save(out, "JPEG")
     return out.getvalue()
@@ -125,7 +125,7 @@ def page(tmp_path_factory):
                     "id": i,
                     "text": f"{HOSTILE[i % 6]} {i}",
                     "<b>name": HOSTILE[-1 - i % 6],
-                    "image": picture(i),
+                    "image": image(i),
                 }
             )
     assert (

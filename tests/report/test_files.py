@@ -36,13 +36,13 @@ RESULT = Result(
 WHOLE = Result(["out"], [], {"files": 7, "shards": 4, "rows": 35, "bytes": 20_000, "findings": 0})
 
 
-def written(tmp_path, name, result=RESULT):
+def write(tmp_path, name, result=RESULT):
     write_report(str(tmp_path / name), result)
     return (tmp_path / name).read_text(encoding="utf-8")
 
 
 def test_the_junit_report_has_failed_and_passed_test_cases(tmp_path):
-    root = ElementTree.fromstring(written(tmp_path, "x.xml"))
+    root = ElementTree.fromstring(write(tmp_path, "x.xml"))
     (suite,) = root
     assert (root.tag, suite.tag, suite.get("name")) == ("testsuites", "testsuite", "out more")
     assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
@@ -73,7 +73,7 @@ def test_the_junit_report_has_failed_and_passed_test_cases(tmp_path):
 def test_the_junit_report_is_valid_by_the_common_schema(tmp_path):
     schema = pytest.importorskip("xmlschema").XMLSchema(str(Path(__file__).parent / "junit.xsd"))
     for result in (RESULT, WHOLE):
-        text = written(tmp_path, "x.xml", result)
+        text = write(tmp_path, "x.xml", result)
         assert [str(fault) for fault in schema.iter_errors(text)] == []
         assert not schema.is_valid(text.replace(' tests="', ' test="'))
         (suite,) = ElementTree.fromstring(text)
@@ -82,12 +82,12 @@ def test_the_junit_report_is_valid_by_the_common_schema(tmp_path):
 
 
 def test_a_whole_dataset_is_one_passed_test_case(tmp_path):
-    (suite,) = ElementTree.fromstring(written(tmp_path, "x.xml", WHOLE))
+    (suite,) = ElementTree.fromstring(write(tmp_path, "x.xml", WHOLE))
     assert [(case.get("name"), list(case)) for case in suite] == [("7 files have no findings", [])]
 
 
 def test_the_json_report_has_file_row_and_line(tmp_path):
-    told = json.loads(written(tmp_path, "x.json"))
+    told = json.loads(write(tmp_path, "x.json"))
     assert {name: told[name] for name in ("sources", "whole", "files", "findings", "extra")} == {
         "sources": ["out", "more"],
         "whole": False,
@@ -128,7 +128,7 @@ class _Page(html.parser.HTMLParser):
 
 
 def test_the_findings_page_escapes_hostile_text_and_allows_no_resources(tmp_path):
-    text = written(tmp_path, "x.html")
+    text = write(tmp_path, "x.html")
     page = _Page(text)
     assert f"column 'image': {SHOWN}" in page.cells
     assert not page.tags & {"script", "img", "iframe", "link", "a", "form", "b"}
@@ -138,7 +138,7 @@ def test_the_findings_page_escapes_hostile_text_and_allows_no_resources(tmp_path
     )
     assert "\x1b" not in text and "\u202e" not in text
     assert {"3 findings", "120-639", "bytes"} <= set(page.cells)
-    assert "whole" in _Page(written(tmp_path, "x.html", WHOLE)).cells
+    assert "whole" in _Page(write(tmp_path, "x.html", WHOLE)).cells
 
 
 def test_an_unknown_suffix_of_a_report_is_refused(tmp_path):

@@ -20,7 +20,7 @@ SCHEMA = pa.schema(
 CONDITION = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
 
-class Pulled:
+class CountedBatches:
     """Iterator of batches that counts the requested ones."""
 
     def __init__(self, batches: int, rows: int = 1000, width: int = 10) -> None:
@@ -43,7 +43,7 @@ def rows_of(batches) -> list[dict]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def refused(expression: str, schema: pa.Schema = SCHEMA, batches=()) -> UsageError:
+def error_of(expression: str, schema: pa.Schema = SCHEMA, batches=()) -> UsageError:
     with pytest.raises(UsageError) as caught:
         list(select(schema, iter(batches), expression)[1])
     return caught.value
@@ -113,7 +113,7 @@ def test_a_condition_preserves_types_and_metadata():
 
 def test_a_select_determines_its_columns():
     schema, batches = select(
-        SCHEMA, Pulled(3), "SELECT n + 1 AS next, text FROM dataframe WHERE n % 1000 = 7"
+        SCHEMA, CountedBatches(3), "SELECT n + 1 AS next, text FROM dataframe WHERE n % 1000 = 7"
     )
     assert schema == pa.schema([("next", pa.int64()), ("text", pa.string())])
     assert schema.field("text").metadata == {b"encoding": b"str"}
@@ -122,12 +122,12 @@ def test_a_select_determines_its_columns():
 
 def test_a_select_may_sort_group_and_number():
     assert rows_of(
-        select(SCHEMA, Pulled(3), "SELECT n FROM dataframe ORDER BY n DESC LIMIT 2")[1]
+        select(SCHEMA, CountedBatches(3), "SELECT n FROM dataframe ORDER BY n DESC LIMIT 2")[1]
     ) == [{"n": 2999}, {"n": 2998}]
     assert rows_of(
         select(
             SCHEMA,
-            Pulled(3),
+            CountedBatches(3),
             "SELECT n % 2 AS odd, count(*) AS c FROM dataframe GROUP BY ALL ORDER BY odd",
         )[1]
     ) == [
@@ -135,12 +135,12 @@ def test_a_select_may_sort_group_and_number():
         {"odd": 1, "c": 1500},
     ]
     once = "WITH d AS MATERIALIZED (SELECT * FROM dataframe) SELECT n FROM d WHERE n > (SELECT max(n) - 2 FROM d)"
-    assert rows_of(select(SCHEMA, Pulled(3), once)[1]) == [{"n": 2998}, {"n": 2999}]
+    assert rows_of(select(SCHEMA, CountedBatches(3), once)[1]) == [{"n": 2998}, {"n": 2999}]
 
 
 def test_enums_are_returned_as_text():
     schema, batches = select(
-        SCHEMA, Pulled(1, 1), "SELECT 'x'::ENUM ('x', 'y') AS e FROM dataframe"
+        SCHEMA, CountedBatches(1, 1), "SELECT 'x'::ENUM ('x', 'y') AS e FROM dataframe"
     )
     assert schema == pa.schema([("e", pa.string())])
     assert rows_of(batches) == [{"e": "x"}]
@@ -155,7 +155,7 @@ def test_enums_are_returned_as_text():
     ],
 )
 def test_one_batch_is_pulled_when_the_first_rows_are_consumed(expression):
-    source = Pulled(100)
+    source = CountedBatches(100)
     _, batches = select(SCHEMA, source, expression)
     assert source.count == 0
     next(batches)
@@ -165,7 +165,7 @@ def test_one_batch_is_pulled_when_the_first_rows_are_consumed(expression):
 
 
 def test_a_select_with_a_limit_reads_a_bounded_number_of_batches_ahead():
-    source = Pulled(1000)
+    source = CountedBatches(1000)
     _, batches = select(SCHEMA, source, "SELECT * FROM dataframe WHERE n % 2 = 0 LIMIT 400000")
     next(batches)
     assert source.count <= 50
@@ -174,14 +174,14 @@ def test_a_select_with_a_limit_reads_a_bounded_number_of_batches_ahead():
 
 
 def test_a_limit_stops_the_source():
-    source = Pulled(1000)
+    source = CountedBatches(1000)
     assert len(rows_of(select(SCHEMA, source, "SELECT n FROM dataframe LIMIT 1500")[1])) == 1500
     assert source.count <= 50
 
 
 def test_no_batch_exceeds_the_requested_size():
     for expression in ("SELECT n FROM dataframe", "SELECT n FROM dataframe ORDER BY n"):
-        _, batches = select(SCHEMA, Pulled(2), expression, batch_rows=300)
+        _, batches = select(SCHEMA, CountedBatches(2), expression, batch_rows=300)
         assert [batch.num_rows for batch in batches if batch.num_rows > 300] == []
 
 
@@ -189,7 +189,9 @@ def test_the_order_of_the_input_is_preserved_by_joins():
     wanted = list(range(0, 20000, 7))
     listed = ", ".join(str(n) for n in reversed(wanted))
     for expression in (f"n IN ({listed})", f"SELECT n FROM dataframe WHERE n IN ({listed})"):
-        assert [row["n"] for row in rows_of(select(SCHEMA, Pulled(20), expression)[1])] == wanted
+        assert [
+            row["n"] for row in rows_of(select(SCHEMA, CountedBatches(20), expression)[1])
+        ] == wanted
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_the_order_of_the_input_is_preserved_by_joins():
 )
 def test_an_error_of_the_source_is_raised_unchanged(expression):
     def source():
-        yield from Pulled(2)
+        yield from CountedBatches(2)
         raise FormatError("cut short", where="x.parquet", hint="Fetch it again.")
 
     with pytest.raises(FormatError) as caught:
@@ -207,7 +209,7 @@ def test_an_error_of_the_source_is_raised_unchanged(expression):
 
 def test_an_interrupt_in_the_source_is_an_interrupt():
     def source():
-        yield from Pulled(1)
+        yield from CountedBatches(1)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -266,7 +268,7 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
     ],
 )
 def test_an_invalid_condition_is_refused_in_one_line(expression, message, hint):
-    error = refused(expression)
+    error = error_of(expression)
     assert (str(error), error.hint) == (message, hint)
 
 
@@ -306,7 +308,7 @@ def test_duplicate_column_names_are_refused():
 
 
 def test_columns_that_differ_only_in_case_are_refused():
-    error = refused("id > 1", pa.schema([("id", pa.int64()), ("ID", pa.int64())]))
+    error = error_of("id > 1", pa.schema([("id", pa.int64()), ("ID", pa.int64())]))
     assert (str(error), error.hint) == (
         "--where: the columns 'id' and 'ID' have the same name in SQL",
         "Rename one of the columns in the source.",
@@ -321,7 +323,7 @@ def test_a_value_on_which_the_condition_fails_is_reported(expression):
     batch = pa.record_batch(
         [pa.array([1], pa.int64()), pa.array(["x\x1b[2J"], pa.large_string())], schema=SCHEMA
     )
-    error = refused(expression, batches=[batch])
+    error = error_of(expression, batches=[batch])
     assert str(error).startswith("--where failed on a row: Could not convert string 'x")
     assert error.hint == "Exclude such rows, or convert values with try_cast."
     assert "\n" not in str(error)
@@ -336,7 +338,7 @@ def test_a_value_on_which_the_condition_fails_is_reported(expression):
     ],
 )
 def test_random_values_in_a_condition_are_reproducible(expression):
-    one, two = (rows_of(select(SCHEMA, iter(Pulled(3)), expression)[1]) for _ in range(2))
+    one, two = (rows_of(select(SCHEMA, iter(CountedBatches(3)), expression)[1]) for _ in range(2))
     assert one == two
     assert one
 
@@ -389,8 +391,8 @@ def test_conditions_cannot_access_files_network_or_python(tmp_path, expression):
         {"n": [1]}
     )  # by default, DuckDB finds a table by the name of a Python variable
     (tmp_path / "secret.csv").write_text("n,text\n1,secret\n")
-    error = refused(
-        expression.format(file=tmp_path / "secret.csv", folder=tmp_path), batches=Pulled(1)
+    error = error_of(
+        expression.format(file=tmp_path / "secret.csv", folder=tmp_path), batches=CountedBatches(1)
     )
     assert "secret\n" not in str(error)
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
