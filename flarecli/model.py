@@ -88,17 +88,17 @@ class File:
 class Chunk:
     """A listed shard, not opened.
 
-    at      location of the main file
-    rows    number of rows; None if unknown
-    files   the main file, then its companions; names are relative to the dataset's folder
-    beside  location of each companion, parallel to `files[1:]`
+    at          location of the main file
+    rows        number of rows; None if unknown
+    files       the main file, then its companions; names are relative to the dataset's folder
+    companions  location of each companion, parallel to `files[1:]`
     """
 
     at: Location
     rows: int | None = None
     files: tuple[File, ...] = ()
     format: str | None = None
-    beside: tuple[Location, ...] = ()
+    companions: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +182,13 @@ class Stream:
             {name: values[i] for name, values in self.raw_hashes.items() if values[i]},
         )
         rows = None if self.rows is None or self.rows[i] < 0 else int(self.rows[i])
-        beside = self.parts[i] if self.parts else ()
+        companions = self.parts[i] if self.parts else ()
         return Chunk(
             self.at.join(self.urls[i]),
             rows,
-            (file, *beside),
+            (file, *companions),
             self.format,
-            tuple(self.at.join(file.name) for file in beside),
+            tuple(self.at.join(file.name) for file in companions),
         )
 
 

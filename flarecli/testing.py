@@ -118,7 +118,7 @@ class FormatSuite:
             at=Location(store, chunk.at.path),
             rows=None,
             files=tuple(File(one.name) for one in chunk.files),
-            beside=tuple(Location(store, one.path) for one in chunk.beside),
+            companions=tuple(Location(store, one.path) for one in chunk.companions),
         )
 
     def read(self, chunk: Chunk, columns: Columns) -> list[dict[str, Any]] | None:
@@ -223,7 +223,7 @@ class FormatSuite:
         chunk, _, _ = self.write(30)
         files = _files(chunk)
         assert [one.size for one in chunk.files] == [
-            len(files[at.path]) for at in (chunk.at, *chunk.beside)
+            len(files[at.path]) for at in (chunk.at, *chunk.companions)
         ]
 
     def test_row_sizes_add_up_to_the_shard(self) -> None:

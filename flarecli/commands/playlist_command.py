@@ -243,7 +243,7 @@ def _companions(chunk: Chunk, place: _Place) -> tuple[File, ...]:
     """Return the companions of a chunk, with the addresses of the playlist."""
     return tuple(
         replace(file, name=place.address(at) or "")
-        for file, at in zip(chunk.files[1:], chunk.beside, strict=True)
+        for file, at in zip(chunk.files[1:], chunk.companions, strict=True)
     )
 
 

@@ -355,7 +355,7 @@ def _index_name(name: str) -> str:
 
 def _index_of(chunk: Chunk) -> Location:
     """Return the location of the index of a file: the listed one, or the one beside the file."""
-    return chunk.beside[0] if chunk.beside else chunk.at.folder / _index_name(chunk.at.name)
+    return chunk.companions[0] if chunk.companions else chunk.at.folder / _index_name(chunk.at.name)
 
 
 def _parse_index(data: bytes, size: int) -> IntArray | None:

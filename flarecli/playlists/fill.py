@@ -49,7 +49,7 @@ def filled(stream: Stream) -> Stream:
         chunk = stream.chunk(i)
         main, *companions = (
             _with_size(file, at)
-            for file, at in zip(chunk.files, (chunk.at, *chunk.beside), strict=True)
+            for file, at in zip(chunk.files, (chunk.at, *chunk.companions), strict=True)
         )
         if chunk.rows is not None and stream.columns is not None:
             return main.size or 0, chunk.rows, stream.columns, tuple(companions)
@@ -58,7 +58,7 @@ def filled(stream: Stream) -> Stream:
         )
         if not companions:  # only the format knows the companions of a shard that is named alone
             folder = stream.urls[i].rpartition("/")[0]
-            for file, at in zip(shard.chunk.files[1:], shard.chunk.beside, strict=True):
+            for file, at in zip(shard.chunk.files[1:], shard.chunk.companions, strict=True):
                 name = f"{folder}/{at.name}" if folder else at.name
                 companions.append(_with_size(replace(file, name=name), at))
         return main.size or 0, shard.rows, shard.columns, tuple(companions)

@@ -233,7 +233,7 @@ class Series:
             self._advised.discard(i)
         if shard is not None:
             shard.memo.clear()  # it may have references to the shard
-            for at in (shard.chunk.at, *shard.chunk.beside):
+            for at in (shard.chunk.at, *shard.chunk.companions):
                 at.forget()
 
     # -- prefetch
@@ -253,7 +253,7 @@ class Series:
             chunk = self.chunk(i)
             if passing:
                 self._passing.add(i)
-            for at, file in zip_longest((chunk.at, *chunk.beside), chunk.files):
+            for at, file in zip_longest((chunk.at, *chunk.companions), chunk.files):
                 at.store.keep(at.path, file.size if file else None, passing)
             self._fetched[i] = chunk
             if passing and i not in self._passing:  # the run ended during the download
@@ -272,7 +272,7 @@ class Series:
 
     def _release(self, i: int, chunk: Chunk) -> None:
         self._passing.discard(i)
-        for at in (chunk.at, *chunk.beside):
+        for at in (chunk.at, *chunk.companions):
             at.store.passed(at.path)
 
     # -- rows
@@ -376,7 +376,7 @@ class Series:
         """Return the end of the batch that `scan` yields at `start`."""
         i = self.position(start)
         shard = self.shard(i)
-        files = zip(shard.chunk.files, (shard.chunk.at, *shard.chunk.beside), strict=True)
+        files = zip(shard.chunk.files, (shard.chunk.at, *shard.chunk.companions), strict=True)
         weight = sum(file.raw_size or file.size or at.size() for file, at in files)
         step = max(1, _BATCH_BYTES // max(1, weight // max(1, shard.rows)))
         return int(min(start + min(size, step), self.edges[i + 1], stop))
@@ -392,7 +392,7 @@ def _is_mapped(shard: Shard) -> bool:
 
 def _advise(chunk: Chunk, total_bytes: int) -> None:
     """Advise large pages for the maps of a chunk; compressed files are not mapped."""
-    for at in () if byte_ranges.suffix(chunk) else (chunk.at, *chunk.beside):
+    for at in () if byte_ranges.suffix(chunk) else (chunk.at, *chunk.companions):
         if at.is_local and (view := at.map()) is not None:
             expect(view, total_bytes)
 
@@ -464,7 +464,7 @@ _mapped_files = 0
 def _register(series: Series, i: int, shard: Shard) -> None:
     """Register an open shard, and close the shards opened first until the limits are met."""
     global _mapped_files
-    files = 1 + len(shard.chunk.beside) if shard.chunk.at.may_map else 0
+    files = 1 + len(shard.chunk.companions) if shard.chunk.at.may_map else 0
     limit, evicted = files_limit(_MAX_FILES), []
     with _registry_lock:
         _opened.append((weakref.ref(series), i, files))

@@ -232,7 +232,7 @@ def changed(chunk, path, data):
         None,
         files,
         chunk.format,
-        tuple(Location(store, one.path) for one in chunk.beside),
+        tuple(Location(store, one.path) for one in chunk.companions),
     )
 
 

@@ -41,7 +41,7 @@ def decode_values(
     decoded = {name: kind for name, kind in decoded.items() if not (is_typed and _is_plain(kind))}
     chunk = shard.chunk
     # bounds items of lists, since hostile rows can share the same bytes
-    items_left = sum(at.size() for at in (chunk.at, *chunk.beside))
+    items_left = sum(at.size() for at in (chunk.at, *chunk.companions))
     for start in range(0, shard.rows if decoded else 0, _ROWS):
         rows = range(start, min(start + _ROWS, shard.rows))
         for i, row in _read_rows(form, shard, rows, list(decoded)):

@@ -386,7 +386,7 @@ def _hash_chunk(
     at, size = chunk.at, result.size
     sums = Sums(_hash_names(at, entries, result))
     # companions that are not listed are found by the path of the shard
-    needs_path = formats.facts(chunk.format).is_multi_file and not chunk.beside
+    needs_path = formats.facts(chunk.format).is_multi_file and not chunk.companions
     data: bytes | bytearray | memoryview
     if needs_path or (size > MAX_MEMORY_BYTES and not compression):
         for block in at.blocks(size):

@@ -129,12 +129,12 @@ def chunk_tasks(
             for other, entry in other_entries
         ]
         companions = list[tuple[Location, Sequence[ListEntry]]]()
-        for at, file in zip(chunk.beside, chunk.files[1:], strict=True) if i in chosen else ():
+        for at, file in zip(chunk.companions, chunk.files[1:], strict=True) if i in chosen else ():
             own = [ListEntry(str(playlist.at), file)] if playlist.at is not None else []
             own += [
                 ListEntry(str(other.at), file)
                 for other, entry in other_entries
-                for file, one in zip(entry.files[1:], entry.beside, strict=True)
+                for file, one in zip(entry.files[1:], entry.companions, strict=True)
                 if one.name == at.name
             ]
             companions.append((at, own))

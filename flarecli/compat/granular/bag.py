@@ -157,7 +157,7 @@ class BagReader(Closeable):
         chunk = Chunk(_source(bag_source, _BAG))
         if idx_source is not None:
             idx = _source(idx_source, _IDX)
-            chunk = Chunk(chunk.at, files=(File(f"x{_BAG}"), File(f"x{_IDX}")), beside=(idx,))
+            chunk = Chunk(chunk.at, files=(File(f"x{_BAG}"), File(f"x{_IDX}")), companions=(idx,))
         self._shard = formats.find("granular").open_shard(chunk)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -167,7 +167,7 @@ class BagReader(Closeable):
     def size(self) -> int:
         """Bytes of the records and their table."""
         chunk = self._shard.chunk
-        files = {str(file): file for file in (chunk.at, *chunk.beside)}
+        files = {str(file): file for file in (chunk.at, *chunk.companions)}
         return sum(file.size() for file in files.values())
 
     def __len__(self) -> int:

@@ -53,7 +53,7 @@ class _Reader(Closeable):
                 )
             self._decoders[key] = None if decoders is None else decoders[plain]
         # `refs`, the table of lists, is always in memory
-        has_refs = any(file.name == REFS for file in self._shards[0].chunk.beside)
+        has_refs = any(file.name == REFS for file in self._shards[0].chunk.companions)
         for key in cache_keys:
             if key not in self.spec and not (key == "refs" and has_refs):
                 raise UsageError(f"cache_keys: no key {key!r:.60}")
@@ -101,7 +101,7 @@ class _Reader(Closeable):
     @property
     def size(self) -> int:
         """Bytes of the bags and their tables."""
-        return sum(file.size() for shard in self._shards for file in shard.chunk.beside)
+        return sum(file.size() for shard in self._shards for file in shard.chunk.companions)
 
     @property
     def shards(self) -> int:

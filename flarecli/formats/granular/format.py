@@ -109,7 +109,8 @@ class Granular(Format):
         """Return the bag of a column and the bytes of a row in it."""
         names = [one.name for one in shard.columns]
         bag = next(
-            (at for at in (shard.chunk.at, *shard.chunk.beside) if at.name == f"{column}.bag"), None
+            (at for at in (shard.chunk.at, *shard.chunk.companions) if at.name == f"{column}.bag"),
+            None,
         )
         if bag is None or column not in names:
             return None
@@ -348,13 +349,13 @@ def _open_bag(chunk: Chunk, columns: Columns | None) -> Shard:
         raise IntegrityError(
             f"{len(columns)} columns are listed; a bag has one column", where=chunk.at
         )
-    if not chunk.beside and (chunk.at.folder / index_of(chunk.at.name)).exists():
+    if not chunk.companions and (chunk.at.folder / index_of(chunk.at.name)).exists():
         files, locations = companion_files(chunk, [index_of(chunk.at.name)])
-        chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
+        chunk = replace(chunk, files=(chunk.files[0], *files), companions=locations)
     bag = byte_ranges.of(chunk.at, chunk.files[0])
     starts = (
-        bags.pair(bag, byte_ranges.of(chunk.beside[0], chunk.files[1]))
-        if chunk.beside
+        bags.pair(bag, byte_ranges.of(chunk.companions[0], chunk.files[1]))
+        if chunk.companions
         else bags.single(bag)
     )
     columns = columns or RECORD
@@ -363,13 +364,13 @@ def _open_bag(chunk: Chunk, columns: Columns | None) -> Shard:
 
 def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
     spec = columns_of(chunk.at, byte_ranges.stored_size(chunk))
-    if not chunk.beside:
+    if not chunk.companions:
         refs = "refs" not in spec and (chunk.at.folder / REFS).exists()
         files, locations = companion_files(chunk, companions(spec, refs))
-        chunk = replace(chunk, files=(chunk.files[0], *files), beside=locations)
+        chunk = replace(chunk, files=(chunk.files[0], *files), companions=locations)
     by_name = {
         at.name: byte_ranges.of(at, file)
-        for at, file in zip(chunk.beside, chunk.files[1:], strict=True)
+        for at, file in zip(chunk.companions, chunk.files[1:], strict=True)
     }
     refs = has_refs(spec, by_name)
     for name in companions(spec, refs):

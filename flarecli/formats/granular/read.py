@@ -51,7 +51,7 @@ def _file(chunk: Chunk, name: str) -> Chunk:
         return byte_ranges.of(chunk.at, chunk.files[0])
     return next(
         byte_ranges.of(at, file)
-        for at, file in zip(chunk.beside, chunk.files[1:], strict=True)
+        for at, file in zip(chunk.companions, chunk.files[1:], strict=True)
         if at.name == f"{name}.bag"
     )
 

@@ -140,7 +140,7 @@ class LineFormat(MosaicFormat):
         starts = read_starts(data, rows, copy=bool(byte_ranges.suffix(meta)))
         _check_table(starts, len(layout["header"]), _data_size(chunk), chunk, meta)
         files = (*(chunk.files[:1] or (File(chunk.at.name),)), *meta.files)
-        chunk = replace(chunk, files=files, beside=(meta.at,))
+        chunk = replace(chunk, files=files, companions=(meta.at,))
         return Shard(chunk, own, rows, {"starts": starts, **layout})
 
     def row_sizes(
@@ -227,8 +227,8 @@ def _check_listed(chunk: Chunk, meta: Chunk) -> None:
 
 def _companion(chunk: Chunk) -> Chunk:
     """Return the `.meta` of a shard, as listed or by its name."""
-    if chunk.beside:
-        return byte_ranges.of(chunk.beside[0], chunk.files[1])
+    if chunk.companions:
+        return byte_ranges.of(chunk.companions[0], chunk.files[1])
     at, name = chunk.at, chunk.files[0].name if chunk.files else chunk.at.name
     return byte_ranges.of(at.folder / _meta_name(at.name), File(_meta_name(name)))
 

@@ -175,7 +175,7 @@ def _config(shard: Shard, form: str) -> bytes:
     if form == "mds":
         stop = int(shard.layout["starts"][0])
     else:
-        chunk = byte_ranges.of(chunk.beside[0])
+        chunk = byte_ranges.of(chunk.companions[0])
         view = byte_ranges.whole(chunk)
         stop = byte_ranges.stored_size(chunk) if view is None else len(view)
     return bytes(byte_ranges.read(chunk, [(start, stop)])[0])
@@ -185,7 +185,7 @@ def _entry(
     at: Location, group: _ShardFiles, shard: Shard, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     chunk = shard.chunk
-    locations = (chunk.at, *chunk.beside)
+    locations = (chunk.at, *chunk.companions)
     zipped = {byte_ranges.suffix(byte_ranges.of(one)) for one in locations}
     declared = config["compression"]
     if len(zipped) > 1 or (

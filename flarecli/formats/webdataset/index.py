@@ -77,7 +77,7 @@ def name_of(name: str) -> str:
 
 def location_of(chunk: Chunk) -> Location:
     """Return the location of the index of a tar: the listed one, or the one in the same folder."""
-    return chunk.beside[0] if chunk.beside else chunk.at.folder / name_of(chunk.at.name)
+    return chunk.companions[0] if chunk.companions else chunk.at.folder / name_of(chunk.at.name)
 
 
 def read(chunk: Chunk, size: int) -> Table | None:

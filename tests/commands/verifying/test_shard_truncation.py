@@ -99,8 +99,8 @@ def test_a_file_truncated_at_a_boundary_is_reported(case, tmp_path):
     (result,) = resolve([str(out)], maps=False)
     cuts, passed = 0, []
     chunk = next(iter(result.streams[0]))
-    most = MOST // 4 if chunk.beside else MOST
-    for path in (Path(str(at)) for at in (chunk.at, *chunk.beside)):
+    most = MOST // 4 if chunk.companions else MOST
+    for path in (Path(str(at)) for at in (chunk.at, *chunk.companions)):
         name, complete = path.name, path.read_bytes()
         for cut in borders(chunk, len(complete), most):
             if not complete[cut:].strip(b"\0") and complete[:cut].endswith(bytes(1024)):

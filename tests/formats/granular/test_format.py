@@ -64,7 +64,7 @@ def test_companions_of_a_single_shard_are_found(name):
     for chunk in dataset(name):
         alone = granular.open_shard(Chunk(chunk.at))
         assert alone.columns == granular.open_shard(chunk).columns
-        assert [at.name for at in alone.chunk.beside] == [at.name for at in chunk.beside]
+        assert [at.name for at in alone.chunk.companions] == [at.name for at in chunk.companions]
         assert granular.read_rows(alone, range(alone.rows)) == granular.read_rows(
             granular.open_shard(chunk), range(alone.rows)
         )
@@ -128,7 +128,7 @@ def test_a_range_of_a_list_costs_one_read_of_its_records():
     rows = granular.read_rows(shard, range(shard.rows))
     row = max(range(shard.rows), key=lambda i: len(rows[i]["words"]))
     reads = []
-    at = next(at for at in shard.chunk.beside if at.name == "words.bag")
+    at = next(at for at in shard.chunk.companions if at.name == "words.bag")
     read_many = at.store.read_many
     at.store.read_many = lambda path, ranges: (
         [reads.append((path, *one)) for one in ranges] and read_many(path, ranges)

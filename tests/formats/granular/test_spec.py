@@ -84,16 +84,16 @@ def test_shards_over_http_are_found_and_read_by_ranges(tmp_path, web):
 def test_a_listing_must_contain_all_files_of_a_shard():
     to = Location(MemoryStore())
     chunk = granular.write_shard(to, 0, COLUMNS, [some()], Settings(shard_bytes=None))
-    less = Chunk(chunk.at, None, chunk.files[:-1], chunk.format, chunk.beside[:-1])
+    less = Chunk(chunk.at, None, chunk.files[:-1], chunk.format, chunk.companions[:-1])
     with pytest.raises(FormatError) as caught:
         granular.open_shard(less)
     assert str(caught.value) == "spec.json: 't.idx' is not listed"
     with pytest.raises(FormatError) as caught:
-        granular.open_shard(Chunk(chunk.at, 4, chunk.files, chunk.format, chunk.beside))
+        granular.open_shard(Chunk(chunk.at, 4, chunk.files, chunk.format, chunk.companions))
     assert str(caught.value) == "spec.json: contains 3 rows; 4 are listed"
     longer = (*chunk.files[:-1], File("t.idx", 32))
     with pytest.raises(IntegrityError) as caught:
-        granular.open_shard(Chunk(chunk.at, None, longer, chunk.format, chunk.beside))
+        granular.open_shard(Chunk(chunk.at, None, longer, chunk.format, chunk.companions))
     assert str(caught.value) == "t.idx: file is 24 bytes; 32 are listed"
 
 

@@ -480,7 +480,7 @@ def test_any_damage_is_an_error_or_harmless(data):
         one[data.draw(st.integers(0, len(one) - 1))] = data.draw(st.integers(0, 255))
     try:
         shard = form.open_shard(
-            replace(chunk, at=Location(store, chunk.at.path), files=(), beside=())
+            replace(chunk, at=Location(store, chunk.at.path), files=(), companions=())
         )
         list(form.verify_shard(shard, values=True))
         form.read_rows(shard, range(shard.rows))

@@ -257,7 +257,7 @@ def test_files_are_hashed_compressed_and_decompressed(form, compression):
     assert [file.name for file in chunk.files] == [
         f"shard.00007.{form}{end}{suffix}" for end in ("", ".meta")
     ][: 1 + (form != "mds")]
-    for at, file in zip((chunk.at, *chunk.beside), chunk.files, strict=True):
+    for at, file in zip((chunk.at, *chunk.companions), chunk.files, strict=True):
         data = at.read()
         raw = gzip.decompress(data) if compression else data
         assert (file.size, file.raw_size) == (len(data), len(raw) if compression else None)

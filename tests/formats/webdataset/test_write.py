@@ -64,7 +64,7 @@ def test_written_samples_are_read_back_by_flare_and_tarfile(keys, data):
     assert base + sizes.sum() == raw
     for beside in (True, False):
         if not beside:
-            del at.store.files[chunk.beside[0].path]
+            del at.store.files[chunk.companions[0].path]
         shard = webdataset.open_shard(chunk, COLUMNS)
         assert webdataset.read_batch(shard, 0, len(rows)).equals(batch)
         assert list(webdataset.verify_shard(shard, values=True)) == []
