@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flarecli import encodings
-from flarecli.errors import UsageError, ValueFitError
-from flarecli.model import Columns, IntArray
+from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
+from flarecli.formats import Format
+from flarecli.model import Columns, IntArray, Settings
 from flarecli.suggest import choose
 from flarecli.write.failures import Failure, drop_rows
 from flarecli.write.keys import is_empty_key, key_text
@@ -118,6 +120,25 @@ class ColumnConverter:
             at: (self._key or "", "is null" if not batch.column(self._key)[at].is_valid else _EMPTY)
             for at in wrong
         }
+
+
+class Unstorable(NamedTuple):
+    """A row that fits its encodings but not the format: its number in the batch, and the error."""
+
+    row: int
+    error: FlareError
+
+
+def measured(
+    format: Format, columns: Columns, batch: pa.RecordBatch, settings: Settings
+) -> tuple[int, IntArray] | Unstorable:
+    """Return the result of `Format.row_sizes`, or a row that the format cannot store."""
+    try:
+        return format.row_sizes(columns, batch, settings)
+    except (ValueFitError, UnsafeError) as error:
+        if error.row is None or error.address:
+            raise
+        return Unstorable(error.row, error)
 
 
 def record_batches(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:

@@ -25,9 +25,11 @@ from flarecli.names import escape
 from flarecli.storage import Guard
 from flarecli.write.columns import (
     ColumnConverter,
+    Unstorable,
     check_columns,
     chosen_encodings,
     convert_all,
+    measured,
     record_batches,
 )
 from flarecli.write.failures import Failed, Failure
@@ -255,18 +257,14 @@ class Writer:
         finally:
             self._samples.remove(self.rows + self._buffered_rows - first, refused)
 
-    def find_unstorable(self, batch: pa.RecordBatch) -> tuple[int, FlareError] | None:
+    def find_unstorable(self, batch: pa.RecordBatch) -> Unstorable | None:
         """Return a row that the format cannot store, and its error; None if there is no such row."""
         if self._measured[0] is batch:
             return None
-        try:
-            self._header_bytes, sizes = self._format.row_sizes(
-                self.columns or (), batch, self.settings
-            )
-        except (ValueFitError, UnsafeError) as error:
-            if error.row is None or error.address:
-                raise
-            return error.row, error
+        found = measured(self._format, self.columns or (), batch, self.settings)
+        if isinstance(found, Unstorable):
+            return found
+        self._header_bytes, sizes = found
         self._measured = batch, sizes
         return None
 
@@ -357,7 +355,7 @@ class Writer:
     def _check_storable(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Raise the error of the first row that the format cannot store."""
         if unstorable := self.find_unstorable(batch):
-            raise unstorable[1].changed(row=int(rows[unstorable[0]]))
+            raise unstorable.error.changed(row=int(rows[unstorable.row]))
 
     def _check_keys(self, batch: pa.RecordBatch, rows: IntArray) -> None:
         """Raise ValueFitError for a key that is already in the unfinished shard."""

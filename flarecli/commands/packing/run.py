@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -44,7 +44,13 @@ from flarecli.write import (
     fetch_links,
     key_text,
 )
-from flarecli.write.columns import ColumnConverter, address_columns, chosen_encodings
+from flarecli.write.columns import (
+    ColumnConverter,
+    Unstorable,
+    address_columns,
+    chosen_encodings,
+    measured,
+)
 
 __all__ = [
     "Estimate",
@@ -224,7 +230,9 @@ def _write(
             batch, rows = None, part.rows
             if typed is not None and part.batch.num_rows:
                 batch, rows, unfit = typed.convert(part.batch, part.rows)
-                batch, rows, unstorable = _storable(plan, writer, part, batch, rows)
+                batch, rows, unstorable = _storable(
+                    plan, writer.find_unstorable, part, batch, rows, only_first=not skips
+                )
                 failures = sorted([*failures, *unfit, *unstorable], key=lambda one: one.row)
             failures = [plan.places.placed(failure) for failure in failures]
             if skips:
@@ -266,17 +274,24 @@ def _write_rows(plan: Plan, writer: Writer, batch: pa.RecordBatch, rows: IntArra
 
 
 def _storable(
-    plan: Plan, writer: Writer, part: fetch_links.Fetched, batch: pa.RecordBatch, rows: IntArray
+    plan: Plan,
+    find_unstorable: Callable[[pa.RecordBatch], Unstorable | None],
+    part: fetch_links.Fetched,
+    batch: pa.RecordBatch,
+    rows: IntArray,
+    only_first: bool,
 ) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
     """Return the rows that the format can store, and failures for the others, such as rows with a
-    separator in a value of CSV. Without --on-error skip, look only for the first failure.
+    separator in a value of CSV.
+
+    only_first  search only for the first failure
     """
-    if not batch.num_rows or writer.find_unstorable(batch) is None:
+    if not batch.num_rows or find_unstorable(batch) is None:
         return batch, rows, []
     failing = failing_rows(
-        0, batch.num_rows, lambda start, stop: writer.find_unstorable(batch[start:stop])
+        0, batch.num_rows, lambda start, stop: find_unstorable(batch[start:stop])
     )
-    unstorable = list(islice(failing, None if plan.options.on_error == "skip" else 1))
+    unstorable = list(islice(failing, 1 if only_first else None))
     failures = []
     for at, (_, error) in unstorable:
         key = ""
@@ -384,6 +399,11 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     addresses: tuple[str, ...] = ()
     base = body = sampled = 0
     failures: list[Failure] = []
+
+    def find_unstorable(batch: pa.RecordBatch) -> Unstorable | None:
+        found = measured(format, columns, batch, settings)
+        return found if isinstance(found, Unstorable) else None
+
     for part in fetched(plan, limit=_SAMPLE_LINKS if plan.links else _SAMPLE_ROWS):
         failures += part.failures
         sampled += part.batch.num_rows + len(part.failures)
@@ -396,11 +416,14 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
                 part.batch, plan.names, task.encode, part.extensions, plan.source.stored
             )
             columns = format.arrange(encodings.column(name, one) for name, one in chosen.items())
-            typed = ColumnConverter(columns, plan.row_name)
-        batch, _, unfit = typed.convert(part.batch, part.rows)
+            typed = ColumnConverter(columns, plan.row_name, format.holds_null)
+        batch, numbers, unfit = typed.convert(part.batch, part.rows)
+        batch, _, unstorable = _storable(
+            plan, find_unstorable, part, batch, numbers, only_first=False
+        )
         base, sizes = format.row_sizes(columns, batch, settings)
         body += int(sizes.sum())
-        failures += unfit
+        failures += [*unfit, *unstorable]
     body = body * rows // sampled if 0 < sampled < rows else body
     limit = max((settings.shard_bytes or (1 << 32) - 1) - base, 1)
     shards = 0

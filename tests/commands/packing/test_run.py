@@ -492,6 +492,33 @@ def test_rows_that_a_format_cannot_store_fail_one_by_one(tmp_path):
     assert list(commands.verify(str(tmp_path / "skip"))) == []
 
 
+@pytest.mark.parametrize("options", [{"dry_run": True}, {"part_rows": 10}], ids=str)
+def test_a_dry_run_and_parts_treat_rows_that_a_format_cannot_store_like_a_pack(tmp_path, options):
+    table = pa.table({"id": list("abcd"), "text": ["fine", "one, two", "fine too", ",,"]})
+    pq.write_table(table, tmp_path / "i.parquet")
+    source, fixed = str(tmp_path / "i.parquet"), {"format": "csv", "key": "id", **options}
+    with pytest.raises(ValueFitError) as caught:
+        commands.pack(source, str(tmp_path / "out"), **fixed)
+    error, hint = (
+        f"{source}[1]: b: column 'text': value contains the separator ','",
+        caught.value.hint,
+    )
+    assert str(caught.value).removeprefix("part 00000: ") == error
+    assert hint == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+    packed = commands.pack(source, str(tmp_path / "skip"), on_error="skip", **fixed)
+    assert packed.failed == 2
+    assert packed.dry_run or packed.rows == 2
+
+
+@pytest.mark.parametrize("options", [{"dry_run": True}, {"part_rows": 10}, {}], ids=str)
+def test_nulls_are_no_failures_in_a_format_that_stores_them(tmp_path, options):
+    pq.write_table(pa.table({"id": ["a", None], "n": [1, None]}), tmp_path / "i.parquet")
+    packed = commands.pack(
+        str(tmp_path / "i.parquet"), str(tmp_path / "out"), format="tfrecord", **options
+    )
+    assert (packed.rows, packed.failed) == (2, 0)
+
+
 def test_progress_counts_rows_and_their_stored_bytes(tmp_path):
     class Counts(Progress):
         rows = bytes = 0
