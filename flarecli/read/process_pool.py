@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from flarecli.encodings import CUSTOM, CustomEncoding
@@ -83,31 +84,19 @@ class Process:
         value.add_note(traceback_text)
         raise value
 
-    def close_pipe(self) -> None:
-        """Close the pipe: the process ends after its current call."""
-        self._pipe.close()
-
-    def end(
-        self, force: Callable[[multiprocessing.process.BaseProcess], None], until: float
-    ) -> bool:
-        """Call `force` with the process; return whether the process ends before `until`."""
-        force(self._process)
-        self._process.join(max(0.0, until - time.monotonic()))
-        return self._process.exitcode is not None
-
 
 def close_all(processes: Sequence[Process]) -> None:
     """End processes within a second: close their pipes, then terminate, then kill them."""
-    for process in processes:
-        process.close_pipe()
-    running = list(processes)
-    for force in (
-        lambda process: None,
-        lambda process: process.terminate(),
-        lambda process: process.kill(),
-    ):
+    for one in processes:
+        one._pipe.close()  # the process ends after its current call
+    running = [one._process for one in processes]
+    for end in (None, BaseProcess.terminate, BaseProcess.kill):
         until = time.monotonic() + _END_S
-        running = [process for process in running if not process.end(force, until)]
+        for process in running:
+            if end is not None:
+                end(process)
+            process.join(max(0.0, until - time.monotonic()))
+        running = [process for process in running if process.exitcode is None]
 
 
 def _send(pipe: Connection, value: Any) -> None:

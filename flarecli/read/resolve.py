@@ -146,11 +146,11 @@ def _can_extend(playlist: Playlist, other: Playlist) -> bool:
 
 
 def _resolved(at: Location, format: str | None, exists: bool) -> Playlist:
-    if at.path and at.is_local and not _is_folder(at):
-        return _of_file(at, format, exists)
-    if (not at.is_local and at.name.endswith((".yaml", ".yml", ".json"))) or formats.of_suffix(
-        at.name
-    ):
+    if at.is_local:
+        is_file = bool(at.path) and not _is_folder(at)
+    else:
+        is_file = at.name.endswith((".yaml", ".yml", ".json"))
+    if is_file or formats.of_suffix(at.name):
         return _of_file(at, format, exists)
     return _of_folder(at, format)
 

@@ -201,3 +201,20 @@ def test_rows_of_a_local_list_of_links_are_not_located_ahead(served, packed, tmp
     shards = {int(path[-9:-4]) for path, _ in served.requests}
     assert shards == set((np.searchsorted(edges, rows[seed], "right") - 1).tolist())
     loop.close()
+
+
+def test_the_end_of_a_shuffled_run_keeps_the_shards_that_another_run_prefetched(served, tmp_path):
+    data = flare.open(served.url("/d/playlist.yaml"), cache=str(tmp_path / "cache"))
+    (series,) = data._table.series
+    with flare.Loader(data, 32, order="windows", window=3) as loader:
+        loop = iter(loader)
+        next(loop)
+        prefetched = set(series._passing)
+        assert prefetched
+        run = data.run(order="shuffle")
+        next(run)
+        del run
+        assert prefetched <= series._passing
+        loop.close()
+    assert not series._passing
+    assert is_idle()
