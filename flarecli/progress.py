@@ -11,8 +11,8 @@ __all__ = ["Progress"]
 class Progress:
     """No-op progress callbacks. Override the methods in a subclass; one thread makes all calls."""
 
-    def start(self, what: str, rows: int | None, bytes: int | None = None) -> None:
-        """Start a task. `what` is its name, such as `pack`; rows and bytes are totals or None."""
+    def start(self, task: str, rows: int | None, bytes: int | None = None) -> None:
+        """Start a task. `task` is its name, such as `pack`; rows and bytes are totals or None."""
 
     def advance(self, rows: int, bytes: int) -> None:
         """Report rows and bytes done since the last call."""

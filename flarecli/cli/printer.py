@@ -344,7 +344,7 @@ class ProgressBar(Progress):
     def _seconds(self) -> float:
         return max(1e-3, time.monotonic() - self._start)
 
-    def start(self, what: str, rows: int | None, bytes: int | None = None) -> None:
+    def start(self, task: str, rows: int | None, bytes: int | None = None) -> None:
         """Draw the bar."""
         self.close()
         is_quiet = self._printer.quiet or self._printer.as_json
@@ -357,7 +357,7 @@ class ProgressBar(Progress):
             layout = "{desc}: {n_fmt} rows, {elapsed}{postfix}"
         self._bar = tqdm(
             total=rows,
-            desc=what,
+            desc=task,
             unit="row",
             file=sys.stderr,
             leave=False,
