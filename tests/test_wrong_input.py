@@ -16,6 +16,10 @@ from flarecli.write import Writer
 
 GOLDEN = Path(__file__).parents[1] / "fixtures" / "mds"
 SKIP = "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+NULL = (
+    "Use --null COL=VALUE or --null fill to store a value in place of a null, or --on-error skip "
+    "to leave such rows out and list them in failed.jsonl."
+)
 
 
 @pytest.fixture
@@ -249,9 +253,15 @@ def test_null_link_and_null_value(here, capfd):
         SKIP,
     )
     pq.write_table(pa.table({"id": ["a", "b"], "t": [None, "y"]}), "value.parquet")
-    check_error(capfd, "pack value.parquet out2", 4, "value.parquet[0]: t is null", SKIP)
+    check_error(capfd, "pack value.parquet out2", 4, "value.parquet[0]: t is null", NULL)
     assert not (here / "out").exists()
     assert not (here / "out2").exists()
+
+
+def test_null_without_a_value(here, capfd):
+    error = "option '--null' requires an argument"
+    hint = "Use -0 or --from0 for addresses on stdin that end with NUL."
+    check_error(capfd, "pack - out --null", 2, error, hint)
 
 
 def test_a_target_that_cannot_be_created(here, capfd):

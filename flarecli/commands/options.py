@@ -266,6 +266,15 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
         ),
     )
     allow_empty: bool = option(False, Option(group="Links", help="Accept downloads of 0 bytes."))
+    null: Sequence[str] = option(
+        (),
+        Option(
+            group="Rows",
+            metavar="COL=VALUE|fill|fail",
+            is_repeatable=True,
+            help="Value in place of nulls, or a value by type (default: the row fails); repeatable.",
+        ),
+    )
     csv: Sequence[str] = option(
         (),
         Option(
@@ -279,7 +288,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
         False,
         Option(
             group="Rows",
-            flags=("--from0", "--null", "-0"),
+            flags=("--from0", "-0"),
             help="Addresses on stdin end with NUL, as in the output of `find -print0`.",
         ),
     )

@@ -57,7 +57,8 @@ def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str =
     if pa.types.is_null(kind):
         raise UsageError(
             f"column {field.name!r} has only nulls",
-            hint="Use -c to select the columns to pack, without this column.",
+            hint="Use -c to select the columns to pack, without this column, or --null fill to store "
+            "empty text.",
             column=field.name,
         )
     return _by_content(first or b"", extension, field.name)

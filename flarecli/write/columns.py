@@ -14,7 +14,7 @@ from flarecli.errors import FlareError, UnsafeError, UsageError, ValueFitError
 from flarecli.formats import Format
 from flarecli.model import Columns, IntArray, Settings
 from flarecli.suggest import choose
-from flarecli.write.failures import Failure, drop_rows
+from flarecli.write.failures import NULL_HINT, Failure, drop_rows
 from flarecli.write.keys import is_empty_key, key_text
 
 __all__ = ["ColumnConverter", "check_columns", "chosen_encodings", "convert_all", "record_batches"]
@@ -85,7 +85,8 @@ class ColumnConverter:
         for at, (name, reason) in sorted(reasons.items()):
             key = "" if keys is None else key_text(keys[at])
             kind = "null" if reason in ("is null", _EMPTY) else "value"
-            out.append(Failure(int(rows[at]), key, name, kind, f"{name} {reason}"))
+            hint = NULL_HINT if reason == "is null" and name != self._key else ""
+            out.append(Failure(int(rows[at]), key, name, kind, f"{name} {reason}", hint=hint))
         return *drop_rows(typed, rows, reasons), out
 
     def cast(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, tuple[str, str]]]:

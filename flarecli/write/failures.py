@@ -26,6 +26,10 @@ from flarecli.write.keys import key_text
 __all__ = ["FAILED", "Failed", "Failure", "SKIP_HINT", "drop_rows", "error_of", "too_large"]
 
 FAILED = "failed.jsonl"
+NULL_HINT = (
+    "Use --null COL=VALUE or --null fill to store a value in place of a null, or --on-error skip "
+    "to leave such rows out and list them in failed.jsonl."
+)
 SKIP_HINT = "Use --on-error skip to leave such rows out and list them in failed.jsonl."
 
 
@@ -35,7 +39,7 @@ class Failure:
 
     file, file_row  the file of the row in the source, and the row number in that file; None if a
                     query created the row
-    hint            the option that allows the row, if there is one; not stored
+    hint            how the row can be packed, if there is an option for it; not stored
     """
 
     row: int
@@ -126,6 +130,8 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
         hint = f"{failure.hint.rstrip('.')}, or --on-error skip to leave such rows out."
     elif failure.kind in ("column", "incomplete"):
         hint = _COLUMNS_HINT
+    elif failure.kind == "null" and failure.hint:
+        hint = failure.hint
     at, row = (address, failure.row) if failure.file is None else (failure.file, failure.file_row)
     return _ERRORS.get(failure.kind, ReachError)(
         f"{named}{failure.reason}", where=at, row=row, column=failure.column or None, hint=hint

@@ -88,7 +88,9 @@ def _vega(file: Path) -> Maker:
         path = Path(shutil.copy(file, folder))
         if path.suffix == ".json":
             return _nulls(path, pa.Table.from_pylist(_rows(json.loads(path.read_text()))))
-        frame = pd.read_csv(path, keep_default_na=False, na_values=[""])
+        frame = pd.read_csv(
+            path, keep_default_na=False, na_values=[""], dtype_backend="numpy_nullable"
+        )
         return _nulls(path, table_of(frame))
 
     return make
@@ -211,11 +213,11 @@ def latin1_csv(folder: Path) -> Source:
 @source
 def missing_values_csv(folder: Path) -> Source:
     frame = _people()
-    frame.loc[2, "age"] = None
+    frame["age"] = frame["age"].astype("Int64")
+    frame.loc[2, "age"] = pd.NA
     frame.loc[3, "height"] = None
     frame.to_csv(folder / "people.csv", index=False)
-    expected = pd.read_csv(folder / "people.csv", dtype={"age": "Int64"})
-    return _nulls(folder / "people.csv", table_of(expected))
+    return _nulls(folder / "people.csv", table_of(frame))
 
 
 def _parquet(**columns: Any) -> Maker:

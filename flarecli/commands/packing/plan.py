@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from flarecli.commands.packing.media import (
     media_columns,
     processed,
 )
+from flarecli.commands.packing.nulls import NullValues
 from flarecli.commands.packing.source import RowRequest, Source, open_source
 from flarecli.commands.provenance import PLACE, Places
 from flarecli.commands.row_order import first_rows
@@ -177,6 +178,7 @@ class PackTask:
             **(access if options.on_error == "skip" else {}),
             **({"null_separated": True} if options.from0 else {}),
             **({"csv": list(options.csv)} if options.csv else {}),
+            **({"null": sorted(options.null)} if options.null else {}),
             **({"streams": streams} if streams else {}),
             **({} if options.rows is None else {"spec": options.rows}),
         }
@@ -551,10 +553,21 @@ def fetched(
     columns, infos = _media(plan, names)
     if task.media.is_noop:
         columns = [column for column in columns if column.has_names]
-    if not columns:
-        return parts
-    jobs = task.limits.jobs
-    return processed(parts, columns, task.media, infos, plan.row_name, plan.progress, jobs)
+    if columns:
+        jobs = task.limits.jobs
+        parts = processed(parts, columns, task.media, infos, plan.row_name, plan.progress, jobs)
+    nulls = NullValues.parse(plan.options.null)
+    return _filled(plan, parts, nulls) if nulls != NullValues() else parts
+
+
+def _filled(
+    plan: Plan, parts: Generator[fetch_links.Fetched, None, None], nulls: NullValues
+) -> Generator[fetch_links.Fetched, None, None]:
+    """Yield the same rows with values in place of nulls."""
+    nulls.check_names(plan.names)
+    with contextlib.closing(parts):
+        for part in parts:
+            yield replace(part, batch=nulls.fill(part.batch, plan.row_name))
 
 
 def _limited(

@@ -1,0 +1,128 @@
+"""Values in place of nulls, for formats that cannot store nulls: `--null COL=VALUE` and `--null fill`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from flarecli.encodings.columns import is_binary, is_text
+from flarecli.errors import UsageError
+from flarecli.suggest import choose
+
+__all__ = ["NullValues"]
+
+FAIL, FILL = "fail", "fill"
+
+
+@dataclass(frozen=True)
+class NullValues:
+    """What is stored in place of nulls.
+
+    values  column -> text of the value
+    fills   whether nulls of the other columns are filled by their type: empty text, bytes or list,
+            0, NaN, false
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    fills: bool = False
+
+    @classmethod
+    def parse(cls, settings: Sequence[str]) -> NullValues:
+        """Parse `fail`, `fill` and `COL=VALUE`. Raises UsageError for anything else."""
+        values: dict[str, str] = {}
+        for text in settings:
+            name, equals, value = text.partition("=")
+            if not equals and text in (FAIL, FILL):
+                continue
+            if not (name and equals):
+                raise UsageError(
+                    f"--null: expected COL=VALUE, fill or fail, got {text!r:.60}",
+                    hint="Use -0 or --from0 for addresses on stdin that end with NUL.",
+                )
+            if name in values:
+                raise UsageError(f"--null: {name!r:.60} is given twice")
+            values[name] = value
+        return cls(values, FILL in settings)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise UsageError for a value of a column that does not exist."""
+        for name in self.values:
+            if name not in names:
+                raise UsageError(
+                    f"--null: no column {name!r}", hint=choose(name, names, "Choose from")
+                )
+
+    def fill(self, batch: pa.RecordBatch, key: str | None) -> pa.RecordBatch:
+        """Return a batch without the nulls that have a value; the key keeps its nulls, which fail.
+
+        raises  UsageError for a value that is not of the type of its column, and for a type that
+                has no value by default
+        """
+        for i, (at, array) in enumerate(zip(batch.schema, batch.columns, strict=True)):
+            name = at.name
+            if name == key or not array.null_count or not (self.fills or name in self.values):
+                continue
+            array = _plain(array)
+            value = (
+                _parsed(name, self.values[name], array.type)
+                if name in self.values
+                else _default(name, array.type)
+            )
+            try:
+                filled = pc.if_else(array.is_valid(), array, value)
+            except pa.ArrowNotImplementedError:
+                raise UsageError(f"--null {name}: cannot fill values of {array.type}") from None
+            new = pa.field(name, filled.type, metadata=at.metadata)
+            batch = batch.set_column(i, new, filled)
+        return batch
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Return a column in a layout that Arrow's `if_else` supports."""
+    kind = array.type
+    if kinds.is_null(kind):
+        return array.cast(pa.string())
+    if kinds.is_dictionary(kind):
+        return array.dictionary_decode()
+    if kinds.is_run_end_encoded(kind):
+        return pc.run_end_decode(array)
+    if kinds.is_string_view(kind):
+        return array.cast(pa.large_string())
+    return array.cast(pa.large_binary()) if kinds.is_binary_view(kind) else array
+
+
+def _default(name: str, kind: pa.DataType) -> pa.Scalar:
+    if is_text(kind):
+        return pa.scalar("", kind)
+    if is_binary(kind):
+        size = kind.byte_width if kinds.is_fixed_size_binary(kind) else 0
+        return pa.scalar(bytes(size), kind)
+    if kinds.is_floating(kind):
+        return pa.scalar(float("nan")).cast(kind)
+    if kinds.is_boolean(kind) or kinds.is_integer(kind) or kinds.is_decimal(kind):
+        return pa.scalar(0).cast(kind)
+    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_map(kind):
+        return pa.scalar([], kind)
+    raise UsageError(
+        f"--null fill: column {name!r} of {kind} has no value for nulls",
+        hint=f"Choose one with --null {name}=VALUE.",
+    )
+
+
+def _parsed(name: str, text: str, kind: pa.DataType) -> pa.Scalar:
+    """Return the value of a text: as it is for text and bytes, JSON for nested types."""
+    try:
+        if is_binary(kind):
+            return pa.scalar(text.encode(), kind)
+        if kinds.is_nested(kind):
+            value: Any = json.loads(text)
+            return pa.scalar(value, kind)
+        return pa.scalar(text).cast(kind)
+    except (pa.ArrowException, ValueError, TypeError):
+        raise UsageError(f"--null {name}: {text!r:.60} is not of {kind}") from None

@@ -1,0 +1,159 @@
+"""Values in place of nulls: `pack(null=…)`, compared with pandas' and pyarrow's `fill_null`."""
+
+import datetime
+import decimal
+import math
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flarecli as flare
+from flarecli.commands.packing.nulls import NullValues
+from flarecli.errors import UsageError, ValueFitError
+
+NULL_HINT = (
+    "Use --null COL=VALUE or --null fill to store a value in place of a null, or --on-error skip "
+    "to leave such rows out and list them in failed.jsonl."
+)
+
+
+@pytest.fixture
+def pack(tmp_path):
+    def run(table, **options):
+        pq.write_table(table, tmp_path / "in.parquet")
+        flare.pack(tmp_path / "in.parquet", tmp_path / "out", **options)
+        return [dict(row) for row in flare.open(tmp_path / "out")]
+
+    return run
+
+
+TABLE = pa.table(
+    {
+        "n": pa.array([1, None], pa.int32()),
+        "t": ["a", None],
+        "b": pa.array([b"x", None]),
+        "f": [1.5, None],
+        "l": pa.array([[1], None], pa.list_(pa.int64())),
+        "y": [True, None],
+    }
+)
+
+
+def test_a_null_fails_its_row_and_the_hint_names_the_option(pack):
+    for null in ((), ["fail"]):
+        with pytest.raises(ValueFitError) as caught:
+            pack(TABLE, null=null, overwrite=True)
+        assert (caught.value.row, caught.value.hint) == (1, NULL_HINT)
+
+
+def test_nulls_are_filled_by_type(pack):
+    _, row = pack(TABLE, null=["fill"])
+    assert math.isnan(row.pop("f"))
+    assert row == {"n": 0, "t": "", "b": b"", "l": [], "y": False}
+
+
+def test_nulls_are_filled_by_column_and_the_rest_by_type(pack):
+    null = ["fill", "n=-7", "t=a=b", "b=ü", "f=0.25", "l=[1, 2]", "y=true"]
+    _, row = pack(TABLE, null=null)
+    assert row == {"n": -7, "t": "a=b", "b": "ü".encode(), "f": 0.25, "l": [1, 2], "y": True}
+
+
+def test_a_column_without_a_value_still_fails(pack):
+    with pytest.raises(ValueFitError) as caught:
+        pack(TABLE, null=["n=0"])
+    assert caught.value.row == 1
+
+
+def test_a_column_of_nulls_is_empty_text(pack):
+    assert pack(pa.table({"n": [1], "x": pa.nulls(1)}), null=["fill"]) == [{"n": 1, "x": ""}]
+
+
+def test_formats_that_hold_nulls_keep_them_unless_a_value_is_named(pack):
+    table = pa.table({"k": ["a", "b"], "n": [1, 2], "t": ["x", None]})
+    rows = pack(table, format="webdataset", key="k")
+    assert [row["t"] for row in rows] == ["x", None]
+    rows = pack(table, format="webdataset", key="k", null=["t=?"], overwrite=True)
+    assert [row["t"] for row in rows] == ["x", "?"]
+
+
+def test_a_key_is_never_filled(pack):
+    with pytest.raises(ValueFitError) as caught:
+        pack(pa.table({"k": ["a", None], "t": ["x", "y"]}), key="k", null=["fill"])
+    assert caught.value.row == 1
+    assert "k is null" in caught.value.message
+
+
+def test_a_resume_needs_the_same_values(pack):
+    pack(TABLE, null=["fill"])
+    with pytest.raises(UsageError):
+        pack(TABLE, null=["fill", "n=1"], resume=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.none() | st.integers(-(2**31), 2**31 - 1), min_size=1), st.integers(-9, 9))
+def test_numbers_are_filled_as_arrow_fills_them(values, value):
+    array = pa.array(values, pa.int32())
+    batch = pa.record_batch({"a": array})
+    found = NullValues({"a": str(value)}).fill(batch, None).column("a")
+    assert found.equals(pc.fill_null(array, value))
+
+
+@pytest.mark.parametrize(
+    ("array", "text", "value"),
+    [
+        (pa.array([None], pa.date32()), "2024-02-29", datetime.date(2024, 2, 29)),
+        (pa.array([None], pa.timestamp("s")), "1970-01-02", datetime.datetime(1970, 1, 2)),
+        (pa.array([None], pa.decimal128(5, 2)), "1.5", decimal.Decimal("1.50")),
+        (pa.array([None], pa.struct([("a", pa.int8())])), '{"a": 3}', {"a": 3}),
+        (pa.array(["x", None]).dictionary_encode(), "y", "y"),
+        (pa.array([None], pa.string_view()), "y", "y"),
+        (pa.array([None], pa.float32()), "nan", math.nan),
+    ],
+)
+def test_a_text_becomes_a_value_of_the_type(array, text, value):
+    batch = pa.record_batch({"a": array})
+    found = NullValues({"a": text}).fill(batch, None).column("a")[-1].as_py()
+    assert found == value or (math.isnan(value) and math.isnan(found))
+
+
+@pytest.mark.parametrize(
+    ("array", "setting", "message"),
+    [
+        (pa.array([None], pa.int8()), "a=300", "--null a: '300' is not of int8"),
+        (pa.array([None], pa.int64()), "a=x", "--null a: 'x' is not of int64"),
+        (
+            pa.array([None], pa.list_(pa.int8())),
+            "a=[",
+            "--null a: '[' is not of list<element: int8>",
+        ),
+        (pa.array([None], pa.int64()), "b=1", "--null: no column 'b'"),
+        (
+            pa.array([None], pa.date32()),
+            "fill",
+            "--null fill: column 'a' of date32[day] has no value for nulls",
+        ),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused(tmp_path, array, setting, message):
+    pq.write_table(pa.table({"a": array}), tmp_path / "in.parquet")
+    with pytest.raises(UsageError) as caught:
+        flare.pack(tmp_path / "in.parquet", tmp_path / "out", null=[setting])
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["x"], "--null: expected COL=VALUE, fill or fail, got 'x'"),
+        (["=x"], "--null: expected COL=VALUE, fill or fail, got '=x'"),
+        (["a=1", "a=2"], "--null: 'a' is given twice"),
+    ],
+)
+def test_an_invalid_setting_is_refused(given, message):
+    with pytest.raises(UsageError) as caught:
+        NullValues.parse(given)
+    assert caught.value.message == message
