@@ -264,6 +264,13 @@ def test_null_without_a_value(here, capfd):
     check_error(capfd, "pack - out --null", 2, error, hint)
 
 
+def test_an_empty_target(here, capfd):
+    for command in ("pack ok.csv", "unpack ok.csv"):
+        assert main([*command.split(), ""]) == 2
+        error = capfd.readouterr().err
+        assert error == "error: the name of the output folder is empty\nhint: Name a folder.\n"
+
+
 def test_a_target_that_cannot_be_created(here, capfd):
     (here / "file").write_text("")
     check_error(

@@ -82,7 +82,9 @@ def callback(
     """
 
     def run(**typed: Any) -> None:
-        values: dict[str, Any] = {name: typed[name] or () for name in line.arguments}
+        values: dict[str, Any] = {
+            name: () if typed[name] is None else typed[name] for name in line.arguments
+        }
         for declaration in declared(line):
             if declaration.is_switch:
                 if typed[declaration.name] or _is_set(declaration, environment):

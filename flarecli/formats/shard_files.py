@@ -129,8 +129,13 @@ def _hashed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
 # -- reading
 
 
-def read_optional(at: Location, max_bytes: int) -> bytes | None:
-    """Return the bytes of a file; b"" for more than `max_bytes`, None if it cannot be read."""
+def read_optional(at: Location | None, max_bytes: int) -> bytes | None:
+    """Return the bytes of a file; b"" for more than `max_bytes`, None if it cannot be read.
+
+    at  None: the file cannot exist
+    """
+    if at is None:
+        return None
     try:
         size = at.size()
         return at.read(0, size) if size <= max_bytes else b""

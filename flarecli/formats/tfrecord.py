@@ -43,7 +43,7 @@ import pyarrow as pa
 from flarecli import compress, encodings
 from flarecli.bisect import findings_of
 from flarecli.encodings import column, lookup
-from flarecli.errors import FormatError, IntegrityError, UsageError
+from flarecli.errors import FormatError, IntegrityError, UnsafeError, UsageError
 from flarecli.expansion import check_columns
 from flarecli.formats import byte_ranges, shard_files
 from flarecli.formats.base import EACH, LISTED_PICTURES, Format, Ranges, Span, Substitutes
@@ -353,9 +353,17 @@ def _index_name(name: str) -> str:
     return f"{name}.idx"
 
 
-def _index_of(chunk: Chunk) -> Location:
-    """Return the location of the index of a file: the listed one, or the one beside the file."""
-    return chunk.companions[0] if chunk.companions else chunk.at.folder / _index_name(chunk.at.name)
+def _index_of(chunk: Chunk) -> Location | None:
+    """Return the location of the index of a file: the listed one, or the one beside the file.
+
+    None if no file can have that name, such as one of more than 255 bytes.
+    """
+    if chunk.companions:
+        return chunk.companions[0]
+    try:
+        return chunk.at.folder / _index_name(chunk.at.name)
+    except UnsafeError:
+        return None
 
 
 def _parse_index(data: bytes, size: int) -> IntArray | None:

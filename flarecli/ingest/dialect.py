@@ -1,9 +1,10 @@
 """The dialect of a CSV file: delimiter, header, quotes, nulls, decimal sign and encoding.
 
 The user sets it by `--csv KEY=VALUE`; the delimiter and the encoding are detected otherwise. A file
-is UTF-16 if it begins with the byte order mark of UTF-16, and UTF-8 otherwise. Its delimiter is the
-one of its suffix, unless only another of `,`, `;`, tab and `|` occurs in each of the first records
-equally often.
+is UTF-16 if it begins with the byte order mark of UTF-16, and UTF-8 otherwise. The delimiter is the
+one of the suffix; only in `.csv`, which programs write with several delimiters, it is another one of
+`;`, tab and `|` if that one occurs in each of the first records equally often, and the comma does
+not.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ __all__ = [
 
 DELIMITERS = (",", ";", "\t", "|")
 _HEAD_BYTES, _HEAD_RECORDS = 1 << 16, 50  # from which the delimiter is detected
-_ADDRESS = re.compile(rb"#|\.{0,2}/|[A-Za-z][A-Za-z0-9+.-]+://")
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _NAMED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 _YES_OR_NO = {"yes": True, "no": False}
@@ -124,7 +124,9 @@ def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, 
     if encoding:
         source = Recoded(source, encoding)
     if not dialect.delimiter:
-        found = detect_delimiter(_head(source), dialect.quote, delimiter)
+        found = delimiter
+        if delimiter == DELIMITERS[0]:
+            found = detect_delimiter(_head(source), dialect.quote, delimiter)
         dialect = replace(dialect, delimiter=found)
     return source, dialect
 
@@ -134,13 +136,10 @@ def _head(source: Blocks) -> bytes:
 
 
 def looks_like_table(source: Blocks) -> bool:
-    """Return whether a text is a table, instead of a list of addresses: its first records, of which
-    none is an address, have the same number of delimiters.
-    """
+    """Return whether a text is a table, instead of a list of addresses: its first line has a tab."""
     encoding = _UTF16.get(_head(source)[:2], "")
     head = _head(Recoded(source, encoding) if encoding else source)
-    first = head.lstrip(codecs.BOM_UTF8).partition(b"\n")[0]
-    return not _ADDRESS.match(first) and bool(detect_delimiter(head, DEFAULT.quote, ""))
+    return b"\t" in head.partition(b"\n")[0].strip()
 
 
 def detect_delimiter(head: bytes, quote: str, default: str) -> str:

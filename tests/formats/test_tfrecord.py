@@ -228,6 +228,18 @@ def test_values_and_nulls_are_read_back(data, compression):
     assert base + int(sizes.sum()) == int(shard.layout["starts"][-1])
 
 
+@pytest.mark.parametrize("kind", ["tfrecord", "webdataset"])
+def test_a_file_whose_index_could_have_no_name_is_read_without_it(tmp_path, kind):
+    (tmp_path / "a.csv").write_text("n,t\n1,one\n")
+    commands.pack([str(tmp_path / "a.csv")], str(tmp_path / "out"), format=kind)
+    suffix = {"tfrecord": ".tfrecord", "webdataset": ".tar"}[kind]
+    renamed = tmp_path / ("x" * (255 - len(suffix)) + suffix)
+    (tmp_path / "out" / f"00000{suffix}").rename(renamed)
+    (row,) = [row for batch in commands.cat([str(renamed)]) for row in batch.to_pylist()]
+    assert "1" in map(str, row.values())
+    assert [one for one in commands.verify([str(renamed)]) if one.kind != "unprotected"] == []
+
+
 def test_a_dataset_is_packed_verified_and_converted(tmp_path):
     source = tmp_path / "a.csv"
     source.write_text("n,t,x\n1,one,1.5\n-2,two,1e300\n")

@@ -27,14 +27,22 @@ def notes(path, *settings):
 @settings(max_examples=100, deadline=None)
 @given(
     rows=st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=5),
-    delimiter=st.sampled_from(DELIMITERS),
-    suffix=st.sampled_from(["csv", "tsv", "tab", "psv", "txt"]),
+    kind=st.sampled_from(
+        [
+            *((one, "csv") for one in DELIMITERS),
+            ("\t", "tsv"),
+            ("\t", "tab"),
+            ("\t", "txt"),
+            ("|", "psv"),
+        ]
+    ),
     encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
     newline=st.sampled_from(["\n", "\r\n"]),
 )
 def test_a_file_of_the_csv_module_is_read_without_options(
-    tmp_path_factory, rows, delimiter, suffix, encoding, newline
+    tmp_path_factory, rows, kind, encoding, newline
 ):
+    delimiter, suffix = kind
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter, lineterminator=newline)
     writer.writerows([("one", "two", "three"), *rows])
@@ -129,10 +137,19 @@ def test_a_text_file_is_a_table_or_a_list(tmp_path):
     assert read(tmp_path / "table.txt") == [{"a": 1, "b": 2}]
 
 
-def test_a_list_of_addresses_with_commas_is_a_list(tmp_path):
-    (tmp_path / "a,b.csv").write_text("a\n1\n")
-    (tmp_path / "list.txt").write_text("./a,b.csv\n./a,b.csv\n")
-    assert read(tmp_path / "list.txt") == [{"a": 1}, {"a": 1}]
+@pytest.mark.parametrize("line", ["./a,b.csv", "a,b.csv", "{a,c},b.csv", "a,?.csv"])
+def test_a_list_of_addresses_with_commas_is_a_list(tmp_path, line):
+    for name in ("a,b.csv", "c,b.csv"):
+        (tmp_path / name).write_text("a\n1\n")
+    (tmp_path / "list.txt").write_text(f"{line}\n{line}\n")
+    assert {tuple(row) for row in read(tmp_path / "list.txt")} == {("a",)}
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "tab", "psv"])
+def test_one_column_with_commas_is_one_column(tmp_path, suffix):
+    path = tmp_path / f"x.{suffix}"
+    path.write_text("note, long\nhello, world\n")
+    assert read(path) == [{"note, long": "hello, world"}]
 
 
 def test_bytes_of_another_encoding_name_the_option(tmp_path):

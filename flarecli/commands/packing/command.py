@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flarecli.arguments import address_text, from_options
+from dataclasses import replace
+
+from flarecli.arguments import address_text, address_texts, from_options
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.media import MediaOptions
 from flarecli.commands.packing.parts import pack_parts
@@ -36,6 +38,8 @@ def pack(options: PackOptions) -> Packed:
         options.min_size,
         options.max_aspect,
     )
+    # a task reads them several times, and they may be an iterator
+    options = replace(options, sources=address_texts(options.sources))
     task = PackTask(options, MediaOptions(resize, options.media_info, options.strict))
     _ = task.settings, task.links, task.guard  # raise their errors before anything is read
     engines.check(options.engine)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from flarecli.encodings.columns import is_binary, is_text
+from flarecli.encodings import is_binary, is_text
 from flarecli.errors import UsageError
 from flarecli.suggest import choose
 

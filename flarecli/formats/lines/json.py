@@ -321,8 +321,10 @@ def places(
         at = stop
     if not (at + len(plan.tail) == starts[1:]).all() or not _has_text_at(data, at, plan.tail):
         return None
-    if numbers and not _are_numbers(data, *map(np.concatenate, zip(*numbers, strict=True))):
-        return None
+    if numbers:
+        begins, ends = (np.stack(one, axis=1).reshape(-1) for one in zip(*numbers, strict=True))
+        if not _are_numbers(data, begins, ends):  # in the order of the data
+            return None
     return out
 
 

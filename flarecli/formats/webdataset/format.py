@@ -497,6 +497,8 @@ def _verify_keys(table: Table, at: object) -> Iterator[Finding]:
 def _verify_index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
     """Compare the index of a tar with the tar."""
     location = webdataset_index.location_of(shard.chunk)
+    if location is None:
+        return
     try:
         location.size()
     except MissingError:

@@ -36,7 +36,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from flarecli.errors import FormatError, Place
+from flarecli.errors import FormatError, Place, UnsafeError
 from flarecli.formats.shard_files import check_count, parse_json, read_optional
 from flarecli.formats.webdataset import tar
 from flarecli.formats.webdataset.columns import KEY, NAME
@@ -75,9 +75,17 @@ def name_of(name: str) -> str:
     return _TAR.sub("", name) + ".idx.json"
 
 
-def location_of(chunk: Chunk) -> Location:
-    """Return the location of the index of a tar: the listed one, or the one in the same folder."""
-    return chunk.companions[0] if chunk.companions else chunk.at.folder / name_of(chunk.at.name)
+def location_of(chunk: Chunk) -> Location | None:
+    """Return the location of the index of a tar: the listed one, or the one in the same folder.
+
+    None if no file can have that name, such as one of more than 255 bytes.
+    """
+    if chunk.companions:
+        return chunk.companions[0]
+    try:
+        return chunk.at.folder / name_of(chunk.at.name)
+    except UnsafeError:
+        return None
 
 
 def read(chunk: Chunk, size: int) -> Table | None:

@@ -81,6 +81,11 @@ def backwards(work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tupl
     return ((i, work(items[i])) for i in reversed(range(len(items))))
 
 
+def test_the_sources_of_parts_may_be_an_iterator(index: str, tmp_path: Path) -> None:
+    packed = flarecli.pack(iter([index, index]), tmp_path / "out", part_rows=50)
+    assert packed.rows == 2 * ROWS
+
+
 def test_the_bytes_do_not_depend_on_the_order_of_the_parts(
     index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

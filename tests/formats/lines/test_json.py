@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flarecli import encodings
 from flarecli.errors import FormatError, IntegrityError, UsageError, ValueFitError
-from flarecli.formats import find
+from flarecli.formats import byte_ranges, find
 from flarecli.formats.lines import base as lines
 from flarecli.formats.lines import json as json_module
 from flarecli.model import Settings
@@ -308,3 +308,12 @@ def test_rows_of_many_columns_are_joined_together():
     assert [piece.num_rows for piece in lines.pieces(wide)] == [40]
     large = pa.record_batch({"a": pa.array(["x" * (1 << 18)] * 40, pa.large_string())})
     assert max(piece.num_rows for piece in lines.pieces(large)) == 3
+
+
+def test_numbers_of_several_columns_are_found_in_batches_above_the_limit_of_views(monkeypatch):
+    rows = [{"f": b"%d.5" % i, "i": b"%d" % i, "s": b'"%s"' % (b"x" * 40)} for i in range(20)]
+    chunk, columns = write_rows(json_shards, TYPES, rows)
+    shard = json_shards.open_shard(chunk, columns)
+    expected = json_shards.read_batch(shard, 0, 20)
+    monkeypatch.setattr(byte_ranges, "VIEW_LIMIT", 64)
+    assert json_shards.read_batch(json_shards.open_shard(chunk, columns), 0, 20).equals(expected)
