@@ -61,7 +61,7 @@ def check_columns(
 ) -> None:
     """Raise FormatError for duplicate columns, for no columns, and for too many columns.
 
-    hint  how to mend duplicate columns
+    hint  hint of the error for duplicate columns
     """
     if not names:
         raise FormatError("the index has no columns", where=at)

@@ -45,7 +45,7 @@ class Delimited(Part):
     def __init__(
         self, source: Blocks, delimiter: str, text: Collection[str], dialect: Dialect = DEFAULT
     ) -> None:
-        """Open a file; `delimiter` is the one by its suffix."""
+        """Open a file. `delimiter` is the default for its suffix; the dialect may have another."""
         if next(iter(source.blocks()), None) is None:
             raise FormatError("file is empty", where=source)
         self._file = source
@@ -246,7 +246,7 @@ def _is_null(values: pa.Array, dialect: Dialect, *, empty: bool) -> pa.Array:
 
 
 def _as_type(values: pa.Array, kind: pa.DataType, dialect: Dialect) -> pa.Array | None:
-    """Parse text as a type, with null for the texts that mean null.
+    """Parse text as a type; texts that the dialect defines as null become null.
 
     The result is None if a value is invalid or would not be restored exactly.
     """

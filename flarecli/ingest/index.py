@@ -374,11 +374,11 @@ def open_index(
     text            columns of a CSV or TSV that are always text, such as keys and links
     allow_missing   fill columns that are missing in some files with nulls
     null_separated  addresses in standard input end with a NUL instead of a newline
-    dialect         what is known about CSV and TSV files
+    dialect         dialect of CSV and TSV files; unset parts are detected
     stdin           stream for `-` instead of standard input
     raises          MissingError if an address does not exist; FormatError for invalid files, no
                     rows, duplicate columns, or columns of different types; UsageError for an
-                    unknown kind of file
+                    unknown suffix
     """
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:

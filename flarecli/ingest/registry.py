@@ -40,7 +40,7 @@ _TABLES: dict[str, Callable[[Location], Part]] = {
     ".feather": Ipc,
     ".arrows": Ipc,
 }
-# delimiters of CSV by suffix; each may be another one
+# default delimiters of CSV by suffix; the dialect may have another
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".psv": "|", _LIST: "\t"}
 _JSON = (".json", ".jsonl", ".ndjson")
 _TEXTS = (*(suffix for suffix in _DELIMITERS if suffix != _LIST), *_JSON)
@@ -62,11 +62,11 @@ def is_index(address: str) -> bool:
 
 
 def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -> Part:
-    """Open one table: its columns are known, its rows are not read yet.
+    """Open one table without reading its rows.
 
     text     columns of a CSV or TSV that are always text
-    dialect  what is known about a CSV or TSV
-    raises   UsageError for an unknown kind of file
+    dialect  dialect of a CSV or TSV; unset parts are detected
+    raises   UsageError for an unknown suffix
     """
     name = at.name.lower()
     for suffix, open_table in _TABLES.items():
