@@ -348,8 +348,9 @@ def finished_before(target: Target, record: Mapping[str, Any], format: str) -> P
 class Estimate:
     """Rows, shards and bytes that a pack would write.
 
-    is_exact   the first rows were all rows
-    addresses  columns of addresses that are not fetched
+    is_exact    the first rows were all rows
+    addresses   columns of addresses that are not fetched
+    duplicates  rows that are skipped because an earlier row has the same key
     """
 
     rows: int
@@ -359,6 +360,7 @@ class Estimate:
     failures: tuple[Failure, ...]
     is_exact: bool
     addresses: tuple[str, ...]
+    duplicates: int
 
 
 def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
@@ -385,6 +387,7 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
         len(totals.failures),
         {},
         totals.columns,
+        totals.duplicates,
         dry_run=True,
         estimated=not totals.is_exact,
     )
@@ -394,6 +397,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     """Convert the first rows, and estimate the total size from them."""
     task, format, settings = plan.task, plan.task.format, plan.task.settings
     rows = _selected_rows(plan)
+    duplicates = plan.duplicates  # of all rows; `fetched` counts those of the first rows again
     typed: ColumnConverter | None = None
     columns: Columns = ()
     addresses: tuple[str, ...] = ()
@@ -431,7 +435,16 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
         by_rows = -(-round(rows * share) // settings.shard_rows) if settings.shard_rows else 0
         shards += count * max(-(-round(body * share) // limit), by_rows, min(body, 1))
     placed = tuple(plan.places.placed(one) for one in sorted(failures, key=lambda one: one.row))
-    return Estimate(rows, shards, body + shards * base, columns, placed, sampled >= rows, addresses)
+    return Estimate(
+        rows,
+        shards,
+        body + shards * base,
+        columns,
+        placed,
+        sampled >= rows,
+        addresses,
+        duplicates,
+    )
 
 
 def _selected_rows(plan: Plan) -> int:

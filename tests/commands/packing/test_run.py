@@ -519,6 +519,19 @@ def test_nulls_are_no_failures_in_a_format_that_stores_them(tmp_path, options):
     assert (packed.rows, packed.failed) == (2, 0)
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_dry_run_counts_skipped_duplicates(tmp_path, dry_run):
+    pq.write_table(pa.table({"id": list("abac")}), tmp_path / "i.parquet")
+    packed = commands.pack(
+        str(tmp_path / "i.parquet"),
+        str(tmp_path / "out"),
+        key="id",
+        on_duplicate="first",
+        dry_run=dry_run,
+    )
+    assert (packed.rows, packed.duplicates) == (3, 1)
+
+
 def test_progress_counts_rows_and_their_stored_bytes(tmp_path):
     class Counts(Progress):
         rows = bytes = 0
