@@ -159,12 +159,12 @@ class Table:
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
         """Return encoded rows in the order of `indices`; `names` None: all columns."""
-        if len(self.series) == 1 and ranges is None and type(indices) is list and len(indices) == 1:
+        is_list = type(indices) is list or (type(indices) is np.ndarray and indices.ndim == 1)
+        if len(self.series) == 1 and ranges is None and is_list and len(indices) == 1:
             row = indices[0]  # fast path for a single row
-            if type(row) is int and 0 <= row < self.rows:
-                if self._selected is not None:
-                    row = int(self._selected[row])
-                return [self.series[0].read_row(row, names)]
+            if type(row) in (int, np.int64) and 0 <= row < self.rows:
+                at = int(row if self._selected is None else self._selected[row])
+                return [self.series[0].read_row(at, names)]
         rows = self.series_rows(indices)
         parts = []
         for series, own_names in self._split(names):
