@@ -58,7 +58,7 @@ def test_batches_equal_their_rows(
         data.draw(st.sampled_from([1, 7, 64, 600, 2000])),
         data.draw(st.sampled_from(["shuffle", "windows", "sequential"])),
     )
-    chosen = whole if data.draw(st.booleans()) else whole.where("n > 200 and n < 1300")
+    selected = whole if data.draw(st.booleans()) else whole.where("n > 200 and n < 1300")
     options = {
         "batch": batch,
         "seed": 3,
@@ -66,8 +66,8 @@ def test_batches_equal_their_rows(
         "workers": data.draw(st.sampled_from([0, 2])),
     }
     batches, samples = (
-        list(flare.Loader(chosen, **options)),
-        list(flare.Loader(chosen, **options, collate=as_list)),
+        list(flare.Loader(selected, **options)),
+        list(flare.Loader(selected, **options, collate=as_list)),
     )
     assert [len(one["n"]) for one in batches] == [len(one) for one in samples]
     for columns, rows in zip(batches, samples, strict=True):

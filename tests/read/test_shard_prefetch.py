@@ -73,7 +73,7 @@ def test_each_shard_is_downloaded_once_per_epoch(served, packed, tmp_path, order
     assert is_idle()
 
 
-def of_a_mix(data):
+def read_a_mix(data):
     half = data.where(f"n < {ROWS // 2}"), data.where(f"n >= {ROWS // 2}")
     return [
         n
@@ -84,7 +84,7 @@ def of_a_mix(data):
     ]
 
 
-def of_torch(data, workers):
+def read_by_torch(data, workers):
     torch_data, flare_torch = (
         pytest.importorskip("torch.utils.data"),
         pytest.importorskip("flarecli.torch"),
@@ -101,9 +101,9 @@ def of_torch(data, workers):
     "read",
     [
         lambda data: [sample["n"] for sample in data.run(1, order="windows", window=3)],
-        of_a_mix,
-        lambda data: of_torch(data, 0),
-        lambda data: of_torch(data, 2),
+        read_a_mix,
+        lambda data: read_by_torch(data, 0),
+        lambda data: read_by_torch(data, 2),
     ],
     ids=["run", "mix", "torch", "torch's workers"],
 )
@@ -119,7 +119,7 @@ def test_every_reader_of_windows_prefetches(served, packed, tmp_path, read):
         (tmp_path / name).write_bytes(body)
     assert read(data) == read(flare.open(str(tmp_path / "playlist.yaml")))
     assert set(fetched(served, sizes)) == {name for name in sizes if name.endswith(".mds")}
-    if read is not of_a_mix:  # its conditions have read parts of the shards
+    if read is not read_a_mix:  # its conditions have read parts of the shards
         assert max(fetched(served, sizes).values()) < 1.001
     assert is_idle()
 
