@@ -290,7 +290,8 @@ class Loader(Closable):
         rows, skip  rows of this rank since `start`, and samples of the next row
         steps       the number of steps of the epoch
         """
-        self._cursor = replace(start, step=min(steps, start.step + rows * self.ranks))
+        step = min(steps, start.step + rows * self.ranks)
+        self._cursor = Cursor(start.seed, start.epoch, step, start.order)
         self._skip = skip
 
     def _next_batch(

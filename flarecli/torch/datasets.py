@@ -303,7 +303,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         step   the first step of the next batch of this worker
         """
         here = self._at[0]
-        after = replace(here, step=step)
+        after = Cursor(here.seed, here.epoch, step, here.order)
         if not self._collated:
             samples = [sample for of_row in result.samples or () for sample in of_row]
             if given and given >= len(samples):
