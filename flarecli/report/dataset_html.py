@@ -223,7 +223,10 @@ def _histogram(name: str, values: npt.NDArray[np.float64], text_of: Callable[[fl
         least, most = float(values.min()), float(values.max())
         if not np.isfinite(most - least):
             return ""
-        counts, edges = np.histogram(values, _BINS if most > least else 1, (least, most))
+        try:
+            counts, edges = np.histogram(values, _BINS if most > least else 1, (least, most))
+        except ValueError:  # no floats between the edges
+            counts, edges = np.array([len(values)]), np.array([least, most])
     ends = [text_of(edge) for edge in edges.tolist()]
     labels = [
         f"{start} to {stop}: {count}"

@@ -85,3 +85,13 @@ def test_each_row_of_the_page_has_its_number(images):
     assert [
         int(text) for text in re.findall(r"<dt>id</dt><dd data-column=\"0\">(\d+)<", page)
     ] == list(found.sample_rows)
+
+
+@pytest.mark.parametrize(
+    "values", [[2**60, 2**60], [1e300, 1e300], [2.0**53, 2.0**53 + 2], [-(2**62), -(2**62)]]
+)
+def test_numbers_without_floats_between_them_are_one_bar(tmp_path, values):
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"x": one}) + "\n" for one in values))
+    commands.pack([str(tmp_path / "x.jsonl")], str(tmp_path / "out"))
+    assert main(["inspect", str(tmp_path / "out"), "--html", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text().count("<rect ") == 1
