@@ -142,7 +142,10 @@ class Index:
                     aligned = align(batch.slice(low, high - low), schema, part, at + low)
                     if row is not None:
                         numbers = pa.array(np.arange(first + at + low, first + at + high))
-                        aligned = aligned.append_column(pa.field(row, pa.int64()), numbers)
+                        aligned = pa.RecordBatch.from_arrays(
+                            [*aligned.columns, numbers],
+                            schema=schema.append(pa.field(row, pa.int64())),
+                        )
                     yield aligned
                 if first + count >= last:
                     return

@@ -184,6 +184,12 @@ class _Unpacking:
                 column=key,
             )
         columns_after = [renamed.get(name, name) for name in schema.names]
+        for name in renamed.values():
+            if columns_after.count(name) > 1:
+                raise UsageError(
+                    f"two columns would be named {name!r}",
+                    hint="Rename the fetched column: --fetch COLUMN:NAME.",
+                )
         check_names(columns_after, columns or ())
         chosen = columns_after if columns is None else list(dict.fromkeys(columns))
         types = dict(zip(columns_after, schema.types, strict=True))
@@ -194,11 +200,11 @@ class _Unpacking:
         self.files = [
             name for name in chosen if name in renamed.values() or is_binary(types[name])
         ] or [name for name in texts if name != key]
-        if not self.files:
+        if not self.files or self.files == [key]:
             hint = "Name columns of bytes or text with -c."
             if source.format == "index":
                 hint = "Name the column of links with --fetch."
-            elif key in texts:
+            elif key in chosen:
                 hint = f"Column {key!r} names the files: name other columns of bytes or text with -c, or another key with --key."
             raise UsageError("no column to write as files", where=source.address, hint=hint)
         self.places, self.where = Places(source.place, ROW), partial(RowAddress, source)

@@ -518,3 +518,18 @@ def test_a_key_column_that_should_become_a_file_is_refused_with_a_hint(tmp_path)
     with pytest.raises(UsageError) as caught:
         commands.unpack(str(tmp_path / "d"), str(tmp_path / "out"), columns=["n"])
     assert caught.value.hint == "Name columns of bytes or text with -c."
+
+
+def test_a_key_of_bytes_that_should_become_a_file_is_refused(tmp_path):
+    pq.write_table(pa.table({"k": pa.array([b"a", b"b"])}), tmp_path / "x.parquet")
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(str(tmp_path / "x.parquet"), str(tmp_path / "out"), key="k")
+    assert caught.value.message == "no column to write as files"
+
+
+def test_a_fetched_column_with_the_name_of_another_is_refused(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"data")
+    (tmp_path / "i.csv").write_text("blob,url\nx,a.bin\n")
+    with pytest.raises(UsageError) as caught:
+        commands.unpack(str(tmp_path / "i.csv"), str(tmp_path / "out"), fetch=["url:blob"])
+    assert str(caught.value) == "two columns would be named 'blob'"
