@@ -14,6 +14,7 @@ from flarecli.ingest.decompress import TextFile
 from flarecli.ingest.text_records import pieces, records
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
+from tests.ingest.samples import rows_of
 
 QUOTES = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
 UTF8 = "Save the file as UTF-8 text."
@@ -26,10 +27,6 @@ def index(tmp_path, data: bytes | str, name: str = "x.csv", **options):
     path = tmp_path / name
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return open_index(str(path), **options)
-
-
-def rows_of(found, columns=None) -> list[dict]:
-    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
 
 
 def error_of(tmp_path, data: bytes | str, name: str = "x.csv") -> tuple[str, str]:

@@ -3,38 +3,12 @@
 import gzip
 import re
 
-import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet as pq
 import pytest
 import zstandard
 
 from flarecli import expansion
-from flarecli.errors import (
-    FlareError,
-)
 from flarecli.ingest import decompress, open_index
-
-
-def rows_of(found, columns=None) -> list[dict]:
-    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
-
-
-def write_files(folder, files) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, pa.Table):
-            pq.write_table(content, path)
-        else:
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def error_of(folder, act) -> tuple[str, str]:
-    with pytest.raises(FlareError) as caught:
-        act()
-    return str(caught.value).replace(f"{folder}/", ""), caught.value.hint.replace(f"{folder}/", "")
-
+from tests.ingest.samples import error_of, rows_of, write_files
 
 LINES = b"n,t\n" + b"".join(b"%d,row %d\n" % (n, n) for n in range(5000))
 

@@ -1,14 +1,10 @@
 """Folders: the files of a row, skipped files, and that each data file is used exactly once."""
 
-import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flarecli.errors import (
-    FlareError,
     FormatError,
     MissingError,
     UsageError,
@@ -17,14 +13,11 @@ from flarecli.ingest import data_among, filled, folder, open_folder
 from flarecli.ingest.folder import Folder, groups
 from flarecli.storage import Entry, Location
 from flarecli.storage.memory import MemoryStore
+from tests.ingest.samples import error_of, images, rows_of, write_files
 
 
 def opened(names, columns=None) -> Folder:
     return Folder(Location(MemoryStore(dict.fromkeys(names, b"x"))), columns)
-
-
-def rows_of(found, columns=None) -> list[dict]:
-    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
 
 
 def keys(names) -> dict[str, set[str]]:
@@ -194,22 +187,6 @@ def test_last_names_in_file_names_are_not_extensions(monkeypatch):
     assert caught.value.message == "more than 5 compound extensions"
 
 
-def write_files(folder, files) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, pa.Table):
-            pq.write_table(content, path)
-        else:
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def error_of(folder, act) -> tuple[str, str]:
-    with pytest.raises(FlareError) as caught:
-        act()
-    return str(caught.value).replace(f"{folder}/", ""), caught.value.hint.replace(f"{folder}/", "")
-
-
 NAME = st.lists(
     st.text(st.sampled_from("ab.-"), min_size=1, max_size=4).filter(lambda part: part.strip(".")),
     min_size=1,
@@ -234,15 +211,6 @@ def test_files_are_grouped_by_key(names):
     assert {group.key: group.files for group in found if group.files} == wanted
     assert sorted(group.key for group in found if not group.files) == sorted(alone)
     assert len(found) == len(wanted) + len(alone)
-
-
-def images(count=3) -> dict[str, str]:
-    return {
-        f"{folder}/{n:03}.{kind}": f"{folder} {n} {kind}"
-        for folder in "ab"
-        for n in range(count)
-        for kind in ("jpg", "txt", "meta.json")
-    }
 
 
 def test_files_with_the_same_key_are_one_row(tmp_path):

@@ -22,10 +22,7 @@ from flarecli.errors import (
 from flarecli.ingest import is_index, open_index
 from flarecli.sql import select
 from flarecli.storage import Guard
-
-
-def rows_of(found, columns=None) -> list[dict]:
-    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
+from tests.ingest.samples import rows_of, write_files
 
 
 def test_files_of_one_kind_are_concatenated(tmp_path):
@@ -241,16 +238,6 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
             most = max(most, pa.total_allocated_bytes() - before)
         assert rows == 54_000
         assert most < 40_000_000
-
-
-def write_files(folder, files) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, pa.Table):
-            pq.write_table(content, path)
-        else:
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def test_local_files_in_json_are_allowed_by_the_guard(tmp_path):

@@ -14,10 +14,7 @@ from flarecli.ingest import open_index
 from flarecli.ingest.ipc import Ipc
 from flarecli.storage import Location
 from flarecli.storage.memory import MemoryStore
-
-
-def rows_of(found, columns=None) -> list[dict]:
-    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
+from tests.ingest.samples import rows_of
 
 
 def ipc_bytes(table: pa.Table, is_file=True) -> bytes:

@@ -3,35 +3,13 @@
 import os
 import random
 
-import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet as pq
-
 from flarecli.errors import (
     ReachError,
     UnsafeError,
 )
 from flarecli.ingest import open_folder
 from flarecli.storage import Limits
-
-
-def write_files(folder, files) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, pa.Table):
-            pq.write_table(content, path)
-        else:
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def images(count=3) -> dict[str, str]:
-    return {
-        f"{folder}/{n:03}.{kind}": f"{folder} {n} {kind}"
-        for folder in "ab"
-        for n in range(count)
-        for kind in ("jpg", "txt", "meta.json")
-    }
+from tests.ingest.samples import images, write_files
 
 
 def test_a_file_that_cannot_be_read_is_a_flaw_of_its_row(tmp_path):

@@ -2,33 +2,9 @@
 
 import pyarrow as pa
 import pyarrow.feather
-import pyarrow.parquet as pq
-import pytest
 
-from flarecli.errors import (
-    FlareError,
-)
 from flarecli.ingest import open_index
-
-
-def rows_of(found, columns=None) -> list[dict]:
-    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
-
-
-def write_files(folder, files) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, pa.Table):
-            pq.write_table(content, path)
-        else:
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def error_of(folder, act) -> tuple[str, str]:
-    with pytest.raises(FlareError) as caught:
-        act()
-    return str(caught.value).replace(f"{folder}/", ""), caught.value.hint.replace(f"{folder}/", "")
+from tests.ingest.samples import error_of, rows_of, write_files
 
 
 def test_files_have_a_common_type_only_if_no_value_changes(tmp_path):

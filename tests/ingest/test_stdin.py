@@ -2,9 +2,6 @@
 
 import io
 
-import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet as pq
 import pytest
 
 from flarecli.errors import (
@@ -13,20 +10,7 @@ from flarecli.errors import (
 )
 from flarecli.ingest import decompress, open_index
 from flarecli.storage import Guard
-
-
-def rows_of(found, columns=None) -> list[dict]:
-    return [row for batch in found.batches(columns) for row in batch.to_pylist()]
-
-
-def write_files(folder, files) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, pa.Table):
-            pq.write_table(content, path)
-        else:
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+from tests.ingest.samples import rows_of, write_files
 
 
 class Pipe(io.RawIOBase):
