@@ -66,7 +66,7 @@ def workers(cluster) -> list[int]:
     return [
         int(line.split()[0])
         for line in found
-        if "ray::_outcome" in line and line.split()[1] in nodes
+        if "ray::pack_part" in line and line.split()[1] in nodes
     ]
 
 

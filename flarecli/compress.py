@@ -45,8 +45,8 @@ NAMES = tuple(
 )
 _NAME = r"(?a)([a-z0-9]+)(?::(0|[1-9]\d?))?"
 MAX_ZSTD_WINDOW = 1 << 27  # default limit of the zstd tool; a bomb could demand more memory
-OUTPUT_BYTES = 1 << 20  # of a step
-# of a step; zstd cannot limit its output, and 4 bytes of input may decompress to 128 KiB
+OUTPUT_BYTES = 1 << 20  # per step
+# Input per step. It is small for zstd, whose output cannot be limited: 4 bytes may become 128 KiB.
 INPUT_BYTES = {"bz2": 1 << 16, "gz": 1 << 16, "zstd": 1 << 11}
 MAX_OUTPUT_BYTES = 1 << 32  # of any file decompressed in memory
 MAX_SNAPPY_RATIO = 22  # three bytes of input copy at most 64 bytes

@@ -221,7 +221,7 @@ def test_fifos_and_devices_are_reported_without_waiting(tmp_path, capfd, monkeyp
     Path("d/loop").symlink_to(".")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("d/s.bin")
-        refused = "error: d/f.bin: not a regular file\nhint: Replace it by the file itself.\n"
+        refused = "error: d/f.bin: not a regular file\nhint: Replace it with a regular file.\n"
         for args in (
             ["inspect", "d"],
             ["cat", "d"],

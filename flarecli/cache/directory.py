@@ -476,7 +476,7 @@ class KnownPrefixes:
         self._lock = threading.Lock()
 
     def add(self, name: str) -> None:
-        """Record a new copy, which saves a new listing."""
+        """Record a new copy, so that the folder need not be listed again."""
         with self._lock:
             self._changes += 1
             if self._known is not None:

@@ -64,7 +64,9 @@ class _Wrapped(Exception):
 
 
 class _Base:
-    """Base of the application and its commands: completion, errors of help, narrow terminals."""
+    """Base class of the application and its commands: completion, errors while help is printed, and
+    narrow terminals.
+    """
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Return completions without descriptions: Typer imports rich to print those in zsh and fish."""

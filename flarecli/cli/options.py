@@ -37,7 +37,7 @@ OUT = Argument("OUT", "Folder or bucket to write.")
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine(Options):
-    """Base of the command lines: the options of output, and the positional arguments."""
+    """Base class of the command lines of all commands: the output options and the arguments."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {"sources": SOURCES}
 

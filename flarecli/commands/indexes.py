@@ -67,6 +67,6 @@ def _writable_folder(address: Address, guard: Guard) -> Location:
         raise UsageError(
             "expected a folder of shards, got a file",
             where=folder,
-            hint=f"Name the folder: {shell_quoted(os.path.dirname(folder) or '.')}.",
+            hint=f"Use the folder instead: {shell_quoted(os.path.dirname(folder) or '.')}.",
         )
     return locate(folder, guard)

@@ -109,7 +109,7 @@ class _DownloadOptions(CacheOptions):
             takes_text=True,
             minimum=0,
             shown="1GB",
-            help="Maximum size of one value, from a link or from any source.",
+            help="Maximum size of one value, downloaded or read from the source.",
         ),
     )
 
@@ -360,7 +360,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Images and media",
             metavar="N[xM]",
             parse=parse_box,
-            help="Resize images to fit a square of N pixels, or a box.",
+            help="Resize images to fit into N by N pixels, or into N by M pixels.",
         ),
     )
     resize_mode: str = option(

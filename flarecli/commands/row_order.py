@@ -126,7 +126,7 @@ def select_rows(
 
 
 def format_runs(runs: Sequence[range]) -> str:
-    """Return the `spec` of runs of rows for `row_order`."""
+    """Return the `spec` that selects runs of rows, as `select_rows` parses it."""
     return ",".join(f"{run.start}:{run.stop}" for run in runs) or "0:0"
 
 
@@ -138,7 +138,7 @@ def open_dataset(
     maps: bool = True,
     progress: Progress | None = None,
 ) -> tuple[Dataset, list[list[Stream]]]:
-    """Open a dataset; return the dataset and own_rank streams."""
+    """Open a dataset; return it with its streams."""
     playlists = resolve(sources, format=format, guard=guard, maps=maps)
     note_sources(playlists, progress or Progress())
     parts = select_streams(playlists, streams)
@@ -255,7 +255,7 @@ def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
 
 
 def last_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the last rows, which are filtered in memory until the end."""
+    """Yield the last rows, which are kept in memory until the end."""
     buffered: deque[pa.RecordBatch] = deque()
     count = 0
     for batch in batches:

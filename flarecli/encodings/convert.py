@@ -692,7 +692,7 @@ def _number_arrays(lists: pa.LargeListArray) -> Iterator[Any]:
 
 
 def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]:
-    """Return a function that converts a value of Arrow to a Python value."""
+    """Return a function that converts an Arrow value to a Python value."""
     if source is None:
         return _same
     name = source.name

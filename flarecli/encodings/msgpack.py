@@ -5,7 +5,7 @@
     tree           lists and maps that may contain arrays: ["_", dtype, [dimensions], bytes]
     msgpack_float  one number; written as the byte CB, then 8 bytes, big-endian
 
-Numbers and lengths have their shortest form, and floats 64 bits, as in the original.
+As in the original, integers and lengths have their shortest form, and floats have 64 bits.
 """
 
 from __future__ import annotations

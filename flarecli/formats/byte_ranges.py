@@ -36,16 +36,16 @@ __all__ = [
     "Source",
     "TARS",
     "VIEW_LIMIT",
-    "chosen",
     "first_decrease",
-    "in_order",
-    "of",
     "ragged",
     "read",
     "record_batch",
     "rows_by_offsets",
     "runs",
+    "selected_columns",
+    "single_file_chunk",
     "sliceable",
+    "source_of",
     "stored_size",
     "suffix",
     "typed",
@@ -63,7 +63,8 @@ TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}
 _ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
 MAX_CACHED_BYTES = 256 << 20  # of decompressed shards; a larger shard is the only one in the cache
 _MAX_GAP = 1 << 16  # bytes between two ranges: reading them is cheaper than a second request
-# Bytes per read of a file in order: between large members that are skipped, and without gaps.
+# Bytes per read when a file is read in order: fewest, where large members are skipped between reads,
+# and most, where nothing is skipped.
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 12, 1 << 20
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
 # The Location keeps the store alive, so that the id in the key is not used again.
@@ -101,7 +102,7 @@ class LocatedRows:
         ]
 
 
-def of(at: Location, file: File | None = None) -> Chunk:
+def single_file_chunk(at: Location, file: File | None = None) -> Chunk:
     """Return a Chunk of a single file, such as a companion; `file` is its listed size and hashes."""
     return Chunk(at, None, (file,) if file is not None else ())
 
@@ -230,7 +231,7 @@ class RangeSource:
         return memoryview(self._at.read(start, self._end)) if start < self._end else memoryview(b"")
 
 
-def in_order(chunk: Chunk) -> MappedSource | RangeSource:
+def source_of(chunk: Chunk) -> MappedSource | RangeSource:
     """Return a source of a shard's decompressed bytes, to read it once from front to back."""
     view = whole(chunk)
     return MappedSource(view) if view is not None else RangeSource(chunk.at, stored_size(chunk))
@@ -321,7 +322,7 @@ def record_batch(
     return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))
 
 
-def chosen(shard: Shard, names: Sequence[str] | None) -> Columns:
+def selected_columns(shard: Shard, names: Sequence[str] | None) -> Columns:
     """Return the columns of a shard with these names, in their order; None selects all."""
     if names is None:
         return shard.columns
@@ -340,7 +341,7 @@ def typed_batch(
 
     stored  return the stored bytes of a column, as for `typed`
     """
-    columns = chosen(shard, names)
+    columns = selected_columns(shard, names)
     arrays = [typed(stored(one), one, shard.chunk.at, start) for one in columns]
     return record_batch(columns, arrays, stop - start)
 

@@ -79,7 +79,7 @@ class PlainFiles(Format):
         views: bool = False,
     ) -> pa.RecordBatch:
         """Return the row as typed columns. Raises ValueFitError for a name that is not UTF-8."""
-        chosen = byte_ranges.chosen(shard, columns)
+        chosen = byte_ranges.selected_columns(shard, columns)
         arrays = []
         for one in chosen:
             value = _text(shard) if one.name == "name" else _data(shard)

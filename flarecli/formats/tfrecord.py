@@ -172,7 +172,7 @@ class TFRecord(Format):
         """Read the stored values of rows in the requested order; both checksums of each record are
         checked.
         """
-        selected = byte_ranges.chosen(shard, columns)
+        selected = byte_ranges.selected_columns(shard, columns)
         if ranges:
             shard_files.check_ranges(shard, ranges)
         out: list[Row] = []
@@ -275,7 +275,7 @@ class TFRecord(Format):
 
 def _scan(chunk: Chunk) -> IntArray:
     """Return the start of each record, and the end: int64 [rows + 1]; lengths are checked first."""
-    source = byte_ranges.in_order(chunk)
+    source = byte_ranges.source_of(chunk)
     size, starts, at = source.size, [0], 0
     window, base = memoryview(b""), 0
     while at < size:

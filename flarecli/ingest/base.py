@@ -50,7 +50,7 @@ class Part(ABC):
         return self.at if isinstance(self.at, Location) else self.at.location
 
     def selected(self, columns: Sequence[str] | None) -> pa.Schema:
-        """Return the schema of some columns, in their order; None: all."""
+        """Return the schema of the given columns, in the given order; None: all columns."""
         if columns is None:
             return self.schema
         return pa.schema([self.schema.field(name) for name in columns])

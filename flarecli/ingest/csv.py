@@ -37,7 +37,7 @@ _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
 
 class Delimited(Part):
-    """One CSV or TSV file. Unless it has no rows, their number is unknown until the file is read."""
+    """One CSV or TSV file. The number of rows is unknown until the file is read, unless it is 0."""
 
     at: Blocks
     readable_as_text = True
@@ -184,7 +184,7 @@ class Delimited(Part):
                 use_threads=False, block_size=len(piece.data) + 4, column_names=self._names
             )
             ragged: list[Any] = []
-            # Arrow removes a BOM at the start of a piece, but it is part of a value there
+            # Arrow removes a BOM at the start. This one belongs to a value: add another for Arrow.
             data = BOM + piece.data if piece.data.startswith(BOM) else piece.data
             try:
                 table = csv.read_csv(

@@ -166,7 +166,7 @@ class Json(Part):
         return table
 
     def _check_integers(self, piece: Piece, schema: pa.Schema) -> None:
-        """Raise FormatError for an integer in a column of floats that a float cannot represent."""
+        """Raise FormatError if a column of floats has an integer that a float cannot represent."""
         if not any(map(_has_floats, schema.types)) or not _LONG_INTEGER.search(piece.data):
             return
         for number, line in _records(piece):

@@ -145,8 +145,9 @@ def resize_image(data: bytes, options: Resize) -> bytes:
             f"{width}×{height} pixels; the aspect ratio must be at most {options.max_aspect:g}"
         )
     may_keep = options.quality is None or info.kind not in _LOSSY
+    # With or without the rotation by EXIF, the image already has the size.
     if may_keep and _has_size(width, height, options) and _has_size(height, width, options):
-        return data  # in either orientation
+        return data
     if (info.frames or 1) > 1 and info.kind != "tiff":
         raise ValueFitError(f"an animation of {info.frames} frames cannot be resized")
     with _opened_image(data, info, options.max_pixels) as image:

@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["lift"]
 
-MIN_LIST_CHARACTERS = 4096  # shorter lists are not worth it
+MIN_LIST_CHARACTERS = 4096  # shorter lists take no time worth saving
 _PLAIN = r"[A-Za-z0-9_./][A-Za-z0-9_./:%?=&+@~-]*+(?<!:)"
 _ITEM = rf'(?:"[ !#-\[\]-~]*+"|{_PLAIN})'
 # Bug in Python before 3.11.5: after a possessive group, matching continues where its last attempt

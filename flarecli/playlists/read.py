@@ -66,7 +66,7 @@ def _fault(at: Location, mark: int, message: str) -> FormatError:
 
 
 def read(at: Location) -> Playlist:
-    """Read the playlist at an address. Raises FormatError with the line if it is not valid."""
+    """Read the playlist at an address. Raises FormatError with the line of an error in the playlist."""
     return parse(stored(at), at)
 
 

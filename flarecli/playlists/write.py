@@ -141,8 +141,8 @@ def _flow(value: Any) -> str:
 
 
 def _key(name: str, separator: str) -> str:
-    """Return a name as a key with its colon; a long one as `? key`, separator, colon, as YAML
-    demands.
+    """Return a name as a YAML key with its colon. YAML requires `? key`, separator, colon for a long
+    key.
     """
     text = _text(name)
     return f"{text}:" if len(text) <= MAX_PLAIN_KEY else f"? {text}{separator}:"

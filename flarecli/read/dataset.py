@@ -358,7 +358,7 @@ class Dataset(Data):
     def _all_natural(
         self, batches: Iterator[pa.RecordBatch], first: int
     ) -> Iterator[pa.RecordBatch]:
-        """Convert the batches from row `first` on with `_natural`."""
+        """Convert batches with `_natural`; the first batch begins at row `first`."""
         for batch in batches:
             yield self._natural(batch, range(first, first + batch.num_rows))
             first += batch.num_rows

@@ -80,7 +80,7 @@ class Decoder:
         return [self._value_at(value, index) for index, value in enumerate(data)]
 
     def value(self, data: Any) -> Any:
-        """Return one Python value; None stays None. Raises the errors of its decoder."""
+        """Decode one value; None stays None. Raises the errors of the decoding function."""
         if data is None or self.rule is False:
             return data
         if self.rule is True:

@@ -32,12 +32,12 @@ class Prefetch:
     """Threads that download the shards of an epoch, from a cursor on.
 
     Errors of a download are ignored here: reading the shard raises them. Prefetched windows use at
-    most `Shards.room` bytes. If other processes share the cache, this is less, because prefetched
+    most `Shards.room` bytes. If other processes share the cache, the limit is lower, because prefetched
     shards must not evict shards that those processes still need.
 
     ranks      number of ranks that share the rows; up to 8 ranks are assumed to run on one machine,
                which then reads all shards
-    is_active  False without a cache and in order `shuffle`: nothing is prefetched
+    is_active  False if there is no cache or if the order is `shuffle`; nothing is prefetched then
     """
 
     def __init__(self, data: Rows, order: Order, start: Cursor, ranks: int) -> None:

@@ -174,7 +174,7 @@ class FsspecStore(Store):
         return f"{self.home}{path}" if self.scheme in _HOST_SCHEMES else f"{self.scheme}://{path}"
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve an address that data names; see `base.resolve`."""
+        """Resolve an address that was found in data; see `base.resolve`."""
         if scheme_of(url) == self.scheme and url.startswith(self.home):
             below = self.file_system_class()._strip_protocol(url).strip("/")
             return Location(self, check_name(below, where=self.show(path)))
@@ -403,7 +403,10 @@ def _folder_entry(info: dict[str, Any]) -> tuple[str, bool, int]:
 
 
 def _is_settled(when: Any) -> bool:
-    """Return whether a modification time is old enough to identify a version: most are whole seconds."""
+    """Return whether a modification time is old enough to identify a version.
+
+    Most servers report whole seconds, so a file may change again within the same second.
+    """
     try:
         if isinstance(when, str):
             if _FTP_TIME.fullmatch(when):

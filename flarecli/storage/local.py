@@ -68,7 +68,7 @@ _NO_HARD_LINKS = (
     errno.ENOSYS,
     errno.EMLINK,
 )
-_REPLACE_HINT = "Replace it by the file itself."
+_REPLACE_HINT = "Replace it with a regular file."
 _number = itertools.count(time.time_ns())
 
 

@@ -16,7 +16,7 @@ __all__ = ["ENGINES", "check", "joined", "run"]
 ENGINES = ("local", "ray")
 
 _TASKS_PER_CPU = 4  # tasks submitted to the cluster at a time
-# a cluster of this machine that listens on loopback only
+# a cluster that is started on this machine that listens on loopback only
 _LOCAL_CLUSTER = {
     "address": "local",
     "include_dashboard": False,
@@ -32,7 +32,7 @@ def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tup
     """Run `work` on each item; yield the position of each item and its result, as tasks finish.
 
     engine  `local`: in this process, in order; `ray`: on the cluster at RAY_ADDRESS, or on a new
-            cluster of this machine
+            cluster that is started on this machine
     raises  MissingLibraryError if ray is not installed; ReachError if the cluster cannot be reached
             or lost a task too often; errors of `work`
     """

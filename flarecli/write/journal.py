@@ -33,9 +33,9 @@ _CHANGED = "another source, or before the source was changed"
 class Journal:
     """The journal of one target.
 
-    head      source and options; an existing journal must have the same
-    checksum  checksum of the source, computed while the source is read; a journal with the
-              checksum of the whole source is accepted too
+    head      source and options; those of an existing journal must be equal
+    checksum  checksum of the source, computed while the source is read; a journal may
+              contain the checksum of the whole source instead
     columns   (name, encoding) of each column; None: not known yet
     shards    one entry for each finished shard, in order
     raises    UsageError if the journal belongs to another pack; FormatError if it is damaged;

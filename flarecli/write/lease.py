@@ -150,7 +150,7 @@ class Lease:
             raise BusyError(self._lost, where=self._where, hint=hint)
 
     def expire(self) -> None:
-        """Stop renewing the lock, without a request: it expires."""
+        """Stop renewing the lock and let it expire. Sends no request."""
         self._ended.set()
 
     def release(self) -> None:

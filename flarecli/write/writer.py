@@ -64,9 +64,9 @@ class Writer:
     guard      limits of requests to a remote target
     jobs       maximum number of shards that are compressed and written at a time; their errors are
                raised by a later call
-    playlist   write `playlist.yaml`; if False, the format's own index is the commit, as in datasets
-               of the original library
-    unrecorded  rows that are in no shard of the journal: batches, and the positions of their rows
+    playlist   write `playlist.yaml`; if False, the format's own index marks the dataset as
+               complete, as in the original library
+    unrecorded  batches of rows that are in no shard of the journal, with the position of each row
                in the selection, in order
     raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown format
     """

@@ -55,7 +55,7 @@ def test_a_file_instead_of_a_folder_is_an_error(tmp_path):
         with pytest.raises(UsageError) as caught:
             flarecli.reindex(str(tmp_path / "d" / name))
         assert str(caught.value) == f"{tmp_path}/d/{name}: expected a folder of shards, got a file"
-        assert caught.value.hint == f"Name the folder: {tmp_path}/d."
+        assert caught.value.hint == f"Use the folder instead: {tmp_path}/d."
 
 
 def test_folders_without_shards_of_these_formats_are_refused(tmp_path):

@@ -262,7 +262,7 @@ def webdataset_list(data: bytes) -> None:
     )
 
 
-def pickled_names(data: bytes) -> None:
+def names_of_packed_folder(data: bytes) -> None:
     tree = packed_folder.parse(data, 10)
     list(packed_folder.files(tree)), list(packed_folder.folders(tree))
 
@@ -595,8 +595,8 @@ TARGETS = {
         msgpack_value, lambda: [packed.pack({"a": [1, -5, 2.5, None, True, b"x", "é"]})]
     ),
     "parquet": Target(table("a.parquet"), parquet_seeds),
-    "pickled_names": Target(
-        pickled_names,
+    "names_of_packed_folder": Target(
+        names_of_packed_folder,
         lambda: [packed_folder.MAGIC + pickle.dumps(OrderedDict(a=OrderedDict(b=1), c=0), 4)],
     ),
     "picture": Target(picture, picture_seeds),

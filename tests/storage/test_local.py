@@ -93,7 +93,7 @@ def test_a_symbolic_link_loop_is_reported(root, tmp_path, links, allowed):
         with pytest.raises(UnsafeError) as caught:
             (at / path).read()
         assert str(caught.value) == f"{root}/{path}: symbolic link loop"
-        assert caught.value.hint == "Replace it by the file itself."
+        assert caught.value.hint == "Replace it with a regular file."
     with pytest.raises(UnsafeError, match="symbolic link loop"):
         locate(str(tmp_path / "data/x")).read()
     with pytest.raises(UnsafeError, match="symbolic link loop"):

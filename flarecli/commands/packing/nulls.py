@@ -77,7 +77,9 @@ class NullValues:
             try:
                 filled = pc.if_else(array.is_valid(), array, value)
             except pa.ArrowNotImplementedError:
-                raise UsageError(f"--null {name}: cannot fill values of {array.type}") from None
+                raise UsageError(
+                    f"--null {name}: cannot replace nulls in a column of type {array.type}"
+                ) from None
             new = pa.field(name, filled.type, metadata=at.metadata)
             batch = batch.set_column(i, new, filled)
         return batch

@@ -145,10 +145,9 @@ def pack_task(task: PackTask, progress: Progress) -> Packed:
     if options.dry_run:
         return dry_run(plan)
     checksum = None
+    # Otherwise the whole source is read before the first row is written.
     if task.source_digest is None and options.where is None and options.shuffle is None:
-        checksum = (
-            source.source_checksum()
-        )  # otherwise all of the source is read before the first row
+        checksum = source.source_checksum()
     if checksum is not None:
         digest = checksum.header
     else:
@@ -348,7 +347,7 @@ def finished_before(target: Target, record: Mapping[str, Any], format: str) -> P
 class Estimate:
     """Rows, shards and bytes that a pack would write.
 
-    is_exact    the first rows were all rows
+    is_exact    the estimate was made from all rows, not only from the first ones
     addresses   columns of addresses that are not fetched
     duplicates  rows that are skipped because an earlier row has the same key
     """

@@ -119,7 +119,7 @@ def unpack(options: UnpackOptions) -> Unpacked:
         rows = folder.rows + folder.failed
         if source.rows is not None and source.rows != rows:
             raise UsageError(
-                f"contains a finished unpack of {rows} rows, but {source.rows} rows are selected",
+                f"contains the complete output of {rows} rows, but {source.rows} rows are selected",
                 where=folder.shown,
                 hint="Use --overwrite to replace it, or name another folder.",
             )

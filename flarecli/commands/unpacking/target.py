@@ -80,7 +80,7 @@ class Output(ABC):
 
     @abstractmethod
     def finish(self, kind: str, fields: Sequence[pa.Field]) -> str | None:
-        """Write the index and end; return the path of the index."""
+        """Write the index, finish the output, and return the path of the index."""
 
     def abandon(self) -> None:  # noqa: B027  FinishedFolder writes nothing
         """Stop, and keep written files if the output can be resumed."""

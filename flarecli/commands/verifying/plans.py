@@ -339,8 +339,10 @@ class _NearList:
     error: FlareError | None = None
 
     def names(self, place: str) -> bool:
-        """Return whether it lists a file; a damaged list does if its bytes contain the file's path
-        below its folder.
+        """Return whether the list names a file.
+
+        A damaged list is assumed to name it if the list contains the path of the file, relative
+        to the folder of the list, as bytes.
         """
         if self.error is None:
             return place in self.positions

@@ -144,7 +144,7 @@ def hash_rows(form: formats.Format, shard: Shard) -> bytes:
         for row in form.read_rows(shard, range(start, stop), names):
             checksum = xxhash.xxh3_128()
             for value in row.values():
-                # counts and lengths before the bytes make the input unambiguous
+                # counts and lengths precede the bytes, so that different rows never give the same input
                 parts = value if isinstance(value, list) else [] if value is None else [value]
                 count = len(parts) if isinstance(value, list) else -1 - len(parts)
                 checksum.update(struct.pack("<q", count))

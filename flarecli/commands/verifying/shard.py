@@ -299,7 +299,9 @@ def _with_byte_range(finding: Finding, shard: Shard) -> Finding:
 
 
 def _check_size(at: Location, entries: Sequence[ListEntry], result: FileResult) -> bool:
-    """Return whether the size matches all lists; otherwise it is the only finding of the file."""
+    """Return whether the size matches all lists. If it does not, add a finding; the file is then not
+    checked further.
+    """
     size = result.size
     for entry in entries:
         listed = entry.file.size

@@ -14,8 +14,7 @@ import numpy as np
 
 from flarecli.compat import Closeable
 from flarecli.errors import ReachError, RowsError, UsageError
-from flarecli.formats import byte_ranges as spans
-from flarecli.formats import find
+from flarecli.formats import byte_ranges, find
 from flarecli.formats.ffrecord import table as ffrecord_table
 from flarecli.model import ByteArray, Chunk, IntArray, Shard, UInt32Array
 from flarecli.storage import locate
@@ -169,7 +168,7 @@ class FileReader(Closeable):
     def validate(self) -> None:
         """Check the CRC-32 of every table. Raises IntegrityError."""
         for name in self.fnames:
-            ffrecord_table.open_shard(spans.of(locate(name)))
+            ffrecord_table.open_shard(byte_ranges.single_file_chunk(locate(name)))
 
     def get_offsets(self, file_index: int) -> IntArray:
         """Return the start of each record of a file, and its size: int64 [records + 1]."""
@@ -191,7 +190,9 @@ class FileReader(Closeable):
 
 def _open_shard(name: str, check_data: bool) -> Shard:
     at = locate(name)
-    return ffrecord_table.open_shard(spans.of(at) if at.is_local else Chunk(at), None, check_data)
+    return ffrecord_table.open_shard(
+        byte_ranges.single_file_chunk(at) if at.is_local else Chunk(at), None, check_data
+    )
 
 
 def by_part(starts: Sequence[int], rows: Sequence[int]) -> dict[int, list[int]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from flarecli.compat.ffrecord.files import FileReader
 from flarecli.errors import MissingError, UsageError
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import byte_ranges
 from flarecli.formats.ffrecord import packed_folder
 from flarecli.formats.ffrecord.table import open_shard
 from flarecli.model import ByteArray
@@ -72,7 +72,7 @@ class PackedFolder:
         self.fname, self.check_data = os.fspath(ffr_file), check_data
         self.reader = FileReader(self.fname, check_data)
         self._tree = packed_folder.directory(
-            open_shard(spans.of(locate(self.fname)), None, check_data)
+            open_shard(byte_ranges.single_file_chunk(locate(self.fname)), None, check_data)
         )
 
     def num_files(self) -> int:

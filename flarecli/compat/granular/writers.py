@@ -185,17 +185,17 @@ class _Writer(Closeable):
 class _LegacyWriter:
     """Writer of datasets with lists, in the format of granular 0.21 and earlier.
 
-    Its tables follow the records, so the rows are kept in an unnamed file until a dataset, or a
-    shard of one, is complete.
+    In this format, a file has its table after its records, so the rows are kept in an unnamed file
+    until the dataset or the shard is complete.
 
     at          the folder of the dataset
-    columns     of `bytes` and `bytes[]`
-    words       their types for spec.json, sorted by name
+    columns     columns with the encodings `bytes` and `bytes[]`
+    words       type names of the columns for spec.json, sorted by column
     shard_rows  rows per shard; None: the folder is one dataset
-    start, step  of the numbers of the shards
+    start, step  number of the first shard, and the increment
     spool       the folder for the unnamed file; None: the one for temporary files
     rows        number of appended rows
-    raises      UsageError if there is a dataset already: it cannot be extended
+    raises      UsageError if the folder contains a dataset, because it cannot be extended
     """
 
     def __init__(

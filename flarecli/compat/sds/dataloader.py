@@ -332,7 +332,10 @@ class MultiStreamDataLoader:
         return {"stream_states": states, "num_batches_yielded": self._yielded}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from a state, also of the original. Raises UsageError for one of other streams."""
+        """Resume from a state of this class or of the original.
+
+        Raises UsageError if the state belongs to other streams.
+        """
         states = state_dict.get("stream_states")
         if not isinstance(states, Sequence) or len(states) != len(self.streams):
             raise UsageError(

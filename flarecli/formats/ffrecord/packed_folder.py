@@ -123,8 +123,8 @@ class _Machine:
         self._memo: list[Any] = []
 
     def run(self, name: str, argument: Any, at: int) -> None:
-        """Run the opcode at byte `at`. Raises UnsafeError for one that a list of files does not
-        need.
+        """Run the pickle opcode at byte `at`. Raises UnsafeError for an opcode that a pickled list
+        of files never contains.
         """
         match name:
             case "PROTO" | "FRAME" | "STOP":

@@ -41,7 +41,7 @@ COLUMNS: Columns = (column("data", "bytes"),)
 _HEAD_BYTES = 1 << 16  # first read of a file whose row count is unknown
 _MAX_HEAD_BYTES = 1 << 20  # first read of any other file
 _BLOCK_BYTES = 1 << 20  # bytes of a local table per read: avoids a second copy of the table
-CHANGED = "It was changed after it was packed; fetch or pack it again."
+CHANGED = "The file was changed after it was packed; fetch or pack it again."
 
 
 class Layout(dict[str, IntArray]):
@@ -103,7 +103,7 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
     end = HEAD.size + 12 * rows
     if not total and not rows and size > end:
         raise UnfinishedError(
-            f"table was not written; {size - end} bytes follow",
+            f"table is empty, but {size - end} bytes of records follow it",
             where=at,
             hint="The writer was interrupted; pack it again.",
         )

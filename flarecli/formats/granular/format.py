@@ -352,9 +352,9 @@ def _open_bag(chunk: Chunk, columns: Columns | None) -> Shard:
     if not chunk.companions and (chunk.at.folder / index_of(chunk.at.name)).exists():
         files, locations = companion_files(chunk, [index_of(chunk.at.name)])
         chunk = replace(chunk, files=(chunk.files[0], *files), companions=locations)
-    bag = byte_ranges.of(chunk.at, chunk.files[0])
+    bag = byte_ranges.single_file_chunk(chunk.at, chunk.files[0])
     starts = (
-        bags.pair(bag, byte_ranges.of(chunk.companions[0], chunk.files[1]))
+        bags.pair(bag, byte_ranges.single_file_chunk(chunk.companions[0], chunk.files[1]))
         if chunk.companions
         else bags.single(bag)
     )
@@ -369,7 +369,7 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
         files, locations = companion_files(chunk, companions(spec, refs))
         chunk = replace(chunk, files=(chunk.files[0], *files), companions=locations)
     by_name = {
-        at.name: byte_ranges.of(at, file)
+        at.name: byte_ranges.single_file_chunk(at, file)
         for at, file in zip(chunk.companions, chunk.files[1:], strict=True)
     }
     refs = has_refs(spec, by_name)

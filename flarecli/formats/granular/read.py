@@ -48,9 +48,9 @@ def _bag(shard: Shard, name: str) -> Bag:
 
 def _file(chunk: Chunk, name: str) -> Chunk:
     if chunk.files[0].name.endswith(".bag"):
-        return byte_ranges.of(chunk.at, chunk.files[0])
+        return byte_ranges.single_file_chunk(chunk.at, chunk.files[0])
     return next(
-        byte_ranges.of(at, file)
+        byte_ranges.single_file_chunk(at, file)
         for at, file in zip(chunk.companions, chunk.files[1:], strict=True)
         if at.name == f"{name}.bag"
     )
@@ -300,7 +300,7 @@ def batch(shard: Shard, start: int, stop: int, names: Sequence[str]) -> pa.Recor
             strict=True,
         )
     )
-    columns = byte_ranges.chosen(shard, names)
+    columns = byte_ranges.selected_columns(shard, names)
     arrays = [_column(shard, one, places[one.name], start, stop) for one in columns]
     return byte_ranges.record_batch(columns, arrays, stop - start)
 

@@ -228,9 +228,9 @@ def _check_listed(chunk: Chunk, meta: Chunk) -> None:
 def _companion(chunk: Chunk) -> Chunk:
     """Return the `.meta` of a shard, as listed or by its name."""
     if chunk.companions:
-        return byte_ranges.of(chunk.companions[0], chunk.files[1])
+        return byte_ranges.single_file_chunk(chunk.companions[0], chunk.files[1])
     at, name = chunk.at, chunk.files[0].name if chunk.files else chunk.at.name
-    return byte_ranges.of(at.folder / _meta_name(at.name), File(_meta_name(name)))
+    return byte_ranges.single_file_chunk(at.folder / _meta_name(at.name), File(_meta_name(name)))
 
 
 def _meta_name(name: str) -> str:

@@ -78,7 +78,7 @@ class JSONShards(LineFormat):
             b"",
             fixed,
             lambda piece: _check(columns, piece, plan),
-            lambda piece: _body(columns, piece, plan),
+            lambda piece: _join(columns, piece, plan),
         )
 
     def read_rows(
@@ -208,7 +208,7 @@ def _check(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> None:
                 raise _invalid(name, kinds[name], row, data)
 
 
-def _body(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> Sequence[memoryview]:
+def _join(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> Sequence[memoryview]:
     """Return the lines of a batch that was checked. A large row is not joined, to copy nothing."""
     fields = lines.stored_columns(columns, batch)
     parts = [*(part for name, before, _ in plan.columns for part in (before, fields[name]))]
@@ -225,7 +225,7 @@ def _invalid(name: str, is_text: bool, row: int, value: bytes | memoryview) -> V
 
 # -- splitting lines
 
-_QUOTE, _SLASH, _COMMA, _SPACE, _OPEN, _CLOSE = b'"\\, {}'
+_QUOTE, _SLASH = b'"\\'
 _NUMBER_PATTERN = (
     r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity"
 )

@@ -528,7 +528,9 @@ def _lengths(fields: Sequence[pa.Array], rows: int) -> ByteArray:
 
 @functools.lru_cache(maxsize=64)
 def _word(width: int) -> np.dtype[Any]:
-    """Return the widest dtype that divides a field of `width` bytes, to copy it by."""
+    """Return the widest dtype whose size divides `width`; fields of `width` bytes are copied as this
+    type.
+    """
     return np.dtype(f"u{next(size for size in _WORD_BYTES if width % size == 0)}")
 
 

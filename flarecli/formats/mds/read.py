@@ -129,7 +129,7 @@ def row_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], R
 
 
 def prepared(shard: Shard, columns: Sequence[str] | None) -> Ready:
-    """Return the state to read rows of a shard; prepare it if necessary."""
+    """Return the state that is needed to read rows of a shard; create it on first use."""
     key = None if columns is None else tuple(columns)
     ready: Ready | None = shard.memo.get(key)
     return ready or _prepare(shard, key)
@@ -324,9 +324,8 @@ def find_columns(
             for name, windows, at, stop in places
         },
     )
-    return (
-        located.copied() if byte_ranges.suffix(shard.chunk) else located
-    )  # a decompressed shard must not outlive its cache
+    # Views would keep a decompressed shard in memory after the cache has dropped it.
+    return located.copied() if byte_ranges.suffix(shard.chunk) else located
 
 
 def _column_layout(shard: Shard, columns: Sequence[str] | None) -> _ColumnLayout | None:

@@ -175,7 +175,7 @@ def _config(shard: Shard, form: str) -> bytes:
     if form == "mds":
         stop = int(shard.layout["starts"][0])
     else:
-        chunk = byte_ranges.of(chunk.companions[0])
+        chunk = byte_ranges.single_file_chunk(chunk.companions[0])
         view = byte_ranges.whole(chunk)
         stop = byte_ranges.stored_size(chunk) if view is None else len(view)
     return bytes(byte_ranges.read(chunk, [(start, stop)])[0])
@@ -186,7 +186,7 @@ def _entry(
 ) -> dict[str, Any]:
     chunk = shard.chunk
     locations = (chunk.at, *chunk.companions)
-    zipped = {byte_ranges.suffix(byte_ranges.of(one)) for one in locations}
+    zipped = {byte_ranges.suffix(byte_ranges.single_file_chunk(one)) for one in locations}
     declared = config["compression"]
     if len(zipped) > 1 or (
         any(zipped) and (not isinstance(declared, str) or {declared.partition(":")[0]} != zipped)
@@ -209,7 +209,7 @@ def _entry(
 
 def _hashed(at: Location, hashes: list[str]) -> File:
     """Return size and hashes of a file and of its decompressed bytes."""
-    chunk, stored = byte_ranges.of(at), Sums(hashes)
+    chunk, stored = byte_ranges.single_file_chunk(at), Sums(hashes)
     size = at.size()
     for block in at.blocks(size) if hashes else ():
         stored.update(block)

@@ -148,7 +148,7 @@ class WebDataset(Format):
         raises   FormatError for an invalid tar, or a wrong number of rows; IntegrityError for a
                  member without a column
         """
-        source = byte_ranges.in_order(chunk)
+        source = byte_ranges.source_of(chunk)
         table = webdataset_index.read(chunk, source.size)
         if table is None:
             table = read_table(source, chunk.at)
@@ -234,7 +234,7 @@ class WebDataset(Format):
 
         raises  ValueFitError with the first row whose text is not UTF-8
         """
-        selected = byte_ranges.chosen(shard, columns)
+        selected = byte_ranges.selected_columns(shard, columns)
         order = [one.name for one in shard.columns if one.name != KEY]
         members = iter(
             _members(
@@ -309,7 +309,7 @@ class WebDataset(Format):
         """
         at, seen = shard.chunk.at, tar.Seen(padding=[])
         try:
-            source = byte_ranges.in_order(shard.chunk)
+            source = byte_ranges.source_of(shard.chunk)
             table = read_table(source, at, seen)
         except FlareError as error:
             yield finding_of(error)

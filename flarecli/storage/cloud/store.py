@@ -74,7 +74,7 @@ def parse_address(address: str) -> tuple[str, str, str]:
         raise UsageError(
             "the address contains user info",
             where=f"{scheme}://…",
-            hint="Set credentials in the environment, such as AWS_ACCESS_KEY_ID.",
+            hint="Set credentials in environment variables such as AWS_ACCESS_KEY_ID.",
         )
     if not bucket or not bucket.isprintable() or any(sign in bucket for sign in "?#%\\ :"):
         raise UsageError(

@@ -557,7 +557,8 @@ class Engine:
         """Stop transfers that exceed their deadline or are too slow."""
         for handle in [handle for handle in self._active if not handle.paused]:
             if now >= handle.request.deadline:
-                # After a retry, report the earlier fault: the delays are random and must not show in messages.
+                # After a retry, report the earlier fault. Delays between retries are random, so that
+                # another run would report the deadline of another request.
                 self._abort(handle, handle.request.fault or handle.deadline_fault(), now)
             elif now - handle.checked_at >= self.limits.timeout_s:
                 if handle.got - handle.checked_bytes < MIN_SPEED * self.limits.timeout_s:

@@ -298,7 +298,11 @@ class HttpStore(Store):
         )
 
     def _check(self, path: str, requests: Sequence[Request], pin: ObjectPin | None) -> ObjectPin:
-        """Compare the responses with the pin and return it, or the version of the first response. Raises the first fault."""
+        """Check that all responses have the pinned version, and return the pin.
+
+        Without a pin, the version of the first response is used. Raises the fault of the first
+        request that failed.
+        """
         for request in requests:
             if request.fault is not None:
                 raise request.fault.raised(self.show(path))

@@ -84,7 +84,7 @@ def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
 
 
 def _invalid(url: str) -> UnsafeError | FormatError:
-    """Return the error of an address that is not an http(s) address."""
+    """Return the error to raise for an address that is not a valid http or https address."""
     scheme = _SCHEME.match(url)
     if _CONTROL.search(unquote(url)):
         return FormatError("the address contains a control character", where=_shown(url))

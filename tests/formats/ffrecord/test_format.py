@@ -37,7 +37,7 @@ ffrecord = find("ffrecord")
 GOLDEN = Path(__file__).parents[3] / "fixtures" / "ffrecord"
 NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.name != "bad")
 DAMAGED = "The file was damaged or cut short; fetch or pack it again."
-CHANGED = "It was changed after it was packed; fetch or pack it again."
+CHANGED = "The file was changed after it was packed; fetch or pack it again."
 
 
 def expected(name):
@@ -163,7 +163,7 @@ def test_an_old_file_without_a_checksum_is_read_and_reported():
 # -- damage
 
 WHEN_OPENED = {
-    "aborted_writer": "table was not written; 65 bytes follow",
+    "aborted_writer": "table is empty, but 65 bytes of records follow it",
     "empty_file": "file is 0 bytes; an empty table needs 12",
     "flip_checksum": "checksum mismatch: CRC-32 of the table",
     "flip_header": "checksum mismatch: CRC-32 of the table",

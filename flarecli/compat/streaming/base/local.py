@@ -1,4 +1,4 @@
-"""LocalDataset: samples of a local folder of shards by position."""
+"""LocalDataset: access by position to the samples in a local folder of shards."""
 
 from __future__ import annotations
 

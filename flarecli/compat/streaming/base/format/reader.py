@@ -15,8 +15,7 @@ import numpy as np
 
 from flarecli import encodings, formats
 from flarecli.errors import FlareError, FormatError, RowsError, UnsafeError, UsageError
-from flarecli.formats import INDEX
-from flarecli.formats import byte_ranges as spans
+from flarecli.formats import INDEX, byte_ranges
 from flarecli.formats.mds import config as mds_config
 from flarecli.formats.mds.index import Listed, read_shards
 from flarecli.model import File, Sample, Settings, Shard
@@ -161,7 +160,7 @@ class Reader(Array):
         self._check(idx)
         shard = self._open()
         starts = shard.layout["starts"]
-        return bytes(spans.read(shard.chunk, [(int(starts[idx]), int(starts[idx + 1]))])[0])
+        return bytes(byte_ranges.read(shard.chunk, [(int(starts[idx]), int(starts[idx + 1]))])[0])
 
     def decode_sample(self, data: bytes) -> Sample:
         """Return the sample that is stored as these bytes. Raises FormatError."""
@@ -183,7 +182,9 @@ class Reader(Array):
                 struct.pack("<III", 1, len(head), len(head) + len(data)) + config
             )
         form = formats.find(self.format)
-        shard = form.open_shard(spans.of(Location(MemoryStore(files), name)), self.columns)
+        shard = form.open_shard(
+            byte_ranges.single_file_chunk(Location(MemoryStore(files), name)), self.columns
+        )
         return self._decoded(form.read_rows(shard, [0])[0])
 
     def _check(self, row: int) -> None:

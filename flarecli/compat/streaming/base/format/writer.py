@@ -1,6 +1,7 @@
 """The base class of the writers: the same shards and `index.json` as in the original.
 
-Unlike the original, a block that raises leaves no index, which marks a dataset as complete.
+Unlike in the original, no index is written if the `with` block raises, because an index marks a
+dataset as complete.
 """
 
 from __future__ import annotations
