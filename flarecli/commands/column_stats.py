@@ -40,12 +40,12 @@ def statistics(
     """Return the statistics of each column: column -> name of a fact -> value.
 
     row_bytes  estimated size of a row
-    seed       random seed of the rows that are read of columns of bytes
+    seed       random seed that selects the rows whose bytes are read
     readable   runs of rows that can be read; None: all
-    return     rows, nulls; minimum and maximum of numbers, of the bytes and characters of texts, of
-               the size of bytes and of the items of lists; distinct values; texts that are invalid
-               numbers (`unfit`); number of images, and the size of the images with the fewest, the
-               median and the most pixels
+    return     the numbers of rows, nulls and distinct values; the minimum and maximum of numbers, of
+               the lengths of texts and bytes and of the numbers of items of lists; the number of
+               texts that are invalid numbers (`unfit`); the number of images, and the sizes of the
+               images with the fewest, the median and the most pixels
     raises     errors of reading
     """
     small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]

@@ -1,10 +1,9 @@
 """The dialect of a CSV file: delimiter, header, quotes, nulls, decimal sign and encoding.
 
-The user sets it by `--csv KEY=VALUE`; the delimiter and the encoding are detected otherwise. A file
-is UTF-16 if it begins with the byte order mark of UTF-16, and UTF-8 otherwise. The delimiter is the
-one of the suffix; only in `.csv`, which programs write with several delimiters, it is another one of
-`;`, tab and `|` if that one occurs in each of the first records equally often, and the comma does
-not.
+The user sets it with `--csv KEY=VALUE`. Otherwise the encoding and the delimiter are detected: a file
+is UTF-16 if it begins with the byte order mark of UTF-16, and UTF-8 if it does not. The suffix
+determines the delimiter. A `.csv` file may have a semicolon, a tab or `|` instead of the comma: it has
+if that character occurs equally often in each of the first records, and the comma does not.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Skipped:
             names.append(name)
 
     def notes(self) -> Iterator[str]:
-        """Yield a line for each reason."""
+        """Yield one line for each reason why files were skipped."""
         for reason, count in self.counts.items():
             yield f"skipped {format_count(count, reason)}: {_first_names(self.names[reason], count)}"
 

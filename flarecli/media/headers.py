@@ -328,7 +328,7 @@ def _flac(data: bytes, header: MediaInfo) -> None:
         raise ValueFitError("the file ends before its first frame")
 
 
-_XING = re.compile(b"Xing|Info|VBRI")  # in a first frame that holds no sound
+_XING = re.compile(b"Xing|Info|VBRI")  # in a first frame without sound
 
 
 def _mp3(data: bytes, header: MediaInfo) -> None:
@@ -440,7 +440,7 @@ def ffprobe(data: bytes, use_ffmpeg: bool) -> MediaInfo:
 
 
 def _claimed_samples(data: bytes) -> int:
-    """Return the sum of all sample counts in an MP4, wherever they are; huge if compressed."""
+    """Return the sum of all sample counts in an MP4, in any box; a huge number if a header is compressed."""
     return sum(
         1 << 40 if match[2] else int.from_bytes(match[1]) for match in _SAMPLE_COUNTS.finditer(data)
     )

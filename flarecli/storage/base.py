@@ -475,7 +475,7 @@ def short_read(where: object, start: int, stop: int, got: int) -> FormatError:
 def too_many_files(limit: int, where: object = "") -> UsageError:
     """Return the error of a pattern that would be compared with more than `limit` files."""
     return UsageError(
-        f"contains more than {limit} files", where=where, hint="Name a folder further down."
+        f"contains more than {limit} files", where=where, hint="Use one of its subfolders."
     )
 
 
@@ -493,7 +493,7 @@ def too_deep(where: object) -> FormatError:
     return FormatError(
         f"folders are nested more than {MAX_DEPTH} deep",
         where=where,
-        hint="Name a folder further down.",
+        hint="Use one of its subfolders.",
     )
 
 

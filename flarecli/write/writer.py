@@ -627,7 +627,7 @@ def _sample_size(row: Mapping[str, Any]) -> int:
 
 
 def _row_numbers(rows: IntArray | Sequence[int], count: int) -> IntArray:
-    """Return row numbers as an array. Raises UsageError unless there are `count`, ascending."""
+    """Return row numbers as an array. Raises UsageError unless they are `count` ascending numbers."""
     places = np.asarray(rows)
     if not count and not places.size:
         return np.zeros(0, np.int64)

@@ -51,7 +51,7 @@ def test_too_many_files_are_refused(tmp_path, monkeypatch):
         list(locate(str(tmp_path)).matching(["*"]))
     assert (str(caught.value), caught.value.hint) == (
         f"{tmp_path}: contains more than 2 files",
-        "Name a folder further down.",
+        "Use one of its subfolders.",
     )
 
 

@@ -123,7 +123,7 @@ def test_folders_nested_too_deep_are_not_listed(root, tmp_path):
     with pytest.raises(FormatError) as caught:
         list(root.list())
     assert str(caught.value) == f"{root}: folders are nested more than 100 deep"
-    assert caught.value.hint == "Name a folder further down."
+    assert caught.value.hint == "Use one of its subfolders."
 
 
 def test_links_are_followed_if_the_guard_allows_it(root, tmp_path):

@@ -74,7 +74,7 @@ class RowAddress(Place):
         self._source, self._row = source, row
 
     def facts(self) -> Facts:
-        """Return the file and the row in it."""
+        """Return the file of the row, and the number of the row in that file."""
         place = self._source.place
         file, row = (self._source.address, self._row) if place is None else place(self._row)
         return file, row, None, None, ""

@@ -114,8 +114,9 @@ def _resolve(
     """Resolve an address; damage is a finding. Raises MissingError, UsageError; ReachError for a
     single address.
 
-    is_single  the only address; of several, which a shell may have expanded from `*`, an empty
-               folder or a broken link is a finding, so that the others are checked
+    is_single  whether it is the only address. If it is one of several, which a shell may have
+               expanded from `*`, an empty folder or a broken link is a finding, so that the other
+               addresses are checked
     """
     try:
         (playlist,) = resolve([address], format=format, guard=guard, maps=False, expanded=True)

@@ -233,7 +233,7 @@ class Batching:
 def _shares(counts: Sequence[int], whole: int) -> IntArray:
     """Divide a batch in proportion to the counts.
 
-    The largest remainders are rounded up, and of equal ones the last, as in the original.
+    The largest remainders are rounded up; among equal remainders, the last ones, as in the original.
     """
     exact = np.array(counts, np.float64) * whole / max(1, sum(counts))
     shares: IntArray = np.floor(exact).astype(np.int64)

@@ -43,10 +43,9 @@ from flarecli.storage.versions import ObjectPin, Pins
 __all__ = ["ObjectStore", "Snapshot", "snapshot", "swap"]
 
 T = TypeVar("T")
-_MAX_SINGLE_RANGES = (
-    8  # up to this number, ranges are requested one by one, each conditional on the version
-)
-_RANGES_PER_CALL = 256  # of the library, if there are more
+# Up to this number, ranges are requested one by one, each conditional on the version.
+_MAX_SINGLE_RANGES = 8
+_RANGES_PER_CALL = 256  # more ranges are requested by calls of the library for many ranges
 _READ_BYTES = 4 << 20  # bytes per request when an object is read from start to end
 _PAGE_OBJECTS = 1000  # objects per page of a listing
 AHEAD = 4  # pieces in flight, of an upload and of `blocks`

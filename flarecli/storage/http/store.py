@@ -220,7 +220,9 @@ class HttpStore(Store):
             engine.cancel([request for _, request, _ in pending])
 
     def _result(self, path: str, request: Request, pin: ObjectPin | None) -> bytes:
-        """Return the data of one of many files; a file that changed is read again if it was never pinned."""
+        """Return the data of one of many files. A file that changed meanwhile is read again, unless its
+        version was pinned.
+        """
         try:
             seen = self._check(path, [request], pin)
         except IntegrityError:

@@ -222,9 +222,8 @@ class StreamingDataset(Array):
         return -(-count // nodes) * nodes
 
     def _without_filling(self, steps: IntArray) -> IntArray:
-        """Map the steps that fill up an epoch to evenly spaced steps of the epoch.
-
-        So the streams keep their proportions.
+        """Map the steps that fill up an epoch to evenly spaced steps of the epoch, so that the streams
+        keep their proportions.
         """
         extra = self._filled(self.epoch_size) - self.epoch_size
         again: IntArray = (steps - self.epoch_size) * self.epoch_size // max(1, extra)
