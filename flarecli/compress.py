@@ -367,7 +367,7 @@ def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[byte
 
 
 def _format_error(error: Exception, suffix: str, where: object) -> Exception:
-    """Return the error of flare for an error of a library."""
+    """Convert an error of a library to an error of flare."""
     if isinstance(error, FlareError):
         return error
     if isinstance(error, EOFError) or "truncated" in str(error).lower():

@@ -203,7 +203,7 @@ def execute(args: list[str]) -> Any:
 
 
 def _usage_error(error: Any, args: list[str]) -> UsageError:
-    """Return the error of flare for an error of Typer, which bundles Click and exports few classes."""
+    """Convert an error of Typer, which bundles Click and exports few classes."""
     command = f"flare {args[0]}" if args and args[0] in COMMANDS else "flare"
     hint = f"Run `{command} --help`."
     if type(error).__name__ == "NoSuchOption":

@@ -40,7 +40,7 @@ class Loader(Closable):
 
     A batch is a dict: column -> array [batch, …] or list. Each loop reads the next epoch; after a
     loop that was left early, the next loop continues the same epoch. `save()` returns the position
-    and `load()` resumes there, also in another process and with any number of workers or ranks.
+    and `load()` resumes there, even in another process and with any number of workers or ranks.
     The number of workers does not change the batches.
 
     data        a Dataset or a Mix

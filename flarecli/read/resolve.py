@@ -424,7 +424,7 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
 
 
 def places_of(stream: Stream) -> Iterator[str]:
-    """Yield the absolute address of each shard; it is the same in every list of the shard."""
+    """Yield the absolute address of each shard, which is the same in every list that names the shard."""
     folder = place_of(stream.at)
     for url in stream.urls:
         yield url if is_url(url) else f"{folder}/{url.removeprefix('./')}"

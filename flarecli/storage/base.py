@@ -468,12 +468,12 @@ def read_each(locations: Sequence[Location]) -> Iterator[Part]:
 
 
 def short_read(where: object, start: int, stop: int, got: int) -> FormatError:
-    """Return the error of a read of bytes start..stop that returned only `got` bytes."""
+    """Return the error for a read of bytes start..stop that returned only `got` bytes."""
     return FormatError(short_message(start + got, stop), where=where, hint=SHORT_HINT)
 
 
 def too_many_files(limit: int, where: object = "") -> UsageError:
-    """Return the error of a pattern that would be compared with more than `limit` files."""
+    """Return the error for a pattern that would be compared with more than `limit` files."""
     return UsageError(
         f"contains more than {limit} files", where=where, hint="Use one of its subfolders."
     )
@@ -489,7 +489,7 @@ def bytewise(entry: tuple[str, bool, int | None]) -> bytes:
 
 
 def too_deep(where: object) -> FormatError:
-    """Return the error of folders that are nested deeper than MAX_DEPTH."""
+    """Return the error for folders that are nested deeper than MAX_DEPTH."""
     return FormatError(
         f"folders are nested more than {MAX_DEPTH} deep",
         where=where,

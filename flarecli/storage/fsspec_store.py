@@ -348,7 +348,7 @@ class FsspecStore(Store):
     def write(
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
-        """Write a file; it is buffered on the local disk, so that an incomplete one is never uploaded."""
+        """Write a file. The data is buffered on the local disk, so that an incomplete file is never uploaded."""
         sums = Sums(hashes)
         with contextlib.ExitStack() as stack:
             try:

@@ -117,5 +117,5 @@ class Pins:
 
 
 def changed(where: object) -> IntegrityError:
-    """Return the error of an object that is not of the pinned version."""
+    """Return the error for an object that is not of the pinned version."""
     return IntegrityError("changed while it was read", where=where, hint="Run the command again.")

@@ -185,7 +185,7 @@ def _machine() -> str:
 
 
 def _is_alive(pid: object, ticks: object) -> bool | None:
-    """Return whether a process of this machine still runs; None if it is unknown.
+    """Return whether a process on this machine still runs; None if that is unknown.
 
     ticks  its start time, since process ids are reused
     """

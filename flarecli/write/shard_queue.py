@@ -73,7 +73,7 @@ class ShardQueue:
 
 
 def rows_lost_error() -> UsageError:
-    """Return the error of calls after rows were lost."""
+    """Return the error for calls after rows were lost."""
     hint = "Open another Writer with resume=True, and continue after its `rows`."
     return UsageError("an earlier shard could not be written, so later rows are refused", hint=hint)
 

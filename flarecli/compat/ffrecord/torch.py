@@ -20,7 +20,7 @@ class ReaderRegistry:
     """An object that finds the FileReaders among its attributes."""
 
     def ffreaders(self) -> list[FileReader]:
-        """Return the readers among the attributes, also in lists and in other registries."""
+        """Return the readers among the attributes, including those in lists and in other registries."""
         readers = []
         for attribute in vars(self).values():
             for value in attribute if isinstance(attribute, list) else [attribute]:

@@ -249,7 +249,7 @@ class StreamingDataset:
         return min(workers, -(-(len(self) - step) // ranks()[1]))
 
     def _all_failed(self, epoch: int, first: FlareError) -> FlareError:
-        """Return the error of an epoch in which all rows failed, based on that of its first row."""
+        """Return the error for an epoch in which all rows failed, based on that of its first row."""
         error = type(first)(
             f"all rows of epoch {epoch} failed; first error: {first}",
             where=self.src,

@@ -241,7 +241,7 @@ class Rows:
 
 
 def _error_of(failure: Failure, column: str, address: str, row: int) -> FlareError:
-    """Return the error of a row whose file was not fetched."""
+    """Return the error for a row whose file was not fetched."""
     message = f"column {column!r}: {failure.reason}"
     if failure.kind != "unsafe":
         return ReachError(message, row=row, column=column)

@@ -637,7 +637,7 @@ def _blocking_handle(limits: Limits, permit: Permit) -> Handle:
 
 
 def _timeout_fault(handle: Handle) -> Fault | None:
-    """Return the fault of a transfer that libcurl timed out, or None if it was still connecting."""
+    """Return the fault for a transfer that libcurl timed out, or None if it was still connecting."""
     if not handle.easy.getinfo(pycurl.PRETRANSFER_TIME):
         return None
     is_late = time.monotonic() >= handle.request.deadline

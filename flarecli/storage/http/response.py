@@ -189,7 +189,7 @@ def is_settled(modified: str, date: str) -> bool:
 
 
 def status_fault(response: Response, body: bytes) -> Fault:
-    """Return the fault of a response that is not the object; `body` is its first bytes, where S3 states the reason."""
+    """Return the fault for a response that is not the object; `body` is the first bytes of the response, where S3 states the reason."""
     status = response.status
     match = _CODE.search(body) if b"<" in body[:64] else None
     code = match[1].decode() if match else ""
@@ -214,14 +214,14 @@ def status_fault(response: Response, body: bytes) -> Fault:
 
 
 def changed_fault() -> Fault:
-    """Return the fault of an object whose version differs from the pinned one."""
+    """Return the fault for an object whose version differs from the pinned one."""
     return Fault(
         "changed", "changed while it was read", hint="Run the command again.", error=IntegrityError
     )
 
 
 def private_fault(reason: str, hint: str) -> Fault:
-    """Return the fault of a host name or a redirect that leads to a private address."""
+    """Return the fault for a host name or a redirect that leads to a private address."""
     return Fault("unsafe", reason, hint=hint, error=UnsafeError)
 
 
@@ -252,7 +252,7 @@ _CODES = {
 
 
 def curl_fault(code: int) -> Fault:
-    """Return the fault of a libcurl error code."""
+    """Return the fault for a libcurl error code."""
     kind, message, is_transient = _CODES.get(code, ("network", f"libcurl error {code}", False))
     hint = (
         "Set SSL_CERT_FILE to the path of a file with CA certificates." if code in (60, 77) else ""

@@ -251,13 +251,13 @@ class Handle:
         )
 
     def slow_fault(self) -> Fault:
-        """Return the fault of a transfer below the minimum speed."""
+        """Return the fault for a transfer below the minimum speed."""
         return Fault(
             "slow", f"less than 1 kB/s for {self._limits.timeout_s:g} s", is_transient=True
         )
 
     def deadline_fault(self) -> Fault:
-        """Return the fault of a transfer that exceeds its deadline."""
+        """Return the fault for a transfer that exceeds its deadline."""
         return Fault("deadline", f"incomplete after {self._limits.deadline_s:g} s")
 
     def finish(self, code: int) -> Fault | None:
@@ -332,7 +332,7 @@ def _too_large(limit: int, max_bytes: int) -> Fault:
 
 
 def short_fault(size: int | None, stop: int) -> Fault:
-    """Return the fault of an object that ends before byte `stop` was reached; `size` is its size, if known."""
+    """Return the fault for an object that ends before byte `stop` was reached; `size` is its size, if known."""
     message = f"ends before byte {stop}" if size is None else short_message(size, stop)
     return Fault("short", message, hint=SHORT_HINT, error=FormatError)
 
