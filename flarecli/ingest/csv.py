@@ -69,7 +69,7 @@ class Delimited(Part):
             if first is not None
             and types[i] == pa.string()
             and name not in text
-            and pc.all(pc.match_substring_regex(first[1].column(i), _DECIMAL_COMMA)).as_py()
+            and _has_decimal_commas(first[1].column(i))
         ]
 
     def with_types(self, types: Mapping[str, pa.DataType]) -> Delimited:
@@ -227,6 +227,12 @@ class Delimited(Part):
             column=field.name,
             hint=f"Use --encode {shell_quoted(f'{field.name}=str')} to read the column as text.",
         )
+
+
+def _has_decimal_commas(values: pa.ChunkedArray) -> bool:
+    """Return whether all texts that are not empty are numbers with a decimal comma."""
+    texts = values.filter(pc.not_equal(values, ""))
+    return len(texts) > 0 and bool(pc.all(pc.match_substring_regex(texts, _DECIMAL_COMMA)).as_py())
 
 
 def _infer_type(values: pa.ChunkedArray, dialect: Dialect) -> pa.DataType:
