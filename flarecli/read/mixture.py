@@ -121,6 +121,8 @@ class Mix(Data):
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
         """Return rows as one batch; see `Dataset.collated`."""
+        if not len(indices):
+            return self.parts[0].collated(indices)
         batches = [(at, part.collated(rows)) for part, at, rows in self._split(indices)]
         return {
             name: _merged([(at, batch[name]) for at, batch in batches], len(indices))

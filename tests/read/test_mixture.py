@@ -136,3 +136,9 @@ def test_invalid_row_numbers_of_a_mix_are_refused(parts, rows, what):
     a, b, _ = parts
     with pytest.raises(UsageError, match=f"^expected row numbers, got values of type {what}$"):
         flare.mix({a: 1, b: 1}).__getitems__(rows)
+
+
+def test_no_rows_of_a_mix_are_an_empty_batch(parts):
+    empty = flare.mix({parts[0]: 1, parts[1]: 1}).collated([])
+    assert {name: len(values) for name, values in empty.items()} == {"n": 0, "of": 0, "w": 0}
+    assert (empty["n"].dtype, empty["w"].dtype) == (np.int64, np.float32)
