@@ -71,6 +71,8 @@ def place(tmp_path_factory):
     for name in ("big.parquet", "links.parquet", "bucket/index/a.parquet"):
         pq.write_table(pa.table({"id": ids, "url": links}), folder / name)
     (folder / "texts.csv").write_text("id,n,text\n1,2,a\n2,3,b\n")
+    export = "Größe;n\n1,5;2\n;\n"
+    (folder / "export.csv").write_bytes(export.encode("latin-1"))
     rows = pa.table({"id": ids, "data_id": ids, "image": [made.getvalue()] * 20, **small})
     pq.write_table(rows, folder / "rows.parquet")
     for name in ("out", "host/set", "host/cifar", "bucket/train", "imgs"):
