@@ -32,6 +32,21 @@ __all__ = ["FormatSuite"]
 _ENCODINGS = {"a": "str", "b": "bytes", "n": "int", "x": "float64"}
 
 
+# `assert` is not used: `python -O` removes it, and pytest explains it in test modules only.
+def _check(is_right: bool, message: str) -> None:
+    if not is_right:
+        raise AssertionError(message)
+
+
+def _check_equal(found: Any, wanted: Any, what: str) -> None:
+    """Raise AssertionError with both values unless they are equal."""
+    _check(bool(found == wanted), f"{what}: expected {wanted!r:.1000}, got {found!r:.1000}")
+
+
+def _check_reason(error: FlareError) -> None:
+    _check(bool(str(error)), f"{type(error).__name__} has no message")
+
+
 class FormatSuite:
     """Tests that every format must pass; a subclass sets the format.
 
@@ -68,7 +83,7 @@ class FormatSuite:
             wanted = encodings.lookup(_ENCODINGS[one.name])
             values = pa.array([row[one.name] for row in rows], wanted.arrow)
             array, failures = encodings.coerce(values, encodings.lookup(one.encoding), wanted)
-            assert failures == [], failures
+            _check_equal(failures, [], f"values of {one.name} that {one.encoding} cannot store")
             arrays.append(array)
         schema = pa.schema([encodings.field(one) for one in columns])
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -92,8 +107,18 @@ class FormatSuite:
         batch = self.batch(columns, self.rows(count))
         step = max(1, -(-count // parts))
         batches = [batch.slice(start, step) for start in range(0, count, step)] or [batch]
-        at = Location(MemoryStore(), "")
-        return self.format.write_shard(at, 0, columns, batches, self.settings), columns, batch
+        return self.write_batches(columns, batches), columns, batch
+
+    def write_batches(self, columns: Columns, batches: Sequence[pa.RecordBatch]) -> Chunk:
+        """Write batches as one shard in memory, after `row_sizes` accepted them, as the Writer does.
+
+        raises  the errors of both methods
+        """
+        for batch in batches:
+            self.format.row_sizes(columns, batch, self.settings)
+        return self.format.write_shard(
+            Location(MemoryStore(), ""), 0, columns, batches, self.settings
+        )
 
     def opened(self, count: int) -> tuple[Shard, pa.RecordBatch]:
         """Write random rows as one shard and open it."""
@@ -129,25 +154,26 @@ class FormatSuite:
             self.format.read_batch(shard, 0, shard.rows)
             findings = list(self.format.verify_shard(shard, values=True))
         except FlareError as error:
-            assert str(error)
+            _check_reason(error)
             return None
         return None if findings else [dict(row) for row in rows]
 
     # -- the tests
 
     def test_the_format_is_found_by_its_name_and_its_suffixes(self) -> None:
-        assert formats.is_known(self.name)
-        assert self.format.name == self.name
+        _check(formats.is_known(self.name), f"no format is registered as {self.name!r}")
+        _check_equal(self.format.name, self.name, "name of the format")
         for suffix in self.format.suffixes:
-            assert formats.sniff(f"shard.00000{suffix}") == self.name
+            found = formats.sniff(f"shard.00000{suffix}")
+            _check_equal(found, self.name, f"format of the suffix {suffix!r}")
 
     def test_rows_are_read_in_any_order(self) -> None:
         shard, batch = self.opened(50)
-        assert shard.rows == 50
+        _check_equal(shard.rows, 50, "rows of the shard")
         order, wanted = [49, 0, 7, 7, 30, 31, 32, 1], self.stored(batch)
         found = self.format.read_rows(shard, order, batch.schema.names)
-        assert found == [wanted[i] for i in order]
-        assert self.format.read_rows(shard, []) == []
+        _check_equal(found, [wanted[i] for i in order], f"rows {order}")
+        _check_equal(self.format.read_rows(shard, []), [], "rows of an empty selection")
 
     def test_batches_equal_rows(self) -> None:
         shard, batch = self.opened(40)
@@ -156,34 +182,38 @@ class FormatSuite:
             for views in (False, True):
                 found = self.format.read_batch(shard, start, stop, names, views).cast(schema)
                 found.validate(full=True)
-                assert found.equals(batch.slice(start, stop - start))
+                _check_equal(found, batch.slice(start, stop - start), f"batch {start}:{stop}")
             rows = self.format.read_rows(shard, range(start, stop), names)
-            assert rows == self.stored(batch.slice(start, stop - start))
+            wanted = self.stored(batch.slice(start, stop - start))
+            _check_equal(rows, wanted, f"rows {start}:{stop}")
 
     def test_selected_columns_are_read_in_the_order_asked(self) -> None:
         shard, batch = self.opened(5)
         own: list[str] = batch.schema.names
         for names in (own[-1:], own[::-1], own[:0]):
             found = self.format.read_batch(shard, 1, 4, names)
-            assert (found.schema.names, found.num_rows) == (names, 3)
-            assert all(found.column(one).equals(batch.column(one).slice(1, 3)) for one in names)
+            _check_equal((found.schema.names, found.num_rows), (names, 3), "columns and rows")
+            for one in names:
+                _check_equal(found.column(one), batch.column(one).slice(1, 3), f"column {one!r}")
 
     def test_an_empty_shard_is_read(self) -> None:
         shard, _ = self.opened(0)
-        assert shard.rows == 0
-        assert self.format.read_batch(shard, 0, 0).num_rows == 0
-        assert list(self.format.verify_shard(shard, values=True)) == []
+        _check_equal(shard.rows, 0, "rows of an empty shard")
+        _check_equal(self.format.read_batch(shard, 0, 0).num_rows, 0, "rows of an empty batch")
+        findings = list(self.format.verify_shard(shard, values=True))
+        _check_equal(findings, [], "findings in an empty shard")
 
     def test_empty_values_are_read_back_or_refused(self) -> None:
         columns, row = self.columns(), {"a": "", "b": b"", "n": 0, "x": -0.0}
-        batch, at = self.batch(columns, [row, row]), Location(MemoryStore(), "")
+        batch = self.batch(columns, [row, row])
         try:
-            chunk = self.format.write_shard(at, 0, columns, [batch], self.settings)
+            chunk = self.write_batches(columns, [batch])
         except FlareError as error:
-            assert str(error)
+            _check_reason(error)
             return
         shard = self.format.open_shard(chunk, columns)
-        assert self.format.read_batch(shard, 0, 2, batch.schema.names).equals(batch)
+        found = self.format.read_batch(shard, 0, 2, batch.schema.names)
+        _check_equal(found, batch, "rows of empty values")
 
     def test_nulls_are_read_back_where_the_format_declares_them(self) -> None:
         columns = self.columns()
@@ -198,41 +228,39 @@ class FormatSuite:
             mask, full.column(name), pa.scalar(None, full.column(name).type)
         )
         batch = full.set_column(place, full.schema.field(place), values)
-        at = Location(MemoryStore(), "")
-        chunk = self.format.write_shard(at, 0, columns, [batch], self.settings)
-        shard = self.format.open_shard(chunk, columns)
-        assert self.format.read_batch(shard, 0, 6, batch.schema.names).equals(batch)
-        assert [row[name] is None for row in self.format.read_rows(shard, range(6))] == [
-            i % 2 == 1 for i in range(6)
-        ]
+        shard = self.format.open_shard(self.write_batches(columns, [batch]), columns)
+        found = self.format.read_batch(shard, 0, 6, batch.schema.names)
+        _check_equal(found, batch, "rows with nulls")
+        nulls = [row[name] is None for row in self.format.read_rows(shard, range(6))]
+        _check_equal(nulls, [i % 2 == 1 for i in range(6)], f"nulls of {name!r}")
 
     def test_a_shard_is_pickled(self) -> None:
         shard, batch = self.opened(9)
         again = pickle.loads(pickle.dumps(shard))
         names = batch.schema.names
-        assert self.format.read_rows(again, [8, 2], names) == [
-            self.stored(batch)[i] for i in (8, 2)
-        ]
+        wanted = [self.stored(batch)[i] for i in (8, 2)]
+        found = self.format.read_rows(again, [8, 2], names)
+        _check_equal(found, wanted, "rows of a pickled shard")
 
     def test_equal_rows_make_equal_bytes(self) -> None:
         (first, *_), (second, *_) = self.write(30), self.write(30, parts=4)
-        assert _files(first) == _files(second)
-        assert first.files == second.files
+        _check_equal(_files(second), _files(first), "files of the same rows in other batches")
+        _check_equal(second.files, first.files, "listed files of the same rows in other batches")
 
     def test_listed_sizes_are_those_of_the_files(self) -> None:
         chunk, _, _ = self.write(30)
         files = _files(chunk)
-        assert [one.size for one in chunk.files] == [
-            len(files[at.path]) for at in (chunk.at, *chunk.companions)
-        ]
+        sizes = [len(files[at.path]) for at in (chunk.at, *chunk.companions)]
+        _check_equal([one.size for one in chunk.files], sizes, "listed sizes of the files")
 
     def test_row_sizes_add_up_to_the_shard(self) -> None:
         chunk, columns, batch = self.write(30)
         base, sizes = self.format.row_sizes(columns, batch, self.settings)
-        assert len(sizes) == 30
-        assert bool((np.asarray(sizes) >= 0).all())
+        _check_equal(len(sizes), 30, "number of sizes")
+        _check(bool((np.asarray(sizes) >= 0).all()), f"sizes of rows are negative: {sizes}")
         if self.format.sizes_are_exact:
-            assert base + int(sizes.sum()) == sum(self.counted(chunk))
+            total = base + int(sizes.sum())
+            _check_equal(total, sum(self.counted(chunk)), "sum of the sizes of rows")
 
     def counted(self, chunk: Chunk) -> list[int]:
         """Return the sizes of the files that `row_sizes` counts (default: the main file)."""
@@ -240,8 +268,9 @@ class FormatSuite:
 
     def test_an_intact_shard_has_no_findings(self) -> None:
         shard, _ = self.opened(30)
-        assert list(self.format.verify_shard(shard)) == []
-        assert list(self.format.verify_shard(shard, values=True)) == []
+        for values in (False, True):
+            findings = list(self.format.verify_shard(shard, values=values))
+            _check_equal(findings, [], f"findings in an intact shard with values={values}")
 
     def test_a_truncated_file_is_never_read_as_complete(self) -> None:
         chunk, columns, batch = self.write(12)
@@ -249,7 +278,9 @@ class FormatSuite:
             for length in {1, 3, 8, len(data) // 3, len(data) // 2, len(data) - 1} - {len(data)}:
                 if 0 < length < len(data):
                     found = self.read(self.changed(chunk, path, data[:length]), columns)
-                    assert found is None or found == self.stored(batch), f"{path}: {length} bytes"
+                    if found is not None:
+                        what = f"rows of {path} truncated to {length} bytes"
+                        _check_equal(found, self.stored(batch), what)
 
     def test_a_flipped_bit_is_reported_where_records_have_checksums(self) -> None:
         if not self.format.record_checksums:
@@ -260,7 +291,7 @@ class FormatSuite:
             flipped = bytearray(data)
             flipped[place] ^= 1
             found = self.read(self.changed(chunk, chunk.at.path, bytes(flipped)), columns)
-            assert found is None, f"byte {place}"
+            _check(found is None, f"a flipped bit in byte {place} is not reported")
 
     def test_rows_are_converted_to_the_default_format_and_back(self) -> None:
         from flarecli import commands
@@ -270,9 +301,10 @@ class FormatSuite:
             names = [one.name for one in self.columns()]
             self._pack(source, formats.DEFAULT, names)
             commands.pack([source], there, format=self.name, **self._options())
-            assert list(commands.verify([there])) == []
+            _check_equal(list(commands.verify([there])), [], "findings in the converted dataset")
             commands.pack([there], back)
-            assert _table(back, names).equals(_table(source, names))
+            found = _table(back, names)
+            _check_equal(found, _table(source, names), "rows converted there and back")
 
     def _pack(self, out: str, format: str, names: Sequence[str]) -> None:
         from flarecli.write import Writer
@@ -288,7 +320,8 @@ class FormatSuite:
 
 def _files(chunk: Chunk) -> dict[str, bytes]:
     store = chunk.at.store
-    assert isinstance(store, MemoryStore)
+    if not isinstance(store, MemoryStore):
+        raise TypeError(f"expected a shard in memory, got {chunk.at}")
     return {path: bytes(data) for path, data in store.files.items()}
 
 
