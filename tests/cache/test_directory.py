@@ -19,23 +19,7 @@ from flarecli.cache.locks import Presence
 from flarecli.cache.store import write_copy as keep
 from flarecli.errors import IntegrityError
 from flarecli.storage import Guard, locate
-
-
-@pytest.fixture
-def one(tmp_path):
-    """An open cache folder with a limit of 64,000 bytes."""
-    return directory.Folder(str(tmp_path / "cache"), 64_000)
-
-
-def put(one, name, size=1000):
-    made = entry(name, "v", "whole", size)
-    part = one.part(made)
-    assert part is not None and keep(part, made, [bytes(size)])
-    return made.name
-
-
-def copies(one):
-    return {name for name in os.listdir(one.path) if directory.NAME.fullmatch(name)}
+from tests.cache.samples import copies, put
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702])

@@ -14,6 +14,7 @@ from flarecli.cache import entry as entries
 from flarecli.cache.entry import OpenCopies, entry
 from flarecli.cache.store import write_copy as keep
 from flarecli.storage import Guard, locate
+from tests.cache.samples import copies, put
 
 DATA = random.Random(6).randbytes(BLOCK + 4_321)
 
@@ -69,23 +70,6 @@ def test_an_evicted_copy_uses_only_the_memory_of_its_readers(web, at, tmp_path):
     held = at.store._folder.open_copies._open
     assert sum(len(one) for one, _ in held.values()) <= at.store.cache.limit
     assert all(os.path.exists(tmp_path / "cache" / directory.LAYOUT / name) for name in held)
-
-
-@pytest.fixture
-def one(tmp_path):
-    """An open cache folder with a limit of 64,000 bytes."""
-    return directory.Folder(str(tmp_path / "cache"), 64_000)
-
-
-def put(one, name, size=1000):
-    made = entry(name, "v", "whole", size)
-    part = one.part(made)
-    assert part is not None and keep(part, made, [bytes(size)])
-    return made.name
-
-
-def copies(one):
-    return {name for name in os.listdir(one.path) if directory.NAME.fullmatch(name)}
 
 
 def test_the_bytes_of_open_copies_are_bounded(monkeypatch):

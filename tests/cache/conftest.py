@@ -1,0 +1,11 @@
+"""Fixtures of the tests of the cache."""
+
+import pytest
+
+from flarecli.cache import directory
+
+
+@pytest.fixture
+def one(tmp_path):
+    """An open cache folder with a limit of 64,000 bytes."""
+    return directory.Folder(str(tmp_path / "cache"), 64_000)
