@@ -173,7 +173,7 @@ def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
 
     raises  OverflowError for an array whose text would exceed MAX_JSON_TEXT_BYTES
     """
-    if isinstance(value, np.ndarray) and value.size > _ARRAY_STEP:
+    if isinstance(value, np.ndarray):
         if value.size > MAX_JSON_TEXT_BYTES // 3:  # each has a digit, a comma and a space
             raise OverflowError
         return _array_text(value, default)
@@ -181,13 +181,14 @@ def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
 
 
 def _array_text(array: np.ndarray, default: Callable[[Any], Any] | None) -> str:
-    """Return an array as JSON text without a Python object for each of its values."""
+    """Return an array as JSON text; few of its values are Python objects at a time."""
     if array.size <= _ARRAY_STEP:
-        return as_json(array, default)
-    if array.ndim > 1:
-        return f"[{', '.join(_array_text(part, default) for part in array)}]"
-    steps = [array[i : i + _ARRAY_STEP] for i in range(0, len(array), _ARRAY_STEP)]
-    return f"[{', '.join(as_json(part, default)[1:-1] for part in steps)}]"
+        return json.dumps(array.tolist(), default=default)
+    rows = max(1, _ARRAY_STEP // (array.size // len(array)))  # one row may exceed the step
+    if array.ndim > 1 and rows == 1:
+        return f"[{', '.join(_array_text(row, default) for row in array)}]"
+    parts = (array[i : i + rows] for i in range(0, len(array), rows))
+    return f"[{', '.join(json.dumps(part.tolist(), default=default)[1:-1] for part in parts)}]"
 
 
 def _checked(kind: type) -> Callable[[Any], Any]:

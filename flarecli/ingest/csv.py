@@ -30,6 +30,7 @@ __all__ = ["Delimited"]
 
 _ROWS = 8192
 _DECIMAL_COMMA = r"^[+-]?[0-9]+,[0-9]+$"
+_THOUSANDS = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
 _TYPES = {*_EXPECTED, pa.string()}
 # values that Arrow would parse with a loss: leading zeros, digits beyond a double, 1 for true
@@ -46,8 +47,6 @@ class Delimited(Part):
         self, source: Blocks, delimiter: str, text: Collection[str], dialect: Dialect = DEFAULT
     ) -> None:
         """Open a file. `delimiter` is the default for its suffix; the dialect may have another."""
-        if next(iter(source.blocks()), None) is None:
-            raise FormatError("file is empty", where=source)
         self._file = source
         self.at, self._dialect = detected(source, dialect, delimiter)
         self._names = self._header()
@@ -67,6 +66,7 @@ class Delimited(Part):
             name
             for i, name in enumerate(self._names)
             if first is not None
+            and self._dialect.decimal == "."
             and types[i] == pa.string()
             and name not in text
             and _has_decimal_commas(first[1].column(i))
@@ -230,9 +230,12 @@ class Delimited(Part):
 
 
 def _has_decimal_commas(values: pa.ChunkedArray) -> bool:
-    """Return whether all texts that are not empty are numbers with a decimal comma."""
+    """Return whether all texts that are not empty are numbers with a comma, and the comma is not the
+    thousands separator in each of them.
+    """
     texts = values.filter(pc.not_equal(values, ""))
-    return len(texts) > 0 and bool(pc.all(pc.match_substring_regex(texts, _DECIMAL_COMMA)).as_py())
+    has_commas = pc.all(pc.match_substring_regex(texts, _DECIMAL_COMMA), min_count=1).as_py()
+    return bool(has_commas) and not pc.all(pc.match_substring_regex(texts, _THOUSANDS)).as_py()
 
 
 def _infer_type(values: pa.ChunkedArray, dialect: Dialect) -> pa.DataType:
@@ -256,6 +259,8 @@ def _as_type(values: pa.Array, kind: pa.DataType, dialect: Dialect) -> pa.Array 
 
     The result is None if a value is invalid or would not be restored exactly.
     """
+    if kind == pa.string() and not dialect.nulls:
+        return values
     is_null = _is_null(values, dialect, empty=kind != pa.string())
     values = pc.if_else(is_null, pa.scalar(None, pa.string()), values)
     if kind == pa.string():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from flarecli.errors import FormatError, UsageError
 from flarecli.ingest.decompress import Blocks
@@ -54,7 +54,7 @@ class Dialect:
     delimiter: str = ""
     has_header: bool = True
     quote: str = '"'
-    nulls: tuple[str, ...] = field(default=())
+    nulls: tuple[str, ...] = ()
     decimal: str = "."
     encoding: str = ""
 
@@ -72,7 +72,14 @@ class Dialect:
             found = found._with(key, value)
         if found.decimal == found.delimiter:
             raise UsageError(f"--csv: {found.decimal!r} is both the decimal sign and the delimiter")
+        if found.quote and found.quote == found.delimiter:
+            raise UsageError(f"--csv: {found.quote!r} is both the quote and the delimiter")
         return found
+
+    def check_used(self, is_used: bool, where: object) -> None:
+        """Raise UsageError if the user set a dialect, but no file has one."""
+        if self != DEFAULT and not is_used:
+            raise UsageError("--csv: the source has no CSV or TSV file", where=where)
 
     def _with(self, key: str, value: str) -> Dialect:
         if key == "null":
@@ -118,16 +125,27 @@ def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, 
     """Return the file as UTF-8, and its dialect with a delimiter and an encoding.
 
     delimiter  delimiter by the suffix of the file
+    raises     FormatError for an empty file
     """
-    encoding = dialect.encoding or _UTF16.get(_head(source)[:2], "")
-    if encoding:
-        source = Recoded(source, encoding)
+    head = _head(source)
+    if not head:
+        raise FormatError("file is empty", where=source)
+    source, head = _as_utf8(source, head, dialect.encoding)
     if not dialect.delimiter:
         found = delimiter
         if delimiter == DELIMITERS[0]:
-            found = detect_delimiter(_head(source), dialect.quote, delimiter)
+            found = detect_delimiter(head, dialect.quote, delimiter)
         dialect = replace(dialect, delimiter=found)
     return source, dialect
+
+
+def _as_utf8(source: Blocks, head: bytes, encoding: str) -> tuple[Blocks, bytes]:
+    """Return a file and its first bytes as UTF-8."""
+    encoding = encoding or _UTF16.get(head[:2], "")
+    if not encoding:
+        return source, head
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    return Recoded(source, encoding), decoder.decode(head).encode()
 
 
 def _head(source: Blocks) -> bytes:
@@ -136,8 +154,7 @@ def _head(source: Blocks) -> bytes:
 
 def looks_like_table(source: Blocks) -> bool:
     """Return whether a text is a table, instead of a list of addresses: its first line has a tab."""
-    encoding = _UTF16.get(_head(source)[:2], "")
-    head = _head(Recoded(source, encoding) if encoding else source)
+    _, head = _as_utf8(source, _head(source), "")
     return b"\t" in head.partition(b"\n")[0].strip()
 
 

@@ -389,6 +389,7 @@ def open_index(
     if STDIN in addresses:
         if len(addresses) > 1:
             raise UsageError("- (standard input) cannot be combined with other indexes")
+        dialect.check_used(False, STDIN)
         stream = standard_input() if stdin is None else stdin
         return _open_stdin(stream, guard or Guard(), null_separated)
     files = [
@@ -436,8 +437,7 @@ def _open_tables(
 
     workers = 0 if all(file.at.is_local for file in files) else MAX_OPENERS
     parts = list(ordered_map(open_file, files, workers=workers))
-    if dialect != DIALECT and not any(isinstance(part, Delimited) for part in parts):
-        raise UsageError("--csv: the source has no CSV or TSV file", where=shown)
+    dialect.check_used(any(isinstance(part, Delimited) for part in parts), shown)
     schema, all_parts = merge(parts, allow_missing)
     known = [part.rows for part in parts if part.rows is not None]
     total = sum(known) if len(known) == len(parts) else None

@@ -317,7 +317,7 @@ def _batch_rows(
     if first is not None and first.num_rows:
         decoded = sum(convert(column, plain(column.type)).nbytes for column in first.columns)
         sizes.append(decoded // first.num_rows)
-    return int(max(1, min(_ROWS, _BATCH_BYTES // max(1, *sizes))))
+    return int(max(1, min(_ROWS, _BATCH_BYTES // max([1, *sizes]))))
 
 
 def _schema_difference(reader: pq.ParquetFile) -> str:

@@ -41,9 +41,9 @@ _TABLES: dict[str, Callable[[Location], Part]] = {
     ".arrows": Ipc,
 }
 # default delimiters of CSV by suffix; the dialect may have another
-_DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".psv": "|", _LIST: "\t"}
+_DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".psv": "|"}
 _JSON = (".json", ".jsonl", ".ndjson")
-_TEXTS = (*(suffix for suffix in _DELIMITERS if suffix != _LIST), *_JSON)
+_TEXTS = (*_DELIMITERS, *_JSON)
 # names of files in datasets
 _DATASET = re.compile(r"(?:index|spec)\.json|shard\.\d{5,}\.(?:json|csv|tsv)(?:\.\w+)?")
 
@@ -72,6 +72,8 @@ def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -
     for suffix, open_table in _TABLES.items():
         if name.endswith(suffix):
             return open_table(at)
+    if name.endswith(_LIST):
+        return Delimited(TextFile(at), "\t", text, dialect)
     plain, compression = split_compression(name)
     if plain.endswith(_JSON):
         return Json(TextFile(at, compression))
@@ -110,7 +112,7 @@ def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterat
             itself; UnsafeError for an address that data must not name
     """
     at = file.at
-    if not at.name.lower().endswith(_LIST) or _is_table(at):
+    if not at.name.lower().endswith(_LIST) or looks_like_table(TextFile(at)):
         yield file
         return
     if at in parents:
@@ -136,11 +138,6 @@ def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterat
         raise file.with_source(error) from None
     if not count:
         raise FormatError("the list contains no addresses", where=at)
-
-
-def _is_table(at: Location) -> bool:
-    """Return whether a `.txt` is a table instead of a list."""
-    return looks_like_table(TextFile(at))
 
 
 def _listed_files(at: Location) -> Iterator[ListedFile]:

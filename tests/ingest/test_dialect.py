@@ -2,15 +2,20 @@
 
 import codecs
 import csv
+import gzip
 import io
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import flarecli
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.ingest import Dialect, open_index
+from flarecli.ingest.csv import Delimited
+from flarecli.ingest.decompress import TextFile
 from flarecli.ingest.dialect import DELIMITERS, detect_delimiter
+from flarecli.storage import locate
 
 TEXT = st.text(st.sampled_from("aé \"'.-"), min_size=1, max_size=5)
 
@@ -207,3 +212,60 @@ def test_a_dialect_without_a_csv_file_is_refused(tmp_path):
     with pytest.raises(FlareError) as caught:
         read(path, "header=no")
     assert caught.value.message == "--csv: the source has no CSV or TSV file"
+
+
+@pytest.mark.parametrize("values", [["1,000", "2,000"], ["-12,345", "999,999"]])
+def test_thousands_separators_are_not_decimal_commas(tmp_path, values):
+    path = tmp_path / "x.csv"
+    path.write_text("a;b\n" + "".join(f"{value};1\n" for value in values))
+    assert notes(path) == ()
+
+
+def test_numbers_with_leading_zeros_stay_text_without_a_note_about_the_decimal_sign(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("a;b\n01,5;1\n02,5;2\n")
+    assert notes(path, "decimal=,") == ()
+
+
+def test_a_compressed_text_file_is_not_a_table(tmp_path):
+    path = tmp_path / "x.txt.gz"
+    path.write_bytes(gzip.compress(b"a.parquet\nb.parquet\n"))
+    with pytest.raises(UsageError) as caught:
+        open_index(str(path))
+    assert caught.value.message == "unknown suffix of an index"
+
+
+def test_the_quote_cannot_be_the_delimiter():
+    with pytest.raises(UsageError) as caught:
+        Dialect.parse(['delimiter="'])
+    assert caught.value.message == "--csv: '\"' is both the quote and the delimiter"
+
+
+def test_a_dialect_of_standard_input_without_csv_is_refused():
+    with pytest.raises(UsageError) as caught:
+        open_index("-", stdin=io.BytesIO(b'{"a": 1}\n'), dialect=Dialect.parse(["header=no"]))
+    assert caught.value.message == "--csv: the source has no CSV or TSV file"
+
+
+@pytest.mark.parametrize("kind", ["folder", "dataset"])
+def test_a_dialect_of_a_folder_or_a_dataset_is_refused(tmp_path, kind):
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
+    flarecli.pack(tmp_path / "x.jsonl", tmp_path / "dataset")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.jpg").write_bytes(b"\xff\xd8\xff")
+    with pytest.raises(UsageError) as caught:
+        flarecli.pack(tmp_path / kind, tmp_path / "out", csv=["header=no"])
+    assert caught.value.message == "--csv: the source has no CSV or TSV file"
+
+
+def test_a_file_is_opened_once_for_detection_header_and_types(tmp_path):
+    class Counted(TextFile):
+        passes = 0
+
+        def blocks(self):
+            Counted.passes += 1
+            return super().blocks()
+
+    (tmp_path / "x.csv").write_text("a;b\n1;2\n")
+    Delimited(Counted(locate(str(tmp_path / "x.csv"))), ",", ())
+    assert Counted.passes == 3

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from flarecli.encodings import is_binary, is_text
+from flarecli.encodings import is_binary, is_text, plain_layout
 from flarecli.errors import UsageError
 from flarecli.suggest import choose
 
@@ -68,7 +68,7 @@ class NullValues:
             name = at.name
             if name == key or not array.null_count or not (self.fills or name in self.values):
                 continue
-            array = _plain(array)
+            array = array.cast(pa.string()) if kinds.is_null(array.type) else plain_layout(array)
             value = (
                 _parsed(name, self.values[name], array.type)
                 if name in self.values
@@ -83,20 +83,6 @@ class NullValues:
             new = pa.field(name, filled.type, metadata=at.metadata)
             batch = batch.set_column(i, new, filled)
         return batch
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    """Return a column in a layout that Arrow's `if_else` supports."""
-    kind = array.type
-    if kinds.is_null(kind):
-        return array.cast(pa.string())
-    if kinds.is_dictionary(kind):
-        return array.dictionary_decode()
-    if kinds.is_run_end_encoded(kind):
-        return pc.run_end_decode(array)
-    if kinds.is_string_view(kind):
-        return array.cast(pa.large_string())
-    return array.cast(pa.large_binary()) if kinds.is_binary_view(kind) else array
 
 
 def _default(name: str, kind: pa.DataType) -> pa.Scalar:

@@ -17,6 +17,7 @@ from flarecli.commands.row_order import average_row_bytes, check_no_rows, read_r
 from flarecli.errors import NoRowsError
 from flarecli.formats import facts
 from flarecli.hashes import DEFAULT, Sums
+from flarecli.ingest import Dialect
 from flarecli.media import is_media, kind_of
 from flarecli.model import IntArray, Playlist, Stream
 from flarecli.redact import redact
@@ -211,6 +212,7 @@ def open_source(
     streams: Sequence[str] = (),
     rows: str | None = None,
     exact: bool = True,
+    dialect: Dialect | None = None,
     **index_options: Any,
 ) -> Source:
     """Open an index (parquet, CSV, JSON, lists of them, `-`), a folder of files, or a dataset.
@@ -219,18 +221,22 @@ def open_source(
     columns        columns to pack; of a folder, the files that make a row
     streams, rows  streams to read and rows such as `10:20`, of a dataset only
     exact          numbers that a dataset stores as text are read as that text
+    dialect        dialect of CSV files; None: the usual one
     index_options  further options of `ingest.open_index`
     raises         UsageError for streams or rows of an index; the errors of opening
     """
-    addresses = address_texts(sources)
+    addresses, dialect = address_texts(sources), dialect or Dialect()
     expanded, skipped = _expanded(addresses, guard)
     shown, name = " ".join(map(redact, addresses)), source_name(addresses, expanded)
     if expanded and all(ingest.is_index(address) for address in expanded):
         check_no_rows(shown, streams, rows)
-        index = ingest.open_index(expanded, guard=guard, text=text, **index_options)
+        index = ingest.open_index(
+            expanded, guard=guard, text=text, dialect=dialect, **index_options
+        )
         source: Source = _IndexSource(shown, name, index, guard)
         source.notes = (*skipped, *index.notes)
         return source
+    dialect.check_used(False, shown)
     resolved = read.resolve(expanded, guard=guard, maps=False, expanded=True)
     if len(expanded) == 1 and is_plain_folder(expanded[0], resolved, guard):
         check_no_rows(shown, streams, rows)
