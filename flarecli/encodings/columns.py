@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from flarecli.encodings import msgpack, number_text
 from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
@@ -232,19 +231,6 @@ def is_binary(kind: pa.DataType) -> bool:
         or pa.types.is_fixed_size_binary(kind)
         or pa.types.is_binary_view(kind)
     )
-
-
-def plain_layout(array: pa.Array) -> pa.Array:
-    """Return a column without run ends, dictionaries and views, which Arrow's `if_else` does not
-    support.
-    """
-    if pa.types.is_run_end_encoded(array.type):
-        array = pc.run_end_decode(array)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_string_view(array.type):
-        return array.cast(TEXT)
-    return array.cast(BINARY) if pa.types.is_binary_view(array.type) else array
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -31,7 +31,6 @@ from flarecli.encodings.columns import (
     is_text,
     is_utf8,
     large_list,
-    plain_layout,
     raw_values,
     typed,
 )
@@ -158,7 +157,13 @@ def _without_storage_variants(array: pa.Array, encoding: Encoding) -> pa.Array:
     )
     if isinstance(array, pa.ExtensionArray) and not is_tensor:
         array = array.storage
-    return plain_layout(array)
+    if pa.types.is_run_end_encoded(array.type):
+        array = pc.run_end_decode(array)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_string_view(array.type):  # Arrow's `if_else` does not support views
+        return array.cast(TEXT)
+    return array.cast(BINARY) if pa.types.is_binary_view(array.type) else array
 
 
 def _recode(

@@ -41,7 +41,8 @@ def pack(options: PackOptions) -> Packed:
     # a task reads them several times, and they may be an iterator
     options = replace(options, sources=address_texts(options.sources))
     task = PackTask(options, MediaOptions(resize, options.media_info, options.strict))
-    _ = task.settings, task.links, task.guard  # raise their errors before anything is read
+    # raise their errors before anything is read or removed
+    _ = task.settings, task.links, task.guard, task.nulls, task.dialect
     engines.check(options.engine)
     progress = options.progress or Progress()
     if options.part_rows is not None:

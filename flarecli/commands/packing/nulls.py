@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from flarecli.encodings import is_binary, is_text, plain_layout
+from flarecli.encodings import is_binary, is_text
 from flarecli.errors import UsageError
-from flarecli.suggest import choose
 
 __all__ = ["NullValues"]
 
@@ -50,25 +49,19 @@ class NullValues:
             values[name] = value
         return cls(values, FILL in settings)
 
-    def check_names(self, names: Sequence[str]) -> None:
-        """Raise UsageError for a value of a column that does not exist."""
-        for name in self.values:
-            if name not in names:
-                raise UsageError(
-                    f"--null: no column {name!r}", hint=choose(name, names, "Choose from")
-                )
-
-    def fill(self, batch: pa.RecordBatch, key: str | None) -> pa.RecordBatch:
-        """Return a batch without the nulls that have a value; the key keeps its nulls, which fail.
+    def fill(self, batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
+        """Return a batch with values in place of the nulls in the columns `names`.
 
         raises  UsageError for a value that is not of the type of its column, and for a type that
                 has no value by default
         """
         for i, (at, array) in enumerate(zip(batch.schema, batch.columns, strict=True)):
             name = at.name
-            if name == key or not array.null_count or not (self.fills or name in self.values):
+            if name not in names or not array.null_count:
                 continue
-            array = array.cast(pa.string()) if kinds.is_null(array.type) else plain_layout(array)
+            if not (self.fills or name in self.values):
+                continue
+            array = array.cast(pa.string()) if kinds.is_null(array.type) else array
             value = (
                 _parsed(name, self.values[name], array.type)
                 if name in self.values

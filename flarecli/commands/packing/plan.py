@@ -96,6 +96,16 @@ class PackTask:
         return tuple(parse_link(text, self.encode) for text in name_list(self.options.fetch))
 
     @cached_property
+    def nulls(self) -> NullValues:
+        """The values in place of nulls."""
+        return NullValues.parse(self.options.null)
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """The dialect of CSV files."""
+        return Dialect.parse(self.options.csv)
+
+    @cached_property
     def guard(self) -> Guard:
         """The addresses that data may name."""
         return self.options.guard(self.sources)
@@ -142,7 +152,7 @@ class PackTask:
             exact=options.where is None,
             allow_missing=options.allow_missing,
             null_separated=options.from0,
-            dialect=Dialect.parse(options.csv),
+            dialect=self.dialect,
         )
 
     def recorded_options(self) -> dict[str, Any]:
@@ -269,7 +279,7 @@ class Plan:
         """Whether `where` is a SELECT statement, which may return any columns."""
         return self.options.where is not None and sql.is_statement(self.options.where)
 
-    @property
+    @cached_property
     def condition_files(self) -> list[str]:
         """Columns of files whose contents the condition reads."""
         where = self.options.where
@@ -322,6 +332,7 @@ def _checked_names(plan: Plan) -> list[str]:
     infos = [name for columns in _media(plan, names)[1].values() for name in columns.values()]
     known = pa.schema([pa.field(name, pa.null()) for name in (*after, *infos)])
     check_names(known, [plan.renamed(name) for name in task.encode], "--encode")
+    check_names(known, [plan.renamed(name) for name in task.nulls.values], "--null")
     check_names(known, names, "--columns")
     for name, encoding in task.encode.items():
         if encodings.lookup(encoding).name == "pkl":
@@ -556,18 +567,17 @@ def fetched(
     if columns:
         jobs = task.limits.jobs
         parts = processed(parts, columns, task.media, infos, plan.row_name, plan.progress, jobs)
-    nulls = NullValues.parse(plan.options.null)
-    return _filled(plan, parts, nulls) if nulls != NullValues() else parts
+    return _filled(plan, parts) if task.nulls != NullValues() else parts
 
 
 def _filled(
-    plan: Plan, parts: Generator[fetch_links.Fetched, None, None], nulls: NullValues
+    plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
 ) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the same rows with values in place of nulls."""
-    nulls.check_names(plan.names)
+    """Yield the same rows with values in place of nulls; the key keeps its nulls, which fail."""
+    names = set(plan.names) - {plan.row_name}
     with contextlib.closing(parts):
         for part in parts:
-            yield replace(part, batch=nulls.fill(part.batch, plan.row_name))
+            yield replace(part, batch=plan.task.nulls.fill(part.batch, names))
 
 
 def _limited(

@@ -89,8 +89,39 @@ def test_a_key_is_never_filled(pack):
 
 def test_a_resume_needs_the_same_values(pack):
     pack(TABLE, null=["fill"])
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="another source or with other options"):
         pack(TABLE, null=["fill", "n=1"], resume=True)
+
+
+def test_dictionaries_and_views_of_a_file_are_filled(tmp_path):
+    table = pa.table(
+        {
+            "d": pa.array(["x", None]).dictionary_encode(),
+            "v": pa.array(["x", None], pa.string_view()),
+        }
+    )
+    with pa.ipc.new_file(tmp_path / "in.arrow", table.schema) as writer:
+        writer.write_table(table)
+    flare.pack(tmp_path / "in.arrow", tmp_path / "out", null=["d=y", "v=z"])
+    assert dict(flare.open(tmp_path / "out")[1]) == {"d": "y", "v": "z"}
+
+
+def test_columns_that_only_the_condition_reads_are_not_filled(pack):
+    table = pa.table({"x": [1, None], "t": pa.array([None, 5], pa.timestamp("us"))})
+    rows = pack(table, columns=["x"], null=["fill"], where="t is null or x is null")
+    assert rows == [{"x": 1}, {"x": 0}]
+
+
+@pytest.mark.parametrize("null", ["bogus", "zz=1"])
+def test_a_wrong_value_leaves_an_unfinished_pack_as_it_is(pack, tmp_path, null):
+    table = pa.table({"n": [1, 2, 3, None]})
+    with pytest.raises(ValueFitError):
+        pack(table, shard_rows=1)
+    before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
+    assert before
+    with pytest.raises(UsageError):
+        pack(table, shard_rows=1, overwrite=True, null=[null])
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,7 +129,7 @@ def test_a_resume_needs_the_same_values(pack):
 def test_numbers_are_filled_as_arrow_fills_them(values, value):
     array = pa.array(values, pa.int32())
     batch = pa.record_batch({"a": array})
-    found = NullValues({"a": str(value)}).fill(batch, None).column("a")
+    found = NullValues({"a": str(value)}).fill(batch, ["a"]).column("a")
     assert found.equals(pc.fill_null(array, value))
 
 
@@ -109,14 +140,12 @@ def test_numbers_are_filled_as_arrow_fills_them(values, value):
         (pa.array([None], pa.timestamp("s")), "1970-01-02", datetime.datetime(1970, 1, 2)),
         (pa.array([None], pa.decimal128(5, 2)), "1.5", decimal.Decimal("1.50")),
         (pa.array([None], pa.struct([("a", pa.int8())])), '{"a": 3}', {"a": 3}),
-        (pa.array(["x", None]).dictionary_encode(), "y", "y"),
-        (pa.array([None], pa.string_view()), "y", "y"),
         (pa.array([None], pa.float32()), "nan", math.nan),
     ],
 )
 def test_a_text_becomes_a_value_of_the_type(array, text, value):
     batch = pa.record_batch({"a": array})
-    found = NullValues({"a": text}).fill(batch, None).column("a")[-1].as_py()
+    found = NullValues({"a": text}).fill(batch, ["a"]).column("a")[-1].as_py()
     assert found == value or (math.isnan(value) and math.isnan(found))
 
 

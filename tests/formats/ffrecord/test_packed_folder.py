@@ -244,7 +244,7 @@ from flarecli.errors import FlareError
 from flarecli.formats.ffrecord import packed_folder
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # of libraries, which reserve more than they use
 resource.setrlimit(resource.RLIMIT_AS, (used + (250 << 20),) * 2)
-for listed in (b"(" * (1 << 20), b")" * (1 << 20), b"ccollections\\nOrderedDict\\nq\\0" + b"(h\\0)RX\\1\\0\\0\\0a" * 100_000):
+for listed in (b"(" * (1 << 22), b")" * (1 << 22), b"ccollections\\nOrderedDict\\nq\\0" + b"(h\\0)RX\\1\\0\\0\\0a" * 100_000):
     try:
         packed_folder.parse(packed_folder.MAGIC + listed, 1, "it")
     except FlareError as error:
