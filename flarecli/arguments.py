@@ -315,7 +315,7 @@ class Option:
     """Declaration of one option, except its name, type and default.
 
     group          heading in the help, one of GROUPS
-    help           one or two sentences; `{choices}` is replaced by the values of `suggest`
+    help           one or two sentences; `{choices}` is replaced by those of `choices` or `suggest`
     flags          flags in addition to `--name`; a long flag replaces `--name`
     metavar        placeholder of the value in the help; not used for switches
     parse          text of the command line -> value; for a repeatable option, list of texts -> value
@@ -380,7 +380,9 @@ class Declared:
         """The help text, with the suggested values."""
         if self.option is None or "{choices}" not in self.option.help:
             return self.option.help if self.option else ""
-        return self.option.help.format(choices=", ".join(self.option.suggest()))
+        return self.option.help.format(
+            choices=", ".join(self.option.choices or self.option.suggest())
+        )
 
     def complete(self, start: str) -> list[str]:
         """Return the values that begin with a text, for completion."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from flarecli.names import is_url
+from flarecli.names import escape, is_url
 
-__all__ = ["address_key", "redact", "redact_text", "without_user"]
+__all__ = ["one_line", "address_key", "redact", "redact_text", "without_user"]
 
 _URL = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]*[^\s\"'<>.,:;)\]]"
 _BROKEN = "(?i)https?:/?[^/]"  # without `//`, a password can be anywhere in the text
@@ -91,3 +91,8 @@ def address_key(address: str) -> str:
 def redact_text(text: str) -> str:
     """Return a text, such as a message of a library, with every address redacted."""
     return re.sub(_URL, lambda match: redact(match[0]), text)
+
+
+def one_line(text: str) -> str:
+    """Return text as one line: secrets of addresses removed, control characters escaped."""
+    return escape(redact_text(text))

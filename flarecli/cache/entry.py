@@ -200,7 +200,7 @@ def mapped_copy(fd: int, identity: Entry) -> memoryview:
 
 
 def read_note(folder: int, name: str) -> dict[str, Any]:
-    """Return the JSON note of a copy, and its data size as `bytes`; an empty dict if the file is not a copy.
+    """Return the JSON note of a copy; an empty dict if the file is not a copy.
 
     The checksum is not checked.
     """
@@ -216,7 +216,7 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
         if size + note_bytes + _TAIL.size != file_bytes:
             return {}
         note = json.loads(os.pread(fd, note_bytes, size))
-        return {**note, "bytes": size} if isinstance(note, dict) else {}
+        return note if isinstance(note, dict) else {}
     except (OSError, ValueError, RecursionError):
         return {}
     finally:

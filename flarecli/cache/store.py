@@ -31,7 +31,6 @@ BLOCK = 1 << 20  # bytes of a block
 _REQUEST_BYTES = 8 << 20  # maximum bytes per request of missing blocks
 _FETCH_BYTES = 32 << 20  # bytes of a whole object that are requested at a time
 _JOBS = 8  # parallel requests of one read
-_TURN_BYTES = 1 << 16  # minimum size of a copy for which to wait while another process fetches it
 # Objects above limit / _WHOLE_SHARE are kept as blocks. If they are used once in a run, they are kept in memory, or in
 # the folder up to limit / _TRANSIENT_SHARE.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
@@ -214,8 +213,6 @@ class CachedStore(Store):
         missing = [k for k in needed if k not in blocks]
         if not missing:
             return blocks
-        if len(missing) * BLOCK < _TURN_BYTES:
-            return blocks | self._fetch_blocks(path, missing, entries)
         with self._folder.turn(entries[missing[0]].key):
             # Another process may have fetched some meanwhile.
             blocks |= self._kept_blocks({k: entries[k] for k in missing})

@@ -217,6 +217,8 @@ def _usage_error(error: Any, args: list[str]) -> UsageError:
         and error.param.param_type_name == "argument"
     ):  # Typer assigns a single argument to OUT and reports only SOURCE
         message = "missing argument: both SOURCE and OUT are required"
-    if message == "Option '--null' requires an argument":  # without one, as in xargs and find
+    if (
+        type(error).__name__ == "BadOptionUsage" and error.option_name == "--null"
+    ):  # as in `find -print0 | xargs`
         hint = "Use -0 or --from0 for addresses on stdin that end with NUL."
     return UsageError(message[:1].lower() + message[1:], hint=hint)

@@ -23,7 +23,6 @@ class Line(CatOptions, CommandLine):
             group="Output",
             metavar="FORM",
             choices=output.FORMS,
-            suggest=lambda: output.FORMS,
             help="Form of the output: {choices}.",
         ),
     )

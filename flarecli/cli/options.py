@@ -1,4 +1,4 @@
-"""Typer's parameters and their values for declaration command, from its declared options."""
+"""Typer's parameters for a command, and their values, from its declared options."""
 
 from __future__ import annotations
 
@@ -63,11 +63,9 @@ class CommandLine(Options):
 
     def changed(self, names: tuple[str, ...]) -> list[str]:
         """Return the flags of those named options that do not have their default."""
+        known = {declaration.name: declaration for declaration in declared(type(self))}
         return [
-            declaration.flags[0]
-            for name in names
-            for declaration in declared(type(self))
-            if declaration.name == name and getattr(self, name) != declaration.default
+            known[name].flags[0] for name in names if getattr(self, name) != known[name].default
         ]
 
 

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 from flarecli.errors import FlareError, ReachError, UsageError
 from flarecli.names import escape
 from flarecli.progress import Progress
-from flarecli.redact import redact_text
+from flarecli.redact import one_line
 from flarecli.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -194,11 +194,6 @@ def _write_stderr(text: str) -> None:
             return
 
 
-def _one_line(text: str) -> str:
-    """Return text as one line: secrets of addresses removed, control characters escaped."""
-    return escape(redact_text(text))
-
-
 def print_error(
     error: FlareError, as_json: bool = False, traceback_of: BaseException | None = None
 ) -> None:
@@ -210,15 +205,15 @@ def print_error(
         import traceback
 
         for line in "".join(traceback.format_exception(traceback_of)).splitlines():
-            _write_stderr(_one_line(line) + "\n")
-    where, message, hint = (_one_line(text) for text in (error.where, error.message, error.hint))
+            _write_stderr(one_line(line) + "\n")
+    where, message, hint = (one_line(text) for text in (error.where, error.message, error.hint))
     if as_json:
         fields = {
             "kind": error.kind,
             "message": message,
             "where": where,
             "row": error.row,
-            "column": None if error.column is None else _one_line(error.column),
+            "column": None if error.column is None else one_line(error.column),
             "hint": hint,
             "exit_code": error.exit_code,
         }
@@ -249,7 +244,7 @@ class Printer:
 
     def stderr_line(self, text: str) -> None:
         """Print a line to stderr, even if output is quiet."""
-        _write_stderr(_one_line(text) + "\n")
+        _write_stderr(one_line(text) + "\n")
 
     def json(self, value: Any) -> None:
         """Print one JSON value as one line."""

@@ -10,11 +10,11 @@ from flarecli.arguments import Option, address_texts, option
 from flarecli.cli.options import CommandLine
 from flarecli.cli.printer import Printer, ProgressBar, finish
 from flarecli.commands.options import VerifyOptions
-from flarecli.model import Finding
 from flarecli.units import format_count, format_size
 
 if TYPE_CHECKING:
     from flarecli.commands import Verification
+    from flarecli.model import Finding
 
 MAX_NOTES, MAX_HINTS = 20, 10
 

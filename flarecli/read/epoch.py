@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import numpy as np
-
 from flarecli.arguments import checked, shown, whole
 from flarecli.errors import UsageError
 from flarecli.model import Cursor, Sample
+from flarecli.read.batch import batch_rows
 from flarecli.read.protocols import Closable, Order, Rows
 from flarecli.read.shard_prefetch import Prefetch
 
@@ -21,7 +20,6 @@ DATASET_HINT = "Pass a dataset that flare.open or flare.mix returned."
 _NO_CHECKSUM = "saved by an earlier version of flare, without the checksum of its data"
 
 WINDOW = 8  # default number of chunks whose rows are mixed
-_BLOCK_STEPS = 1 << 14  # steps whose rows are computed together
 _READ_ROWS = 64  # rows that are read together
 
 
@@ -217,14 +215,13 @@ class Run:
 
 def _read(data: Rows, order: Order, start: Cursor, rank: int, ranks: int) -> Iterator[Sample]:
     """Yield the samples of a rank; prefetching ends with the generator."""
-    block = _BLOCK_STEPS * ranks
+    step = start.step + rank
     with contextlib.closing(Prefetch(data, order, start, ranks)) as prefetch:
-        for first in range(start.step + rank, order.rows, block):
-            steps = np.arange(first, min(first + block, order.rows), ranks, dtype=np.int64)
-            rows = order.at(steps)
+        for rows in batch_rows(order, start.step, _READ_ROWS, rank=rank, ranks=ranks):
             for k in range(0, len(rows), _READ_ROWS):
                 rows_read = rows[k : k + _READ_ROWS]
-                prefetch.reached(int(steps[k]))
+                prefetch.reached(step)
                 if prefetch.is_active:
                     data.shards.fetch_rows(rows_read, passing=True)
                 yield from data.__getitems__(rows_read)
+                step += ranks * len(rows_read)

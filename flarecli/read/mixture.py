@@ -208,9 +208,9 @@ class _MixOrder:
     def _windows(self, k: int, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         """Yield the windows of dataset `k`."""
         rows, row = len(self._mix.parts[k]), int(self._mix._firsts[k])
-        own_steps, end = self._own_step(k, step), self._own_step(k, self.rows)
-        while own_steps < end:
-            epoch, at = divmod(own_steps, rows)
+        own_step, end = self._own_step(k, step), self._own_step(k, self.rows)
+        while own_step < end:
+            epoch, at = divmod(own_step, rows)
             for first, stop, ranges in self._part_order(k, epoch).windows(at):
                 if epoch * rows + first >= end:
                     return
@@ -219,7 +219,7 @@ class _MixOrder:
                     self._mix_step(k, epoch * rows + stop),
                     [(row + range_start, row + range_stop) for range_start, range_stop in ranges],
                 )
-            own_steps = (epoch + 1) * rows
+            own_step = (epoch + 1) * rows
 
     def _own_step(self, k: int, step: int) -> int:
         """Return the number of steps of dataset `k` before a step of this epoch."""
@@ -227,9 +227,9 @@ class _MixOrder:
         in_block = np.count_nonzero(self._block(block)[0][:offset] == k)
         return block * int(self._mix.quotas[k]) + int(in_block)
 
-    def _mix_step(self, k: int, own_steps: int) -> int:
-        """Return the step of this epoch that is the dataset's own step `own`."""
-        block, which = divmod(own_steps, int(self._mix.quotas[k]))
+    def _mix_step(self, k: int, own_step: int) -> int:
+        """Return the step of this epoch that is the dataset's own step `own_step`."""
+        block, which = divmod(own_step, int(self._mix.quotas[k]))
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from flarecli import commands
-from flarecli.encodings import value_sizes
+from flarecli.encodings import is_text, value_sizes
 from flarecli.errors import ValueFitError
 from flarecli.expansion import MAX_TEXT_VALUE
 from flarecli.lazy import np, pa, pc
@@ -188,8 +188,7 @@ def _column_plot(name: str, array: pa.Array) -> str:
         return ""
     sizes = value_sizes(array)
     is_small = sizes is None or sizes.max(initial=0) <= MAX_TEXT_VALUE
-    is_text = pa.types.is_large_string(kind) or pa.types.is_string(kind)
-    if is_small and (is_text or pa.types.is_boolean(kind)):
+    if is_small and (is_text(kind) or pa.types.is_boolean(kind)):
         words = pc.value_counts(array.drop_null())
         if 0 < len(words) <= _MAX_WORDS and len(words) < max(3, len(array)):
             return _word_plot(name, words)

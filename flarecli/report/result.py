@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flarecli import redact
 from flarecli.model import Finding
-from flarecli.names import escape
-from flarecli.redact import redact_text
 
 __all__ = ["Result", "byte_range", "finding_fields", "html_text", "one_line", "result_json"]
 
@@ -46,8 +45,8 @@ def byte_range(finding: Finding) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text as one line: secrets of addresses removed, control characters escaped."""
-    return _NOT_IN_XML.sub("?", escape(redact_text(text)))
+    """Return text as one line of XML: see `redact.one_line`."""
+    return _NOT_IN_XML.sub("?", redact.one_line(text))
 
 
 def html_text(text: str) -> str:

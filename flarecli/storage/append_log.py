@@ -128,10 +128,11 @@ class FileLog(AppendLog):
             self._store.sync_names(os.path.dirname(self._at.path))
 
     def append(self, data: bytes) -> None:
+        from flarecli.storage.direct_io import write_all
+
         self.create()
         try:
-            while data:
-                data = data[os.write(self._fd, data) :]
+            write_all(self._fd, memoryview(data))
             self._sync()
         except OSError as error:
             raise self._store.error(error, self._at.path) from None

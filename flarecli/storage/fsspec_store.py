@@ -44,7 +44,7 @@ from flarecli.storage.base import (
     short_read,
     too_deep,
 )
-from flarecli.storage.cloud.credentials import credential_sources
+from flarecli.storage.cloud.credentials import credential_sources, is_unsigned
 from flarecli.storage.cloud.errors import access_denied, is_access_error
 from flarecli.storage.versions import SETTLED_S, ObjectPin, Pins
 
@@ -149,8 +149,7 @@ class FsspecStore(Store):
         if getattr(self._local, "pid", 0) != os.getpid():
             file_system_class = self.file_system_class()
             options = dict(file_system_class._get_kwargs_from_urls(self.address))
-            skip_signature = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true")
-            if self.scheme == "s3" and (self.guard.anonymous or skip_signature):
+            if self.scheme == "s3" and (self.guard.anonymous or is_unsigned(os.environ)):
                 options["anon"] = True
             if self.scheme in ("ftp", "sftp"):
                 options.setdefault("timeout", self.guard.limits.timeout_s)

@@ -10,6 +10,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
+import numpy.random  # noqa: F401 - torch uses it in each worker; forked workers inherit it
 from torch.utils import data as torch_data
 
 from flarecli.arguments import check_minimum, checked

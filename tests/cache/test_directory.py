@@ -12,14 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from flarecli.cache import Cache, CacheWarning, directory, list_copies
-from flarecli.cache import directory as places
 from flarecli.cache.directory import Folder, KnownPrefixes
 from flarecli.cache.entry import entry, name_prefix
 from flarecli.cache.locks import Presence
-from flarecli.cache.store import write_copy as keep
 from flarecli.errors import IntegrityError
 from flarecli.storage import Guard, locate
-from tests.cache.samples import copies, put
+from tests.cache.samples import copies, put, put_data
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702])
@@ -78,19 +76,6 @@ def test_an_object_larger_than_a_quarter_of_the_limit_is_not_kept_whole(
         web.file("/a", bytes(3 << 20), '"one"'), Guard(keeper=Cache(str(tmp_path / "cache"), limit))
     )
     assert at.store.keep(at.path) is is_kept
-
-
-@pytest.fixture
-def large_folder(tmp_path):
-    """An open cache folder."""
-    return directory.Folder(str(tmp_path / "cache"), 64_000_000)
-
-
-def put_data(large_folder, name, data=b"x" * 100):
-    made = entry(name, "v", "whole", len(data))
-    part = large_folder.part(made)
-    assert part is not None and keep(part, made, [data])
-    return made
 
 
 def test_a_reservation_removed_with_its_folder_is_not_used(large_folder, monkeypatch):
@@ -224,7 +209,7 @@ def test_a_copy_of_this_process_is_known_at_once(alone):
 
 
 def test_copies_of_this_process_need_no_new_listing(alone, monkeypatch):
-    monkeypatch.setattr(places, "_LISTING_S", 1000.0)
+    monkeypatch.setattr(directory, "_LISTING_S", 1000.0)
     listed, listdir = [], os.listdir
     monkeypatch.setattr(os, "listdir", lambda fd: listed.append(fd) or listdir(fd))
     for i in range(20):
@@ -235,16 +220,16 @@ def test_copies_of_this_process_need_no_new_listing(alone, monkeypatch):
 
 
 def test_a_copy_of_another_process_is_known_after_a_moment(alone, monkeypatch):
-    monkeypatch.setattr(places, "_LISTING_S", 1000.0)
+    monkeypatch.setattr(directory, "_LISTING_S", 1000.0)
     assert not alone.may_have(name_prefix(ADDRESS))
     kept(Folder(alone._shown, 10**6), ADDRESS)
     assert not alone.may_have(name_prefix(ADDRESS))
-    monkeypatch.setattr(places, "_LISTING_S", 0.0)
+    monkeypatch.setattr(directory, "_LISTING_S", 0.0)
     assert alone.may_have(name_prefix(ADDRESS))
 
 
 def test_a_listing_is_not_reused_with_other_processes(alone, monkeypatch):
-    monkeypatch.setattr(places, "_LISTING_S", 1000.0)
+    monkeypatch.setattr(directory, "_LISTING_S", 1000.0)
     monkeypatch.setattr(alone, "is_alone", lambda: False)
     assert not alone.may_have(name_prefix(ADDRESS))
     kept(Folder(alone._shown, 10**6), ADDRESS)
@@ -259,7 +244,7 @@ def test_a_listing_during_which_a_copy_is_added_is_not_reused(alone, monkeypatch
         known.add(name_prefix(ADDRESS))
         return found
 
-    monkeypatch.setattr(places, "_LISTING_S", 1000.0)
+    monkeypatch.setattr(directory, "_LISTING_S", 1000.0)
     monkeypatch.setattr(os, "listdir", slow)
     assert not known.may_have(alone.fd, name_prefix(ADDRESS), True)
     monkeypatch.undo()

@@ -12,9 +12,8 @@ import pytest
 from flarecli.cache import BLOCK, Cache, directory, list_copies
 from flarecli.cache import entry as entries
 from flarecli.cache.entry import OpenCopies, entry
-from flarecli.cache.store import write_copy as keep
 from flarecli.storage import Guard, locate
-from tests.cache.samples import copies, put
+from tests.cache.samples import copies, lie, put, put_data
 
 DATA = random.Random(6).randbytes(BLOCK + 4_321)
 
@@ -73,8 +72,6 @@ def test_an_evicted_copy_uses_only_the_memory_of_its_readers(web, at, tmp_path):
 
 
 def test_the_bytes_of_open_copies_are_bounded(monkeypatch):
-    from flarecli.cache import entry as entries
-
     monkeypatch.setattr(entries, "MAX_OPEN_BYTES", 100)
     held = OpenCopies(lambda name: True)
     for name in "abc":
@@ -98,26 +95,6 @@ def test_a_note_at_another_position_is_ignored(one, tmp_path):
     with open(os.path.join(one.path, f"{'ab' * 20}-{len(data):x}"), "wb") as file:
         file.write(data)
     assert sorted(found.address for found in list_copies(str(tmp_path / "cache"))) == ["?", "a"]
-
-
-@pytest.fixture
-def large_folder(tmp_path):
-    """An open cache folder."""
-    return directory.Folder(str(tmp_path / "cache"), 64_000_000)
-
-
-def put_data(large_folder, name, data=b"x" * 100):
-    made = entry(name, "v", "whole", len(data))
-    part = large_folder.part(made)
-    assert part is not None and keep(part, made, [data])
-    return made
-
-
-def lie(large_folder, name, data=b""):
-    path = os.path.join(large_folder.path, name)
-    with open(path, "wb") as file:
-        file.write(data)
-    return path
 
 
 def test_an_invalid_note_is_ignored(large_folder, tmp_path):

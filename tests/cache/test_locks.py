@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from flarecli.cache import CacheWarning, directory, locks
-from flarecli.cache.entry import entry
 from flarecli.cache.locks import Turns, is_abandoned
-from flarecli.cache.store import write_copy as keep
+from tests.cache.samples import lie, put_data
 
 
 def test_the_callback_runs_while_waiting_for_a_turn(tmp_path):
@@ -105,40 +104,23 @@ def test_a_turn_without_a_folder_locks_only_against_threads(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.fixture
-def one(tmp_path):
-    """An open cache folder."""
-    return directory.Folder(str(tmp_path / "cache"), 64_000_000)
-
-
-def put(one, name, data=b"x" * 100):
-    made = entry(name, "v", "whole", len(data))
-    part = one.part(made)
-    assert part is not None and keep(part, made, [data])
-    return made
-
-
-def lie(one, name, data=b""):
-    path = os.path.join(one.path, name)
-    with open(path, "wb") as file:
-        file.write(data)
-    return path
-
-
-def test_an_impossible_process_id_counts_as_ended(one):
-    put(one, "a")
-    left = lie(one, f"{'0' * 40}.{one._host}.{10**20}.0.part")
-    put(one, "b")
+def test_an_impossible_process_id_counts_as_ended(large_folder):
+    put_data(large_folder, "a")
+    left = lie(large_folder, f"{'0' * 40}.{large_folder._host}.{10**20}.0.part")
+    put_data(large_folder, "b")
     assert not os.path.exists(left)
 
 
-def test_the_lock_decides_if_another_user_has_the_process_id(one, monkeypatch):
+def test_the_lock_decides_if_another_user_has_the_process_id(large_folder, monkeypatch):
     def another(pid, sign):
         raise PermissionError
 
-    assert one.fd >= 0
-    left = lie(one, f"{'0' * 40}.{one._host}.1234.0.part")
+    assert large_folder.fd >= 0
+    left = lie(large_folder, f"{'0' * 40}.{large_folder._host}.1234.0.part")
     monkeypatch.setattr(os, "kill", another)
     for seconds, gone in ((0, False), (60, True)):
         os.utime(left, (1, os.stat(left).st_mtime - seconds))
-        assert is_abandoned(one.fd, os.path.basename(left), os.stat(left), one._host) is gone
+        assert (
+            is_abandoned(large_folder.fd, os.path.basename(left), os.stat(left), large_folder._host)
+            is gone
+        )

@@ -45,7 +45,7 @@ def test_ranks_share_an_epoch(data, order):
 @pytest.mark.parametrize("block", [1, 4, 50])
 def test_the_block_size_does_not_change_the_steps(data, monkeypatch, order, block):
     whole = numbers(data.run(3, 2, order))
-    monkeypatch.setattr("flarecli.read.epoch._BLOCK_STEPS", block)
+    monkeypatch.setattr("flarecli.read.batch._BLOCK_STEPS", block)
     for ranks in (1, 3):
         parts = [numbers(data.run(3, 2, order, rank, ranks)) for rank in range(ranks)]
         assert [parts[step % ranks][step // ranks] for step in range(ROWS)] == whole

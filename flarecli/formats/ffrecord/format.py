@@ -22,6 +22,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from flarecli import encodings
+from flarecli.bisect import findings_of
 from flarecli.encodings import lookup
 from flarecli.errors import (
     FlareError,
@@ -264,7 +265,9 @@ class FFRecord(Format):
             wrong = np.flatnonzero(_sums(shard, start, stop) != shard.layout["sums"][start:stop])
             yield from (finding_of(failure(shard, start + int(i))) for i in wrong)
             if values and not wrong.size:
-                yield from _error_of(partial(self.read_batch, shard, start, stop, check=False))
+                yield from findings_of(
+                    [(start, stop)], partial(self.read_batch, shard, check=False)
+                )
         yield from _error_of(
             lambda: packed_folder.is_packed(shard) and packed_folder.directory(shard)
         )

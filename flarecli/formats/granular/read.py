@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from flarecli import encodings
+from flarecli.bisect import failing_rows
 from flarecli.encodings import Encoding, lookup
 from flarecli.errors import FlareError, FormatError, ValueFitError
 from flarecli.formats import byte_ranges
@@ -256,22 +257,28 @@ def weight(shard: Shard, places: Sequence[RecordRuns]) -> int:
 def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
     """Return the values of more than `max_bytes`; a list is a value.
 
-    Damaged record numbers of rows are not reported here: reading the rows raises.
+    A row with damaged record numbers is left out: reading it raises.
     """
     out: list[LargeValue] = []
     names = [one.name for one in shard.columns]
     if all(int(shard.layout[name][-1]) <= max_bytes for name in names):
         return out
-    for start in range(0, shard.rows, _STEP_ROWS):
+
+    def add(start: int, stop: int) -> FlareError | None:
         try:
-            places = record_runs(shard, start, min(start + _STEP_ROWS, shard.rows))
-        except FlareError:
-            break
+            places = record_runs(shard, start, stop)
+        except FlareError as error:
+            return error
         for name, (first, count) in zip(names, places, strict=True):
             starts = shard.layout[name]
             sizes = starts[first + count] - starts[first]
             rows = np.flatnonzero(sizes > max_bytes).tolist()
-            out += [LargeValue(start + row, name, int(sizes[row])) for row in rows]
+            out.extend(LargeValue(start + row, name, int(sizes[row])) for row in rows)
+        return None
+
+    for start in range(0, shard.rows, _STEP_ROWS):
+        for _ in failing_rows(start, min(start + _STEP_ROWS, shard.rows), add):
+            pass  # bisects a step with a damaged row down to that row
     return out
 
 

@@ -204,7 +204,7 @@ def _read_columns(shard: Shard, row: int, ready: Ready) -> Row:
             ranges[name] = at, at + values[i]
         at += values[i]
     if at != stop:
-        _refuse(byte_ranges.read(shard.chunk, [(start, stop)])[0], shard, row)
+        _refuse(head, shard, row, stop - start)
     parts = byte_ranges.read(shard.chunk, [*ranges.values()])
     return out | dict(zip(ranges, map(bytes, parts), strict=True))
 
@@ -245,19 +245,21 @@ def _split(data: bytes | memoryview, ready: Ready, shard: Shard, row: int) -> Ro
     return out
 
 
-def _refuse(data: bytes | memoryview, shard: Shard, row: int) -> NoReturn:
-    where = Place(shard.chunk.at, row)
+def _refuse(data: bytes | memoryview, shard: Shard, row: int, size: int | None = None) -> NoReturn:
+    """Raise FormatError for a row whose lengths do not fit; `data` is the row, or its beginning.
+
+    size  bytes of the row; None: those of `data`
+    """
+    where, size = Place(shard.chunk.at, row), len(data) if size is None else size
     lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
     if len(data) < lengths.size:
-        raise FormatError(
-            f"sample has {len(data)} bytes; its lengths need {lengths.size}", where=where
-        )
+        raise FormatError(f"sample has {size} bytes; its lengths need {lengths.size}", where=where)
     need = (
         lengths.size
         + sum(lengths.unpack_from(data))
         + sum(column.size or 0 for column in shard.columns)
     )
-    raise FormatError(f"sample has {len(data)} bytes; its fields need {need}", where=where)
+    raise FormatError(f"sample has {size} bytes; its fields need {need}", where=where)
 
 
 # -- columns

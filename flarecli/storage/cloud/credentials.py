@@ -76,6 +76,11 @@ def _is_on(env: Mapping[str, str], *names: str) -> bool:
     return any(env.get(name, "").lower() in _ON for name in names)
 
 
+def is_unsigned(env: Mapping[str, str]) -> bool:
+    """Return whether the environment asks for requests to S3 without a signature."""
+    return _is_on(env, "AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST")
+
+
 def _aws(env: Mapping[str, str]) -> list[CredentialSource]:
     profile = _profile(env)
     common: dict[str, Any] = {}
@@ -93,7 +98,7 @@ def _aws(env: Mapping[str, str]) -> list[CredentialSource]:
         or profile.get("region")
         or "us-east-1"
     )
-    if _is_on(env, "AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"):
+    if is_unsigned(env):
         return [CredentialSource(_ANONYMOUS.name, {**common, **_ANONYMOUS.config})]
     key, secret = env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")
     if key or secret:

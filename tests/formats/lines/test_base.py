@@ -107,6 +107,7 @@ def test_a_config_of_the_maximum_size_is_read(monkeypatch):
     size = len(json.dumps({"format": "csv", "newline": "\n", **csv("a")}))
     files = (File("s.csv"), File("s.csv.meta", 8 + 4 + size))
     monkeypatch.setattr(mds_format, "MAX_CONFIG_BYTES", size)
+    monkeypatch.setattr(lines, "MAX_CONFIG_BYTES", size)
     assert opened("csv", csv("a"), [b"1\n"], listed=1, files=files).rows == 1
     monkeypatch.setattr(mds_format, "MAX_CONFIG_BYTES", size - 1)
     assert (
@@ -114,7 +115,7 @@ def test_a_config_of_the_maximum_size_is_read(monkeypatch):
         == f"s.csv.meta: config is {size} bytes; at most {size - 1} are read"
     )
     wanted = f"s.csv.meta: lists {12 + size} bytes, too many for a table of 0 samples"
-    monkeypatch.setattr(lines, "MAX_CONFIG_BYTES", size - 1)
+    monkeypatch.setattr(lines, "MAX_CONFIG_BYTES", size + 3)
     assert refusal(lambda: opened("csv", csv("a"), [], listed=0, files=files)) == wanted
 
 
