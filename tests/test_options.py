@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import flarecli as flare
+from flarecli.access import CacheOptions
 from flarecli.arguments import declared
 from flarecli.commands import options as commands
 from flarecli.storage import Limits
@@ -38,6 +39,14 @@ def test_the_signature_of_a_function_has_every_option_with_its_default(name):
         f"\n{one.name}: {one.help}" in getattr(flare, name).__doc__
         for one in declared(OPTIONS[name])
     )
+
+
+def test_the_signature_of_open_has_the_defaults_of_the_commands():
+    parameters = inspect.signature(flare.open).parameters
+    known = {one.name: one.default for one in declared(CacheOptions)}
+    shown = {name: parameters[name].default for name in known if name in parameters}
+    assert shown == {name: known[name] for name in shown}
+    assert set(known) - set(shown) == {"jobs"}
 
 
 def test_the_defaults_of_transfers_are_those_of_the_storage_layer():

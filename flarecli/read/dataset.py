@@ -560,7 +560,7 @@ def open(
     maps: bool = True,
     decode: Mapping[str, DecodeRule] | None = None,
     cache: Address | None = None,
-    cache_limit: int | str = "10GB",
+    cache_limit: int | str = 10 * 10**9,
 ) -> Dataset:
     """Open the dataset at an address; the datasets at several addresses are concatenated.
 

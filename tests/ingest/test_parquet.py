@@ -25,6 +25,13 @@ def stored(table: pa.Table, **options) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+def test_a_file_without_row_groups_has_no_rows(tmp_path):
+    table = pa.table({"a": pa.array([], pa.int64())})
+    with pq.ParquetWriter(tmp_path / "x.parquet", table.schema):
+        pass
+    assert list(Parquet(locate(str(tmp_path / "x.parquet"))).batches(None)) == []
+
+
 def opened(data: bytes) -> Parquet:
     return Parquet(Location(MemoryStore({"x.parquet": data}), "x.parquet"))
 

@@ -13,6 +13,7 @@ from flarecli.cache import Cache
 from flarecli.errors import FormatError, MissingError, ReachError
 from flarecli.storage import Guard, locate
 from flarecli.storage import fsspec_store as anything
+from flarecli.storage.fsspec_store import FsspecStore
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -195,3 +196,23 @@ def test_an_incomplete_upload_is_removed_from_the_server(monkeypatch):
     with pytest.raises(ReachError):
         locate("memory://halves/a").write([b"whole"])
     assert not memory.find("/halves")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "is_anonymous"),
+    [
+        ("AWS_SKIP_SIGNATURE", "true", True),
+        ("AWS_SKIP_SIGNATURE", "yes", True),
+        ("AWS_NO_SIGN_REQUEST", "1", True),
+        ("AWS_NO_SIGN_REQUEST", "0", False),
+    ],
+)
+def test_s3fs_signs_no_requests_if_the_environment_says_so(
+    monkeypatch, variable, value, is_anonymous
+):
+    pytest.importorskip("s3fs")
+    for name in ("AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, value)
+    store = FsspecStore.locate("s3://b/a", Guard()).store
+    assert bool(store._file_system().anon) == is_anonymous

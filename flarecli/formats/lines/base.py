@@ -60,11 +60,9 @@ __all__ = [
     "Places",
     "bytes_of",
     "find_all",
-    "is_large",
     "joined",
     "lines_of",
     "pieces",
-    "row_parts",
     "stored_columns",
 ]
 
@@ -83,13 +81,14 @@ class LineWriter(NamedTuple):
     fixed_bytes  bytes of a line besides its values
     check        check that the rows of a batch can be read back from lines; raises ValueFitError
                  with the first row that cannot
-    join         return the lines of a batch that was checked, as buffers
+    parts        return what a line consists of, for a batch that was checked: columns of bytes,
+                 large_binary [rows], and bytes that are the same in every line
     """
 
     header: bytes
     fixed_bytes: int
     check: Callable[[pa.RecordBatch], None]
-    join: Callable[[pa.RecordBatch], Sequence[memoryview]]
+    parts: Callable[[pa.RecordBatch], Sequence[Any]]
 
 
 class LineFormat(MosaicFormat):
@@ -188,7 +187,8 @@ class LineFormat(MosaicFormat):
         table = len(lengths).to_bytes(4, "little") + starts.astype("<u4").tobytes() + config
         header = [writer.header] if writer.header else []
         rows = (piece for batch in batches for piece in pieces(batch))
-        lines = itertools.chain(header, itertools.chain.from_iterable(map(writer.join, rows)))
+        joined_rows = (_joined_lines(piece, writer) for piece in rows)
+        lines = itertools.chain(header, itertools.chain.from_iterable(joined_rows))
         to, file = write_file(at, name, lines, size, settings)
         meta_at, meta = write_file(at, f"{name}.meta", [table], len(table), settings)
         return Chunk(to, len(lengths), (file, meta), self.name, (meta_at,))
@@ -310,17 +310,15 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
 
 
-def is_large(piece: pa.RecordBatch) -> bool:
-    """Return whether a piece is one row that is written value by value, to copy none of them."""
-    return bool(piece.num_rows == 1 and piece.nbytes > _LARGE_ROW_BYTES)
-
-
-def row_parts(parts: Sequence[Any]) -> list[memoryview]:
-    """Return the buffers of one row: `parts` as for `joined`."""
-    return [
-        memoryview((part if isinstance(part, bytes) else next(encodings.raw_values(part))) or b"")
-        for part in parts
-    ]
+def _joined_lines(piece: pa.RecordBatch, writer: LineWriter) -> Iterator[memoryview]:
+    """Yield the lines of a piece; the values of a large row are not copied."""
+    parts = writer.parts(piece)
+    if piece.num_rows == 1 and piece.nbytes > _LARGE_ROW_BYTES:
+        for part in parts:
+            value = part if isinstance(part, bytes) else next(encodings.raw_values(part))
+            yield memoryview(value or b"")
+    else:
+        yield joined(parts)[0]
 
 
 def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Array]:

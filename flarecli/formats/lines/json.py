@@ -78,7 +78,7 @@ class JSONShards(LineFormat):
             b"",
             fixed,
             lambda piece: _check(columns, piece, plan),
-            lambda piece: _join(columns, piece, plan),
+            lambda piece: _parts(columns, piece, plan),
         )
 
     def read_rows(
@@ -208,13 +208,13 @@ def _check(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> None:
                 raise _invalid(name, kinds[name], row, data)
 
 
-def _join(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> Sequence[memoryview]:
-    """Return the lines of a batch that was checked. A large row is not joined, to copy nothing."""
+def _parts(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> list[Any]:
+    """Return the columns of a batch and the texts around them, as `LineWriter.parts` describes."""
     fields = lines.stored_columns(columns, batch)
-    parts = [*(part for name, before, _ in plan.columns for part in (before, fields[name]))]
-    if lines.is_large(batch):
-        return lines.row_parts([*parts, plan.tail])
-    return [lines.joined([*parts, plan.tail])[0]]
+    return [
+        *(part for name, before, _ in plan.columns for part in (before, fields[name])),
+        plan.tail,
+    ]
 
 
 def _invalid(name: str, is_text: bool, row: int, value: bytes | memoryview) -> ValueFitError:

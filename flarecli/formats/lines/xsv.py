@@ -73,9 +73,7 @@ class _Separated(LineFormat):
             separator.join(one.name.encode() for one in columns) + newline,
             len(separator) * (len(columns) - 1) + len(newline),
             lambda piece: _check(columns, piece, separator, newline),
-            lambda piece: [
-                _joined(lines.stored_columns(columns, piece).values(), separator, newline)[0]
-            ],
+            lambda piece: _parts(lines.stored_columns(columns, piece).values(), separator, newline),
         )
 
     def read_rows(
@@ -238,7 +236,7 @@ def _cuts(
 def _check(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: bytes) -> None:
     """Raise ValueFitError for the first row that could not be read back."""
     fields = list(lines.stored_columns(columns, batch).values())
-    body, starts = _joined(fields, separator, newline)
+    body, starts = lines.joined(_parts(fields, separator, newline))
     data = np.frombuffer(body, np.uint8)
     each, ends = len(columns) - 1, starts[1:] - len(newline)
     suspects = np.union1d(
@@ -252,12 +250,10 @@ def _check(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: b
             _refuse(columns, values, row, separator, newline)
 
 
-def _joined(
-    fields: Iterable[pa.Array], separator: bytes, newline: bytes
-) -> tuple[memoryview, IntArray]:
-    """Return lines and the offset of each, int64 [rows + 1]."""
+def _parts(fields: Iterable[pa.Array], separator: bytes, newline: bytes) -> list[Any]:
+    """Return columns and the texts around them, as `LineWriter.parts` describes."""
     parts = [part for field in fields for part in (separator, field)]
-    return lines.joined([*parts[1:], newline])
+    return [*parts[1:], newline]
 
 
 def _suspects(

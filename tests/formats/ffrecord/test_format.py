@@ -494,6 +494,13 @@ def test_records_of_a_wrong_size_are_reported_with_their_row():
     assert str(caught.value) == "00000.ffr[1]: column 't': str is not UTF-8"
 
 
+def test_every_record_that_is_not_utf8_is_a_finding():
+    chunk = written([b"\xff", b"fine", b"\xfe", b"\xfd"])[0]
+    shard = ffrecord.open_shard(chunk, (encodings.column("t", "str"),))
+    found = [one.where for one in ffrecord.verify_shard(shard, values=True)]
+    assert found == [f"00000.ffr[{row}]" for row in (0, 2, 3)]
+
+
 def test_exactly_one_column_is_written():
     one = encodings.column("image", "jpeg")
     assert ffrecord.arrange([one]) == (one,)

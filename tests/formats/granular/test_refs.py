@@ -511,3 +511,17 @@ def test_hostile_tables_are_refused_in_little_memory(tmp_path):
     assert ran.stdout.splitlines()[4].endswith(
         "refs/spec.json[1]: column 'a' refers to records of an earlier row"
     )
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 4])
+def test_large_values_are_found_beside_a_row_with_damaged_record_numbers(damaged):
+    texts = ["a" * (5000 if row in (2, 5) else 3) for row in range(6)]
+    batch = pa.record_batch({"n": pa.array(range(6)), "t": pa.array(texts, pa.large_string())})
+    to = Location(MemoryStore())
+    granular_refs.write_shard(to, 0, COLUMNS, [batch], Settings(shard_bytes=None))
+    files = dict(to.store.files)
+    data = bytearray(files["refs.bag"])
+    data[3 * damaged] = 0xC1  # no MessagePack value begins with this byte; a row takes 3 bytes
+    shard = opened({**files, "refs.bag": bytes(data)})
+    found = [(one.row, one.column, one.size) for one in granular.large_values(shard, 1000)]
+    assert found == [(2, "t", 5000), (5, "t", 5000)]
