@@ -375,3 +375,18 @@ def test_a_batch_of_a_dataset_is_written_unchanged(tmp_path, exact):
     assert [(tmp_path / "two" / one).read_bytes() for one in names] == [
         (tmp_path / "one" / one).read_bytes() for one in names
     ]
+
+
+@pytest.mark.parametrize(("form", "bad"), [("csv", "a,b"), ("tsv", "a\tb"), ("xsv", "a|b")])
+def test_a_value_that_lines_cannot_store_leaves_no_shard(tmp_path, form, bad):
+    settings = Settings(separator="|") if form == "xsv" else Settings()
+    columns = {"s": "str", "t": "str"}
+    good = pa.table({"s": ["x", "y"], "t": ["x", "y"]})
+    with (
+        pytest.raises(ValueFitError) as caught,
+        Writer(tmp_path / "out", columns=columns, format=form, settings=settings) as writer,
+    ):
+        writer.write_batch(good)
+        writer.write_batch(pa.table({"s": ["x", bad], "t": ["x", "y"]}))
+    assert (caught.value.row, caught.value.column) == (3, "s")
+    assert [path for path in (tmp_path / "out").glob("*") if path.suffix] == []
