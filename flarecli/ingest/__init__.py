@@ -1,4 +1,4 @@
-"""Indexes: tables, lists and folders that list samples, read as batches in bounded memory."""
+"""Readers for indexes: tables, lists and folders that list samples. Memory is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locations as seekable files for Arrow's readers. Errors of reading are raised unchanged."""
+"""Seekable file objects that let Arrow read from a `Location`. Read errors are raised unchanged."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from flarecli.storage.local import LocalStore
 
 __all__ = ["LocationFile", "arrow_errors", "open_native"]
 
-_FAILED_ALLOCATION = re.compile(r"of size (\d+) failed")  # in Arrow's messages
+_FAILED_ALLOCATION = re.compile(r"of size (\d+) failed")  # matches an error message from Arrow
 
 
 class LocationFile(io.RawIOBase):
-    """Bytes of a Location as a file.
+    """A `Location` as a binary file object.
 
-    error   first FlareError of a read, kept because Arrow preserves only its text
+    error   first FlareError that a read raised; Arrow preserves only its message
     opened  device and inode of the file that `open_native` opened
     """
 
@@ -61,7 +61,7 @@ class LocationFile(io.RawIOBase):
         return data
 
     def current_size(self) -> int:
-        """Return the current size of the file; the original size if it was deleted or replaced."""
+        """Return the current file size; the original size if the file was deleted or replaced."""
         store = self.at.store
         if isinstance(store, LocalStore):
             with suppress(FlareError), store.opened(self.at.path) as fd:
@@ -77,7 +77,7 @@ class LocationFile(io.RawIOBase):
 
 
 def open_native(file: LocationFile) -> pa.NativeFile:
-    """Return the file for Arrow. Arrow reads local files itself, which is faster."""
+    """Open a file for Arrow. Arrow reads local files directly, because this is faster."""
     store = file.at.store
     if isinstance(store, LocalStore):
         # /dev/fd does not exist on all systems
@@ -90,7 +90,10 @@ def open_native(file: LocationFile) -> pa.NativeFile:
 
 @contextmanager
 def arrow_errors(at: Location, file: LocationFile, kind: str) -> Iterator[None]:
-    """Convert Arrow's errors for invalid data to a FormatError with the kind of the file."""
+    """Convert Arrow's errors for invalid data to FormatError.
+
+    kind  name of the file format, for the message
+    """
     try:
         yield
     except FlareError:
@@ -99,12 +102,12 @@ def arrow_errors(at: Location, file: LocationFile, kind: str) -> Iterator[None]:
         match = _FAILED_ALLOCATION.search(str(error))
         if match is None or int(match[1]) <= expansion.decompressed_limit(file.size):
             raise
-        # the file declares more than it can contain
+        # the file declares more data than its size allows
         raise FormatError(f"not valid {kind}: {str(error).splitlines()[0]}", where=at) from None
     except (pa.ArrowException, OSError, ValueError, RuntimeError) as error:
         if file.error is not None:
             raise file.error from None
-        if isinstance(error, OSError) and error.errno:  # an error of the disk, not of the data
+        if isinstance(error, OSError) and error.errno:  # a disk error, not invalid data
             check_exhausted(error)
             raise ReachError(os.strerror(error.errno).lower(), where=at) from None
         size = file.current_size()

@@ -1,4 +1,4 @@
-"""Base class of the readers of index files."""
+"""Base class for readers of index files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Part(ABC):
     at                location of the file, or the bytes of a text file
     schema            columns and their types
     rows              number of rows; None if unknown until the rows are read
-    readable_as_text  whether every column can be read as the text in the file
+    readable_as_text  whether every column can be read as text, exactly as stored in the file
     """
 
     at: Location | Blocks
@@ -31,16 +31,19 @@ class Part(ABC):
 
     @abstractmethod
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, with some columns in the order of `columns`; None: all."""
+        """Yield the rows in order, as batches.
+
+        columns  columns to read, in this order; None: all
+        """
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes for the checksum of the file."""
+        """Yield the bytes that the checksum of the file covers."""
         return self.at.blocks()
 
     def with_types(self, types: Mapping[str, pa.DataType]) -> Part:
-        """Return the file with some columns read as other types, if possible.
+        """Return a reader of the same file that uses the given types where possible.
 
-        types  column -> common type of all files of the index
+        types  column name -> common type across all files of the index
         """
         return self
 
@@ -59,9 +62,9 @@ class Part(ABC):
 def check_columns(
     names: Sequence[str], at: object, hint: str = "Rename one of the columns in the index."
 ) -> None:
-    """Raise FormatError for duplicate columns, for no columns, and for too many columns.
+    """Raise FormatError if there are no columns, too many columns, or duplicate names.
 
-    hint  hint of the error for duplicate columns
+    hint  hint for the error about duplicate names
     """
     if not names:
         raise FormatError("the index has no columns", where=at)

@@ -1,9 +1,10 @@
-"""CSV and TSV by RFC 4180, with a header, quotes and newlines in fields, or in another dialect.
+"""CSV and TSV reader. The default dialect is RFC 4180 with a header.
 
-Errors name the line. The header names the columns. The type of a column is inferred from the first 4 MB: it is int64,
-float64 or bool if each value has this type and is restored exactly, and text otherwise (`007` and a
-20-digit number stay text). Keys, links and columns that the user encodes as text are always text.
-An empty field is null in a column of numbers or bools, and empty text in a column of text.
+Errors name the line. The header contains the column names. The type of a column is inferred from
+the first 4 MB: int64, float64 or bool if every value can be converted without loss, and text
+otherwise (`007` and a 20-digit number stay text). Key columns, link columns and columns that the
+user encodes as text are always read as text. An empty field is null in a number or bool column, and
+an empty string in a text column.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _DECIMAL_COMMA = r"^[+-]?[0-9]+,[0-9]+$"
 _THOUSANDS = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
 _TYPES = {*_EXPECTED, pa.string()}
-# values that Arrow would parse with a loss: leading zeros, digits beyond a double, 1 for true
+# values that Arrow would parse with loss: leading zeros, too many digits for a double, 1 for true
 _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
 
 class Delimited(Part):
-    """One CSV or TSV file. The number of rows is unknown until the file is read, unless it is 0."""
+    """One CSV or TSV file. `rows` is 0 for a file without rows, and None for all other files."""
 
     at: Blocks
     readable_as_text = True
@@ -46,7 +47,11 @@ class Delimited(Part):
     def __init__(
         self, source: Blocks, delimiter: str, text: Collection[str], dialect: Dialect = DEFAULT
     ) -> None:
-        """Open a file. `delimiter` is the default for its suffix; the dialect may have another."""
+        """Read the header and infer the column types.
+
+        delimiter  default for the file suffix, used if the dialect has none
+        text       columns that are always read as text
+        """
         self._file = source
         self.at, self._dialect = detected(source, dialect, delimiter)
         self._names = self._header()
@@ -61,7 +66,7 @@ class Delimited(Part):
             for i, name in enumerate(self._names)
         ]
         self.schema = pa.schema(list(zip(self._names, types, strict=True)))
-        # columns of text whose first values are numbers with a decimal comma
+        # text columns whose first values are numbers with a decimal comma
         self.decimal_commas = [
             name
             for i, name in enumerate(self._names)
@@ -73,7 +78,7 @@ class Delimited(Part):
         ]
 
     def with_types(self, types: Mapping[str, pa.DataType]) -> Delimited:
-        """Return the file with columns read as the types of the index, if CSV has these types."""
+        """Return a copy that reads columns as the given types, if CSV supports them."""
         other = copy.copy(self)
         other.schema = pa.schema(
             [
@@ -86,9 +91,9 @@ class Delimited(Part):
         return other
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order.
+        """Yield the rows in order, as batches.
 
-        raises  FormatError with the line of a record with a wrong number of fields, or of an
+        raises  FormatError with the line, for a record with a wrong number of fields or for an
                 invalid value
         """
         schema = self.selected(columns)
@@ -102,7 +107,7 @@ class Delimited(Part):
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes of the file, in its own encoding."""
+        """Yield the bytes of the file in their original encoding."""
         return self._file.blocks()
 
     def _header(self) -> list[str]:
@@ -112,7 +117,7 @@ class Delimited(Part):
         first = piece.data[: self._first_record(piece)]
         self._head = first if self._dialect.has_header else b""
         header = first.strip(b"\r\n") + b"\n"
-        # checked before parsing, because the parser uses 9 kB for each column
+        # count the columns before parsing, because the parser uses 9 kB for each
         delimiter = self._dialect.delimiter.encode()
         if header.count(delimiter) >= expansion.MAX_COLUMNS:
             separators = without_quoted(header, self._dialect.quote).count(delimiter)
@@ -131,16 +136,16 @@ class Delimited(Part):
         return (piece for piece in found if not piece.is_blank)
 
     def _first_record(self, piece: Piece) -> int:
-        """Return the end of the first record of a piece."""
+        """Return the offset in a piece at which its first record ends."""
         return next(end for _, _, end in records(piece.data, self._dialect.quote))
 
     def _line(self, piece: Piece, record: int) -> int:
-        """Return the line in which a record of a piece starts."""
+        """Return the line number at which a record of a piece starts."""
         found = records(piece.data, self._dialect.quote)
         return piece.line + next(lines for lines, _, _ in islice(found, record, None))
 
     def _body(self) -> Iterator[Piece]:
-        """Yield the pieces without the header."""
+        """Yield the pieces of the file, without the header record."""
         for number, piece in enumerate(self._pieces()):
             is_first = self._dialect.has_header and not number
             end = self._first_record(piece) if is_first else 0
@@ -148,7 +153,7 @@ class Delimited(Part):
                 raise FormatError(
                     "the header changed while the file was read",
                     where=self.at,
-                    hint="Run the command again when no other process writes the file.",
+                    hint="Run the command again when no other process is writing to the file.",
                 )
             rest = piece.after(end) if end else piece
             if not rest.is_blank:
@@ -157,7 +162,7 @@ class Delimited(Part):
     def _parse_options(self, ragged: list[Any]) -> csv.ParseOptions:
         """Return the options for Arrow's parser.
 
-        ragged  receives a row with a wrong number of fields
+        ragged  list to which the parser appends a row with a wrong number of fields
         """
 
         def refuse(row: Any) -> str:
@@ -172,7 +177,7 @@ class Delimited(Part):
         )
 
     def _tables(self, columns: Sequence[str]) -> Iterator[tuple[Piece, pa.Table]]:
-        """Yield each piece with its rows; all values are text."""
+        """Yield each piece with a table of its rows, in which all values are text."""
         convert = csv.ConvertOptions(
             column_types={name: pa.string() for name in columns},
             include_columns=list(columns),
@@ -184,7 +189,7 @@ class Delimited(Part):
                 use_threads=False, block_size=len(piece.data) + 4, column_names=self._names
             )
             ragged: list[Any] = []
-            # Arrow removes a BOM at the start. This one belongs to a value: add another for Arrow.
+            # Arrow removes a leading BOM. This BOM is part of a value, so add a second BOM.
             data = BOM + piece.data if piece.data.startswith(BOM) else piece.data
             try:
                 table = csv.read_csv(
@@ -230,8 +235,9 @@ class Delimited(Part):
 
 
 def _has_decimal_commas(values: pa.ChunkedArray) -> bool:
-    """Return whether all texts that are not empty are numbers with a comma, and the comma is not the
-    thousands separator in each of them.
+    """Return whether all non-empty values are numbers with a decimal comma.
+
+    The result is False if the comma could be a thousands separator in every value.
     """
     texts = values.filter(pc.not_equal(values, ""))
     has_commas = pc.all(pc.match_substring_regex(texts, _DECIMAL_COMMA), min_count=1).as_py()
@@ -239,7 +245,7 @@ def _has_decimal_commas(values: pa.ChunkedArray) -> bool:
 
 
 def _infer_type(values: pa.ChunkedArray, dialect: Dialect) -> pa.DataType:
-    """Return the type of a column, inferred from its first values; text if all are empty."""
+    """Return the type inferred from the first values of a column; text if all values are empty."""
     array = values.combine_chunks()
     if pc.all(_is_null(array, dialect, empty=True)).as_py():
         return pa.string()
@@ -249,15 +255,15 @@ def _infer_type(values: pa.ChunkedArray, dialect: Dialect) -> pa.DataType:
 
 
 def _is_null(values: pa.Array, dialect: Dialect, *, empty: bool) -> pa.Array:
-    """Return whether each text is null, bool [rows]; empty text is null if `empty` is true."""
+    """Return which values are null, as bool [rows]. An empty string is null if `empty` is true."""
     nulls = ("", *dialect.nulls) if empty else dialect.nulls
     return pc.is_in(values, pa.array(nulls, pa.string()))
 
 
 def _as_type(values: pa.Array, kind: pa.DataType, dialect: Dialect) -> pa.Array | None:
-    """Parse text as a type; texts that the dialect defines as null become null.
+    """Parse strings as a type. Strings that the dialect defines as null become null.
 
-    The result is None if a value is invalid or would not be restored exactly.
+    The result is None if a value is invalid or cannot be converted without loss.
     """
     if kind == pa.string() and not dialect.nulls:
         return values

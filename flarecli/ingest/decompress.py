@@ -1,7 +1,7 @@
-"""The bytes of a text index in order, decompressed if its name ends in `.gz`, `.zst` or `.zstd`.
+"""Sequential reader for text indexes; files ending in `.gz`, `.zst` or `.zstd` are decompressed.
 
-Memory is bounded by a few blocks. Checksums are verified. Truncated files and files that expand
-beyond the limits of `expansion` are errors.
+Memory is bounded by a few blocks. Checksums are verified. Truncated files are errors, and so are
+files whose decompressed size exceeds the limits in `flarecli.expansion`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 class Blocks(Protocol):
-    """Bytes that can be read in order any number of times. `str()` is their address.
+    """A byte source that can be read from the start any number of times. `str()` is its address.
 
-    location  None if the bytes are not in a file
+    location  location of the file; None if the bytes are not in a file
     """
 
     @property
@@ -36,7 +36,7 @@ class Blocks(Protocol):
 
 
 def split_compression(name: str) -> tuple[str, str]:
-    """Return a file name without its compression suffix, and the compression, which may be empty."""
+    """Return a file name without its compression suffix, and the compression; empty if none."""
     for suffix, compression in _SUFFIXES.items():
         if name.endswith(suffix):
             return name.removesuffix(suffix), compression
@@ -56,14 +56,14 @@ class TextFile:
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes in order, up to 4 MB at a time.
 
-        raises  FormatError for invalid or truncated gzip or zstd, a wrong checksum, or a file that
-                expands too much
+        raises  FormatError for invalid or truncated gzip or zstd data, a wrong checksum, or an
+                excessive decompressed size
         """
         if self.compression:
             yield from self._decompressed()
             return
         store, path = self.location.store, self.location.path
-        if isinstance(store, LocalStore):  # stays open, because another file may replace it
+        if isinstance(store, LocalStore):  # keep the file open, because its path may be replaced
             with store.opened(path) as fd:
                 size = store.status(fd, path).st_size
                 for start in range(0, size, BLOCK_BYTES):
@@ -104,10 +104,10 @@ class TextFile:
 
 
 class _BlockFile(io.RawIOBase):
-    """Blocks of bytes as a file for the decompressor.
+    """File object for the decompressor that reads from an iterator of byte blocks.
 
     size   bytes read so far
-    error  first FlareError of a read, kept because Arrow preserves only its text
+    error  first FlareError that a read raised; Arrow preserves only its message
     """
 
     def __init__(self, blocks: Iterator[bytes]) -> None:

@@ -1,9 +1,10 @@
 """The dialect of a CSV file: delimiter, header, quotes, nulls, decimal sign and encoding.
 
-The user sets it with `--csv KEY=VALUE`. Otherwise the encoding and the delimiter are detected: a file
-is UTF-16 if it begins with the byte order mark of UTF-16, and UTF-8 if it does not. The suffix
-determines the delimiter. A `.csv` file may have a semicolon, a tab or `|` instead of the comma: it has
-if that character occurs equally often in each of the first records, and the comma does not.
+The user sets the dialect with `--csv KEY=VALUE`. If the encoding is not set, a file that begins
+with a UTF-16 byte order mark is UTF-16, and every other file is UTF-8. If the delimiter is not set,
+the suffix determines the delimiter. In a `.csv` file, the delimiter is a semicolon, a tab or `|`
+instead of the comma if that character occurs equally often in each of the first records, and the
+comma does not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 DELIMITERS = (",", ";", "\t", "|")
-_HEAD_BYTES, _HEAD_RECORDS = 1 << 16, 50  # from which the delimiter is detected
+_HEAD_BYTES, _HEAD_RECORDS = 1 << 16, 50  # read to detect the delimiter
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _NAMED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 _YES_OR_NO = {"yes": True, "no": False}
@@ -40,15 +41,16 @@ _KEYS = ("delimiter", "header", "quote", "null", "decimal", "encoding")
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How a CSV file is written.
+    """Syntax of a CSV file.
 
     delimiter   one ASCII character; empty: detected
-    has_header  whether the first record has the names of the columns; otherwise they are
+    has_header  whether the first record contains the column names; if not, the columns are named
                 `column_0`, `column_1` and so on
-    quote       one ASCII character around fields; empty: fields are not quoted
-    nulls       fields that are null, in any column; an empty number is null in any case
-    decimal     `.` or `,`
-    encoding    codec of Python; empty: detected
+    quote       one ASCII character that encloses fields; empty: fields are not quoted
+    nulls       values that mean null in any column; an empty field in a number column is always
+                null
+    decimal     decimal sign: `.` or `,`
+    encoding    name of a Python codec; empty: detected
     """
 
     delimiter: str = ""
@@ -60,7 +62,7 @@ class Dialect:
 
     @classmethod
     def parse(cls, settings: Sequence[str]) -> Dialect:
-        """Return the dialect of texts such as `delimiter=;`. Raises UsageError for an invalid one."""
+        """Parse settings such as `delimiter=;`. Raises UsageError for an invalid setting."""
         found = cls()
         for text in settings:
             key, equals, value = text.partition("=")
@@ -77,7 +79,7 @@ class Dialect:
         return found
 
     def check_used(self, is_used: bool, where: object) -> None:
-        """Raise UsageError if the user set a dialect, but no file has one."""
+        """Raise UsageError if the user set a dialect but the source has no CSV file."""
         if self != DEFAULT and not is_used:
             raise UsageError("--csv: the source has no CSV or TSV file", where=where)
 
@@ -122,9 +124,9 @@ def _codec(name: str) -> str:
 
 
 def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, Dialect]:
-    """Return the file as UTF-8, and its dialect with a delimiter and an encoding.
+    """Return the file as UTF-8, and its dialect with the delimiter set.
 
-    delimiter  delimiter by the suffix of the file
+    delimiter  delimiter that the file suffix implies
     raises     FormatError for an empty file
     """
     head = _head(source)
@@ -140,7 +142,7 @@ def detected(source: Blocks, dialect: Dialect, delimiter: str) -> tuple[Blocks, 
 
 
 def _as_utf8(source: Blocks, head: bytes, encoding: str) -> tuple[Blocks, bytes]:
-    """Return a file and its first bytes as UTF-8."""
+    """Return a file and its first bytes, both converted to UTF-8."""
     encoding = encoding or _UTF16.get(head[:2], "")
     if not encoding:
         return source, head
@@ -153,13 +155,16 @@ def _head(source: Blocks) -> bytes:
 
 
 def looks_like_table(source: Blocks) -> bool:
-    """Return whether a text is a table, instead of a list of addresses: its first line has a tab."""
+    """Return whether a text file is a table and not a list of addresses.
+
+    The first line of a table contains a tab.
+    """
     _, head = _as_utf8(source, _head(source), "")
     return b"\t" in head.partition(b"\n")[0].strip()
 
 
 def detect_delimiter(head: bytes, quote: str, default: str) -> str:
-    """Return the delimiter of a file from its first bytes; `default` if none fits better."""
+    """Detect the delimiter in the first bytes of a file; return `default` if none fits better."""
     lines: list[bytes] = []
     for _, start, end in records(head, quote):
         if len(lines) == _HEAD_RECORDS or (end == len(head) == _HEAD_BYTES):
@@ -180,7 +185,7 @@ def without_quoted(record: bytes, quote: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Recoded:
-    """A text file of another encoding, as UTF-8."""
+    """A text file in another encoding, converted to UTF-8 when it is read."""
 
     source: Blocks
     encoding: str
@@ -193,7 +198,7 @@ class Recoded:
         return self.source.location
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the text as UTF-8. Raises FormatError for bytes that are not of the encoding."""
+        """Yield the text as UTF-8. Raises FormatError for bytes that are not in the encoding."""
         decoder, done = codecs.getincrementaldecoder(self.encoding)(), 0
         for block in self.source.blocks():
             yield self._text(decoder, block, done, is_last=False)
@@ -208,7 +213,7 @@ class Recoded:
         except UnicodeError as error:
             start = done + (error.start if isinstance(error, UnicodeDecodeError) else 0)
             raise FormatError(
-                f"not {self.encoding} near byte {start}",
+                f"invalid {self.encoding} near byte {start}",
                 where=self,
                 hint="Set another encoding with --csv, such as --csv encoding=latin-1.",
             ) from None

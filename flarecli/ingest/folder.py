@@ -1,19 +1,20 @@
-"""A folder as a table: files with the same key are a row, and each extension is a column.
+"""Folder index: files with the same key form a row, and each extension is a column.
 
     a/000.jpg  a/000.txt  a/000.meta.json    row `a/000` with columns `jpg`, `txt`, `meta.json`
 
-The key is the path up to the last dot of the file name, and the extension is the rest, in lower
-case. A compound extension such as `meta.json` starts with a letter, and most of its keys must have
-a file with a plain extension too: `IMG_2024.01.02.jpg` has the key `IMG_2024.01.02`.
+The key is the path up to the last dot of the file name, and the extension is the text after this
+dot, in lower case. A compound extension such as `meta.json` starts with a letter, and most of its
+keys must also have a file with a plain extension. Therefore, `IMG_2024.01.02.jpg` has the key
+`IMG_2024.01.02`.
 
-Every data file is in a row. If a key has no file for a column, the value is null. A file that fits
-no column is a row with its name as key and only nulls. A pack reports both kinds of rows as failed.
-Hidden files, files of desktops (Thumbs.db), and README and LICENSE files in a folder of media are
-not data; `notes` has their number.
+Every data file is part of a row. If a key has no file for a column, the value is null. A file whose
+extension is not a column becomes a row that has the file name as its key and only null values.
+`flare pack` reports both types of rows as failed. Hidden files, desktop files such as Thumbs.db,
+and README and LICENSE files in a media folder are not data; `notes` lists how many were skipped.
 
-Columns contain file names; a file is read when its row is needed. The folder is listed twice: for
-the columns and the number of rows, and then for the rows. It is listed once more if there are
-compound extensions, and once more if README files are data. A listing is never kept in memory.
+Columns contain file names; a file is read when its row is needed. The folder is listed once to find
+the columns and the number of rows, and again to read the rows. Compound extensions require an
+additional listing, and so do README files that are data. A listing is never kept in memory.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ __all__ = ["Folder", "Group", "Rules", "data_among", "groups"]
 _ROWS = 8192
 _SYNONYMS = {"jpeg": "jpg", "jpg": "jpeg", "text": "txt"}
 MAX_COLUMNS = 1000
-MAX_COMBINATIONS = 10_000  # different sets of extensions of a key
-MAX_COMPOUNDS = 10_000  # candidates for compound extensions that are counted at a time
-MAX_SHOWN = 5  # names in a note
+MAX_COMBINATIONS = 10_000  # distinct sets of extensions that keys have
+MAX_COMPOUNDS = 10_000  # candidates for compound extensions that are kept in memory
+MAX_SHOWN = 5  # file names listed in a note
 _DESKTOP = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 _DOCUMENTS = frozenset({"readme", "license", "licence"})
 _DOCUMENT_SUFFIXES = frozenset(
@@ -50,7 +51,7 @@ _HIDDEN, _SYSTEM, _DOCUMENT = "hidden file", "desktop file", "README or LICENSE 
 
 
 class Skipped:
-    """Skipped files: their number and the first names for each reason."""
+    """Number and first names of the skipped files, for each reason."""
 
     def __init__(self) -> None:
         self.counts, self.names = Counter[str](), dict[str, list[str]]()
@@ -62,7 +63,7 @@ class Skipped:
             names.append(name)
 
     def notes(self) -> Iterator[str]:
-        """Yield one line for each reason why files were skipped."""
+        """Yield one line for each reason for which files were skipped."""
         for reason, count in self.counts.items():
             yield f"skipped {format_count(count, reason)}: {_first_names(self.names[reason], count)}"
 
@@ -70,7 +71,7 @@ class Skipped:
 class Rules(NamedTuple):
     """Rules that split the file names of a folder into keys and extensions.
 
-    compounds       compound extensions
+    compounds       compound extensions to recognize
     with_documents  whether README and LICENSE files are data
     """
 
@@ -82,9 +83,11 @@ _FIRST_RULES = Rules()
 
 
 class Group(NamedTuple):
-    """The files of one key: extension -> name.
+    """The files of one key.
 
-    A file without an extension, or whose name is not UTF-8, is a group without files.
+    A file without an extension, or with a name that is not UTF-8, becomes a group without files.
+
+    files  extension -> file name
     """
 
     key: str
@@ -92,9 +95,9 @@ class Group(NamedTuple):
 
 
 def data_among(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return which of the names that a wildcard matched are data files, and notes on the others.
+    """Return the data files among the names that a wildcard matched, and notes on skipped files.
 
-    Hidden files are kept, because only a wildcard with a dot matches them.
+    Hidden files are kept, because only a pattern with a leading dot matches them.
     """
     has_media = 2 * sum(is_media(kind_of(name)) for name in names) >= len(names)
     skipped, kept = Skipped(), list[str]()
@@ -108,7 +111,7 @@ def data_among(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _reason_to_skip(name: str, with_documents: bool = False) -> str:
-    """Return the kind of a file that is not data: hidden, desktop or README file; else empty."""
+    """Return the reason to skip a file that is not data, or an empty string for a data file."""
     folder, _, last = name.rpartition("/")
     if last.startswith(".") or folder.startswith(".") or "/." in folder:
         return _HIDDEN
@@ -126,12 +129,12 @@ def groups(
     skipped: Skipped | None = None,
     where: object = "",
 ) -> Iterator[Group]:
-    """Group files by key. Entries are in bytewise order, so few groups are open at a time.
+    """Group files by key. Entries are in bytewise order, so few groups are incomplete at a time.
 
-    skipped  collects files that are not data
+    skipped  collector for files that are not data
     raises   FormatError for two files with the same key and extension
     """
-    open_groups: list[Group] = []  # `a.d/x.jpg` is listed between `a.c` and `a.jpg`
+    open_groups: list[Group] = []  # nested, since `a.d/x.jpg` is listed between `a.c` and `a.jpg`
     for entry in entries:
         name = entry.name
         while open_groups and not name.startswith(f"{open_groups[-1].key}."):
@@ -161,7 +164,7 @@ def groups(
 
 
 def _split_name(name: str, compounds: frozenset[str]) -> tuple[str, str]:
-    """Split a name into key and extension: at the longest known compound, else at the last dot."""
+    """Split a name into key and extension, at the longest compound extension or the last dot."""
     if compounds:
         for key, extension in _compounds(name):
             if extension.lower() in compounds:
@@ -189,12 +192,12 @@ def _compounds(name: str) -> list[tuple[str, str]]:
 
 
 class _Candidates:
-    """Finds compound extensions. Most of their keys have a file with a plain extension too."""
+    """Detector for compound extensions: most of their keys also have a plain extension."""
 
     def __init__(self, where: object) -> None:
         self._where = where
         self._count, self._with_plain = Counter[str](), Counter[str]()
-        # key -> plain extensions, compound extensions
+        # key -> its plain extensions and its compound extensions
         self._open: dict[str, tuple[list[str], list[str]]] = {}
 
     def add(self, name: str) -> None:
@@ -213,7 +216,7 @@ class _Candidates:
             self._count[extension] += 1
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
-            # in names such as `First.Last.jpg`, each last name is a candidate
+            # names such as `First.Last.jpg` add many candidates that no plain extension confirms
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
             )
@@ -226,7 +229,7 @@ class _Candidates:
                 )
 
     def found(self) -> frozenset[str]:
-        """Return the compound extensions, after all names were added."""
+        """Return the compound extensions. Call this after all names were added."""
         for key in list(self._open):
             self._close(key)
         return frozenset(
@@ -243,7 +246,7 @@ def _is_text(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    """Return a name as a key; bytes that are not UTF-8 are escaped."""
+    """Return a file name as a key, with bytes that are not UTF-8 escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -263,7 +266,7 @@ class _CheckedEntries:
             yield entry
 
     def checksum(self) -> str:
-        """Return the checksum of the entries so far."""
+        """Return the checksum of the entries that were read so far."""
         return self._sums.hex()[DEFAULT]
 
 
@@ -272,14 +275,14 @@ def _line(entry: Entry) -> bytes:
 
 
 class _Survey:
-    """The result of one listing.
+    """Statistics about the files in a folder, from one listing.
 
     skipped       files that are not data
-    combinations  set of extensions -> number of keys that have exactly these
-    names         set of extensions -> the first of these keys
+    combinations  set of extensions -> number of keys with exactly these extensions
+    names         set of extensions -> first keys with exactly these extensions
     counts        extension -> number of keys
     checksum      checksum of the listing
-    media         media extensions of at least half of the keys
+    media         media extensions that at least half of the keys have
     compounds     compound extensions
     """
 
@@ -327,10 +330,10 @@ class Folder(Part):
     extensions  the selected columns
     main        main extension: the most frequent one, or a media extension that half of the keys
                 have
-    key         name of the column of keys
-    notes       skipped files, and keys without any of the requested columns
+    key         name of the key column
+    notes       notes on skipped files, and on keys without any of the requested columns
     raises      MissingError if the folder does not exist; FormatError if it has no data files;
-                UsageError for a column that no file has
+                UsageError if no file has a requested extension
     """
 
     at: Location
@@ -366,7 +369,7 @@ class Folder(Part):
             raise FormatError(
                 f"more than {MAX_COLUMNS} extensions",
                 where=at,
-                hint="Name the columns to pack with -c.",
+                hint="Select the columns to pack with -c.",
             )
         self.extensions = sorted(set(chosen))
         self.schema = pa.schema([(name, pa.string()) for name in (self.key, *self.extensions)])
@@ -377,9 +380,9 @@ class Folder(Part):
         self.notes = (*survey.skipped.notes(), *self._keys_without_columns(survey))
 
     def flaw(self, column: str, is_alone: bool) -> tuple[str, str]:
-        """Return kind and message for a row that has no file for a column.
+        """Return the error kind and message for a row that has no file for a column.
 
-        is_alone  the row is a file that fits no column, so all columns are null
+        is_alone  whether the row is a file whose extension is not a column, so all columns are null
         """
         if not is_alone or self._has_requested:
             return "incomplete", f"no {escape(column)} file for this key"
@@ -392,9 +395,9 @@ class Folder(Part):
         return (_line(entry) for entry in self.at.list())
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Yield keys and file names, null for missing files.
+        """Yield batches of keys and file names, with null for missing files.
 
-        Raises FormatError if the folder has changed.
+        Raises FormatError if the folder changed after it was opened.
         """
         schema = self.selected(columns)
         entries, rows = _CheckedEntries(self.at.list()), list[Group]()
@@ -407,7 +410,7 @@ class Folder(Part):
             raise FormatError(
                 "the folder changed while it was read",
                 where=self.at,
-                hint="Run the command again when no other process writes the folder.",
+                hint="Run the command again when no other process is writing to the folder.",
             )
         if rows:
             yield self._batch(rows, schema)
@@ -435,7 +438,7 @@ class Folder(Part):
         )
 
     def _keys_without_columns(self, survey: _Survey) -> Iterator[str]:
-        """Yield a note about keys that have none of the requested columns."""
+        """Yield a note if keys without any of the requested columns were skipped."""
         columns = self.extensions or [self.main]
         without_columns = [
             combination for combination in survey.combinations if combination.isdisjoint(columns)
@@ -448,7 +451,7 @@ class Folder(Part):
 
 
 def _main(survey: _Survey, requested: Sequence[str] | None) -> str:
-    """Return the main extension: the most frequent of the requested ones, or of all.
+    """Return the most frequent extension, among the requested extensions or among all.
 
     A media extension that half of the keys have takes precedence. Ties are resolved by name.
     """

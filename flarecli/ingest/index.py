@@ -1,4 +1,4 @@
-"""One or more index files as one table of rows."""
+"""One or more index files, read as one table."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from flarecli.suggest import choose
 __all__ = ["Index", "NumberedBatch", "open_folder", "open_index", "read_ahead"]
 
 JOINED_ROWS, JOINED_BYTES = 1 << 17, 32 << 20
-MAX_OPENERS = 16  # remote files that are opened at a time
-READ_AHEAD_FILES = 4  # remote files whose rows are read at a time
-MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # of rows that one call reads ahead
+MAX_OPENERS = 16  # remote files that are opened concurrently
+READ_AHEAD_FILES = 4  # remote files that are read concurrently
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 20, 8 << 20  # size of the rows that one call reads ahead
 
 
 class NumberedBatch(NamedTuple):
-    """A batch, and the number of its first row in its file."""
+    """A batch, and the row number of its first row within the file."""
 
     row: int
     batch: pa.RecordBatch
@@ -54,17 +54,16 @@ class NumberedBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Index:
-    """Rows that list samples.
+    """A table of samples, read from index files, a folder or standard input.
 
     address  address from the user, without secrets
-    at       folder of the first file, the base of relative links
+    at       folder of the first file; relative links are relative to this folder
     rows     number of rows; None if unknown until the files are read
     links    columns of file names; by default, a pack stores the contents of the files
-    key      column that names the rows, if the source has one
+    key      column that contains the row keys; None if the source has none
     notes    notes for the user about the source, such as skipped files
     details  notes for verbose output
-    flaw     function that returns kind and message for a row of a folder that has no file for a
-             column
+    flaw     for a folder, function that returns the error kind and message for a missing file
     """
 
     address: str
@@ -77,12 +76,12 @@ class Index:
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     flaw: Callable[[str, bool], tuple[str, str]] | None = None
-    # part -> number of its first row, for the parts that were read
+    # number of a part that was read -> index row number of its first row
     _firsts: dict[int, int] = field(default_factory=dict, compare=False)
 
     @property
     def is_local(self) -> bool:
-        """Whether the files are on this machine, so their rows may name local files."""
+        """Whether the index files are local. Rows in local files may name local files."""
         return self.at.is_local
 
     def batches(
@@ -97,11 +96,11 @@ class Index:
         """Yield the rows in order, at most 8,192 in a batch.
 
         columns   columns to read, in this order; None: all
-        where     condition by which row groups of parquet are skipped; rows are not filtered
-        row       name of an additional int64 column with the number of each row in the index
-        start     first row; files and row groups before it are skipped if their rows are known
-        stop      end of the rows; None: all
-        checksum  from `source_checksum`, updated with the bytes that are read
+        where     condition used to skip parquet row groups; rows are not filtered
+        row       name of an additional int64 column for the row numbers in the index
+        start     first row; earlier files and row groups are skipped if their row counts are known
+        stop      row number after the last row; None: all rows
+        checksum  return value of `source_checksum`, updated with the bytes that are read
         raises    UsageError for an unknown column; FormatError with file and row for invalid data,
                   or if there are no rows
         """
@@ -154,7 +153,10 @@ class Index:
             raise FormatError("the index has no rows", where=self.address)
 
     def place(self, row: int) -> tuple[str, int]:
-        """Return the file of a row number of `batches`, and the row number in this file."""
+        """Return the file that contains a row, and the row number in this file.
+
+        row  row number in the index; `batches` must have read this row
+        """
         number = bisect_right(range(len(self._firsts)), row, key=self._firsts.__getitem__) - 1
         return str(self.parts[number].at), row - self._firsts[number]
 
@@ -166,9 +168,9 @@ class Index:
         start: int = 0,
         stop: int | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-        """Yield the rows with the contents of linked files, and the files that failed.
+        """Yield rows with the contents of linked files, and the files that could not be read.
 
-        The values of failed files are null. The arguments are those of `batches` and `filled`.
+        The values of unreadable files are null. The arguments are those of `batches` and `filled`.
         """
         return self.filled(
             self.batches(columns, where, start=start, stop=stop),
@@ -182,9 +184,9 @@ class Index:
         columns: Sequence[str],
         limits: Limits | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-        """Replace file names in some columns by the contents of the files.
+        """Replace the file names in some columns by the contents of the files.
 
-        The values of failed files are null.
+        The values of unreadable files are null.
         """
         if self.address == STDIN:
             return contents(batches, columns, self.at.join, limits, group_rows=1)
@@ -195,8 +197,8 @@ class Index:
     def count(self, where: str | None = None) -> int:
         """Return the number of rows that a condition selects.
 
-        Only the columns of the condition are read. Without a condition, a known number of rows is
-        returned without reading.
+        Only the columns in the condition are read. Without a condition, a known number of rows is
+        returned, and nothing is read.
         """
         if where is None:
             if self.rows is not None:
@@ -208,9 +210,9 @@ class Index:
         return sum(batch.num_rows for batch in selected)
 
     def source_checksum(self) -> SourceChecksum | None:
-        """Return a checksum of the files that is updated while they are read.
+        """Return a checksum that is updated while the files are read.
 
-        The result is None unless all files are local parquet; `sum` reads other files.
+        The result is None unless all files are local parquet files. For other files, use `sum`.
         """
         parts = [part for part in self.parts if isinstance(part, Parquet) and part.is_local]
         if len(parts) < len(self.parts):
@@ -222,7 +224,7 @@ class Index:
         return SourceChecksum([part.at for part in parts], sums.hex()[DEFAULT])
 
     def sum(self) -> str:
-        """Read every file, and return the xxh3_128 of their bytes in order."""
+        """Read all files in order, and return the xxh3_128 of the concatenated bytes."""
         sums = Sums([DEFAULT])
         for part in self.parts:
             for block in part.blocks():
@@ -256,17 +258,17 @@ def _numbered_batches(
     stop: int,
     on_read: Callable[[int], object] | None = None,
 ) -> Iterator[NumberedBatch]:
-    """Yield the batches of a part that may have rows within bounds and from start to stop.
+    """Yield the batches of a part that may have rows within the bounds and from start to stop.
 
-    columns  columns of the whole index; the part may not have all of them
-    on_read  as for `Parquet.batches`
+    columns  requested columns; the part may have only some of them
+    on_read  callback for `Parquet.batches`
     """
     if part.rows is not None and part.rows <= start:
         return
     known = set(part.schema.names)
     if part.rows is not None and any(bound.column not in known for bound in bounds):
         return  # the column is null in every row, and comparisons with null are never true
-    # without a column, rows could not be counted
+    # read at least one column, because the rows of a batch without columns cannot be counted
     names = [name for name in columns if name in known] or part.schema.names[:1]
     stored: int | None = None
     size = rows = 0
@@ -302,7 +304,10 @@ def _runs(
 
 
 class _Chunk(NamedTuple):
-    """Batches that one call read. `error` is raised after them."""
+    """Batches from one read-ahead call.
+
+    error  exception to raise after the batches
+    """
 
     batches: list[NumberedBatch]
     is_last: bool
@@ -312,8 +317,8 @@ class _Chunk(NamedTuple):
 def read_ahead(files: Iterable[Iterator[NumberedBatch]]) -> Iterator[Iterator[NumberedBatch]]:
     """Yield the batches of each file in order, while threads read further batches and files.
 
-    Until the second batch of the first file is requested, only that file is read: a preview needs
-    no more.
+    Until the second batch of the first file is requested, only this file is read, because a preview
+    may need only one batch.
     """
     waiting = iter(files)
     ahead = deque[tuple[Iterator[NumberedBatch], Future[_Chunk]]]()
@@ -376,9 +381,9 @@ def open_index(
                     standard input
     text            columns of a CSV or TSV that are always text, such as keys and links
     allow_missing   fill columns that are missing in some files with nulls
-    null_separated  addresses in standard input end with a NUL instead of a newline
-    dialect         dialect of CSV and TSV files; unset parts are detected
-    stdin           stream for `-` instead of standard input
+    null_separated  whether addresses in standard input end with a NUL instead of a newline
+    dialect         dialect of CSV and TSV files; unset fields are detected
+    stdin           stream to read for `-`; None: standard input
     raises          MissingError if an address does not exist; FormatError for invalid files, no
                     rows, duplicate columns, or columns of different types; UsageError for an
                     unknown suffix
@@ -402,10 +407,10 @@ def open_index(
 def open_folder(
     address: str, *, guard: Guard | None = None, columns: Sequence[str] | None = None
 ) -> Index:
-    """Open a folder as an index: files with the same key are a row, each extension is a column.
+    """Open a folder as an index: files with the same key form a row; each extension is a column.
 
-    columns  extensions, and `key`; keys without any of the extensions are skipped
-    raises   errors of `Folder`; UsageError for an address that cannot be listed
+    columns  extensions to read, and optionally `key`; keys without these extensions are skipped
+    raises   the errors of `Folder`; UsageError for an address that cannot be listed
     """
     at = locate(address, guard)
     folder = Folder(at, columns)
@@ -483,9 +488,9 @@ def _notes(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _open_stdin(stream: IO[bytes], guard: Guard, null_separated: bool) -> Index:
-    """Open standard input as addresses or as rows, depending on the first character.
+    """Open standard input as a list of addresses or as rows, depending on the first character.
 
-    Standard input is trusted like the command line, so it may name local files.
+    Standard input is trusted like the command line, so it may contain the names of local files.
     """
     spool = Spool(stream)
     head = next((block.lstrip() for block in spool.blocks() if block.strip()), b"")

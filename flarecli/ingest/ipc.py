@@ -1,10 +1,11 @@
 """Arrow IPC: files (`.arrow`, `.feather`) and streams of record batches of any size.
 
 Every batch is fully validated before use, because offsets in a file may be invalid. Messages are
-checked before they are decoded: Arrow allocates the size that the first eight bytes of a compressed
-buffer declare, and a column of nulls takes no bytes at all. A file consists of `ARROW1`, two bytes
-of padding, messages, and a footer that lists their positions: 24 bytes for each, of which the first
-8 are the offset. A stream consists of messages and an end mark of four zero bytes:
+checked before they are decoded, because Arrow allocates the size that the first eight bytes of a
+compressed buffer declare, and because a column of nulls occupies no bytes in the file. A file
+consists of `ARROW1`, two padding bytes, messages, and a footer with an entry of 24 bytes for each
+message, which starts with the offset (8 bytes). A stream consists of messages and an end mark of
+four zero bytes. The layout of a message is:
 
     0xFFFFFFFF (missing before 0.15), int32 size of the metadata, metadata, padding to 8, body
 
@@ -50,7 +51,7 @@ _BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
 
 class Ipc(Part):
-    """One Arrow file or stream. The number of rows is unknown until it is read."""
+    """One Arrow file or stream. The number of rows is unknown until the file is read."""
 
     at: Location
 
@@ -107,7 +108,7 @@ class Ipc(Part):
             check_rows(rows, len(self.schema), stored, self.at)
 
     def _open(self, file: LocationFile, names: Sequence[str] | None) -> Any:
-        source = open_native(file)  # stays open, because another file may replace it
+        source = open_native(file)  # keep the file open, because its path may be replaced
         options = pa.ipc.IpcReadOptions(use_threads=False)
         if names is not None:
             all_names = self.schema.names
@@ -122,7 +123,7 @@ class Ipc(Part):
 
 
 def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
-    """Split a batch into ranges of rows whose decoded size is bounded, or that are one row."""
+    """Split a batch into row ranges of bounded decoded size; a larger row is a range of its own."""
     ends = np.cumsum(sum((_sizes(column) for column in batch.columns), np.ones(len(batch))))
     start = 0
     while start < len(batch):
@@ -136,8 +137,8 @@ def _split_rows(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
 def _sizes(array: pa.Array) -> npt.NDArray[np.float64]:
     """Return the approximate decoded size of each value in bytes: float64 [rows].
 
-    Values of dictionaries, views and run ends may share bytes. If such a type is nested in another
-    type, the size of each value is the size of the whole array.
+    Values of dictionary, view and run-end encoded types may share bytes. If such a type is nested
+    in another type, each value is assumed to be as large as the complete array.
     """
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     kind = array.type
@@ -175,7 +176,7 @@ def _is_shared(kind: pa.DataType) -> bool:
 
 
 class Message(NamedTuple):
-    """A record batch or a dictionary: its rows, and the decompressed size of its buffers."""
+    """Number of rows and decompressed size of the buffers in a record batch or dictionary."""
 
     rows: int
     size: int
@@ -185,9 +186,9 @@ class Message(NamedTuple):
 def messages(read: Callable[[int, int], bytes], size: int) -> Iterator[Message]:
     """Yield the messages of a file or stream of `size` bytes, without reading their bodies.
 
-    The iteration ends at invalid data; Arrow reports it when the batches are read.
+    The iteration ends at invalid data; Arrow reports the error when the batches are read.
 
-    read  returns the bytes from start to stop
+    read  function that returns the bytes from start to stop
     """
     try:
         if read(0, min(size, 8)) == _MAGIC + bytes(2):
@@ -209,7 +210,7 @@ def messages(read: Callable[[int, int], bytes], size: int) -> Iterator[Message]:
 
 
 def _message_starts(read: Callable[[int, int], bytes], size: int) -> list[int]:
-    """Return the offsets of dictionaries and batches in the footer of a file."""
+    """Return the offsets of dictionaries and batches that the footer of a file lists."""
     length = int.from_bytes(read(size - 10, size - 6), "little")
     if not 0 < length <= min(_MAX_METADATA_BYTES, size - 10):
         raise IndexError
@@ -225,9 +226,9 @@ def _message_starts(read: Callable[[int, int], bytes], size: int) -> list[int]:
 def _read_message(
     read: Callable[[int, int], bytes], start: int, size: int
 ) -> tuple[Message | None, int]:
-    """Read the message at an offset, and return it and its length in bytes.
+    """Read the message at an offset; return the message and its length in bytes.
 
-    The message is None if it is no batch or dictionary; the length is 0 for the end mark.
+    The message is None if it is neither a batch nor a dictionary. The length of the end mark is 0.
     """
     if not 0 <= start <= size - 8:
         raise IndexError
@@ -285,7 +286,7 @@ def _i64(data: bytes, at: int) -> int:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Return the position of a field of a table; 0 if it is missing."""
+    """Return the offset of a field in a table, or 0 if the field is missing."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0:
         raise IndexError
@@ -296,7 +297,7 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 def _target(data: bytes, table: int, number: int) -> int:
-    """Return the position of the table or vector that a field refers to."""
+    """Return the offset of the table or vector that a field refers to."""
     at = _field(data, table, number)
     if not at:
         raise IndexError

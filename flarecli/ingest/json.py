@@ -1,9 +1,9 @@
-"""JSON: one object per line, or one array of objects; objects are rows, and their members columns.
+"""JSON: one object per line, or one array of objects. Objects are rows, and members are columns.
 
-The first character determines which of both it is; the file name does not matter. Columns and types
-are inferred from the first 4 MB: int64 (uint64 if needed), float64, bool, text, lists and structs.
-Text that looks like a date stays text. A missing member is null; a member that is not in the first
-rows is an error, and so is a value of another type, or an integer that float64 cannot represent.
+The first character of the file, not its name, determines the layout. Columns and types are inferred
+from the first 4 MB: int64 (uint64 if needed), float64, bool, text, lists and structs. Text that
+looks like a date stays text. A missing member is null. A member that does not occur in the first
+rows is an error, and so is a value of another type or an integer that float64 cannot represent.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from flarecli.ingest.text_records import (
 __all__ = ["Json"]
 
 _ROWS = 8192
-MAX_CELLS = 1 << 25  # rows times columns that are built at once
-MAX_DEPTH = 64  # of nested brackets; Arrow uses stack for each
-_LONG_INTEGER = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")  # an integer that may not fit a double
+MAX_CELLS = 1 << 25  # rows times columns of one parsed table
+MAX_DEPTH = 64  # levels of nested brackets; Arrow uses stack space for each level
+# matches an integer that may be inexact as a double
+_LONG_INTEGER = re.compile(rb"[:\[,]\s*-?\d{16,}\s*[,}\]]")
 _NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)  # a line
 _TYPE_CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)")
 _DUPLICATE = re.compile(r"Column\(/(.*)\) was specified twice")
@@ -63,7 +64,7 @@ _PYTHON_TYPE_NAMES = {
 
 
 class Json(Part):
-    """One JSON file. The number of rows is unknown until it is read."""
+    """One JSON file. The number of rows is unknown until the file is read."""
 
     at: Blocks
 
@@ -80,9 +81,7 @@ class Json(Part):
         check_columns(self.schema.names, source)
 
     def with_types(self, types: Mapping[str, pa.DataType]) -> Json:
-        """Return the file with nulls read as any type, and integers as floats, if the index needs
-        it.
-        """
+        """Return a copy that reads columns of nulls or integers as the given types, if possible."""
         other = copy.copy(self)
         other.schema = pa.schema(
             [
@@ -95,7 +94,10 @@ class Json(Part):
         return other
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order. Raises FormatError with the row for an invalid object or value."""
+        """Yield the rows in order.
+
+        Raises FormatError with the row number for an invalid object or value.
+        """
         names = self.schema.names if columns is None else list(columns)
         max_rows = max(1, MAX_CELLS // max(1, sum(map(_count_arrays, self.schema.types))))
         for piece in self._pieces():
@@ -104,7 +106,7 @@ class Json(Part):
                 yield from table.select(names).combine_chunks().to_batches(_ROWS)
 
     def _pieces(self) -> Iterator[Piece]:
-        """Yield pieces of one object per line; for an array, `line` counts its rows.
+        """Yield pieces with one object per line; for an array, `line` is a row number.
 
         Raises FormatError for a row that is nested too deeply for Arrow's parser.
         """
@@ -136,8 +138,9 @@ class Json(Part):
     def _check_members(self, piece: Piece) -> None:
         """Raise FormatError if the first rows have too many different members.
 
-        Arrow builds a column of each, as long as the rows. The names of members are counted first,
-        which is exact unless objects are nested; then the paths, by parsing.
+        Arrow builds a column with all rows for each member. Counting the distinct names is fast,
+        and exact unless objects are nested. If this count is too high, the rows are parsed and the
+        paths of members are counted.
         """
         names = member_names(piece.data)
         rows = piece.data.count(b"\n") + 1
@@ -150,7 +153,7 @@ class Json(Part):
         for seen, (number, line) in enumerate(_records(piece)):
             try:
                 paths.update(_paths(json.loads(line, parse_int=float)))
-            except ValueError:  # reported by the parser
+            except ValueError:  # the parser reports this error
                 return
             if len(paths) > MAX_COLUMNS:
                 message = f"more than {MAX_COLUMNS} different members up to this row"
@@ -160,13 +163,16 @@ class Json(Part):
                 raise self._row_error(number, message, _MEMBERS_HINT)
 
     def _parse(self, piece: Piece, schema: pa.Schema) -> pa.Table:
-        """Parse a piece as columns of the given types. Raises FormatError for an inexact float."""
+        """Parse a piece with a schema.
+
+        Raises FormatError for an integer that its float column cannot represent.
+        """
         table = self._table(piece, schema)
         self._check_integers(piece, schema)
         return table
 
     def _check_integers(self, piece: Piece, schema: pa.Schema) -> None:
-        """Raise FormatError if a column of floats has an integer that a float cannot represent."""
+        """Raise FormatError if a float column contains an integer that a float cannot represent."""
         if not any(map(_has_floats, schema.types)) or not _LONG_INTEGER.search(piece.data):
             return
         for number, line in _records(piece):
@@ -177,7 +183,7 @@ class Json(Part):
             self._check_exact(json.loads(line, parse_int=Decimal), schema, number)
 
     def _check_exact(self, row: dict[str, Any], schema: pa.Schema, number: int) -> None:
-        """Raise FormatError if a row contains such an integer."""
+        """Raise FormatError if a row contains an integer that its float column cannot represent."""
         for field in schema:
             for value in _inexact_integers(row.get(field.name), field.type):
                 message = (
@@ -208,8 +214,8 @@ class Json(Part):
         def read_until(row: int) -> tuple[pa.Table | None, str]:
             return _read(b"\n".join(line for _, line in rows[: row + 1]), schema)
 
-        # The types of the first rows decide whether a later row is valid: the first rows are read
-        # together, and the last row is invalid if the others are valid.
+        # The first rows determine the types, so a row is valid only in relation to earlier rows.
+        # The first invalid row is the last row of the shortest prefix that Arrow rejects.
         first = bisect_left(range(len(rows) - 1), True, key=lambda row: read_until(row)[0] is None)
         number, line = rows[first]
         _, error = read_until(first)
@@ -225,9 +231,7 @@ class Json(Part):
 
 
 def _paths(value: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the path of each member of an object and of nested objects; lists are not part of a
-    path.
-    """
+    """Yield the path of each member of an object and its nested objects; paths omit lists."""
     todo: list[tuple[tuple[str, ...], Any]] = [((), value)]
     while todo:
         path, node = todo.pop()
@@ -258,7 +262,7 @@ def _split(piece: Piece, max_rows: int) -> Iterator[Piece]:
 
 
 def _read(data: bytes, schema: pa.Schema | None) -> tuple[pa.Table | None, str]:
-    """Return rows parsed by Arrow, or None and its error message."""
+    """Parse rows with Arrow; return the table and an empty string, or None and Arrow's message."""
     parse = pa.json.ParseOptions(
         explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
     )
@@ -276,12 +280,12 @@ def _records(piece: Piece) -> Iterator[tuple[int, bytes]]:
     return (
         (piece.line + i, line)
         for i, line in enumerate(piece.data.split(b"\n"))
-        if line.strip(b" \t\r")  # white space in JSON, which excludes form feeds
+        if line.strip(b" \t\r")  # JSON white space does not include form feeds
     )
 
 
 def _syntax_error(line: bytes) -> str:
-    """Return why a line is not a JSON object; empty if it is one."""
+    """Return the reason why a line is not a JSON object, or an empty string if it is an object."""
     try:
         value = json.loads(line, object_pairs_hook=dict, parse_constant=float, parse_int=float)
     except ValueError as error:
@@ -295,9 +299,9 @@ def _syntax_error(line: bytes) -> str:
 def _explain(
     error: str, row: dict[str, Any], schema: pa.Schema | None
 ) -> tuple[str, str, str | None]:
-    """Return why a row does not match the rows before it, a hint, and the column.
+    """Return the reason why a row does not match earlier rows, a hint, and the column.
 
-    error  message of Arrow's parser
+    error  message from Arrow's parser
     """
     if match := _DUPLICATE.search(error):
         return f"duplicate member {_format_path(match[1])!r}", "", None
@@ -321,7 +325,7 @@ def _explain(
 
 
 def _format_path(path: str) -> str:
-    """Return the path of a member in Arrow's messages, such as `a/[]/b`, as `a[].b`."""
+    """Convert a member path from Arrow's notation, such as `a/[]/b`, to `a[].b`."""
     return path.replace("/[]", "[]").replace("/", ".")
 
 
@@ -330,7 +334,7 @@ def _shorten(text: str) -> str:
 
 
 def _parse_int(text: str) -> float:
-    """Parse an integer; return infinity if Python refuses it for its length."""
+    """Parse an integer; return infinity if the number has more than 640 characters."""
     return int(text) if len(text) <= 640 else float(text)
 
 
@@ -347,7 +351,7 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
 
 
 def _can_become(kind: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether values of an inferred type can be parsed as the type of another file."""
+    """Return whether values of an inferred type can be parsed as the target type instead."""
     if kinds.is_temporal(target) or kinds.is_binary(target) or kinds.is_large_binary(target):
         return False
     return bool(kinds.is_null(kind) or (kinds.is_integer(kind) and kinds.is_floating(target)))
@@ -361,7 +365,7 @@ def _has_floats(kind: pa.DataType) -> bool:
 
 
 def _inexact_integers(value: Any, kind: pa.DataType) -> Iterator[Decimal]:
-    """Yield the integers in a value, as Decimals, that are floats by their type but not exact."""
+    """Yield the integers in a value, as Decimals, that their float type cannot represent."""
     if kinds.is_struct(kind) and isinstance(value, dict):
         for child in kind:
             yield from _inexact_integers(value.get(child.name), child.type)

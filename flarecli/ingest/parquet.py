@@ -1,7 +1,7 @@
 """Parquet: read selected columns, one row group after another, and verify page checksums.
 
-Memory is bounded by one batch and a megabyte per column, for files, row groups and values of any
-size.
+Memory is bounded by one batch and a megabyte per column, regardless of the size of files, row
+groups and values.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = ["Parquet"]
 
 _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 HEAD_BYTES = 64  # includes the start of the first page
-# start of a file whose first page header has a type and two sizes, but no CRC-32
+# matches the start of a file whose first page header has a type and two sizes, but no CRC-32
 _WITHOUT_CRC = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")
 # Arrow's buffers grow by doubling, so batches are slightly smaller than a power of two.
 _ROWS, _BATCH_BYTES = 8192, 15 << 17
 REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16  # each remote read is a request
-MAX_EXPANDED_BYTES = 64 << 20  # of a batch if every row has the longest value of a dictionary
+MAX_EXPANDED_BYTES = 64 << 20  # size of a batch in which every row has the longest dictionary value
 MAX_REMOTE_PAGES = 8 << 20  # maximum size of remote files whose page headers are read
-PROBE_ROWS = 64  # are decoded to estimate the size of rows; the footer does not have it
+PROBE_ROWS = 64  # rows decoded to estimate the row size, which the footer does not contain
 
 
 class Parquet(Part):
     """One parquet file.
 
-    rows           number of rows in the footer
+    rows           number of rows according to the footer
     int96_columns  columns of int96 timestamps; they are read with microsecond precision, because
                    nanoseconds overflow after the year 2262
     has_sums       whether the first page has a CRC-32; without one, damage may stay undetected
@@ -79,7 +79,7 @@ class Parquet(Part):
                 hint="The footer is damaged, or a tool changed only one schema; "
                 "write the file again.",
             )
-        # metadata of parquet fields does not name encodings
+        # drop the metadata of parquet fields, which does not describe flare's encodings
         self.schema = pa.schema([(field.name, plain(field.type)) for field in self._footer_schema])
 
     @property
@@ -143,9 +143,9 @@ class Parquet(Part):
     ) -> Iterator[pa.RecordBatch]:
         """Yield all rows, or the rows of some row groups, in order; verify page checksums.
 
-        Text is not validated. Parquet does not guarantee UTF-8, so users of a value must check it.
+        Text is not validated. Parquet does not guarantee UTF-8, so callers must check text values.
 
-        on_read  called before each batch with the end offset of its last row group
+        on_read  callback that receives the end offset of the last row group of each batch
         raises   FormatError for data that does not match the footer
         """
         schema = self.selected(columns)
@@ -158,11 +158,11 @@ class Parquet(Part):
             raise FormatError(
                 "the footer changed while the file was read",
                 where=self.at,
-                hint="Run the command again when no other process writes the file.",
+                hint="Run the command again when no other process is writing to the file.",
             )
         with _parquet_errors(self.at, file):
             ends = list(accumulate(reader.metadata.row_group(i).num_rows for i in groups))
-            # a damaged footer may have a different number of rows in its row groups
+            # in a damaged footer, the row groups may have a different total number of rows
             expected_rows = self.rows if groups == all_groups else ends[-1]
             check_rows(expected_rows, len(schema), file.size, self.at)
             batches = self._read(reader, schema.names, groups)
@@ -200,13 +200,13 @@ class Parquet(Part):
             )
 
     def _safe_rows(self, reader: pq.ParquetFile, names: Sequence[str], number: int) -> int:
-        """Return a number of rows whose decoded size is bounded, for batches of a row group.
+        """Return how many rows of a row group a batch may have so that its decoded size is bounded.
 
-        Page headers declare decoded sizes, but every row may have the same long value of a
-        dictionary, and a page with DELTA_BYTE_ARRAY may repeat its first value. For large remote
-        files, the footer is trusted, because reading each page header would be a request.
+        Page headers declare decoded sizes, but every row may have the same long dictionary value,
+        and a DELTA_BYTE_ARRAY page may repeat its first value. For large remote files, the footer
+        is trusted, because each page header would require a request.
 
-        raises  IntegrityError if the pages decode to more than the size of the file allows
+        raises  IntegrityError if the decoded pages are larger than the file size allows
         """
         size, rows, selected = 0, _ROWS, set(names)
         stored = self.at.size()
@@ -234,7 +234,7 @@ class Parquet(Part):
         return rows
 
     def _end_of_row_group(self, number: int) -> int:
-        """Return the end offset of the pages of a row group; if unknown, of the file."""
+        """Return the offset at which the pages of a row group end; if unknown, the file size."""
         chunks = self._chunks[number] if number < len(self._chunks) else []
         return max((chunk.start + chunk.stored for chunk in chunks), default=self.at.size())
 
@@ -245,7 +245,7 @@ class Parquet(Part):
     def _longest_entry(self, number: int, name: str) -> int:
         """Return the size of the longest value in the dictionary of a column."""
         if pa.types.is_nested(self._footer_schema.field(name).type):
-            return MAX_EXPANDED_BYTES  # unknown: read one row at a time
+            return MAX_EXPANDED_BYTES  # the size is unknown, so read one row at a time
         reader = _open(LocationFile(self.at), [name])
         first = next(
             reader.iter_batches(1, row_groups=[number], columns=[name], use_threads=False), None
@@ -307,7 +307,7 @@ def _open(file: LocationFile, dictionaries: Sequence[str] = ()) -> pq.ParquetFil
 def _batch_rows(
     reader: pq.ParquetFile, names: Sequence[str], numbers: range, safe_rows: int
 ) -> int:
-    """Return the number of rows of a batch: 8,192, or fewer rows of 1.9 MB in total."""
+    """Return the number of rows per batch: 8,192, or fewer if a batch would exceed 1.9 MB."""
     groups = [reader.metadata.row_group(i) for i in numbers]
     sizes = [group.total_byte_size // max(1, group.num_rows) for group in groups]
     probes = reader.iter_batches(
@@ -321,11 +321,11 @@ def _batch_rows(
 
 
 def _schema_difference(reader: pq.ParquetFile) -> str:
-    """Compare the two schemas in the footer, of parquet and of Arrow, because it has no checksum.
+    """Compare the parquet schema with the Arrow schema in the footer, which has no checksum.
 
     Names must be equal, and the same columns must be text.
 
-    return  the first difference; empty if there is none, or if the file has no Arrow schema
+    return  the first difference; empty if the schemas match or if the file has no Arrow schema
     """
     text = (reader.metadata.metadata or {}).get(b"ARROW:schema")
     if text is None:
@@ -347,7 +347,7 @@ def _is_text(kind: pa.DataType) -> bool:
 def _is_outside(group: Any, leaf: int, bound: Bound, kind: pa.DataType) -> bool:
     """Return whether no row of a row group is within a bound.
 
-    leaf  number of the column in the parquet schema
+    leaf  position of the column in the parquet schema
     """
     try:
         statistics = group.column(leaf).statistics

@@ -2,8 +2,8 @@
 
 Both are checked before Arrow reads them, because Arrow aborts the process on some invalid footers,
 and allocates the size that a page header declares. A footer is one struct in Thrift's compact
-protocol, followed by its length (4 bytes) and the magic. Each page starts with such a struct
-(source: parquet-format, parquet.thrift):
+protocol, followed by its length (4 bytes) and the magic. Each page starts with a struct in the same
+protocol (source: parquet-format, parquet.thrift):
 
     FileMetaData           2 schema, 4 row groups
     SchemaElement          1 type, 2 size in bytes, 5 number of children
@@ -32,15 +32,15 @@ from flarecli.storage import Location
 
 __all__ = ["ColumnChunk", "Page", "column_chunks", "pages", "valid_leaves"]
 
-MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked: parsing would take seconds
-MAX_DEPTH = 16  # of nested structs and lists
-MAX_VALUES = 1 << 22  # of a struct; a value takes at least one byte there, and 64 in memory
-HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # of a page header: first read; Arrow's limit
+MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked, because parsing takes seconds
+MAX_DEPTH = 16  # nesting levels of structs and lists
+MAX_VALUES = 1 << 22  # values in a struct; each needs at least 1 byte there, and 64 in memory
+HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # page header: size of first read; Arrow's limit
 _INVALID = (ValueError, IndexError, KeyError, TypeError, AttributeError)
-# size of a value by type: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
+# type -> size of a value in bytes: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
 _SIZES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
 _BYTE_ARRAY, _FIXED_LEN_BYTE_ARRAY = 6, 7  # types
-_DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 2, 7  # type of a page, encoding
+_DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 2, 7  # page type, encoding
 
 
 class ColumnChunk(NamedTuple):
@@ -61,10 +61,10 @@ class ColumnChunk(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page: its size in bytes after decompression, and its number of values.
+    """Decompressed size in bytes and number of values of a page.
 
-    is_dictionary  the page is a dictionary
-    is_delta       values refer to earlier values (DELTA_BYTE_ARRAY)
+    is_dictionary  whether the page is a dictionary
+    is_delta       whether values refer to earlier values (DELTA_BYTE_ARRAY)
     """
 
     size: int
@@ -77,13 +77,12 @@ class Page(NamedTuple):
 
 
 def valid_leaves(at: Location, metadata: pq.FileMetaData) -> frozenset[int]:
-    """Return the leaves of the schema whose statistics are safe to read with Arrow.
+    """Return the leaf columns of the schema whose statistics are safe to read with Arrow.
 
-    For each leaf, the types in the chunks and in the schema, the sizes of minimum and maximum, and
-    the numbers of levels are checked. The result is empty if the footer is invalid or too large to
-    check.
+    The checks cover the types in the chunks and in the schema, the sizes of minimum and maximum,
+    and the numbers of levels. The result is empty if the footer is invalid or too large to check.
 
-    raises  errors of reading the file
+    raises  FlareError if the file cannot be read
     """
     try:
         footer = _read_footer(at)
@@ -130,7 +129,7 @@ def column_chunks(at: Location) -> list[list[ColumnChunk]]:
 
     The result is empty if the footer is invalid or too large to check.
 
-    raises  errors of reading the file
+    raises  FlareError if the file cannot be read
     """
     try:
         return [
@@ -163,9 +162,9 @@ def _read_footer(at: Location) -> dict[int, Any]:
 
 
 def pages(at: Location, size: int, chunk: ColumnChunk) -> Iterator[Page]:
-    """Yield the pages of a column chunk that Arrow would read, from their headers.
+    """Yield the pages of a column chunk that Arrow would read, as described by their headers.
 
-    The headers are checked because a footer may declare less than the pages contain.
+    The headers are checked because a footer may declare less data than the pages contain.
 
     size    size of the file in bytes
     raises  FormatError for an invalid header

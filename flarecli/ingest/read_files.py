@@ -1,6 +1,6 @@
-"""Read the files that columns name: in parallel, with bounded memory, results in order.
+"""Parallel reader for the files whose names are in columns. Rows stay in order; memory is bounded.
 
-Memory is reserved in the order of the rows, so a row never waits for a later row.
+Memory is reserved in row order, so a row never waits for a later row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Flaw", "contents", "filled"]
 
 SLICE_ROWS, READ_AHEAD_ROWS = 512, 1024
 _BATCH_BYTES = 4 << 20
-GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # rows that one call reads, and their bytes
+GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # rows per call, and their maximum size
 MAX_READERS = 8  # more threads are not faster
 
 
@@ -37,7 +37,7 @@ class Flaw(NamedTuple):
 
 
 class _MemoryBudget:
-    """Bytes that groups of rows reserve, in the order of the group numbers."""
+    """Memory limit for groups of rows. Groups reserve bytes in the order of their numbers."""
 
     def __init__(self, size: int) -> None:
         self._size, self._used, self._next = size, 0, 0
@@ -45,9 +45,9 @@ class _MemoryBudget:
         self._is_over = False
 
     def take(self, number: int, size: int) -> None:
-        """Reserve bytes for the next group; wait until the earlier groups have reserved theirs.
+        """Reserve bytes for a group, after all earlier groups have reserved their bytes.
 
-        A group that needs more than the budget waits until nothing else is reserved.
+        A group that needs more than the budget waits until all other bytes are released.
         """
         with self._changed:
             self._changed.wait_for(
@@ -75,9 +75,9 @@ class _MemoryBudget:
 
 
 def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Return the schema of batches whose file names were replaced by the contents.
+    """Return the schema of batches whose file names were replaced by file contents.
 
-    The extension, which is the name of the column, marks text and JSON.
+    Columns are named after file extensions, so the name shows whether a column is text or JSON.
     """
     fields = []
     for field in schema:
@@ -98,7 +98,7 @@ _Queue = OrderedQueue[tuple[int, Sequence[_Names]], list[list[_Value]] | None]
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the files of several rows per call, because a call for each small file is slow.
+    """File reader for groups of rows, because a call for each small file would be slow.
 
     max_bytes        maximum size of a file
     max_group_bytes  maximum size of a group that is read ahead
@@ -112,9 +112,9 @@ class _Reader:
     caller: int
 
     def rows(self, number: int, names: Sequence[_Names]) -> list[list[_Value]] | None:
-        """Read the files of a group of rows; None if the group is too large to read ahead.
+        """Read the files of a group of rows; return None if the group is too large to read ahead.
 
-        The result is None on the thread of the caller too, where waiting for memory would deadlock.
+        The result is also None on the caller's thread, where waiting for memory would deadlock.
 
         number  number of the group
         names   file names of each row
@@ -144,7 +144,7 @@ class _Reader:
         return size if size <= self.max_bytes else 0
 
     def value(self, name: str | None) -> _Value:
-        """Return the contents of a file, or the error."""
+        """Return the contents of a file, or the error that reading it raised."""
         if name is None:
             return None
         try:
@@ -173,11 +173,12 @@ def contents(
     limits: Limits | None = None,
     group_rows: int = GROUP_ROWS,
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-    """Replace columns of file names by the contents of the files, as large_binary; keep nulls.
+    """Replace the file names in columns by file contents, as large_binary; keep nulls.
 
-    locate      returns the location of a name: `at.__truediv__` for files below a folder, `at.join`
-                for addresses
-    limits      memory is bounded by `ahead_bytes` and one batch; a file above `max_bytes` is a flaw
+    locate      function that returns the location for a name: `at.__truediv__` for files below a
+                folder, `at.join` for addresses
+    limits      memory is bounded by `ahead_bytes` and one batch; a file larger than `max_bytes` is
+                a flaw
     group_rows  rows that one call reads; 1 for remote files
     return      batches with the schema of `filled`, in the order of the rows, and the files that
                 could not be read, whose values are null

@@ -1,9 +1,9 @@
-"""The files of an index: the kinds of tables, by file extension, and lists of tables.
+"""Registry of table readers by file extension, and expansion of lists of tables.
 
 A list, such as `split_file_paths.txt`, has one address per line. Blank lines and lines that start
 with `#` are ignored. Relative addresses are relative to the folder of the list, and are checked
-like all addresses from data. A list may contain other lists, up to a depth of 4. Braces and
-wildcards are expanded in bytewise order, unless a file has exactly that name.
+like every address in data. A list may contain other lists, up to a depth of 4. Braces and wildcards
+are expanded in bytewise order, unless a file has exactly that name.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from flarecli.storage import Location
 __all__ = ["STDIN", "ListedFile", "expand_lists", "is_index", "open_part"]
 
 STDIN = "-"
-MAX_DEPTH = 4  # of nested lists
-MAX_FILES = 1 << 20  # in all nested lists
+MAX_DEPTH = 4  # levels of nested lists
+MAX_FILES = 1 << 20  # files in a list, including its nested lists
 _LIST = ".txt"
 _TABLES: dict[str, Callable[[Location], Part]] = {
     ".parquet": Parquet,
@@ -40,16 +40,16 @@ _TABLES: dict[str, Callable[[Location], Part]] = {
     ".feather": Ipc,
     ".arrows": Ipc,
 }
-# default delimiters of CSV by suffix; the dialect may have another
+# suffix -> default CSV delimiter, which the dialect may override
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".psv": "|"}
 _JSON = (".json", ".jsonl", ".ndjson")
 _TEXTS = (*_DELIMITERS, *_JSON)
-# names of files in datasets
+# matches the names of dataset files, which are not indexes
 _DATASET = re.compile(r"(?:index|spec)\.json|shard\.\d{5,}\.(?:json|csv|tsv)(?:\.\w+)?")
 
 
 def is_index(address: str) -> bool:
-    """Return whether an address has the name of an index: a table, a list of tables, or `-`."""
+    """Return whether an address is named like an index: a table, a list of tables, or `-`."""
     if address == STDIN:
         return True
     if os.path.isdir(address):
@@ -64,8 +64,8 @@ def is_index(address: str) -> bool:
 def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -> Part:
     """Open one table without reading its rows.
 
-    text     columns of a CSV or TSV that are always text
-    dialect  dialect of a CSV or TSV; unset parts are detected
+    text     columns of a CSV or TSV file that are always text
+    dialect  dialect of a CSV or TSV file; unset fields are detected
     raises   UsageError for an unknown suffix
     """
     name = at.name.lower()
@@ -81,7 +81,7 @@ def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -
         if plain.endswith(suffix):
             return Delimited(TextFile(at, compression), delimiter, text, dialect)
     raise UsageError(
-        "unknown suffix of an index",
+        "unknown index suffix",
         where=at,
         hint=f"Use a file with one of the suffixes {', '.join((*_TABLES, *_TEXTS, _LIST))}.",
     )
@@ -91,14 +91,17 @@ def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -
 
 
 class ListedFile(NamedTuple):
-    """An index file, with the list and line that name it; the list is None if the user named it."""
+    """An index file, and the list and line that contain its address.
+
+    named_by  the list; None if the user named the file
+    """
 
     at: Location
     named_by: Location | None = None
     line: int = 0
 
     def with_source(self, error: FlareError) -> FlareError:
-        """Return an error of this file with the list in its hint."""
+        """Return an error about this file, with the list and line added to its hint."""
         if self.named_by is None:
             return error
         hint = f"The file is listed in line {self.line} of {self.named_by}. {error.hint}"
@@ -106,10 +109,10 @@ class ListedFile(NamedTuple):
 
 
 def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterator[ListedFile]:
-    """Yield a file, or the files of a list and of the lists in it.
+    """Yield a file, or all files that a list and its nested lists name.
 
     raises  FormatError with list and line for a list that is empty, nested too deeply, or contains
-            itself; UnsafeError for an address that data must not name
+            itself; UnsafeError for an address that is not allowed in data
     """
     at = file.at
     if not at.name.lower().endswith(_LIST) or looks_like_table(TextFile(at)):
@@ -123,7 +126,7 @@ def expand_lists(file: ListedFile, parents: tuple[Location, ...] = ()) -> Iterat
         )
     if len(parents) >= MAX_DEPTH:
         raise FormatError(
-            f"line {file.line}: lists are nested more than {MAX_DEPTH} deep",
+            f"line {file.line}: lists are nested more than {MAX_DEPTH} levels deep",
             where=file.named_by or at,
         )
     count = 0
@@ -157,7 +160,7 @@ def _listed_files(at: Location) -> Iterator[ListedFile]:
 
 
 def _expand_address(folder: Location, address: str) -> Iterator[Location]:
-    """Yield the location that a line names, or all files that match its pattern."""
+    """Yield the location that a line names, or all files that match the pattern in the line."""
     has_pattern = any(sign in address for sign in "{" + WILDCARDS)
     if not has_pattern or (
         not is_url(address) and folder.is_local and folder.join(address).exists()

@@ -1,16 +1,16 @@
-"""Schemas of an index: Arrow types without storage variants, and the schema of several files.
+"""Index schemas: Arrow types without storage variants, and one schema for several files.
 
-The table has the columns in the order of the first file. A column has the common type of its types
-in all files:
+Columns are in the order of the first file. The type of a column is the common type of its types in
+all files:
 
 null, T                  T
-integers                 the smallest type for both; none for uint64 and a signed type
+integers                 the smallest type for both; no type for uint64 and a signed type
 floats                   the larger type
 integer, float           float64; reading a value beyond 2^53 is an error
 text or bytes, large     the large type
 decimals                 a type with the digits of both, at most 38
 date32, date64           date64
-timestamps, one zone     the finer unit; reading a value that does not fit is an error
+timestamps, same zone    the finer unit; reading a value that does not fit is an error
 lists, structs, maps     the common types of their items
 """
 
@@ -47,13 +47,13 @@ _PROMOTIONS = (
 
 
 def merge(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple[Part, ...]]:
-    """Return the columns of all parts, and the parts, which read these types if possible.
+    """Return the common schema, and the parts, which read the common types where possible.
 
-    allow_missing  allow columns that are missing in some files; their values are null
-    raises         FormatError with two files whose columns differ or have no common type
+    allow_missing  whether columns may be missing in some files; their values are null
+    raises         FormatError that names two files whose columns differ or have no common type
     """
     types: dict[str, pa.DataType] = {}
-    origins: dict[str, Part] = {}  # the file that determined the type of a column
+    origins: dict[str, Part] = {}  # column -> file that determined its type
     for part in parts:
         for field in part.schema:
             if field.name not in types:
@@ -84,7 +84,7 @@ def _columns_differ(part: Part, other: Part, reason: str, hint: str) -> FormatEr
 
 
 def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.RecordBatch:
-    """Return a batch of a part with the columns of the whole table; missing columns are null.
+    """Convert a batch of a part to the schema of the index; missing columns are null.
 
     row     number of the first row of the batch in the part
     raises  FormatError with the row of a value that does not fit the common type
@@ -124,7 +124,7 @@ def _fits(array: pa.Array, kind: pa.DataType) -> bool:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type without storage variants: dictionaries, run ends, views, extensions."""
+    """Return a type without storage variants: dictionaries, run-end encoding, views, extensions."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain(kind.storage_type)
     if kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind):
@@ -143,9 +143,9 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return an array in a type that `plain` or `common_type` returned for its type.
+    """Convert an array to a type that `plain` or `common_type` returned.
 
-    Raises pa.ArrowInvalid for a value that does not fit.
+    Raises pa.ArrowInvalid for a value that does not fit the type.
     """
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     if kinds.is_dictionary(array.type):
@@ -171,10 +171,9 @@ def _has_list_views(kind: pa.DataType) -> bool:
 
 
 def _without_list_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return list views as lists.
+    """Convert list views to lists.
 
-    The cast of Arrow 26.0.1 returns wrong values for slices and for views that overlap or are not
-    in order.
+    In Arrow 26.0.1, `cast` returns wrong values for slices and for overlapping or unordered views.
     """
     is_view = kinds.is_list_view(array.type) or kinds.is_large_list_view(array.type)
     if not is_view or kinds.is_nested(array.type.value_type):
@@ -187,7 +186,7 @@ def _without_list_views(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return the type that represents the values of both types exactly; None if there is none."""
+    """Return the type that represents all values of both types, or None if no such type exists."""
     if first == second or kinds.is_null(second):
         return first
     if kinds.is_null(first):

@@ -1,7 +1,8 @@
-"""Checksum of source files up to the last row that was read. A resumed pack compares it.
+"""Checksum of the source bytes that were read so far, to detect a changed source on resume.
 
-For each shard, the journal of a pack stores a number of bytes and the checksum of as many bytes from
-the start of the concatenated files. The checksum reads the bytes again, usually from the page cache.
+For each shard, the journal of a pack stores how many bytes of the concatenated source files were
+read, and the checksum of these bytes. To compute the checksum, the bytes are read again, usually
+from the page cache.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ BLOCK_BYTES = 1 << 20  # per read
 
 
 class SourceChecksum:
-    """The xxh3_128 of the bytes of some files, up to the last byte that rows were read from.
+    """The xxh3_128 of concatenated files, up to the last byte that was read for rows.
 
     files   the files in order
-    header  checksum of their sizes and footers, which is compared before any row is read
+    header  checksum of the file sizes and footers, which is compared before any row is read
     """
 
     def __init__(self, files: Sequence[Location], header: str) -> None:
@@ -31,7 +32,7 @@ class SourceChecksum:
         self._files = files
         self._starts = [0, *accumulate(file.size() for file in files)]
         self._sums = Sums([DEFAULT])
-        self._end = 0  # of the bytes that rows were read from
+        self._end = 0  # end offset of the bytes that were read for rows
 
     def advance(self, number: int, end: int) -> None:
         """Record that rows were read up to byte `end` of the file with this number."""
@@ -47,9 +48,9 @@ class SourceChecksum:
         return [self._sums.size, self._sums.hex()[DEFAULT]]
 
     def matches(self, state: Any) -> bool:
-        """Return whether the start of the files matches a stored state, which may be invalid.
+        """Return whether the files match a stored state. A malformed state does not match.
 
-        Call this before all other methods. It reads the files up to the end of the state.
+        Call `matches` before any other method. It reads all bytes that the state covers.
         """
         if not isinstance(state, list) or len(state) != 2 or not isinstance(state[0], int):
             return False
@@ -59,6 +60,6 @@ class SourceChecksum:
         return self.state() == state
 
     def total(self) -> str:
-        """Return the checksum of all bytes."""
+        """Return the checksum of all bytes in all files."""
         self._end = self._starts[-1]
         return str(self.state()[1])

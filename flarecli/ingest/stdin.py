@@ -1,8 +1,8 @@
 """Standard input (`-`): addresses or rows, copied on demand to a temporary file.
 
-The file allows a second pass and a checksum. Input that starts with `{` or `[` is JSON. Other input
-is a list of addresses, one per line or each followed by a NUL. Each address is a row with its name
-and the contents of its object.
+The temporary file can be read again, for example for a checksum. Input that starts with `{` or `[`
+is JSON. All other input is a list of addresses that are separated by newlines or NULs. Each address
+becomes a row with the name and the contents of the object.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Spool:
         return "-"
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes from the beginning; read more of the stream if needed.
+        """Yield all bytes from the beginning; copy more of the stream if needed.
 
         Raises ReachError if reading fails or the disk is full.
         """
@@ -91,9 +91,9 @@ class Spool:
 
 
 class Addresses(Part):
-    """Addresses, one per line or each followed by a NUL.
+    """Addresses that are separated by newlines or NULs.
 
-    Each address is a row: `name` is the address without secrets, `data` the address.
+    Each address is a row: `name` contains the address without secrets, `data` the full address.
     """
 
     schema = pa.schema([(NAME, pa.string()), (DATA, pa.string())])

@@ -1,9 +1,11 @@
-"""Split text into pieces of whole records: lines, CSV and JSON arrays. Check UTF-8 and NUL.
+"""Splitter for text files into pieces of complete records: lines, CSV and JSON arrays.
 
-CSV (RFC 4180): a quote opens a field at its start and closes it at its end; a quote in a quoted
-field is doubled. So a byte is inside a quoted field if the number of quotes before it is odd. With
-this rule, the ends of records and misplaced quotes are found. A parser would accept misplaced
-quotes, shift columns and drop rows.
+Invalid UTF-8 and NUL bytes are errors.
+
+CSV (RFC 4180): a quoted field starts and ends with a quote, and a quote inside the field is
+doubled. So a byte is inside a quoted field if the number of quotes before it is odd. This rule
+locates the ends of records and detects misplaced quotes. A parser would accept misplaced quotes,
+and then shift columns and drop rows.
 
 JSON arrays: unescaped quotes open and close strings, brackets outside strings change the depth, and
 a comma at the depth of the array ends a row. This module checks the bytes between the rows; the
@@ -38,13 +40,13 @@ __all__ = [
 ]
 
 MAX_RECORD_BYTES = 64 << 20
-DEPTH_BLOCK_BYTES = 1 << 20  # of a JSON text; each byte takes up to 24 bytes of memory
+DEPTH_BLOCK_BYTES = 1 << 20  # JSON text per step; each byte needs up to 24 bytes of memory
 BOM = b"\xef\xbb\xbf"
 _QUOTE, _BACKSLASH, _LF, _CR = ord('"'), ord("\\"), ord("\n"), ord("\r")
 _QUOTE_HINT = 'Put the whole field in quotes, and double each quote inside it: "5"" pipe".'
 _UTF8_HINT = "Save the file as UTF-8 text."
 _ENCODING_HINT = "Or name its encoding, such as --csv encoding=latin-1."
-_BRACKETS = np.zeros(256, np.int8)  # change of depth by each bracket; 2 marks a comma
+_BRACKETS = np.zeros(256, np.int8)  # change of nesting depth for each byte value; 2 marks a comma
 _BRACKETS[list(b"{[")], _BRACKETS[list(b"}]")], _BRACKETS[ord(",")] = 1, -1, 2
 _BLANKS = b" \t\r\n"
 _BLANK_LINE = re.compile(rb"(^|\n)[ \t]*(?:\n|$)")
@@ -52,9 +54,9 @@ _LINE_ENDS_TO_BLANKS = bytes.maketrans(b"\r\n", b"  ")
 
 
 class Piece(NamedTuple):
-    """Whole records, and the line number of the first record, counted from 1.
+    """Complete records, and the line number of the first record, counted from 1.
 
-    In a piece of a JSON array, each row is a line, and `line` is the number of the first row.
+    In a piece of a JSON array, each row is one line, and `line` is the row number of the first row.
     """
 
     line: int
@@ -66,7 +68,7 @@ class Piece(NamedTuple):
         return not (self.data[:64].strip(b"\r\n") or self.data.strip(b"\r\n"))
 
     def after(self, end: int) -> Piece:
-        """Return the piece without its first `end` bytes, which are whole lines."""
+        """Return the piece without its first `end` bytes, which must be complete lines."""
         return Piece(self.line + _count_newlines(self.data[:end]), self.data[end:])
 
 
@@ -74,14 +76,14 @@ class Piece(NamedTuple):
 
 
 def pieces(source: Blocks, delimiter: str, quote: str = '"') -> Iterator[Piece]:
-    """Read a file as pieces of whole records in order, with one piece in memory at a time.
+    """Yield pieces of complete records in order, with only one piece in memory at a time.
 
     delimiter  delimiter of CSV fields; if empty, each line is a record, and quotes are ignored
     quote      character around CSV fields; if empty, fields are not quoted
     raises     FormatError with the line for invalid UTF-8, a NUL, a misplaced or unclosed quote, or
                a record of more than 64 MB
     """
-    # bytes that may be beside the quotes of a field
+    # bytes that may precede or follow a quoted field
     is_boundary = np.zeros(256, bool)
     is_boundary[list(f"{delimiter}\r\n{quote}".encode())] = True
     line, first, data = 1, 0, b""
@@ -114,7 +116,7 @@ def pieces(source: Blocks, delimiter: str, quote: str = '"') -> Iterator[Piece]:
 
 
 def _with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the blocks, and whether each is the last; do not read ahead of a full block."""
+    """Yield each block, and whether it is the last. After a full block, do not read ahead."""
     block = next(blocks, None)
     while block is not None:
         is_full = len(block) >= decompress.BLOCK_BYTES
@@ -125,7 +127,7 @@ def _with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
 
 
 def records(data: bytes, quote: str = '"') -> Iterator[tuple[int, int, int]]:
-    """Yield the number of lines before each CSV record, and its start and end in the data.
+    """Yield, for each CSV record, the number of lines before it, and its start and end offsets.
 
     Blank lines are not records.
     """
@@ -143,7 +145,7 @@ def records(data: bytes, quote: str = '"') -> Iterator[tuple[int, int, int]]:
 
 
 def _end_of_records(data: bytes, quotes: IntArray) -> int:
-    """Return the end of the last whole record: a newline after an even number of quotes."""
+    """Return the end of the last complete record: a newline after an even number of quotes."""
     # a CR at the end of the data may be the first half of a CR LF
     last = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1))
     if np.searchsorted(quotes, last) % 2 == 0:
@@ -176,7 +178,7 @@ def _check_quotes(piece: Piece, quotes: IntArray, is_boundary: BoolArray, source
         return
     raw = np.frombuffer(piece.data, np.uint8)
     opens, closes = quotes[::2], quotes[1::2]
-    # a piece is preceded and followed by newlines
+    # a newline precedes and follows each piece
     before, after = opens[opens > 0], closes[closes < len(raw) - 1]
     stray = np.concatenate(
         [before[~is_boundary[raw[before - 1]]], after[~is_boundary[raw[after + 1]]]]
@@ -184,7 +186,7 @@ def _check_quotes(piece: Piece, quotes: IntArray, is_boundary: BoolArray, source
     if len(stray):
         raise _text_error(piece, int(stray.min()), "quote inside a field", _QUOTE_HINT, source)
     if len(quotes) % 2:
-        is_doubled = (opens > 0) & (raw[opens - 1] == raw[opens])  # a quote in the value
+        is_doubled = (opens > 0) & (raw[opens - 1] == raw[opens])  # part of the value
         position = int(opens[~is_doubled][-1])
         raise _text_error(piece, position, "unclosed quote", _QUOTE_HINT, source)
 
@@ -206,12 +208,12 @@ def _count_newlines(data: bytes) -> int:
 
 
 def json_array_pieces(source: Blocks) -> Iterator[Piece]:
-    """Read a JSON array as pieces of some megabytes, with one row per line.
+    """Yield a JSON array in pieces of a few megabytes, with one row per line.
 
-    raises  FormatError for an array without end, bytes after it, or a row of more than 64 MB
+    raises  FormatError for an unterminated array, bytes after its end, or a row of more than 64 MB
     """
     row, has_begun, brackets = 0, False, _Brackets()
-    blocks_of_row, size = list[bytes](), 0  # of an incomplete row
+    blocks_of_row, size = list[bytes](), 0  # blocks and size of an incomplete row
     blocks, slash = source.blocks(), b""
     for read in blocks:
         block = slash + read if has_begun else read.removeprefix(BOM).lstrip(_BLANKS)
@@ -240,14 +242,16 @@ def json_array_pieces(source: Blocks) -> Iterator[Piece]:
         row, blocks_of_row = row + len(commas), [block[cut + 1 :]]
         size = len(blocks_of_row[0])
     raise FormatError(
-        "the array does not end", where=source, hint="The file was cut short; download it again."
+        "the array is not terminated",
+        where=source,
+        hint="The file was cut short; download it again.",
     )
 
 
 def _row_lines(
     source: Blocks, row: int, data: bytes, commas: IntArray, is_last: bool
 ) -> Piece | None:
-    """Return rows as lines: the commas between rows become newlines. None for an empty array."""
+    """Convert the commas between rows to newlines; return None for an empty array."""
     lines = np.frombuffer(data.translate(_LINE_ENDS_TO_BLANKS), np.uint8).copy()
     lines[commas] = _LF
     text = lines.tobytes()
@@ -273,15 +277,15 @@ def _row_lines(
 
 
 class _Brackets:
-    """Tracks strings and brackets across blocks of text. No block may end inside an escape."""
+    """Tracker for strings and brackets across blocks of text. No block may end inside an escape."""
 
     def __init__(self) -> None:
         self._is_string, self._depth = False, 0
 
     def read(self, raw: ByteArray) -> tuple[IntArray, npt.NDArray[np.int8], IntArray]:
-        """Return the brackets and commas outside strings.
+        """Find the brackets and commas outside strings.
 
-        return  their positions; the change of depth, or 2 for a comma; the depth after each
+        return  the positions; the change of depth at each, or 2 for a comma; the depth after each
         """
         quotes = _find_quotes(raw)
         marks = np.flatnonzero(_BRACKETS[raw])
@@ -293,7 +297,7 @@ class _Brackets:
         return marks, changes, depth
 
     def rows(self, block: bytes) -> tuple[IntArray, int]:
-        """Return the positions of the commas between rows, and the end of the array, or -1."""
+        """Return the positions of the commas between rows, and the end of the array or -1."""
         marks, changes, depth = self.read(np.frombuffer(block, np.uint8))
         ends = marks[depth < 0]
         commas = marks[(changes == 2) & (depth == 0)]
@@ -304,7 +308,7 @@ class _Brackets:
 
 
 def member_names(data: bytes) -> set[bytes]:
-    """Return the strings before a colon or a blank: the names of all members, and some values."""
+    """Return the strings before a colon or a blank: all member names, and some values."""
     raw = np.frombuffer(data, np.uint8)
     quotes = _find_quotes(raw)
     ends = quotes[1::2]
@@ -318,7 +322,7 @@ def member_names(data: bytes) -> set[bytes]:
 def first_deep_line(data: bytes, max_depth: int) -> int:
     """Return the first line whose brackets are nested deeper than `max_depth`, or -1.
 
-    The line is found before parsing, because parsers use stack for each level.
+    This check precedes parsing, because parsers use stack space for each level.
     """
     raw = np.frombuffer(data, np.uint8)
     opens = (raw | 0x20) == ord("{")  # `[` and `{` differ only in this bit
@@ -345,15 +349,17 @@ def _max_depth(line: bytes) -> int:
 
 
 def _find_quotes(raw: ByteArray) -> IntArray:
-    """Return the positions of unescaped quotes: those after an even number of backslashes."""
+    """Return the positions of unescaped quotes, which follow an even number of backslashes."""
     quotes = np.flatnonzero(raw == _QUOTE)
     slashes = np.flatnonzero(raw == _BACKSLASH)
     if not len(slashes) or not len(quotes):
         return quotes
     numbers = np.arange(len(slashes))
     begins = np.concatenate([[True], np.diff(slashes) != 1])
-    run = numbers - np.maximum.accumulate(np.where(begins, numbers, 0)) + 1  # up to each backslash
-    last = np.searchsorted(slashes, quotes) - 1  # backslash before each quote, or -1
+    run = (
+        numbers - np.maximum.accumulate(np.where(begins, numbers, 0)) + 1
+    )  # length of the run up to each backslash
+    last = np.searchsorted(slashes, quotes) - 1  # index of the backslash before each quote, or -1
     follows = (last >= 0) & (slashes[np.maximum(last, 0)] == quotes - 1)
     is_escaped = follows & (run[np.maximum(last, 0)] % 2 == 1)
     return np.asarray(quotes[~is_escaped])

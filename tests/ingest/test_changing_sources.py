@@ -83,7 +83,7 @@ def test_a_table_whose_header_changed_after_opening_is_refused(tmp_path):
         list(found.batches())
     assert (str(caught.value), caught.value.hint) == (
         f"{path}: the header changed while the file was read",
-        "Run the command again when no other process writes the file.",
+        "Run the command again when no other process is writing to the file.",
     )
     path.write_text("url,name\nhttp://h/c,d\n")
     assert [row for batch in found.batches() for row in batch.to_pylist()] == [
@@ -168,7 +168,7 @@ def test_parquet_whose_columns_changed_after_opening_is_refused(tmp_path, other)
         list(found.batches())
     assert (str(caught.value), caught.value.hint) == (
         f"{path}: the footer changed while the file was read",
-        "Run the command again when no other process writes the file.",
+        "Run the command again when no other process is writing to the file.",
     )
 
 

@@ -167,7 +167,7 @@ def test_bytes_of_another_encoding_name_the_option(tmp_path):
     path.write_bytes(codecs.BOM_UTF16_LE + "a,b\n".encode("utf-16-le") + b"\x00\xd8,\x00")
     with pytest.raises(FormatError) as caught:
         read(path)
-    assert caught.value.message == "not utf-16-le near byte 10"
+    assert caught.value.message == "invalid utf-16-le near byte 10"
 
 
 def test_the_lines_of_errors_count_in_a_file_without_header(tmp_path):
@@ -232,7 +232,7 @@ def test_a_compressed_text_file_is_not_a_table(tmp_path):
     path.write_bytes(gzip.compress(b"a.parquet\nb.parquet\n"))
     with pytest.raises(UsageError) as caught:
         open_index(str(path))
-    assert caught.value.message == "unknown suffix of an index"
+    assert caught.value.message == "unknown index suffix"
 
 
 def test_the_quote_cannot_be_the_delimiter():

@@ -157,7 +157,7 @@ def test_unknown_and_missing_suffixes_are_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         open_index(str(tmp_path / "x.xml"))
     assert (str(caught.value), caught.value.hint) == (
-        f"{tmp_path}/x.xml: unknown suffix of an index",
+        f"{tmp_path}/x.xml: unknown index suffix",
         "Use a file with one of the suffixes .parquet, .arrow, .feather, .arrows, .csv, .tsv, .tab, .psv, .json, .jsonl, .ndjson, .txt.",
     )
     with pytest.raises(UsageError, match="^missing index: expected at least one address$"):

@@ -146,8 +146,8 @@ def test_a_missing_member_of_a_row_is_null():
         (b'{"a": 1e400}', "x: line 1: cannot parse: number too big to be stored in double"),
         (b'{"a": "\\ud800"}', "x: line 1: cannot parse: the surrogate pair in string is invalid"),
         (b"hello", "x: line 1: not JSON: expecting value at character 1"),
-        (b'[{"a": 1}', "x: the array does not end"),
-        (b'[{"a": "]', "x: the array does not end"),
+        (b'[{"a": 1}', "x: the array is not terminated"),
+        (b'[{"a": "]', "x: the array is not terminated"),
         (b'[{"a": 1}]x', "x: bytes follow the end of the array"),
         (b'[{"a": 1}}]', "x: bytes follow the end of the array"),
         (b'[{"a": 1},, {"a": 2}]', "x[1]: an item of the array is empty"),
@@ -244,7 +244,7 @@ def test_deep_nesting_is_an_error_not_a_crash():
         error_of('[{"a": 1}, {"a": ' + '{"b": ' * 100 + "1" + "}" * 101 + "]")
         == "x[1]: nested more than 64 levels deep"
     )
-    assert error_of("[" * 100_000) == "x: the array does not end"
+    assert error_of("[" * 100_000) == "x: the array is not terminated"
     assert rows_of(json.dumps({"a": "[{" * 200, "b": [[1]] * 100})) == [
         {"a": "[{" * 200, "b": [[1]] * 100}
     ]

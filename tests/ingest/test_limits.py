@@ -310,7 +310,7 @@ def test_too_many_combinations_of_extensions_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "MAX_COLUMNS", 1)
     assert error_of(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
         f"{tmp_path.name}: more than 1 extensions",
-        "Name the columns to pack with -c.",
+        "Select the columns to pack with -c.",
     )
     monkeypatch.setattr(folder, "MAX_COMBINATIONS", 2)
     assert error_of(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (

@@ -116,7 +116,7 @@ def test_a_remote_list_names_files_in_its_folder(web):
         ),
         (
             {f"{n}.txt": f"{n + 1}.txt" for n in range(9)} | {"l.txt": "0.txt"},
-            "2.txt: line 1: lists are nested more than 4 deep",
+            "2.txt: line 1: lists are nested more than 4 levels deep",
             "",
         ),
     ],
