@@ -343,16 +343,16 @@ def test_the_other_functions_report_arguments_of_the_wrong_type(here, data):
     check_error(lambda: flare.inspect("d", stats="yes"), "stats: expected True or False, got 'yes'")
     check_error(
         lambda: flare.playlist("d", rebase=["a"]),
-        "rebase: expected pairs of texts, got ['a']",
+        "rebase: expected pairs of strings, got ['a']",
         DICT,
     )
     check_error(
         lambda: flare.playlist("d", header={"a": 1}),
-        "header: expected pairs of texts, got {'a': 1}",
+        "header: expected pairs of strings, got {'a': 1}",
         DICT,
     )
     check_error(
-        lambda: flare.playlist("d", header=3), "header: expected pairs of texts, got 3", DICT
+        lambda: flare.playlist("d", header=3), "header: expected pairs of strings, got 3", DICT
     )
     check_error(lambda: flare.playlist("d", base=3), "base: expected text, got 3")
     check_error(

@@ -521,8 +521,8 @@ def test_duplicate_keys(here, capfd):
 
 def test_standard_input_that_is_not_a_tar(here, capfd, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"k,n\n" + b"a,1\n" * 200)))
-    error = "-: expected a tar on standard input"
-    check_error(capfd, "cat -", 4, error, "Save it to a file, and read the file.")
+    error = "-: expected a tar archive on standard input"
+    check_error(capfd, "cat -", 4, error, "Save the input to a file, and read the file.")
 
 
 def test_verbose_notes_describe_the_source(here, capfd):

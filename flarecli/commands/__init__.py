@@ -1,6 +1,6 @@
-"""The six commands as plain functions: they return results and print nothing.
+"""The six commands as plain functions, which return results and print nothing.
 
-A command's module, and the heavy libraries below it, are loaded when the command is first used.
+The module of a command, and the heavy libraries that it imports, are loaded on first use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
     "verify",
 ]
 
-# No module has the name of a function: importing it would replace the function.
+# No module may have the name of a function, because importing the module would hide the function.
 _MODULES = {
     "Inspection": "inspect_command",
     "Packed": "packing.command",

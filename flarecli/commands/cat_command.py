@@ -30,15 +30,15 @@ __all__ = ["cat"]
 
 @from_options(CatOptions)
 def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
-    """Return rows as typed batches, at least one, so that the schema is known.
+    """Return rows as typed batches. There is at least one batch, so the schema is always known.
 
     Options select rows in this order: rows, sample, shuffle, rank, where, limit, head, tail. Only
-    the necessary byte ranges of a remote dataset are read. The source `-` is a tar on standard
-    input, or on `stdin`; it is read once. With `exact`, numbers that a format stores as text stay
-    text. Raises UsageError for an unknown column, RowsError for a row that does not exist, and
-    errors of reading.
+    the necessary byte ranges of a remote dataset are read. The source `-` is a tar archive on
+    `stdin` (default: standard input), which is read once. With `exact`, numbers that a format
+    stores as text stay text. Raises UsageError for an unknown column, RowsError for a row that does
+    not exist, and the errors of reading a dataset.
     """
-    sources = address_texts(options.sources)  # an iterator is read once
+    sources = address_texts(options.sources)  # an iterator can be read only once
     where, limit, head, tail = options.where, options.limit, options.head, options.tail
     exact = options.exact and where is None
     if tar_stream.is_stdin(sources):
@@ -67,7 +67,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
         options.rank,
     )
     first, last = 0, len(order)
-    if where is None:  # invalid row numbers are reported before any row is read
+    if where is None:  # without a condition, only the requested rows are read
         last = min([last, *(one for one in (limit, head) if one is not None)])
         first = max(0, last - tail) if tail is not None else 0
     read = columns_to_read(data.schema.names, columns, where)
@@ -88,7 +88,7 @@ def _limited(
     head: int | None,
     tail: int | None,
 ) -> Iterator[pa.RecordBatch]:
-    """Keep the first or the last rows of the batches."""
+    """Return only the first or last rows of the batches, in at least one batch."""
     for count in (one for one in (limit, head) if one is not None):
         batches = first_rows(batches, count)
     return _at_least_one(schema, batches if tail is None else last_rows(batches, tail))

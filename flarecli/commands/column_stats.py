@@ -1,6 +1,6 @@
-"""Statistics of columns: numbers and text over all rows, bytes and images over a random sample.
+"""Column statistics: numbers and text from all rows, bytes and images from a random sample.
 
-The number of sampled rows is reported. The size of an image is read from its header.
+The number of sampled rows is reported. The size of an image is read from the image header.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from flarecli.units import format_count, format_size
 
 __all__ = ["statistics", "stats_table"]
 
-_MAX_DISTINCT, _MAX_DISTINCT_BYTES = 10_000, 64 << 20  # distinct values that are counted per column
-_MAX_ROWS, _MAX_BYTES = 10_000, 256 << 20  # of columns of bytes
+_MAX_DISTINCT, _MAX_DISTINCT_BYTES = 10_000, 64 << 20  # distinct values counted per column
+_MAX_ROWS, _MAX_BYTES = 10_000, 256 << 20  # sample size for byte columns
 _TABLE_COLUMNS = (
     "rows",
     "nulls",
@@ -37,16 +37,16 @@ _NUMBER_CHARS = 40  # maximum length of a number in the table
 def statistics(
     data: Dataset, row_bytes: int, seed: int = 0, readable: Sequence[range] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the statistics of each column: column -> name of a fact -> value.
+    """Return the statistics of each column: column -> name of the statistic -> value.
 
-    row_bytes  estimated size of a row
-    seed       random seed that selects the rows whose bytes are read
+    row_bytes  estimated size of a row in bytes
+    seed       random seed for the sample of rows whose bytes are read
     readable   runs of rows that can be read; None: all
-    return     the numbers of rows, nulls and distinct values; the minimum and maximum of numbers, of
-               the lengths of texts and bytes and of the numbers of items of lists; the number of
-               texts that are invalid numbers (`unfit`); the number of images, and the sizes of the
-               images with the fewest, the median and the most pixels
-    raises     errors of reading
+    return     the number of rows, nulls and distinct values; minimum and maximum of numbers, text
+               lengths, byte lengths and list lengths; the number of text values that are invalid
+               numbers (`unfit`); the number of images, and the sizes of the smallest, the median
+               and the largest image by pixels
+    raises     the errors of reading a dataset
     """
     small = [field.name for field in data.schema if not pa.types.is_large_binary(field.type)]
     large = [name for name in data.schema.names if name not in small]
@@ -78,7 +78,7 @@ def _stats_of_values(
                 if failed:
                     facts["unfit"] = facts.get("unfit", 0) + len(failed)
             is_text = pa.types.is_large_string(array.type)
-            if pa.types.is_float16(array.type):  # Arrow cannot compare these types
+            if pa.types.is_float16(array.type):  # Arrow cannot compare float16 values
                 array = array.cast(pa.float32())
             least, most = ("min_bytes", "max_bytes") if is_text else ("min", "max")
             if pa.types.is_large_list(array.type):
@@ -95,7 +95,7 @@ def _stats_of_values(
 
 
 def _update_range(facts: dict[str, Any], array: pa.Array, least: str, most: str) -> None:
-    """Update minimum and maximum."""
+    """Update the minimum and the maximum with the values in an array."""
     ends = pc.min_max(array).as_py()
     if ends["min"] is not None:
         facts[least] = min(facts.get(least, ends["min"]), ends["min"])
@@ -109,7 +109,7 @@ def _count_distinct(
     if "distinct_over" in facts:
         return
     sizes = encodings.value_sizes(array)
-    # hashing copies the values
+    # do not hash very large values, because hashing copies them
     if sizes is not None and sizes.max(initial=0) > _MAX_DISTINCT_BYTES:
         facts.pop("distinct", None)
         facts["distinct_over"] = max(0, len(distinct.pop(name, ())) - 1)
@@ -149,7 +149,7 @@ def _stats_of_bytes(
 
 
 def _image_sizes(array: pa.Array) -> list[tuple[int, int]]:
-    """Return width and height of each image in a column, from its header."""
+    """Return the width and height of each image in a column, according to the image header."""
     probed = (probe(bytes(value)) for value in encodings.raw_values(array) if value is not None)
     return [
         (one.width, one.height) for one in probed if is_image(one.kind) and one.width and one.height
@@ -171,11 +171,11 @@ def _image_stats(sizes: list[tuple[int, int]]) -> Mapping[str, Any]:
 
 
 def stats_table(stats: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return statistics as a table: names of its columns, and a row of texts per dataset column.
+    """Format statistics as a table: return its header, and a row of strings per dataset column.
 
-    Columns of the table that would be empty are left out.
+    Empty table columns are omitted.
 
-    stats  as `statistics` returns them
+    stats  return value of `statistics`
     """
     rows = [_table_row(facts) for facts in stats.values()]
     names = [name for name in _TABLE_COLUMNS if any(row.get(name) for row in rows)]

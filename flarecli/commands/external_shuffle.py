@@ -1,8 +1,8 @@
 """External shuffle: sort rows by a random sort key.
 
-The order depends only on the seed and the number of each row. Rows that fit in memory are sorted
-there. Otherwise rows are distributed to temporary files by the first bits of their sort key, and
-each file is sorted.
+The order depends only on the seed and the row numbers. If all rows fit in memory, they are sorted
+in memory. Otherwise, rows are distributed to temporary files by the first bits of their sort key,
+and each file is sorted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from flarecli.storage import files_limit
 
 __all__ = ["shuffled"]
 
-_MEMORY_BYTES = 128 << 20  # of rows sorted in memory
-_MAX_FILE_BITS, _KEY_BITS = 8, 62  # bits of a sort key: maximum bits that select a file; all bits
+_MEMORY_BYTES = 128 << 20  # maximum size of rows sorted in memory
+_MAX_FILE_BITS, _KEY_BITS = 8, 62  # sort key: maximum bits that select a file; total bits
 _BATCH_ROWS = 8192
 _SORT_KEY = "place in the order"  # name of the last column
 
@@ -31,7 +31,7 @@ _SORT_KEY = "place in the order"  # name of the last column
 def shuffled(
     batches: Iterable[pa.RecordBatch], seed: int, memory_bytes: int = _MEMORY_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in the order of a seed.
+    """Yield the rows in a shuffled order that the seed determines.
 
     batches       batches with one schema, in a reproducible order
     memory_bytes  maximum size of rows in memory; the order does not depend on it
@@ -51,7 +51,7 @@ def shuffled(
                 size = 0
             buffered.append(batch.append_column(_SORT_KEY, pa.array(keys)))
             size += buffered[-1].nbytes
-            del batch  # the loop would keep it until the next iteration
+            del batch  # release the batch, which the loop would keep until the next iteration
         if files is None:
             yield from _sorted(buffered)
             return
@@ -65,7 +65,10 @@ def shuffled(
 
 
 def _joined(buffered: list[pa.RecordBatch]) -> pa.Table:
-    """Combine batches into one table and release them. `take` copies a chunked table each time."""
+    """Combine batches into one contiguous table, and release the batches.
+
+    With a chunked table, each call of `take` would copy the table.
+    """
     table = pa.Table.from_batches(buffered)
     buffered.clear()
     return table.combine_chunks()
@@ -90,9 +93,9 @@ def _sorted(buffered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _Files:
-    """Unnamed temporary files of batches, one for each value of the first bits of a sort key.
+    """Unnamed temporary files for batches, one for each value of the first bits of the sort key.
 
-    All files are open at once, so the limit of open files bounds the number of bits.
+    All files are open at the same time, so the limit on open files bounds the number of bits.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -115,14 +118,14 @@ class _Files:
         start = 0
         try:
             for writer, end in zip(self._writers, ends, strict=True):
-                if end > start:  # a copy of all rows would need the memory a second time
+                if end > start:  # copy one part at a time to limit memory
                     writer.write_table(table.take(pa.array(order[start:end])))
                 start = end
         except OSError as error:
             raise _write_error(error) from None
 
     def parts(self) -> Iterator[list[pa.RecordBatch]]:
-        """Yield the rows of each file, and close it."""
+        """Yield the batches of each file, and then close the file."""
         for file, writer in zip(self._files, self._writers, strict=True):
             try:
                 writer.close()

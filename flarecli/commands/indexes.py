@@ -19,19 +19,19 @@ _UNFINISHED = (".flare/journal", ".flare/lock")
 
 @checked
 def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False) -> str:
-    """Rebuild the lost `index.json` of a folder of MDS, JSON, CSV, TSV or XSV shards; return its
-    address.
+    """Rebuild the lost `index.json` of a folder of shards, and return its address.
 
-    The bytes are those of the lost index if the original library or flare wrote the shards.
+    The shards may be MDS, JSON, CSV, TSV or XSV. The new index has the same bytes as the lost index
+    if the original library or flare wrote the shards.
 
     replace      overwrite an existing index
     allow_local  follow symbolic links
-    raises       UnfinishedError for an unfinished pack; errors of `Format.repair_index`
+    raises       UnfinishedError for an unfinished pack; the errors of `Format.repair_index`
     """
     at = _writable_folder(folder, Guard(allow_local=allow_local))
     if any((at / name).exists() for name in _UNFINISHED):
         raise UnfinishedError(
-            "an unfinished pack",
+            "folder contains an unfinished pack",
             where=at,
             hint="Run the same `flare pack` command again with --resume.",
         )
@@ -43,13 +43,14 @@ def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False
 def merge_index(
     root: Address, parts: Sequence[Address] | None = None, *, allow_local: bool = False
 ) -> str:
-    """Write one `index.json` for the datasets below a folder; return its address. Shards are not
-    changed.
+    """Write one `index.json` for the datasets below a folder, and return its address.
 
-    parts        folders, or their `index.json`, in the order of the rows; None: all below the root,
-                 in bytewise order
+    Shards are not changed.
+
+    parts        dataset folders, or their `index.json`, in row order; None: all datasets below the
+                 root, in bytewise order
     allow_local  follow symbolic links
-    raises       errors of `Format.merge_indexes`
+    raises       the errors of `Format.merge_indexes`
     """
     guard = Guard(allow_local=allow_local)
     at = _writable_folder(root, guard)

@@ -1,6 +1,6 @@
 """The `inspect` command: describe datasets.
 
-sources -> lists -> headers of shards that are not fully listed; rows only for a sample or
+sources -> lists -> headers of shards that are not fully listed -> rows, only for a sample or for
 statistics
 """
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Inspection", "StreamInfo", "inspect"]
 
-_MAX_ROWS, _MAX_BYTES = 10_000, 256 << 20  # of a sample, which is kept in memory
+_MAX_ROWS, _MAX_BYTES = 10_000, 256 << 20  # maximum size of a sample, which is kept in memory
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
     """Description of one stream. Sizes are in bytes.
 
-    raw_bytes   decompressed size; None if it is not listed
+    raw_bytes   decompressed size; None if not listed
     smallest, median, largest  sizes of the stored files; None if there are no files
     hashes      names of the listed checksums
     writer      program that wrote the stream; None if unknown
-    holes       a sentence for each run of missing shards, and for each gap in their numbers
+    holes       one sentence for each run of missing shards, and for each gap in the shard numbers
     shard_list  (address, rows, bytes) of each shard, if requested
     stats       column -> statistics, if requested
     """
@@ -64,7 +64,7 @@ class StreamInfo:
     stats: dict[str, dict[str, Any]] | None = None
 
     def types(self) -> dict[str, str]:
-        """Return the Arrow type of each column; empty for an unknown encoding."""
+        """Return column -> name of its Arrow type; the name is empty for an unknown encoding."""
         return {column.name: _type(column) for column in self.columns or ()}
 
     def as_json(self) -> dict[str, Any]:
@@ -90,10 +90,10 @@ class StreamInfo:
 class Inspection:
     """Description of datasets.
 
-    rows         number of rows; the sum over all streams if these are not joined by column
-    asked        requested rows of the sample; the sample may have fewer
+    rows         number of rows; the sum over all streams if their numbers of rows differ
+    asked        requested number of rows in the sample; the sample may have fewer rows
     missing      addresses of missing shards; sample and statistics describe the other shards
-    sample_rows  row number of each row of the sample
+    sample_rows  row number of each row in the sample
     """
 
     address: str
@@ -108,7 +108,7 @@ class Inspection:
     sample_rows: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the description as JSON values, for --json; bytes in a sample become their length."""
+        """Return the description as JSON values, for --json; bytes are replaced by their length."""
         raw = [stream.raw_bytes for stream in self.streams]
         out: dict[str, Any] = {
             "address": self.address,
@@ -151,12 +151,12 @@ def _plain(value: Any) -> Any:
 def inspect(options: InspectOptions) -> Inspection:
     """Describe datasets: format, rows, shards, bytes, columns, compression, checksums, gaps.
 
-    Only lists and headers of shards are read; of a remote dataset with a list, only the list. A
-    compressed shard that is not listed is read completely, since its header is compressed too. A
-    sample has at most 10,000 rows and about 256 MiB; `Inspection.asked` is the requested size. If
-    local shards are missing, `missing` names them, and sample and statistics describe the others.
-    Raises UsageError for an unknown stream or a format that differs from the list, and the errors
-    of `resolve`.
+    Only lists and shard headers are read; for a remote dataset with a list, only the list is read.
+    A compressed shard that is not listed is read completely, because its header is compressed too.
+    A sample has at most 10,000 rows and about 256 MiB; `Inspection.asked` is the requested size. If
+    local shards are missing, `missing` contains their addresses, and the sample and the statistics
+    describe the other shards. Raises UsageError for an unknown stream or a format that differs from
+    the list, and the errors of `resolve`.
     """
     sources = address_texts(options.sources)
     guard = options.guard(sources)
@@ -187,7 +187,7 @@ def inspect(options: InspectOptions) -> Inspection:
             read_rows,
             select_rows,
         )
-        from flarecli.read import Dataset  # loads Arrow, which is not needed otherwise
+        from flarecli.read import Dataset  # imported only here, because it loads Arrow
 
         data = Dataset(parts, playlists)
         missing, readable = missing_shards(parts)
@@ -234,7 +234,7 @@ def inspect(options: InspectOptions) -> Inspection:
 
 
 def _address(playlist: Playlist) -> str:
-    """Return the address of the list, else of the folder or the single file that the user named."""
+    """Return the address of the list, or of the folder or single file that the user named."""
     first = playlist.streams[0]
     is_named = first.columns is None and len(first.urls) == 1
     return str(playlist.at or (first.at.join(first.urls[0]) if is_named else first.at))
@@ -304,7 +304,7 @@ def _raw_bytes(stream: Stream) -> int | None:
 
 
 def _compressions(stream: Stream) -> list[str]:
-    """Return the compressions of the shards, from the list or from their suffixes."""
+    """Return the compressions of the shards, according to the list or to the shard suffixes."""
     listed = stream.headers.get("compression")
     if isinstance(listed, str):
         return [listed]

@@ -1,4 +1,4 @@
-"""Values of a dataset above `--max-object`: they are found in the tables of the shards, not read."""
+"""Reader that skips values larger than `--max-object`, using the value sizes in shard tables."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["LargeValues"]
 
 
 class LargeValues:
-    """Read rows of a dataset without their values above the limit.
+    """Reader for the rows of a dataset, which does not read values above the size limit.
 
-    A row with large values is a batch of its own, with the same number of zero bytes in place of
-    each large value. They take no memory, because the system allocates memory when bytes are
-    written. The caller refuses such rows with `too_large`, by the size of their values, before it
-    uses the values.
+    A row with large values is a batch of its own, in which zero bytes of the same number replace
+    each large value. The zero bytes occupy no memory, because the system allocates memory only when
+    bytes are written. Before it uses the values, the caller must reject such rows with `too_large`,
+    which compares the sizes of values.
 
-    columns  columns that the caller does not use before it refuses rows
-    exact    as in `Dataset.scan`
+    columns  columns that the caller does not use before it rejects rows
+    exact    argument for `Dataset.scan`
     """
 
     def __init__(
@@ -33,7 +33,8 @@ class LargeValues:
         self._data, self._exact = data, exact
         self._max_bytes, self._edges = max_bytes, data.edges.tolist()
         schema = data.exact if exact else data.schema
-        # A value that is converted when it is read has another size than its stored bytes.
+        # Exclude columns that are converted when read, because the stored size is not the value
+        # size.
         self._fields = {
             stored.name: stored
             for stored in data.exact
@@ -46,7 +47,7 @@ class LargeValues:
     def scan(
         self, columns: Sequence[str], start: int, stop: int
     ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
-        """Yield the numbers of rows start..stop, and the rows as typed batches."""
+        """Yield rows start..stop as row numbers and typed batches."""
         for first, last, sizes in self._runs(columns, start, stop):
             if sizes:
                 yield np.array([first]), self._without(columns, first, sizes)
@@ -58,7 +59,7 @@ class LargeValues:
     def take(
         self, columns: Sequence[str], rows: IntArray
     ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
-        """Yield row numbers, in the order of `rows`, and these rows as typed batches."""
+        """Yield the given rows, in their order, as row numbers and typed batches."""
         first = 0
         for i, row in enumerate(rows.tolist()):
             sizes = self._sizes(columns, row)
@@ -73,8 +74,10 @@ class LargeValues:
     def _runs(
         self, columns: Sequence[str], start: int, stop: int
     ) -> Iterator[tuple[int, int, Mapping[str, int]]]:
-        """Yield runs of rows of one shard, (start, stop, sizes): rows without large values with no
-        sizes, and each row with large values with their sizes.
+        """Yield (start, stop, sizes) for runs of rows within a shard.
+
+        Rows without large values are one run with empty `sizes`. Each row with large values is a
+        run of its own, with the sizes of these values.
         """
         while start < stop:
             shard = bisect_right(self._edges, start) - 1
@@ -88,11 +91,11 @@ class LargeValues:
             start = end
 
     def _sizes(self, columns: Sequence[str], row: int) -> Mapping[str, int]:
-        """Return column -> bytes of the large values of a row."""
+        """Return the sizes of the large values in a row: column -> bytes."""
         return self._of_shard(columns, bisect_right(self._edges, row) - 1).get(row, {})
 
     def _of_shard(self, columns: Sequence[str], shard: int) -> Mapping[int, Mapping[str, int]]:
-        """Return row -> column -> bytes of the large values of a shard, in row order."""
+        """Return the sizes of the large values in a shard, in row order: row -> column -> bytes."""
         names = tuple(name for name in columns if name in self._fields)
         key = shard, names
         if names and key not in self._found:
@@ -118,13 +121,13 @@ class LargeValues:
 
 
 def _has_size(kind: pa.DataType) -> bool:
-    """Return whether values of a type are text or bytes, or lists of them."""
+    """Return whether a type is text, bytes, or a list of text or bytes."""
     item = kind.value_type if pa.types.is_large_list(kind) else kind
     return item in (BINARY, TEXT)
 
 
 def _zeros(kind: pa.DataType, size: int) -> pa.Array:
-    """Return one value of `size` zero bytes that were never written."""
+    """Return an array with one value of `size` zero bytes, which occupy no memory."""
     ends, zeros = np.array([0, size], np.int64), np.zeros(size, np.uint8)
     is_list = pa.types.is_large_list(kind)
     item = kind.value_type if is_list else kind

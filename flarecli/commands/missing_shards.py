@@ -1,4 +1,4 @@
-"""The program that wrote a dataset, and the missing shards of a dataset."""
+"""Detection of missing shards, and of the program that wrote a dataset."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from flarecli.redact import redact
 
 __all__ = ["holes", "missing_shards", "writer_of"]
 
-_MAX_CHECKED = 100_000  # shards whose files are checked (about a second)
+_MAX_CHECKED = 100_000  # maximum number of shards whose files are checked
 _MISSING = "missing"
-# The number of a shard. Shorter numbers are parts of words, longer numbers are checksums.
+# A shard number. Shorter numbers may be parts of words, and longer numbers may be checksums.
 _NUMBER = re.compile(r"\d{3,18}", re.ASCII)
 
 
 def writer_of(stream: Stream, of: Playlist) -> str | None:
-    """Return the program that wrote a stream, by its playlist, index or layout; None if unknown."""
+    """Return the program that wrote a stream, from its playlist, index or layout, if known."""
     name = stream.headers.get("writer")
     if isinstance(name, str):
         return name[:200]
@@ -32,7 +32,7 @@ def writer_of(stream: Stream, of: Playlist) -> str | None:
 
 
 class _Missing(NamedTuple):
-    """Listed shards first..last of a stream that cannot be read."""
+    """The unreadable shards `first` to `last` in the list of a stream."""
 
     first: int
     last: int
@@ -40,8 +40,9 @@ class _Missing(NamedTuple):
 
 
 def holes(parts: Sequence[Stream]) -> tuple[str, ...]:
-    """Return sentences about missing shards, with their rows, and about gaps in the numbers of
-    shards. Only local files are checked, since each remote file would need a request.
+    """Return sentences about missing shards, with their rows, and about gaps in the shard numbers.
+
+    Only local files are checked, because each remote file would require a request.
 
     parts  parts of a stream, with known rows
     """
@@ -104,7 +105,7 @@ def _sentence(stream: Stream, one: _Missing, starts: IntArray) -> str:
 
 
 def _missing(stream: Stream) -> Iterator[_Missing]:
-    """Yield runs of shards that are missing, or that data may not access."""
+    """Yield runs of shards that are missing, or that the dataset is not allowed to access."""
     run: _Missing | None = None
     for i in range(min(len(stream), _MAX_CHECKED) if stream.at.is_local else 0):
         reason = _why_unreadable(stream, i)
@@ -119,7 +120,7 @@ def _missing(stream: Stream) -> Iterator[_Missing]:
 
 
 def _why_unreadable(stream: Stream, i: int) -> str:
-    """Return why a listed shard cannot be read; empty if it exists or is remote."""
+    """Return the reason why a listed shard cannot be read; empty if it exists or is remote."""
     try:
         names = [stream.urls[i], *(file.name for file in (stream.parts[i] if stream.parts else ()))]
         for at in map(stream.at.join, names):
@@ -144,7 +145,7 @@ def _gaps(urls: Sequence[str]) -> list[str]:
             and url.startswith(before)
             and url.endswith(after)
         ):
-            numbers.add(int(number))  # nearly always the prefix of the previous shard
+            numbers.add(int(number))  # same prefix and suffix as before
             continue
         path = url.partition("?")[0] if "://" in url else url
         matches = list(_NUMBER.finditer(path))

@@ -43,7 +43,7 @@ def _pairs(items: Iterable[str]) -> dict[str, str]:
         if not (name and equals):
             raise UsageError(f"expected NAME=VALUE, got {item!r:.60}")
         if name in pairs:
-            raise UsageError(f"{name!r:.60} is given twice")
+            raise UsageError(f"duplicate name {name!r:.60}")
         pairs[name] = value
     return pairs
 
@@ -63,7 +63,7 @@ def _unescaped(text: str) -> str:
 
 
 def _sample(text: str) -> int | float:
-    """Parse `10` as a count and `1%` as a share of 0.01. Raises UsageError."""
+    """Parse `10` as the count 10, and `1%` as the share 0.01. Raises UsageError."""
     number, is_share = text.removesuffix("%"), text.endswith("%")
     try:
         sample = float(number) / 100 if is_share else int(number)
@@ -205,7 +205,7 @@ class _WriteOptions(_RowOptions):
         False,
         Option(
             group="Run",
-            help="Continue an interrupted run; the result is the same as without the interruption.",
+            help="Continue an interrupted run; the result equals that of an uninterrupted run.",
         ),
     )
     overwrite: bool = option(False, Option(group="Run", help="Replace earlier output in OUT."))
@@ -272,7 +272,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Rows",
             metavar="COL=VALUE|fill|fail",
             is_repeatable=True,
-            help="Value in place of nulls, or a value by type (default: the row fails); repeatable.",
+            help="Replace nulls by VALUE, or by a default for the type (fill); repeatable.",
         ),
     )
     csv: Sequence[str] = option(
@@ -323,7 +323,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Shards",
             metavar="NAME",
             is_repeatable=True,
-            help="Checksums in the format's own index; repeatable. The playlist always has xxh3_128.",
+            help="Checksums in the format's own index; repeatable. Playlists always list xxh3_128.",
         ),
     )
     separator: str | None = option(
@@ -332,7 +332,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Shards",
             metavar="TEXT",
             parse=_unescaped,
-            help="Separator of values in xsv shards.",
+            help="Separator between values in xsv shards.",
         ),
     )
     newline: str = option(
@@ -351,7 +351,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Shards",
             metavar="N",
             minimum=1,
-            help="Pack parts of N rows as datasets in 00000/, 00001/ …, and join them.",
+            help="Pack parts of N rows as separate datasets (00000/, 00001/, …), and join them.",
         ),
     )
     resize: int | tuple[int, int] | None = option(
@@ -368,7 +368,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
         Option(
             group="Images and media",
             choices=("fit", "crop", "stretch"),
-            help="How images are fitted to the box.",
+            help="How to fit images to the target size.",
         ),
     )
     quality: int | None = option(
@@ -439,7 +439,7 @@ class UnpackOptions(_DownloadOptions, _WriteOptions, _FormatOptions):
         Option(
             group="Output",
             metavar="PATTERN",
-            help="Pattern of the file names, such as '{key}.{ext}'.",
+            help="Pattern for file names, such as '{key}.{ext}'.",
         ),
     )
     index: str = option(
@@ -447,7 +447,7 @@ class UnpackOptions(_DownloadOptions, _WriteOptions, _FormatOptions):
         Option(
             group="Output",
             choices=("jsonl", "csv", "parquet", "none"),
-            help="Format of the index, a table of the file names and the other columns.",
+            help="Format of the index, which lists file names and the other columns.",
         ),
     )
     stream: IO[bytes] | None = None
@@ -462,7 +462,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
     quick: bool = option(False, Option(group="Run", help="Check only sizes and headers."))
     decode: bool = option(False, Option(group="Run", help="Also decode every value."))
     duplicates: bool = option(
-        False, Option(group="Run", help="Also report rows with equal bytes in a stream.")
+        False, Option(group="Run", help="Also report rows of a stream that have equal bytes.")
     )
     sample: int | float | None = option(
         None,
@@ -496,7 +496,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
         Option(
             group="Run",
             metavar="FILE",
-            help="Record checked files here, and continue an interrupted check.",
+            help="File that records checked files, to continue an interrupted check.",
         ),
     )
     max_findings: int = option(
@@ -505,7 +505,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
             group="Output",
             metavar="N",
             minimum=1,
-            help="Maximum number of findings to print; the others are counted.",
+            help="Maximum number of findings to print; further findings are only counted.",
         ),
     )
     engine: str = option(
@@ -550,14 +550,16 @@ class CatOptions(CacheOptions, _RowOptions, _FormatOptions, _SeedOptions):
             help="Read the rows in the order of a shuffled epoch.",
         ),
     )
-    epoch: int = option(0, Option(group="Rows", metavar="E", minimum=0, help="Epoch of --shuffle."))
+    epoch: int = option(
+        0, Option(group="Rows", metavar="E", minimum=0, help="Epoch number for --shuffle.")
+    )
     rank: tuple[int, int] | None = option(
         None,
         Option(
             group="Rows",
             metavar="R/N",
             parse=_rank,
-            help="Select the rows of rank R of N, counted from 0.",
+            help="Select the rows of rank R of N; the first rank is 0.",
         ),
     )
     exact: bool = False
@@ -575,7 +577,7 @@ class InspectOptions(CacheOptions, _FormatOptions, _SeedOptions):
         False,
         Option(
             group="Output",
-            help="Show statistics of the columns: ranges, nulls, lengths, image sizes.",
+            help="Show column statistics: ranges, nulls, lengths, image sizes.",
         ),
     )
     sample: int | float | None = option(
@@ -631,7 +633,7 @@ class PlaylistOptions(CacheOptions):
             metavar="OLD=NEW",
             is_repeatable=True,
             parse=_pairs,
-            help="Replace the start of addresses; repeatable.",
+            help="Replace the prefix OLD of addresses by NEW; repeatable.",
         ),
     )
     hash: Sequence[str] = option(
@@ -651,7 +653,7 @@ class PlaylistOptions(CacheOptions):
             metavar="K=V",
             is_repeatable=True,
             parse=_pairs,
-            help="Header of every stream; repeatable.",
+            help="Header to add to every stream; repeatable.",
         ),
     )
     open: bool = option(

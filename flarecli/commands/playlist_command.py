@@ -38,13 +38,13 @@ _RESERVED = ("format", "columns", "rows", "bytes", "raw_bytes", "files", "conten
 
 @from_options(PlaylistOptions)
 def playlist(options: PlaylistOptions) -> str:
-    """Return the playlist of datasets as YAML, and write it to `out` if that is given.
+    """Return a playlist of datasets as YAML, and write it to `out` if this option is set.
 
     `NAME=ADDRESS` names a stream; sources with the same name are concatenated. Addresses in the
     folder of the playlist (without `out`, the working folder) are relative. `rebase` and `header`
     are dicts or lists of pairs; the first prefix of `rebase` that matches is replaced. Bytes are
     read only for checksums that are not listed yet. Raises UsageError for sources that cannot be
-    listed, and errors of resolving and reading.
+    listed, and the errors of resolving and reading a dataset.
     """
     named = address_texts(options.sources)
     guard, out, base = options.guard(named), options.out, options.base
@@ -69,8 +69,8 @@ def playlist(options: PlaylistOptions) -> str:
 
 
 def _pairs(name: str, value: Pairs) -> list[tuple[str, str]]:
-    """Return pairs of texts as a list. Raises UsageError for other values."""
-    error = UsageError(f"{name}: expected pairs of texts, got {shown(value)}", hint=_PAIRS_HINT)
+    """Return pairs of strings as a list. Raises UsageError for any other value."""
+    error = UsageError(f"{name}: expected pairs of strings, got {shown(value)}", hint=_PAIRS_HINT)
     try:
         items = value.items() if isinstance(value, Mapping) else value
         pairs = [(key, text) for key, text in items]
@@ -82,7 +82,7 @@ def _pairs(name: str, value: Pairs) -> list[tuple[str, str]]:
 
 
 def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[str, list[Stream]]:
-    """Resolve the sources: stream name -> parts, in order."""
+    """Resolve the sources; return stream name -> its parts, in order."""
     out: dict[str, list[Stream]] = {}
     unnamed: dict[str, list[tuple[Playlist, list[Stream]]]] = {}
     for source in sources:
@@ -92,7 +92,7 @@ def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[s
         if match and len(parts) > 1:
             names = ", ".join(one[0].name for one in parts)
             raise UsageError(
-                f"cannot name several streams {match[1]!r}: {names}",
+                f"cannot use the name {match[1]!r} for several streams: {names}",
                 where=redact(match[2]),
                 hint="Omit the name.",
             )
@@ -106,7 +106,7 @@ def _grouped(sources: Sequence[str], format: str | None, guard: Guard) -> dict[s
 
 
 class _Place:
-    """The address of the playlist, and the relative addresses in it."""
+    """Location of the playlist, which determines the addresses that the playlist lists."""
 
     def __init__(
         self, out: str | None, base: str | None, rebase: Sequence[tuple[str, str]], guard: Guard
@@ -135,16 +135,14 @@ class _Place:
     def address(self, at: Location) -> str | None:
         """Return the address of a file as the playlist lists it; None for the playlist itself.
 
-        raises  UsageError if readers would refuse the address, or if it contains a secret
+        raises  UsageError if readers would reject the address, or if it contains a secret
         """
         if isinstance(at.store, LocalStore):
             real = os.path.join(at.store.root, at.path)
             if real == self._path:
                 return None
             if self._is_remote:
-                raise UsageError(
-                    f"a local file cannot be listed by a playlist in {self._folder}", where=at
-                )
+                raise UsageError(f"a playlist in {self._folder} cannot list a local file", where=at)
             address = os.path.relpath(real, self._folder).replace(os.sep, "/")
             names = [str(at), address, real]
         else:
@@ -166,7 +164,7 @@ class _Place:
             raise UsageError(
                 "the address has a query or path parameters that may be secret; a playlist would store them",
                 where=at,
-                hint="Use --rebase OLD=NEW, or an address without them.",
+                hint="Use --rebase OLD=NEW, or an address without these parameters.",
             )
         if (
             not is_url(address)
@@ -185,7 +183,7 @@ class _Place:
 def _joined(
     name: str, parts: Sequence[Stream], place: _Place, headers: Mapping[str, Any]
 ) -> Stream:
-    """Concatenate the parts of a stream, with the addresses of the playlist."""
+    """Concatenate the parts of a stream, with the addresses that the playlist lists."""
     first, hint = parts[0], "Name the streams differently: NAME=ADDRESS."
     for part in parts:
         if part.format != first.format:
@@ -240,7 +238,7 @@ def _joined(
 
 
 def _companions(chunk: Chunk, place: _Place) -> tuple[File, ...]:
-    """Return the companions of a chunk, with the addresses of the playlist."""
+    """Return the companion files of a chunk, with the addresses that the playlist lists."""
     return tuple(
         replace(file, name=place.address(at) or "")
         for file, at in zip(chunk.files[1:], chunk.companions, strict=True)
@@ -254,9 +252,9 @@ def _counts(listed: Sequence[tuple[Stream, int, str]], of: Callable[[Stream], An
 
 
 def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
-    """Return all faults of a playlist, with line and column.
+    """Return all faults in a playlist, each with line and column.
 
-    raises  MissingError, ReachError if the playlist cannot be read
+    raises  MissingError or ReachError if the playlist cannot be read
     """
     at = locate(path, with_reach(guard or Guard(), sources=[path]))
     data = stored(at)
@@ -287,7 +285,7 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
 
 
 def _refused_entries(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareError]]:
-    """Yield the entries of a stream that readers refuse: path in the YAML, and error."""
+    """Yield the path in the YAML and the error for each entry of a stream that readers reject."""
     if stream.format is not None and not formats.is_known(stream.format):
         hint = f"Choose one of {', '.join(formats.all_names())}."
         yield (

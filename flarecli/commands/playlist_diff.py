@@ -1,7 +1,7 @@
-"""Compare two playlists.
+"""Comparison of two playlists.
 
-Two chunks are the same if they have the same address, or the same path relative to their playlist.
-Therefore a copy of a dataset can be compared with its original.
+Two chunks match if they have the same address, or the same path relative to their playlist.
+Therefore, a copy of a dataset can be compared with the original.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ _Facts: TypeAlias = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PlaylistDiff:
-    """Chunks that the second playlist adds, removes, or lists with different columns, rows, bytes or
-    checksums.
+    """Differences between two playlists.
+
+    added    chunks that only the second playlist lists
+    removed  chunks that only the first playlist lists
+    changed  chunks that the playlists list with different columns, rows, bytes or checksums
     """
 
     added: tuple[str, ...]
@@ -41,7 +44,7 @@ class _Listed(NamedTuple):
 
     url       address as listed
     absolute  absolute address
-    relative  path relative to the folder of the playlist; empty if it is outside
+    relative  path relative to the folder of the playlist; empty if the chunk is outside
     """
 
     stream: str
@@ -53,11 +56,11 @@ class _Listed(NamedTuple):
 
 
 def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
-    """Compare the lists at two addresses chunk by chunk; no chunk is opened.
+    """Compare the lists at two addresses chunk by chunk, without opening chunks.
 
     return  chunks as `ADDRESS`, or as `STREAM: ADDRESS` if there are several streams, without
             secrets; in the order of `b`, removed chunks in the order of `a`
-    raises  errors of resolving
+    raises  the errors of `resolve`
     """
     guard = with_reach(guard or Guard(), sources=[a, b])
     old, new = (_listed(resolve([address], guard=guard)[0]) for address in (a, b))
@@ -98,7 +101,7 @@ def _base(at: Location) -> str:
 
 
 def _absolute(url: str, base: str) -> str:
-    """Return an absolute address, without user name."""
+    """Return an absolute address without the user name."""
     if scheme_of(url) in ("", "file"):
         path = bare(local_path(url))
         return path if path.startswith("/") else base + path
@@ -129,7 +132,7 @@ def _pairs(old: Sequence[_Listed], new: Sequence[_Listed]) -> dict[int, int]:
 
 
 def _facts(stream: Stream) -> _Facts:
-    """Return the listed facts of a stream: name -> value per chunk; None, -1 or empty: unknown."""
+    """Return the facts listed for each chunk: name -> values; None, -1 or empty means unknown."""
     counts = {"rows": stream.rows, "bytes": stream.sizes, "raw_bytes": stream.raw_sizes}
     same = {"format": stream.format, "columns": stream.columns}
     return {
@@ -141,8 +144,9 @@ def _facts(stream: Stream) -> _Facts:
 
 
 def _differ(a: _Listed, b: _Listed) -> bool:
-    """Return whether two entries of a chunk contradict each other; facts that only one entry has are
-    ignored.
+    """Return whether two entries for a chunk contradict each other.
+
+    Facts that only one entry has are ignored.
     """
     one, i, two, j = a.facts, a.i, b.facts, b.i
     for name, values in one.items():

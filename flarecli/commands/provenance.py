@@ -1,10 +1,11 @@
-"""Provenance of rows: the name of their source, and the file and row number of each row.
+"""Provenance of rows: the name of the source, and the file and row number of each row.
 
 The name of a source in outputs does not depend on how its path was typed.
 
-A resumed pack needs the position of a row in the selection; the report of a failed row needs its
-number in the source. If the selection is one run of rows, the difference is constant. Otherwise a
-column contains the source row numbers, which are kept until their rows can no longer fail.
+A resumed pack needs the position of a row in the selection, and the report of a failed row needs
+the row number in the source. If the selected rows are consecutive, the difference between the two
+numbers is constant. Otherwise, a column contains the source row numbers, which are kept until the
+rows can no longer fail.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from flarecli.write import Failure
 
 __all__ = ["PLACE", "Places", "SourceName", "shard_of", "source_name"]
 
-PLACE = "place in the source"  # internal column: int64, the number of each row in the whole source
+PLACE = "place in the source"  # internal int64 column: row numbers in the source
 
 
 class Places:
-    """Source rows of the rows that are being processed.
+    """Source row numbers of the rows that are being processed.
 
-    find    returns the file of a source row and the row in that file; None if unknown
-    column  name of the column of row numbers
-    start   number of the first selected row, if the selection is one run of rows without the column
+    find    function that returns the file of a source row, and the row in that file; None if
+            unknown
+    column  name of the column that contains row numbers
+    start   source row number of the first selected row, if the selected rows are consecutive
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Places:
         start: int | None = None,
     ) -> None:
         self._find, self._column, self._start = find, column, start
-        # position of the first row in the selection, source rows, number of rows
+        # per batch: position of its first row in the selection, source row numbers, row count
         self._runs = deque[tuple[int, IntArray | None, int]]()
 
     def passed(
@@ -52,7 +54,7 @@ class Places:
         """Yield the batches, record their row numbers, and remove the column of row numbers.
 
         first  position of the first row in the selection
-        keep   keep the column
+        keep   whether to keep the column
         """
         return batches if self._start is not None else self._recorded(batches, first, keep)
 
@@ -69,12 +71,12 @@ class Places:
             yield batch if at < 0 or keep else batch.remove_column(at)
 
     def forget(self, until: int) -> None:
-        """Forget the rows of the selection before `until`."""
+        """Discard the row numbers of all selected rows before position `until`."""
         while self._runs and self._runs[0][0] + self._runs[0][2] <= until:
             self._runs.popleft()
 
     def placed(self, failure: Failure) -> Failure:
-        """Return a failure with its file and row; unchanged if a query created the row."""
+        """Return a failure with its file and row, or unchanged if a query created the row."""
         number = self._number(failure.row)
         if number is None or self._find is None:
             return failure
@@ -94,7 +96,7 @@ class Places:
 
 
 def shard_of(data: Dataset, streams: Sequence[Stream], row: int) -> tuple[str, int]:
-    """Return the shard of a row of a dataset, and the row in the shard.
+    """Return the shard that contains a row of a dataset, and the row number in the shard.
 
     streams  parts of the first stream
     """
@@ -109,10 +111,10 @@ def shard_of(data: Dataset, streams: Sequence[Stream], row: int) -> tuple[str, i
 
 @dataclass(frozen=True)
 class SourceName:
-    """The name of a source in playlists and journals, and of its files in lists of failed rows.
+    """Name of a source in playlists and journals, and names of its files in lists of failed rows.
 
-    text    name of the file or folder; of several files, their common folder; of a remote source,
-            the addresses as typed, without secrets
+    text    name of the file, of the folder, or of the folder that contains all files; for a remote
+            source, the addresses as typed, without secrets
     folder  real path of the folder to which file names are relative; empty for a remote source
     """
 
@@ -120,24 +122,24 @@ class SourceName:
     folder: str = ""
 
     def of_file(self, file: str) -> str:
-        """Return the path of a file in the folder, or an address without secrets."""
+        """Return the path of a file relative to the folder, or its address without secrets."""
         if not self.folder or _is_remote(file):
             return redact(file)
         name = os.path.relpath(_real_path(file), self.folder)
         return self.text if name == "." else name
 
     def listed(self, failure: Failure) -> Failure:
-        """Return a failure with the file name that outputs contain."""
+        """Return a failure with its file named as in outputs."""
         if failure.file is None:
             return failure
         return replace(failure, file=self.of_file(failure.file))
 
 
 def source_name(addresses: Sequence[str], expanded: Sequence[str]) -> SourceName:
-    """Return the name of a source.
+    """Return the name of the source at one or more addresses.
 
     addresses  addresses as typed
-    expanded   addresses of files and folders that they match
+    expanded   addresses of the matching files and folders
     """
     if any(_is_remote(one) for one in expanded) or not expanded:
         return SourceName(" ".join(redact(one) for one in addresses))

@@ -1,6 +1,8 @@
 """Row selection and order. Consecutive rows are read by scans, other rows by `take`.
 
-rows -> sample -> shuffle -> rank -> head or tail; blocks of steps are mapped to rows by arithmetic
+rows -> sample -> shuffle -> rank -> head or tail
+
+An order maps steps to rows by arithmetic, one block of steps after another.
 """
 
 from __future__ import annotations
@@ -41,16 +43,16 @@ __all__ = [
 ]
 
 _BLOCK_STEPS = 1 << 13  # steps mapped per block
-_TAKE_ROWS, _TAKE_BYTES = 64, 16 << 20  # rows, and their bytes, of one `take`
-_MIN_RUN_ROWS = 16  # average length of a run from which on scans are faster
+_TAKE_ROWS, _TAKE_BYTES = 64, 16 << 20  # maximum rows and bytes per `take`
+_MIN_RUN_ROWS = 16  # scans are faster if the average run has at least this length
 
 
 @dataclass(frozen=True)
 class Order:
-    """Rows in an order: step -> row.
+    """An order of rows, which maps steps to rows.
 
     starts, strides, firsts  first row, stride and first step of each range of rows
-    picks                    steps of a sample, increasing; None: all
+    picks                    steps in the sample, increasing; None: all
     """
 
     starts: IntArray
@@ -66,7 +68,7 @@ class Order:
         return max(0, -(-(self.count - rank) // ranks))
 
     def rows(self, start: int, stop: int) -> IntArray:
-        """Map steps start..stop to rows, int64."""
+        """Return the rows at steps start..stop, as int64."""
         rank, ranks = self.rank
         steps = rank + ranks * np.arange(start, stop, dtype=np.int64)
         if self.shuffle is not None:
@@ -87,11 +89,10 @@ def select_rows(
     epoch: int = 0,
     rank: tuple[int, int] | None = None,
 ) -> Order:
-    """Return an order of `total` rows: select `spec`, then a random sample, then shuffle, then
-    select the rows of one rank.
+    """Return an order of `total` rows, selected by `spec`, sampled, shuffled, and split by rank.
 
-    sample  number of rows, or a share of them as a float; the sample is in row order
-    seed    random seed of the sample
+    sample  number of rows, or a share of the rows as a float; the sample is in row order
+    seed    random seed for the sample
     raises  UsageError for invalid values, such as a share above 1.0; RowsError for a row outside
             the data
     """
@@ -126,7 +127,7 @@ def select_rows(
 
 
 def format_runs(runs: Sequence[range]) -> str:
-    """Return the `spec` that selects runs of rows, as `select_rows` parses it."""
+    """Return the `spec` for `select_rows` that selects runs of rows."""
     return ",".join(f"{run.start}:{run.stop}" for run in runs) or "0:0"
 
 
@@ -138,7 +139,7 @@ def open_dataset(
     maps: bool = True,
     progress: Progress | None = None,
 ) -> tuple[Dataset, list[list[Stream]]]:
-    """Open a dataset; return it with its streams."""
+    """Open a dataset; return the dataset and the parts of each stream."""
     playlists = resolve(sources, format=format, guard=guard, maps=maps)
     note_sources(playlists, progress or Progress())
     parts = select_streams(playlists, streams)
@@ -146,7 +147,7 @@ def open_dataset(
 
 
 def average_row_bytes(parts: Sequence[Sequence[Stream]], rows: int) -> int:
-    """Return the average bytes of a row from listed sizes, at least 1."""
+    """Return the average row size in bytes according to the listed sizes, at least 1."""
     size = sum(
         int(np.maximum(stream.raw_sizes if stream.raw_sizes is not None else stream.sizes, 0).sum())
         for one in parts
@@ -168,7 +169,7 @@ def read_rows(
 ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
     """Yield row numbers and typed batches of bounded size for steps start..stop of an order.
 
-    large  values that are not read
+    large  reader that skips large values; None: read all values
     """
     take_rows = max(1, min(_TAKE_ROWS, _TAKE_BYTES // row_bytes))
     for begin in range(start, stop, _BLOCK_STEPS):
@@ -195,7 +196,7 @@ def read_rows(
 def columns_to_read(
     names: Sequence[str], columns: Sequence[str] | None, where: str | None
 ) -> list[str]:
-    """Return the columns to read: selected columns, and columns in the condition."""
+    """Return the columns to read: the selected columns, and the columns in the condition."""
     if columns is None:
         return list(names)
     text = (where or "").lower()
@@ -210,7 +211,7 @@ def filtered(
     where: str | None,
     columns: Sequence[str] | None,
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return only the rows that match a condition, with only the selected columns, in their order.
+    """Return the rows that match a condition, with the selected columns in the selected order.
 
     raises  UsageError for an unknown column
     """
@@ -236,7 +237,7 @@ def check_names(names: Sequence[str], columns: Sequence[str]) -> None:
 
 
 def check_no_rows(address: str, streams: Sequence[str], rows: str | None) -> None:
-    """Raise UsageError if rows or streams of an index or a folder are selected."""
+    """Raise UsageError for `rows` or `streams`, which indexes and folders do not support."""
     if rows is not None:
         raise UsageError(
             "rows of an index cannot be selected by number",
@@ -248,7 +249,7 @@ def check_no_rows(address: str, streams: Sequence[str], rows: str | None) -> Non
 
 
 def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the first rows; read no more batches than necessary."""
+    """Yield the first rows; stop reading when all of them were read."""
     while rows > 0 and (batch := next(batches, None)) is not None:
         yield batch.slice(0, min(rows, batch.num_rows))
         rows -= batch.num_rows

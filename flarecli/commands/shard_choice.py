@@ -17,8 +17,8 @@ def sample_size(
 ) -> int:
     """Return the size of a sample of `count` items. Raises UsageError for a share above 1.
 
-    sample       number of items as an int, or a share of them as a float
-    round_share  function that rounds a share of the items
+    sample       number of items as an int, or a share of the items as a float
+    round_share  function that rounds the number of items in a share
     """
     if hasattr(sample, "__index__"):
         return operator.index(sample)
@@ -35,8 +35,8 @@ class Choice:
     """A reproducible selection of shards.
 
     part    (k, n): shards k, k+n, k+2n, …, counted from 0; parts 0 to n-1 contain each shard once
-    sample  int: number of shards; float: share of them, at least one shard; of the part, if both
-            are set
+    sample  number of shards as an int, or a share of the shards as a float, at least one shard;
+            with `part`, a sample of this part
     """
 
     part: tuple[int, int] | None = None

@@ -1,4 +1,4 @@
-"""Notes on the sources of a command: format, rows, and buckets that are read with credentials."""
+"""Notes on the sources of a command: formats, rows, and buckets that are read with credentials."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ __all__ = ["note_sources"]
 def note_sources(playlists: Sequence[Playlist], progress: Progress) -> None:
     """Report the lists and streams of sources as verbose notes.
 
-    Two notes are always reported: buckets that a local list names, since they are read with the
-    user's credentials; and a table that is read as a file, since a dataset was expected.
+    Two notes are reported even without --verbose: the buckets that a local list names, because they
+    are read with the user's credentials; and a table that is read as one file, because the user may
+    have expected its rows.
     """
     for one in playlists:
         if one.at is not None and one.at.is_local:
@@ -49,6 +50,6 @@ def note_sources(playlists: Sequence[Playlist], progress: Progress) -> None:
 
 
 def _is_index(name: str) -> bool:
-    from flarecli.ingest import is_index  # loads the readers of tables
+    from flarecli.ingest import is_index  # imported only here, because it loads the table readers
 
     return is_index(name)

@@ -1,4 +1,4 @@
-"""Standard input as a dataset: a tar of samples, optionally compressed, read in bounded memory."""
+"""Standard input as a dataset: a tar of samples, optionally compressed, with bounded memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READ_BYTES = 1 << 20  # at once
 def is_stdin(sources: Addresses) -> bool:
     """Return whether the source is standard input.
 
-    Raises UsageError if there are other sources too.
+    Raises UsageError if there are also other sources.
     """
     named = address_texts(sources)
     if STDIN in named and len(named) > 1:
@@ -37,19 +37,19 @@ def is_stdin(sources: Addresses) -> bool:
 def samples(
     format: str | None, stream: IO[bytes] | None = None, exact: bool = False
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema of the first batch of samples at standard input, and all batches.
+    """Return the schema and the batches of the samples on standard input.
 
-    exact   keep numbers that are stored as text as that text
+    exact   whether numbers that are stored as text stay text
     raises  UsageError for another format; FormatError for an invalid or empty tar; ReachError if
             reading fails
     """
-    from flarecli.ingest import standard_input  # loads readers of tables; `cat` rarely needs them
+    from flarecli.ingest import standard_input  # loads the table readers, which `cat` rarely needs
 
     if format is not None and not facts(format).reads_streams:
         raise UsageError(
-            f"standard input must be a tar; {format} cannot be read from it",
+            f"standard input must be a tar archive, got format {format}",
             where=STDIN,
-            hint="Save it to a file, and read the file.",
+            hint="Save the input to a file, and read the file.",
         )
     blocks = _blocks(standard_input() if stream is None else stream)
     begin = next(blocks, b"")
@@ -59,15 +59,15 @@ def samples(
         and begin[257:262] not in (b"ustar", bytes(5))
     ):
         raise FormatError(
-            "expected a tar on standard input",
+            "expected a tar archive on standard input",
             where=STDIN,
-            hint="Save it to a file, and read the file.",
+            hint="Save the input to a file, and read the file.",
         )
     batches = find(format or STREAMED).scan_stream(chain([begin], blocks), where=STDIN)
     batches = batches if exact else _plain(batches)
     first = next(batches, None)
     if first is None:
-        raise FormatError("tar contains no samples", where=STDIN)
+        raise FormatError("tar archive contains no samples", where=STDIN)
     return first.schema, chain([first], batches)
 
 

@@ -116,7 +116,7 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (["pack", "a", "b", "--encode", "x"], "--encode: expected NAME=VALUE, got 'x'", ""),
         (
             ["pack", "a", "b", "--encode", "x=str", "--encode", "x=int"],
-            "--encode: 'x' is given twice",
+            "--encode: duplicate name 'x'",
             "",
         ),
         (

@@ -236,9 +236,9 @@ def test_a_stream_is_read_only_as_far_as_necessary():
             {"format": "mds"},
             b"",
             UsageError,
-            "-: standard input must be a tar; mds cannot be read from it",
+            "-: standard input must be a tar archive, got format mds",
         ),
-        ({}, bytes(1024), FormatError, "-: tar contains no samples"),
+        ({}, bytes(1024), FormatError, "-: tar archive contains no samples"),
         ({}, b"", FormatError, "-[0]: ends at byte 0, without an end marker"),
     ],
 )

@@ -66,7 +66,7 @@ def test_folders_without_shards_of_these_formats_are_refused(tmp_path):
     (tmp_path / "half" / ".flare" / "journal").touch()
     with pytest.raises(UnfinishedError) as caught:
         flarecli.reindex(str(tmp_path / "half"))
-    assert str(caught.value) == f"{tmp_path}/half: an unfinished pack"
+    assert str(caught.value) == f"{tmp_path}/half: folder contains an unfinished pack"
     with pytest.raises(UsageError) as caught:
         flarecli.reindex("http://host/set")
     assert str(caught.value) == "http://host/set: expected a local folder"

@@ -158,7 +158,7 @@ def test_one_name_for_several_streams_is_refused(out):
     )
     with pytest.raises(UsageError) as caught:
         commands.playlist(f"x={out}/set.yaml")
-    assert str(caught.value) == f"{out}/set.yaml: cannot name several streams 'x': a, b"
+    assert str(caught.value) == f"{out}/set.yaml: cannot use the name 'x' for several streams: a, b"
 
 
 # -- check

@@ -200,7 +200,8 @@ def _check_options(plan: Plan) -> None:
         )
     if plan.task.sources == ["-"]:
         raise UsageError(
-            "standard input cannot be read in parts", hint="Save it to a file, and pack the file."
+            "standard input cannot be read in parts",
+            hint="Save the input to a file, and pack the file.",
         )
 
 

@@ -144,7 +144,7 @@ def test_a_playlist_in_a_bucket_names_objects_below_it(s3, tmp_path):
         row["id"] for batch in commands.cat(f"{s3}/a/all.yaml") for row in batch.to_pylist()
     ] == list(range(40))
     commands.pack(str(tmp_path / "index.parquet"), str(tmp_path / "local"))
-    with pytest.raises(UsageError, match=f"a local file cannot be listed by a playlist in {s3}/a"):
+    with pytest.raises(UsageError, match=f"a playlist in {s3}/a cannot list a local file"):
         commands.playlist(str(tmp_path / "local"), out=f"{s3}/a/all.yaml")
     with pytest.raises(UsageError, match="cannot write to a web server"):
         commands.playlist(f"{s3}/a/train", out="http://127.0.0.1/all.yaml")
