@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.servers import end, free_port, wait_until_it_answers
+from tests.servers import end, free_port, stop_server, wait_until_it_answers
 
 settings.register_profile("clockless", deadline=None)  # the time of a call depends on the machine
 settings.load_profile("clockless")
@@ -51,6 +52,12 @@ def same_signal_handlers():
     for number, handler in handlers.items():
         if handler is not None:
             signal.signal(number, handler)
+
+
+def pytest_collection_finish(session):
+    """Exempt the modules and tests from garbage collection: each full collection would visit millions of objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_make_parametrize_id(val, argname):
@@ -127,9 +134,7 @@ class Web:
         self.server = _Server(("127.0.0.1", port), _Handler)
         self.server.web = self
         self.port = self.server.server_address[1]
-        self.thread = threading.Thread(
-            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        )
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
         self.thread.start()
 
     def url(self, path, user="", host="127.0.0.1"):
@@ -164,7 +169,7 @@ class Web:
 
     def close(self):
         self.over.set()
-        self.server.shutdown()
+        stop_server(self.server)
         self.thread.join()
         self.server.server_close()
 

@@ -9,6 +9,7 @@ import pytest
 
 from flarecli import commands
 from flarecli.errors import MissingError, UsageError
+from tests.servers import stop_server
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -54,7 +55,7 @@ def served(out):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}", out, requests
-    server.shutdown()
+    stop_server(server)
     thread.join()
     server.server_close()
 

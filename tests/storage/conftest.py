@@ -25,7 +25,7 @@ import pytest
 
 from flarecli.storage import Limits
 from flarecli.storage.http.engine import Engine
-from tests.servers import end, free_port, wait_until_it_answers
+from tests.servers import end, free_port, stop_server, wait_until_it_answers
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 NO_CLOUD = {  # ignore the settings of this machine, and contact no metadata service
@@ -249,11 +249,11 @@ def google(no_cloud, monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Google)
     server.daemon_threads = True
     server.objects, server.uploads, server.generations = {}, {}, itertools.count(1)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread = threading.Thread(target=server.serve_forever)
     thread.start()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{server.server_port}")
     yield "gs://bucket"
-    server.shutdown()
+    stop_server(server)
     thread.join()
     server.server_close()
 

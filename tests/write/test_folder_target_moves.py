@@ -16,6 +16,7 @@ from flarecli.errors import FlareError, IntegrityError, MissingError, ReachError
 from flarecli.model import Settings
 from flarecli.storage import locate
 from flarecli.write import Failure, Writer, parts
+from tests.servers import stop_server
 
 COLUMNS = {"n": "int"}
 MOVED = "the folder was moved or deleted while it was written"
@@ -238,7 +239,7 @@ def slow():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.may_end.set()
-        server.shutdown()
+        stop_server(server)
 
 
 @pytest.mark.parametrize("how", ["move", "unlink"])

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from flarecli.__main__ import main
+from tests.servers import stop_server
 
 ROWS, STUCK = 60, 40  # the object of row STUCK is sent only after an event
 FETCHED = {row for row in range(ROWS) if row % 9 != 8 and row != STUCK}
@@ -70,7 +71,7 @@ def running():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.may_end.set()
-        server.shutdown()
+        stop_server(server)
 
 
 @pytest.fixture

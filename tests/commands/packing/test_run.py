@@ -21,6 +21,7 @@ from flarecli.errors import FormatError, ReachError, UsageError, ValueFitError
 from flarecli.progress import Progress
 from flarecli.storage import locate
 from flarecli.write.journal import Journal
+from tests.servers import stop_server
 
 SECRET = "hunter2"
 
@@ -62,7 +63,7 @@ def server():
         threading.Thread(target=one.serve_forever, daemon=True).start()
         one.url = f"http://127.0.0.1:{one.server_address[1]}"
         yield one
-        one.shutdown()
+        stop_server(one)
 
 
 def index(folder, server, rows=120, bad=()):

@@ -10,6 +10,7 @@ from xml.sax.saxutils import escape
 import pytest
 
 from flarecli import commands
+from tests.servers import stop_server
 
 SHARDS, PAGE = 2500, 1000
 
@@ -83,7 +84,7 @@ class _Bucket(BaseHTTPRequestHandler):
 def bucket(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Bucket)
     server.daemon_threads, server.objects, server.asked = True, {}, []
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     given = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
@@ -97,7 +98,7 @@ def bucket(monkeypatch):
     }.items():
         monkeypatch.setenv(name, value)
     yield server
-    server.shutdown()
+    stop_server(server)
     thread.join()
     server.server_close()
 

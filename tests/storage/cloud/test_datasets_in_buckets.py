@@ -16,6 +16,7 @@ from flarecli.__main__ import main
 from flarecli.errors import FormatError, MissingError, UsageError
 from flarecli.read import expand, resolve
 from flarecli.storage import locate
+from tests.servers import stop_server
 
 Asked = namedtuple("Asked", "method path status size")
 
@@ -49,14 +50,14 @@ def counted(s3, moto, monkeypatch):
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield (
         s3,
         asked,
         lambda: monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}"),
     )
-    server.shutdown()
+    stop_server(server)
     thread.join()
     server.server_close()
 

@@ -22,6 +22,7 @@ from flarecli.storage import locate
 from flarecli.storage.cloud.store import NoConditionalWrites, ObjectStore
 from flarecli.storage.fsspec_store import FsspecStore
 from flarecli.write import Failure, Writer, bucket_target, lease
+from tests.servers import stop_server
 
 ROWS = 400
 
@@ -615,7 +616,7 @@ def server():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.may_end.set()
-        server.shutdown()
+        stop_server(server)
 
 
 def test_a_resumed_pack_into_a_bucket_downloads_nothing_twice(s3, server, tmp_path):

@@ -19,6 +19,7 @@ from flarecli.storage.http.response import Fault, Response, curl_fault
 from flarecli.storage.http.scheduler import HostQueues, RetryQueue
 from flarecli.storage.http.url import parse
 from tests.conftest import Web
+from tests.servers import stop_server
 
 ORIGIN = "http://a.example:80"
 
@@ -135,7 +136,7 @@ class Outage:
         self.web, self.seconds, self.again = web, seconds, None
 
     def begin(self):
-        self.web.server.shutdown()
+        stop_server(self.web.server)
         self.web.server.server_close()
         threading.Timer(self.seconds, self.end).start()
 
@@ -239,7 +240,7 @@ def test_a_proxy_that_refuses_to_connect_is_not_an_outage_of_the_host(engine, mo
         engine(retries=2, deadline_s=20.0).submit([wanted])
         fault = arrived.get(timeout=60).fault
     finally:
-        server.shutdown()
+        stop_server(server)
         server.server_close()
     assert fault is not None and len(asked) == 3
 
