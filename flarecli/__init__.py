@@ -87,7 +87,7 @@ __all__ = [
 def close() -> None:
     """Close the connections, threads and files that datasets of this process share.
 
-    Call it only while no dataset is read or written. Later use opens them again.
+    Call it only while no dataset is read or written. The next use of a dataset opens them again.
     """
     from flarecli.lifetimes import close_all
 

@@ -1,10 +1,10 @@
 """The `flare` command as a process: signals, streams and the exit code.
 
-SIGINT, SIGTERM and SIGHUP end a run with one line and the exit code 130, 143 or 129. The handler
-raises one KeyboardInterrupt, so `finally` and `with` clean up. An import could swallow the
-interrupt or leave a partial module, so during an import it is raised after the import. A run that
-takes longer than GRACE_S to end is killed. Before this module is imported, signals have the default
-action of Python.
+SIGINT, SIGTERM and SIGHUP end a run with a one-line message and the exit code 130, 143 or 129. The
+handler raises KeyboardInterrupt once, so that `finally` and `with` blocks clean up. An interrupt
+during an import could be swallowed or leave a partial module, so the handler raises it after the
+import. A run that has not ended GRACE_S seconds after the signal is killed. Before this module is
+imported, signals have Python's default actions.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import time
 from _thread import start_new_thread
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # loading typing takes as long as all other imports of this module
+if TYPE_CHECKING:  # typing is slow to import
     from collections.abc import Sequence
     from types import FrameType
     from typing import Any, NoReturn
 
-GRACE_S = 4.0  # the documentation promises five seconds
+GRACE_S = 4.0  # the documentation promises that a run ends within five seconds
 _RETRY_S = 0.02
 _NAMES: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if sys.platform != "win32":
-    _NAMES[signal.SIGHUP] = "hung up"  # under `nohup`, it stays ignored
+    _NAMES[signal.SIGHUP] = "hung up"  # install() leaves SIGHUP ignored under `nohup`
 
 
 class _Signals:
-    """Handlers of SIGINT, SIGTERM and SIGHUP.
+    """Handlers for SIGINT, SIGTERM and SIGHUP.
 
-    number  the first signal received, or 0
-    armed   whether a signal raises KeyboardInterrupt
-    over    whether the run has ended
+    number  number of the first signal received, or 0
+    armed   True while a signal raises KeyboardInterrupt
+    over    True after the run has ended
     """
 
     def __init__(self, args: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ class _Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number in _NAMES:
             if self.number:
-                return  # the first signal is being handled
+                return  # the first signal already ends the run
             self.number = number
             start_new_thread(self._kill_after_grace, ())
         if self.armed:
@@ -77,14 +77,14 @@ class _Signals:
                 raise KeyboardInterrupt
 
     def _raise_later(self) -> None:
-        """Schedule another call of the handler."""
+        """Call the handler again after _RETRY_S seconds."""
         self._set_handler(signal.SIGALRM, self._handle)
         signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
 
     def _handle_unraisable(self, unraisable: Any) -> None:
-        """Handle an exception of a finalizer.
+        """Handle an exception that a finalizer raised.
 
-        An interrupt is raised again later. Other exceptions are printed only with --debug.
+        KeyboardInterrupt is raised again later. Other exceptions are printed only with --debug.
         """
         if self.number and self.armed and issubclass(unraisable.exc_type, KeyboardInterrupt):
             self._raise_later()
@@ -102,7 +102,7 @@ class _Signals:
                 os._exit(128 + self.number)
 
     def print_reason(self) -> None:
-        """Print one line with the reason why the run ended."""
+        """Print which signal ended the run, on one line of stderr."""
         _write_stderr(self._line())
 
     def _line(self) -> str:
@@ -115,7 +115,7 @@ class _Signals:
 
 
 def _write_stderr(text: str) -> None:
-    """Write to stderr; ignore failures."""
+    """Write text to stderr and ignore errors."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -124,7 +124,7 @@ def _write_stderr(text: str) -> None:
 
 
 def _is_set(args: Sequence[str], name: str) -> bool:
-    """Return whether a switch is set by a flag or a variable. The arguments are not parsed."""
+    """Return whether a flag or an environment variable sets a switch, without a full parse."""
     return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in (
         "1",
         "true",
@@ -136,7 +136,7 @@ def _is_set(args: Sequence[str], name: str) -> bool:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether an import is in progress below `_run`."""
+    """Return whether `frame` belongs to an import that started after `_run` was called."""
     while frame is not None and frame.f_code is not _run.__code__:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -145,17 +145,17 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _run(args: Sequence[str], signals: _Signals) -> int:
-    """Run one command line. An interrupt is printed as one line and sets the exit code."""
+    """Run one command line and return its exit code; print one line for a signal."""
     code = 128 + signal.SIGINT
     try:
         try:
             signals.install()
             code = _execute(args, signals)
         finally:
-            signals.armed = False  # from now on, a signal only changes the exit code
+            signals.armed = False  # from here on, a signal changes only the exit code
     except KeyboardInterrupt:
         signals.number = signals.number or signal.SIGINT
-    except Exception as error:  # a broken installation; flarecli.cli prints all other errors
+    except Exception as error:  # flarecli.cli handles all errors unless flare itself is broken
         code = 6 if isinstance(error, ImportError) else 1
         _write_stderr(f"error: {type(error).__name__}: {error}\nhint: Reinstall flare.\n")
     if signals.number:
@@ -193,14 +193,17 @@ def _print_version() -> int:
 
 
 def _set_streams(settings: Sequence[tuple[Any, str, str]]) -> list[tuple[Any, str, str]]:
-    """Set encoding and error handler of streams; return the previous ones."""
+    """Set the encoding and error handler of each stream and return the previous settings.
+
+    settings  (stream, encoding, error handler) for each stream
+    """
     before = []
     for stream, encoding, errors in settings:
         if hasattr(stream, "reconfigure"):
             before.append((stream, stream.encoding, stream.errors))
             try:
                 stream.reconfigure(encoding=encoding, errors=errors)
-            except (OSError, ValueError):  # a broken or closed stream stays unchanged
+            except (OSError, ValueError):  # ignore broken and closed streams
                 continue
     return before
 
@@ -216,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Signal handlers and streams are restored afterwards.
 
-    argv  the arguments without the name of the program; None: the arguments of the process
+    argv  arguments without the program name (default: `sys.argv[1:]`)
     """
     args = sys.argv[1:] if argv is None else list(argv)
     signals, before = _Signals(args), _use_utf8()
@@ -228,9 +231,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _NoPandas:
-    """Import finder that hides pandas, which Arrow would load at the first list it converts.
+    """Import finder that hides pandas, which no command uses.
 
-    pandas is slow to load, and no command has pandas values.
+    Otherwise Arrow would import pandas, which is slow, when it converts the first list.
     """
 
     @staticmethod
@@ -240,16 +243,16 @@ class _NoPandas:
 
 
 def entry() -> NoReturn:
-    """Run the command line of the process and exit without finalizers, which could block or print."""
-    # numpy would start a thread per core for linear algebra, which no command uses
+    """Run `sys.argv` and exit without finalizers, because these could block or print."""
+    # no command uses linear algebra, for which numpy would start one thread per core
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.set_threshold(20_000, 10, 10)  # fewer collections: imported objects stay alive anyway
+    gc.set_threshold(20_000, 10, 10)  # collect less often, as imported objects are never freed
     signals = _Signals(sys.argv[1:])
     code = 128 + signal.SIGINT
     try:
         signals.install()
         sys.meta_path.insert(0, _NoPandas)
-        for fd in range(3):  # a file opened as descriptor 1 or 2 would receive the output
+        for fd in range(3):  # if 1 or 2 were closed, the next open file would receive the output
             try:
                 os.fstat(fd)
             except OSError:

@@ -1,6 +1,6 @@
-"""Options of access to data: limits of transfers, addresses that data may name, and the cache.
+"""Options for access to data: transfer limits, permitted addresses and the cache.
 
-`flare.open` and the commands have these options; each is declared here once.
+`flare.open` and the commands share these options.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["CacheOptions", "NetworkOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions(Options):
-    """Limits of transfers, and addresses that data may name."""
+    """Options for transfer limits and for the addresses that data may refer to."""
 
     jobs: int | None = option(
         None,
@@ -39,7 +39,7 @@ class NetworkOptions(Options):
             group="Network and cache",
             metavar="N",
             minimum=0,
-            help="Retries of transient errors, per object.",
+            help="Maximum number of retries per object after transient errors.",
         ),
     )
     timeout: float | str = option(
@@ -51,7 +51,7 @@ class NetworkOptions(Options):
             takes_text=True,
             minimum=0,
             shown="30s",
-            help="Maximum wait for the next byte.",
+            help="Maximum time to wait for the next byte.",
         ),
     )
     deadline: float | str = option(
@@ -63,11 +63,11 @@ class NetworkOptions(Options):
             takes_text=True,
             minimum=0,
             shown="10m",
-            help="Maximum time for one object, retries included.",
+            help="Maximum time to transfer one object, including retries.",
         ),
     )
     allow_private: bool = option(
-        False, Option(group="Safety", help="Allow data to name private and loopback addresses.")
+        False, Option(group="Safety", help="Allow data to refer to private and loopback addresses.")
     )
     allow_host: str | Sequence[str] = option(
         (),
@@ -75,20 +75,20 @@ class NetworkOptions(Options):
             group="Safety",
             metavar="HOST[:PORT]",
             is_repeatable=True,
-            help="Allow data to name this private host or network, such as 10.1.0.0/16; repeatable.",
+            help="Allow data to refer to this private host or network, such as 10.1.0.0/16; repeatable.",
         ),
     )
     allow_local: bool = option(
         False,
         Option(
             group="Safety",
-            help="Allow data to name file://, paths outside its folder and symbolic links.",
+            help="Allow data to refer to file:// URLs, paths outside its folder and symbolic links.",
         ),
     )
     progress: Progress | None = None
 
     def limits(self) -> Limits:
-        """Return the limits of transfers."""
+        """Return the transfer limits."""
         from flarecli.storage import Limits
 
         jobs = {} if self.jobs is None else {"jobs": self.jobs}
@@ -100,9 +100,10 @@ class NetworkOptions(Options):
         )
 
     def guard(self, sources: Sequence[str]) -> Guard:
-        """Return the rules of access. Data may name the origins of `sources`, which the user typed.
+        """Return the access rules. Data may refer to the origins of `sources`.
 
-        raises  UsageError for a value of `allow_host` that is neither a host nor a network
+        sources  addresses that the user specified
+        raises   UsageError for a value of `allow_host` that is neither a host nor a network
         """
         from flarecli.storage import Guard, with_reach
 
@@ -114,14 +115,14 @@ class NetworkOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions(NetworkOptions):
-    """Options of access, and the cache."""
+    """Network options, and options for the cache."""
 
     cache: Address | None = option(
         None,
         Option(
             group="Network and cache",
             metavar="DIR",
-            help="Keep downloaded files in this folder and read them from there.",
+            help="Cache downloaded files in this folder.",
         ),
     )
     cache_limit: int | str = option(

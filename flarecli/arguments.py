@@ -1,7 +1,7 @@
 """Arguments of public functions: addresses, names, type checks, and declared options.
 
-An option is a field of an `Options` class. The Python function, the command line, the `FLARE_*`
-variables and the option tables of the docs are generated from it.
+Options are fields of an `Options` class. The Python function, the command line, the `FLARE_*`
+variables and the option tables of the docs are generated from these fields.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
 
 Address: TypeAlias = "str | os.PathLike[str]"
 Addresses: TypeAlias = "Address | Sequence[Address]"
-_MAX_BITS = 128  # of an integer argument
+_MAX_BITS = 128  # maximum size of an integer argument
 F = TypeVar("F", bound="Callable[..., Any]")
-# returns the converted value, or raises TypeError or ValueError
+# A converter returns the converted value, or raises TypeError or ValueError.
 _Converter: TypeAlias = "Callable[[Any], Any]"
-_HINTS = {  # (parameter, expected type) -> hint, if Python and the command line differ
+_HINTS = {  # (parameter, expected type) -> hint with the Python syntax of the parameter
     (
         "cursor",
         "a Cursor",
@@ -59,7 +59,7 @@ _HINTS = {  # (parameter, expected type) -> hint, if Python and the command line
 
 
 def address_text(address: Address) -> str:
-    """Return an address, a str or a pathlib path, as text. Raises UsageError for other types."""
+    """Return a str or a pathlib path as text. Raises UsageError for other types."""
     text = os.fspath(address) if isinstance(address, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise UsageError(
@@ -70,7 +70,7 @@ def address_text(address: Address) -> str:
 
 
 def address_texts(addresses: Addresses) -> list[str]:
-    """Return one or several addresses as a list of texts. Raises UsageError for other types."""
+    """Return one or more addresses as a list of strings. Raises UsageError for other types."""
     if isinstance(addresses, (str, os.PathLike)):
         return [address_text(addresses)]
     try:
@@ -94,10 +94,10 @@ def name_list(names: str | Iterable[str]) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """Return the text of a value for a message: one line of at most 60 characters."""
+    """Format a value for a message, as one line of at most 60 characters."""
     try:
         text = " ".join(f"{value!r:.400}".split())
-    except ValueError:  # Python does not print integers of more than 4300 digits
+    except ValueError:  # Python refuses to print integers with more than 4300 digits
         text = f"{type(value).__name__} with more digits than Python prints"
     return text if len(text) <= 60 else f"{text[:59]}…"
 
@@ -105,13 +105,13 @@ def shown(value: object) -> str:
 def whole(value: Any) -> int:
     """Return a Python or numpy integer as an int.
 
-    Raises TypeError for other types, for bools, and for more than 128 bits.
+    Raises TypeError for other types, for bools, and for integers of more than 128 bits.
     """
     if type(value).__name__.startswith("bool"):
-        raise TypeError("a bool is not a number")
+        raise TypeError("expected a number, got a bool")
     integer = operator.index(value)
     if integer.bit_length() > _MAX_BITS:
-        raise TypeError(f"an integer of {integer.bit_length()} bits")
+        raise TypeError(f"integer of {integer.bit_length()} bits is too large")
     return integer
 
 
@@ -126,25 +126,25 @@ def number(value: Any) -> float:
 
 
 def check_minimum(minimum: float, **arguments: float | None) -> None:
-    """Raise UsageError that names the first argument below a minimum. None is allowed."""
+    """Raise UsageError for the first argument below a minimum. None is allowed."""
     for name, value in arguments.items():
-        if value is not None and not value >= minimum:  # also for NaN
+        if value is not None and not value >= minimum:  # `not >=` rejects NaN too
             raise UsageError(f"{name}: expected at least {minimum}, got {shown(value)}")
 
 
 def checked(function: F) -> F:
-    """Check the arguments of a function by its annotations; convert numpy numbers to Python.
+    """Decorate a function to check its arguments by their annotations.
 
-    Integers, numbers, texts, bools, lists of names, pairs of integers, dicts, functions and classes
-    are checked; other annotations accept any value. The decorated function raises UsageError with
-    the name of the parameter, the expected type and the value.
+    Integers, numbers, strings, bools, lists of names, pairs of integers, dicts, functions and
+    classes are checked; other annotations accept any value. numpy numbers become Python numbers.
+    The decorated function raises UsageError with the parameter, the expected type and the value.
     """
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     checks: dict[str, _TypeCheck] = {}
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        if not checks:  # at the first call, all classes named in annotations are defined
+        if not checks:  # the classes in annotations may be defined only after the decoration
             for name, kind in function.__annotations__.items():
                 checks[name] = _TypeCheck(name, kind, function.__globals__)
         values = [check(name, value) for name, value in zip(names, args, strict=False)]
@@ -161,7 +161,7 @@ def checked(function: F) -> F:
 
 
 class _TypeCheck:
-    """Type check of one parameter: converters that are tried in order, and their descriptions.
+    """Type check for one parameter: converters to try in order, and their descriptions.
 
     Without converters, any value is accepted.
     """
@@ -179,7 +179,7 @@ class _TypeCheck:
         self._expected = " or ".join(kinds)
 
     def convert(self, value: Any) -> Any:
-        """Return the value in its type. Raises UsageError for another type."""
+        """Return the value, converted to the parameter's type. Raises UsageError if that fails."""
         for _, converter in self._converters:
             try:
                 return converter(value)
@@ -206,9 +206,9 @@ def _alternatives(annotation: str) -> list[str]:
 
 
 def _of_class(kind: str, space: Mapping[str, Any]) -> tuple[str, _Converter] | None:
-    """Return description and converter for a class of a module.
+    """Return the description and the converter for an annotation that names a class.
 
-    The result is None if the class is unknown or a Protocol.
+    The result is None if `space` does not contain the class or if the class is a Protocol.
     """
     if kind.startswith("Mapping["):
         return "a dict", _instance(Mapping)
@@ -243,7 +243,7 @@ def _truth(value: Any) -> bool:
 
 
 def _names(value: Any) -> Any:
-    """Return names unchanged, or as a list if they are an iterator; `name_list` refuses a dict."""
+    """Return names as a list; a list, a tuple and a dict are returned unchanged."""
     if isinstance(value, (str, Mapping)):
         return [value] if isinstance(value, str) else value
     names = value if isinstance(value, (list, tuple)) else list(value)
@@ -295,7 +295,7 @@ _KINDS: dict[str, tuple[str, _Converter]] = {
 }
 
 
-GROUPS = (
+GROUPS = (  # headings in the help output, in order
     "Rows",
     "Links",
     "Shards",
@@ -304,7 +304,7 @@ GROUPS = (
     "Network and cache",
     "Safety",
     "Output",
-)  # headings of the help, in this order
+)
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -315,14 +315,16 @@ class Option:
     """Declaration of one option, except its name, type and default.
 
     group          heading in the help, one of GROUPS
-    help           one or two sentences; `{choices}` is replaced by those of `choices` or `suggest`
+    help           help text; `{choices}` is replaced by the values of `choices` or `suggest`
     flags          flags in addition to `--name`; a long flag replaces `--name`
-    metavar        placeholder of the value in the help; not used for switches
-    parse          text of the command line -> value; for a repeatable option, list of texts -> value
-    takes_text     True if Python callers may pass the text of the command line too
-    choices        allowed values; empty: any
-    suggest        returns values for the help and for completion; other values are allowed too
-    complete       returns values for completion, if they differ from those of `suggest`
+    metavar        placeholder for the value in the help; unused for switches
+    parse          function that converts the command-line text to the value; for a repeatable
+                   option, its argument is the list of texts
+    takes_text     True if Python callers may pass the command-line text too
+    choices        allowed values; any value is allowed if empty
+    suggest        function that returns values for the help and for completion; other values are
+                   allowed too
+    complete       function that returns values for completion, if they differ from `suggest`
     minimum        smallest allowed number
     maximum        largest allowed number
     is_repeatable  True if the command line may contain the option several times
@@ -345,12 +347,12 @@ class Option:
 
 
 def option(default: T, declaration: Option) -> T:
-    """Return the field of an `Options` class for an option."""
+    """Return a dataclass field that declares an option and its default."""
     return field(default=default, metadata={"option": declaration})
 
 
 class Declared:
-    """A field of an `Options` class: its type check and, for an option, its declaration."""
+    """A field of an `Options` class, with its type check and, for an option, its declaration."""
 
     def __init__(self, name: str, default: Any, annotation: str, option: Option | None) -> None:
         self.name, self.default, self.option = name, default, option
@@ -359,7 +361,7 @@ class Declared:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flags on the command line, the long flag first."""
+        """Return the command-line flags, the long flag first."""
         flags = self.option.flags if self.option else ()
         if any(flag.startswith("--") for flag in flags):
             return flags
@@ -367,17 +369,17 @@ class Declared:
 
     @property
     def is_switch(self) -> bool:
-        """Whether the option has no value on the command line."""
+        """Return whether the option is a switch, which has no value on the command line."""
         return isinstance(self.default, bool)
 
     @property
     def variable(self) -> str:
-        """The environment variable that sets the default."""
+        """Return the environment variable that sets the default."""
         return "FLARE_" + self.flags[0].lstrip("-").upper().replace("-", "_")
 
     @property
     def help(self) -> str:
-        """The help text, with the suggested values."""
+        """Return the help text, including the suggested values."""
         if self.option is None or "{choices}" not in self.option.help:
             return self.option.help if self.option else ""
         return self.option.help.format(
@@ -385,7 +387,7 @@ class Declared:
         )
 
     def complete(self, start: str) -> list[str]:
-        """Return the values that begin with a text, for completion."""
+        """Return the completions of `start`: the values that begin with it."""
         option = self.option
         if option is None:
             return []
@@ -394,18 +396,18 @@ class Declared:
 
     @property
     def metavar(self) -> str:
-        """The placeholder of the value."""
+        """Return the placeholder for the value."""
         return (self.option.metavar or "|".join(self.option.choices)) if self.option else ""
 
     @property
     def shown_default(self) -> str:
-        """The default as the help shows it; empty if the help shows none."""
+        """Return the default as the help shows it, or an empty string if it is not shown."""
         if self.option is not None and self.option.shown is not None:
             return self.option.shown
         return "" if self.default in (None, (), True, False) else str(self.default)
 
     def parse(self, texts: Sequence[str]) -> Any:
-        """Return the value for texts of the command line. Raises UsageError."""
+        """Convert command-line texts to the value. Raises UsageError for invalid texts."""
         parse = self.option.parse if self.option else None
         if self.option is not None and self.option.is_repeatable:
             return self._parsed(parse or list, list(texts))
@@ -419,9 +421,9 @@ class Declared:
             raise UsageError(message, hint=error.hint) from None
 
     def check(self, value: Any, space: Mapping[str, Any]) -> Any:
-        """Return the value in its declared type; numpy numbers become Python numbers.
+        """Return the value, converted to its declared type; numpy numbers become Python numbers.
 
-        space   names of the module of the declaration, to look up classes of the annotation
+        space   namespace of the declaring module, to look up classes in the annotation
         raises  UsageError if the value is not allowed
         """
         option = self.option
@@ -447,26 +449,26 @@ class Declared:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of classes that declare options. Creating an object checks the values."""
+    """Base class for declarations of options. Creating an object checks its values."""
 
     def __post_init__(self) -> None:
         for item, space in _declared(cast(Any, type(self))):
             object.__setattr__(self, item.name, item.check(getattr(self, item.name), space))
 
     def keywords(self, of: type[Options]) -> dict[str, Any]:
-        """Return the options that `of` declares, as keyword arguments."""
+        """Return the values of the options that `of` declares, as keyword arguments."""
         return {item.name: getattr(self, item.name) for item in declared(of)}
 
 
 def declared(options: type[Options]) -> tuple[Declared, ...]:
-    """Return the options of a class, by group."""
+    """Return the options that a class declares, sorted by group."""
     found = [item for item, _ in _declared(cast(Any, options)) if item.option is not None]
     return tuple(sorted(found, key=lambda item: GROUPS.index(cast(Option, item.option).group)))
 
 
 @cache
 def _declared(options: type[Any]) -> tuple[tuple[Declared, Mapping[str, Any]], ...]:
-    """Return every field of a class, each with the names of the module that declares it."""
+    """Return each field of a class with the namespace of the module that declares the field."""
     out = []
     for item in fields(options):
         default = None if item.default is MISSING else item.default
@@ -479,7 +481,7 @@ def _declared(options: type[Any]) -> tuple[tuple[Declared, Mapping[str, Any]], .
 
 
 def from_options(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
-    """Turn a function of one `Options` object into a function of keyword arguments.
+    """Convert a function with one `Options` parameter to a function with keyword arguments.
 
     The result has the signature of the `Options` class, and its docstring lists the options.
     """
@@ -509,7 +511,7 @@ def _or(names: Sequence[str]) -> str:
 
 
 def _text_parser(annotation: str) -> Callable[[str], Any]:
-    """Return the parser of command-line text for the type of an option."""
+    """Return the parser for the command-line text of an option with this annotation."""
     kinds = _alternatives(annotation)
     return _whole_text if "int" in kinds else _number_text if "float" in kinds else str
 

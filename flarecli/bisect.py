@@ -1,4 +1,4 @@
-"""Bisection: find every invalid row with a check of many rows at a time."""
+"""Bisection to find every invalid row, for checks that cover many rows at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MAX_NAMED_ROWS", "failing_rows", "findings_of"]
 
 _Failure = TypeVar("_Failure")
 
-# If all rows of a shard are invalid, finding each of them by bisection is slow.
+# Bisection to each invalid row is slow if all rows of a shard are invalid.
 MAX_NAMED_ROWS = 1000
 
 
@@ -22,10 +22,11 @@ def failing_rows(
     check: Callable[[int, int], _Failure | None],
     concerns_one_row: Callable[[_Failure], bool] = lambda _: True,
 ) -> Iterator[tuple[int, _Failure]]:
-    """Yield each failing row of start..stop with its failure, in order.
+    """Yield each failing row in start..stop with its failure, in order.
 
-    check             returns a failure of rows first..last, or None
-    concerns_one_row  returns False for a failure that is reported once for all rows checked
+    check             function that returns a failure in rows first..last, or None
+    concerns_one_row  function that returns False for a failure that all checked rows share, which
+                      is yielded once
     """
     pending = [(start, stop)]
     while pending:
@@ -48,7 +49,8 @@ def findings_of(
     After MAX_NAMED_ROWS findings, only the first invalid row of each remaining run is reported.
 
     runs   (start, stop) of each run
-    check  checks rows start..stop and raises a FlareError; for one row, a FormatError with its `row`
+    check  function that raises a FlareError if rows start..stop are invalid; if one row is the
+           cause, the error is a FormatError with its `row`
     """
     named = 0
 

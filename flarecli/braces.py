@@ -14,7 +14,7 @@ __all__ = ["WILDCARDS", "expand_braces", "split_pattern", "compile_pattern"]
 
 WILDCARDS = "*?["
 MAX_ADDRESSES = 1 << 20
-MAX_DEPTH = 100  # of nested braces
+MAX_DEPTH = 100  # maximum number of nested braces
 _MARKS = r"\\[{},]|[{},]"
 _NUMBERS = r"(?a)([+-]?\d{1,18})\.\.([+-]?\d{1,18})(?:\.\.([+-]?\d{1,18}))?"
 _PADDED = r"[+-]?0\d"
@@ -25,9 +25,9 @@ def expand_braces(address: str) -> list[str]:
     r"""Expand braces as bash does, the leftmost first: `{a,b}`, `{,.gz}`, `{0..9}`, `{00..96..8}`,
     `{a..f}`.
 
-    Braces may be nested. Unmatched braces, and braces without a comma or a range, are kept, as are
-    `\{`, `\}` and `\,`. Other syntax of bash (`${`, quotes, `{}`, ranges between `Z` and `a`) is
-    ordinary text.
+    Braces may be nested. Unmatched braces, braces without a comma or a range, and the escaped marks
+    `\{`, `\}` and `\,` are literal text. Other bash syntax (`${`, quotes, `{}`, ranges between `Z`
+    and `a`) is literal text too.
 
     raises  UsageError for more than MAX_ADDRESSES addresses, or more than MAX_DEPTH nested braces
     """
@@ -52,7 +52,7 @@ def expand_braces(address: str) -> list[str]:
         elif meaning == "}":
             open_.pop()
             open_[-1].append_each(words.all())
-        else:  # a range; its text precedes the `}`
+        else:  # a range, whose text is at the end of words.text
             words.text = words.text[: -len(meaning)]
             words.append_each(_range_words(meaning))
     words = open_[0]
@@ -61,12 +61,12 @@ def expand_braces(address: str) -> list[str]:
 
 
 def _meanings(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
-    """Return the meaning of each mark that belongs to an expansion, by its index.
+    """Return index -> meaning for each mark that is part of an expansion.
 
-    The meaning is `{`, `,` or `}` for alternatives, or `{` and the text of a range.
+    The meaning is the mark itself for alternatives, and `{` with the text of the range for a range.
     """
     out = dict[int, str]()
-    open_: list[list[int]] = []  # the marks of each open brace and its commas
+    open_: list[list[int]] = []  # for each open brace, the indexes of the brace and its commas
     for i, mark in enumerate(marks):
         if mark[0] == "{":
             open_.append([i])
@@ -85,10 +85,10 @@ def _meanings(address: str, marks: Sequence[re.Match[str]]) -> dict[int, str]:
 
 
 class _Words:
-    """Words that are being built.
+    """Builder for the words that braces expand to.
 
-    They are the words of the finished alternatives, the words of the current alternative, and the
-    text that will be appended to the latter.
+    It collects the words of the finished alternatives and those of the current alternative. `text`
+    will be appended to each word of the current alternative.
     """
 
     def __init__(self, address: str) -> None:
@@ -97,7 +97,7 @@ class _Words:
         self._words, self.text = [""], ""
 
     def append_each(self, endings: list[str]) -> None:
-        """Append each word of a list to each word of the current alternative."""
+        """Append every ending to every word of the current alternative."""
         if len(endings) == 1:
             self.text += endings[0]
             return
@@ -130,7 +130,10 @@ class _Words:
 
 
 def _range_words(text: str) -> list[str]:
-    """Return the words of `{first..last..step`, ascending or descending."""
+    """Return the words of a range, ascending or descending.
+
+    text  the range without its closing brace: `{first..last..step`
+    """
     first, last, *more = text[1:].split("..")
     is_letters = first.isalpha()
     start, end = (ord(first), ord(last)) if is_letters else (int(first), int(last))
@@ -150,21 +153,21 @@ def _range_words(text: str) -> list[str]:
 def split_pattern(address: str) -> tuple[str, list[str]]:
     """Split an address with wildcards into the folder to list and the parts to match.
 
-    return  the folder may be empty
+    return  the folder, which may be empty, and the parts
     raises  UsageError for wildcards in the name of a bucket
     """
     parts = address.split("/")
     plain = next(i for i, part in enumerate(parts) if any(sign in part for sign in WILDCARDS))
     if "://" in address and plain < 3:
-        raise UsageError("the name of a bucket cannot contain *, ? or [")
+        raise UsageError("a bucket name cannot contain *, ? or [")
     return ("/" if parts[:plain] == [""] else "/".join(parts[:plain])), parts[plain:]
 
 
 def compile_pattern(parts: Sequence[str]) -> re.Pattern[str]:
     """Compile the parts of a glob to a regular expression.
 
-    `**` matches any number of folders; other wildcards do not match a slash. A hidden file matches
-    only a part that starts with a dot. An empty last part matches a trailing slash.
+    `**` matches any number of folders; other wildcards do not match a slash. Only a part that
+    starts with a dot matches hidden files. An empty last part matches a trailing slash.
     """
     out = ""
     for i, part in enumerate(parts):
@@ -181,8 +184,8 @@ def compile_pattern(parts: Sequence[str]) -> re.Pattern[str]:
                 runs[-1] += _sign_pattern(sign) if k % 2 else re.escape(sign)
         first, *between = runs
         last = f"[^/]*{between.pop()}" if between else ""
-        # Atomic groups prevent backtracking over several stars, which takes exponential time. They
-        # lose no match, because the first match of a run is as good as any later one.
+        # Atomic groups prevent backtracking over several stars, which takes exponential time. The
+        # result is the same, because the first match of a run is always sufficient.
         out += (
             hidden
             + first

@@ -1,4 +1,4 @@
-"""Compression of whole files in the five formats of MDS.
+"""Compression and decompression of complete files, in the five formats that MDS supports.
 
 Decompressed data never exceeds its declared size.
 
@@ -9,10 +9,10 @@ Decompressed data never exceeds its declared size.
     snappy  none             one block (not the framed format): the size as a varint, then the data
     zstd    1-22    3        Zstandard frames; written as one frame with its size, no checksum
 
-A compression is written `zstd` or `zstd:LEVEL`, as in MDS; the file suffix is the name without the
-level. Brotli and Snappy are those of Arrow, which compresses a whole file at once and decompresses
-Snappy at once. A file may consist of several streams, as in the original; unlike the original, also
-of several Brotli streams.
+As in MDS, a compression is named `zstd` or `zstd:LEVEL`; the file suffix is the name without the
+level. Arrow implements Brotli and Snappy. It compresses a complete file in one step, and
+decompresses Snappy in one step too. As in the original MDS library, a file may consist of several
+streams. The original reads only one Brotli stream; flare reads several.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ NAMES = tuple(
     for name in (kind, *(f"{kind}:{level}" for level in levels))
 )
 _NAME = r"(?a)([a-z0-9]+)(?::(0|[1-9]\d?))?"
-MAX_ZSTD_WINDOW = 1 << 27  # default limit of the zstd tool; a bomb could demand more memory
+MAX_ZSTD_WINDOW = 1 << 27  # default limit of the zstd tool; larger windows take more memory
 OUTPUT_BYTES = 1 << 20  # per step
-# Input per step. It is small for zstd, whose output cannot be limited: 4 bytes may become 128 KiB.
+# Input bytes per step. The step is small for zstd, because the size of its output cannot be
+# limited: 4 bytes may decompress to 128 KiB.
 INPUT_BYTES = {"bz2": 1 << 16, "gz": 1 << 16, "zstd": 1 << 11}
-MAX_OUTPUT_BYTES = 1 << 32  # of any file decompressed in memory
-MAX_SNAPPY_RATIO = 22  # three bytes of input copy at most 64 bytes
-MAX_SNAPPY_BYTES = (1 << 32) - 1  # the size is a uint32
+MAX_OUTPUT_BYTES = 1 << 32  # decompressed size of any file
+MAX_SNAPPY_RATIO = 22  # an element of three bytes produces at most 64 bytes of output
+MAX_SNAPPY_BYTES = (1 << 32) - 1  # Snappy stores the size as a uint32
 _TRUNCATED_HINT = "The file was cut short; download or pack it again."
 
 
@@ -73,7 +74,7 @@ def _parse(compression: str) -> tuple[str, int]:
     if match[2] and level not in _LEVELS[kind]:
         levels = _LEVELS[kind]
         raise UsageError(
-            f"invalid level {level} of {kind}: expected {levels[0]} to {levels[-1]}"
+            f"invalid level {level} for {kind}: expected {levels[0]} to {levels[-1]}"
             if levels
             else f"{kind} has no levels"
         )
@@ -81,7 +82,7 @@ def _parse(compression: str) -> tuple[str, int]:
 
 
 def compressed(compression: str, parts: Iterable[Any], size: int) -> Iterator[bytes]:
-    """Yield the compressed bytes of consecutive parts.
+    """Compress the consecutive parts of a file and yield the compressed bytes.
 
     size    total size of the parts in bytes
     raises  UsageError for an unknown name or level
@@ -120,7 +121,7 @@ def _codec(kind: str, level: int = 0) -> Any:
 
 
 def _compress_gz(parts: Iterable[Any], level: int) -> Iterator[bytes]:
-    """Yield one gzip member with the header of Python's gzip module, but without a time."""
+    """Yield one gzip member, with the header of Python's gzip module but no modification time."""
     import zlib
 
     from isal import isal_zlib
@@ -135,7 +136,7 @@ def _compress_gz(parts: Iterable[Any], level: int) -> Iterator[bytes]:
 
 
 class _BlockReader:
-    """Reader of an iterator of blocks. `size` is the number of bytes read."""
+    """File-like reader over an iterator of blocks. `size` is the number of bytes read so far."""
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks, self._rest, self.size, self.closed = iter(blocks), memoryview(b""), 0, False
@@ -155,11 +156,12 @@ class _BlockReader:
 
 
 class _Decoder(NamedTuple):
-    """Functions that read the streams of one compression.
+    """Functions that decompress the streams of one format.
 
-    open     returns a reader of one stream
-    rest     returns the input that the reader did not process
-    between  returns the next stream in the bytes after a stream, or None to ignore these bytes
+    open     returns a new decompressor for one stream
+    rest     returns the input that the decompressor did not process
+    between  returns the bytes after a stream from the start of the next stream, or None if these
+             bytes are ignored
     """
 
     open: Callable[[], Any]
@@ -189,8 +191,8 @@ def _no_rest(_: Any) -> bytes:
     return b""
 
 
-# As in the original, zeros after a gzip member are padding, and bytes after a bzip2 stream are
-# ignored if they do not start another stream.
+# As in the original MDS library, zeros after a gzip member are padding, and bytes after a bzip2
+# stream are ignored unless they start another stream.
 _DECODERS = {
     "zstd": _Decoder(_zstd, _no_rest, lambda data: data),
     "gz": _Decoder(
@@ -203,7 +205,7 @@ _DECODERS = {
 
 
 def _decompress_streams(name: str, source: _BlockReader) -> Iterator[bytes]:
-    """Yield the data of consecutive streams. Raises EOFError if the last one is incomplete."""
+    """Decompress consecutive streams. Raises EOFError if the last stream is incomplete."""
     decoder, reader, step, is_first = _DECODERS[name], None, INPUT_BYTES[name], True
     has_limit = name != "zstd"
     while len(rest := source.read(step)):
@@ -231,7 +233,7 @@ def _decompress_streams(name: str, source: _BlockReader) -> Iterator[bytes]:
 
 
 def _decompress_brotli(source: _BlockReader) -> Iterator[bytes]:
-    """Yield the data of consecutive Brotli streams. Arrow rejects other bytes after them."""
+    """Decompress consecutive Brotli streams. Arrow rejects any other bytes after a stream."""
     import pyarrow as pa
 
     _codec("br")
@@ -243,7 +245,7 @@ def _decompress_brotli(source: _BlockReader) -> Iterator[bytes]:
 
 
 class _ArrowSource:
-    """A file object for Arrow, which needs bytes, not views."""
+    """File object for Arrow, which requires `read` to return bytes instead of a memoryview."""
 
     def __init__(self, source: _BlockReader) -> None:
         self._source, self.closed = source, False
@@ -273,7 +275,7 @@ def _decompress_snappy(source: _BlockReader, limit: int, where: object) -> bytes
         raise FormatError("not valid snappy: declared size is more than 4 GiB", where=where)
     if size > limit:
         raise _limit_error(limit, where)
-    data, max_bytes = bytearray(head), 64 + size + size // 6  # of a block of this size
+    data, max_bytes = bytearray(head), 64 + size + size // 6  # maximum length of a valid block
     while len(block := source.read(OUTPUT_BYTES)):
         data += block
         if len(data) > max_bytes:
@@ -299,12 +301,13 @@ def decompress(
     where: object,
     stored: int | None = None,
 ) -> bytearray:
-    """Decompress a whole file, never to more than the declared size.
+    """Decompress a complete file, to at most the declared size.
 
-    The declared size is not trusted: above `expansion.FREE_BYTES`, the ratio is always limited.
+    The declared size is not trusted, so the compression ratio is limited too, except for output
+    below `expansion.FREE_BYTES`.
 
     raw_size  declared number of decompressed bytes; None if unknown
-    stored    size of the compressed file; None limits the ratio to the bytes read so far
+    stored    size of the compressed file in bytes; None if unknown
     raises    IntegrityError if the number of bytes differs or the ratio is too high; FormatError if
               the bytes are invalid or truncated
     """
@@ -316,12 +319,12 @@ def decompress(
         )
     if raw_size is not None and raw_size > MAX_OUTPUT_BYTES:
         raise FormatError(
-            f"listed size is {raw_size} decompressed bytes; the maximum is {MAX_OUTPUT_BYTES}",
+            f"listed decompressed size is {raw_size} bytes; the maximum is {MAX_OUTPUT_BYTES}",
             where=where,
         )
     if stored is not None and raw_size is not None and raw_size > decompressed_limit(stored):
         raise IntegrityError(
-            f"listed size is {raw_size} decompressed bytes; the maximum for {stored} stored bytes is "
+            f"listed decompressed size is {raw_size} bytes; the maximum for {stored} stored bytes is "
             f"{decompressed_limit(stored)}",
             where=where,
             hint=BOMB_HINT,
@@ -348,7 +351,7 @@ def decompress(
 
 
 def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[bytes | memoryview]:
-    """Decompress a file of any size in steps of about a megabyte, in bounded memory.
+    """Decompress a file of any size in steps of about 1 MiB, with bounded memory.
 
     raises  FormatError if the bytes are invalid or truncated; IntegrityError if the ratio is too
             high
@@ -367,7 +370,7 @@ def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[byte
 
 
 def _format_error(error: Exception, suffix: str, where: object) -> Exception:
-    """Convert an error of a library to an error of flare."""
+    """Convert an exception of a compression library to a FlareError."""
     if isinstance(error, FlareError):
         return error
     if isinstance(error, EOFError) or "truncated" in str(error).lower():

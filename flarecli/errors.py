@@ -1,7 +1,7 @@
-"""The exception classes of flare. Each has a message, a place, a hint and an exit code.
+"""The exception classes of flare. Each error has a message, a place, a hint and an exit code.
 
-Errors are grouped by what a caller can do about them. The second base class of an error is a
-builtin, so `except ValueError` and `except OSError` work.
+Errors are grouped by what a caller can do about them. Most errors have a builtin as second base
+class, so `except ValueError` and `except OSError` work.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ __all__ = [
 ]
 
 _Error = TypeVar("_Error", bound="FlareError")
-Facts: TypeAlias = tuple[str, int | None, int | None, int | None, str]  # address to item of Place
+Facts: TypeAlias = tuple[
+    str, int | None, int | None, int | None, str
+]  # the attributes of Place, in order
 
 
 class Place:
-    """A row of a file, a line of a text or an item of a JSON file; passed to an error as `where`.
+    """A place in the data, which errors accept as `where`: a row, a line or an item of a JSON file.
 
     address    the file or address; may be empty
     row        row number in the file, or in the batch if there is no address
-    line       line number in a text file, from 1
-    character  position in that line, from 1
+    line       line number in a text file, counted from 1
+    character  character in the line, counted from 1
     item       item of a JSON file, such as `shards[3].zip_data`; may be empty
     """
 
@@ -55,7 +57,7 @@ class Place:
         self._facts = str(address), None if row is None else int(row), line, character, item
 
     def facts(self) -> Facts:
-        """Return address, row, line, character and item."""
+        """Return the address, row, line, character and item."""
         return self._facts
 
     def __str__(self) -> str:
@@ -65,15 +67,15 @@ class Place:
 class FlareError(Exception):
     """An error that the user can act on.
 
-    `kind` is stable: scripts compare it.
+    `kind` never changes, because scripts compare it.
 
-    message    what happened
-    address    the file or address where it happened; may be empty
-    hint       how to solve it, in one sentence; may be empty
+    message    description of the problem
+    address    the file or address with the problem; may be empty
+    hint       solution in one sentence; may be empty
     row        row number in the file, or in the batch if there is no address
     column     name of the column, or None
-    line       line number in a text file, from 1
-    character  position in that line, from 1
+    line       line number in a text file, counted from 1
+    character  character in the line, counted from 1
     item       item of a JSON file, such as `shards[3].zip_data`; may be empty
     """
 
@@ -105,16 +107,16 @@ class FlareError(Exception):
 
     @property
     def place(self) -> Place:
-        """Return the address with its row, line or item, to pass as `where` of another error."""
+        """Return the address with its row, line or item, to pass as `where` to another error."""
         return Place(self.address, self.row, self.line, self.character, self.item)
 
     @property
     def where(self) -> str:
-        """Return the place as text, such as `out/shard.00000.mds[17]`; for people only."""
+        """Return the place as text for people, such as `out/shard.00000.mds[17]`."""
         return str(self.place)
 
     def at(self, where: object, first_row: int = 0) -> Self:
-        """Return a copy of this error at an address; `first_row` is the first row of the batch."""
+        """Return a copy of this error with the address `where`, and `first_row` added to its row."""
         row = None if self.row is None else first_row + self.row
         return self.changed(address=str(where), row=row)
 
@@ -125,7 +127,7 @@ class FlareError(Exception):
     def changed(self, **facts: Any) -> Self:
         """Return a copy with some attributes replaced."""
         if facts.get("row") is not None:
-            facts["row"] = int(facts["row"])  # JSON cannot write numpy integers
+            facts["row"] = int(facts["row"])  # the json module cannot write numpy integers
         return _rebuild(type(self), {**self.__dict__, **facts})
 
     def __str__(self) -> str:
@@ -170,42 +172,42 @@ class RowsError(UsageError, IndexError):
 
 
 class ReachError(FlareError, OSError):
-    """Failed to read or write an address: network error, permission denied, disk full."""
+    """A failure to read or write an address, such as a network error or a full disk."""
 
     kind, exit_code = "reach", 3
 
-    def __str__(self) -> str:  # instead of OSError.__str__
+    def __str__(self) -> str:  # OSError.__str__ would print errno and file name
         return FlareError.__str__(self)
 
 
 class CredentialsError(ReachError):
-    """The credentials are invalid or have expired, so every request fails."""
+    """Invalid or expired credentials, with which every request fails."""
 
 
 class MissingError(ReachError, FileNotFoundError):
-    """The address does not exist."""
+    """An address that does not exist."""
 
     kind = "missing"
 
 
 class BusyError(ReachError):
-    """Another process uses the address."""
+    """An address that another process uses."""
 
     kind = "busy"
 
 
 class FormatError(FlareError, ValueError):
-    """A file is not valid in its format."""
+    """A file or value that is not valid in its format."""
 
     kind, exit_code = "format", 4
 
 
 class NoRowsError(FormatError):
-    """The data has no rows, but at least one is needed."""
+    """Data without rows, where at least one row is required."""
 
 
 class IntegrityError(FormatError):
-    """The size or the checksum of a file differs from the recorded one."""
+    """A file whose size or checksum differs from the recorded value."""
 
     kind = "integrity"
 
@@ -217,7 +219,7 @@ class ValueFitError(FormatError):
 
 
 class TransformError(FlareError):
-    """A function of the user failed on a sample; its exception is the cause."""
+    """A failure of a user's function on a sample; `__cause__` is the exception that it raised."""
 
     kind = "transform"
 
@@ -229,24 +231,24 @@ class UnfinishedError(FormatError):
 
 
 class UnsafeError(FlareError, PermissionError):
-    """Refused for safety: a pickle, a name outside the folder, an address that data must not name."""
+    """A refusal for safety, such as a pickle, a name outside its folder or a private address."""
 
     kind, exit_code = "unsafe", 5
 
-    def __str__(self) -> str:  # instead of OSError.__str__
+    def __str__(self) -> str:  # OSError.__str__ would print errno and file name
         return FlareError.__str__(self)
 
 
 class ExhaustedError(MemoryError):
-    """The process cannot open more files. Like MemoryError, this is not an error of the data.
+    """A lack of file handles. Like a lack of memory, it is independent of the data.
 
-    It is not a FlareError, because code that turns errors of the data into findings or failed rows
-    must not catch it.
+    This class is not a FlareError, because code that reports a FlareError as a finding or a failed
+    row must not catch it.
     """
 
 
 def check_exhausted(error: OSError) -> None:
-    """Raise MemoryError or ExhaustedError if the system refused memory or a file handle."""
+    """Raise MemoryError or ExhaustedError if the system is out of memory or file handles."""
     if error.errno == errno.ENOMEM:
         raise MemoryError(os.strerror(errno.ENOMEM)) from error
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -254,9 +256,9 @@ def check_exhausted(error: OSError) -> None:
 
 
 class MissingLibraryError(FlareError, ImportError):
-    """An optional library is not installed; the hint is the command that installs it."""
+    """An optional library that is not installed; the hint is the command that installs it."""
 
     kind, exit_code = "library", 6
 
-    def __str__(self) -> str:  # instead of ImportError.__str__
+    def __str__(self) -> str:  # ImportError.__str__ would not print the place
         return FlareError.__str__(self)

@@ -1,8 +1,8 @@
 """Limits on the size of decoded data: columns, rows, cells and decompressed bytes.
 
-They protect against small inputs that expand to huge data. A limit is the larger of a constant and
-a multiple of the stored bytes. Real datasets stay far below the limits, because a row takes at
-least a few bytes.
+The limits protect against small inputs that expand to huge data. A limit is the larger of a
+constant and a multiple of the stored bytes. Real datasets are far below the limits, because a row
+takes at least a few bytes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = [
 ]
 
 MAX_COLUMNS = 10_000
-# allowed for any input, and per stored byte
+# the limit for any input, however small, and the limit per stored byte
 FREE_BYTES, MAX_RATIO = 256_000_000, 256
 FREE_ROWS, ROWS_PER_BYTE = 1 << 22, 4
 FREE_CELLS, CELLS_PER_BYTE = 1 << 25, 32
-# bytes of one document; its Python objects take up to 25 times as much
+# bytes of one document, whose Python objects take up to 25 times as much memory
 MAX_DECODED_VALUE = 16 << 20
-MAX_TEXT_VALUE = 32 << 20  # bytes of one value as text; escaping can make it 6 times as long
-MAX_PARQUET_VALUE = 64 << 20  # bytes of one value; Arrow's writer copies it several times
+MAX_TEXT_VALUE = 32 << 20  # bytes of one value as text, which escaping may lengthen sixfold
+MAX_PARQUET_VALUE = 64 << 20  # bytes of one value, which Arrow's writer copies several times
 BOMB_HINT = "The file may be a decompression bomb; do not trust it."
 
 
@@ -47,7 +47,7 @@ def check_columns(count: int, where: object) -> None:
 
 
 def check_rows(rows: int, columns: int, stored: int, where: object) -> None:
-    """Raise FormatError if `stored` bytes declare too many rows or too many cells."""
+    """Raise FormatError if a file of `stored` bytes declares too many rows or too many cells."""
     limit = max(FREE_ROWS, ROWS_PER_BYTE * stored)
     if rows > limit:
         raise FormatError(
@@ -65,7 +65,7 @@ def check_rows(rows: int, columns: int, stored: int, where: object) -> None:
 
 
 def check_values(count: int, stored: int, where: object) -> None:
-    """Raise FormatError if `stored` bytes declare too many values, such as items of lists."""
+    """Raise FormatError if a file of `stored` bytes declares too many values or list items."""
     limit = max(FREE_CELLS, CELLS_PER_BYTE * stored)
     if count > limit:
         raise FormatError(
@@ -81,7 +81,7 @@ def decompressed_limit(stored: int) -> int:
 
 
 def check_decoded(size: int, stored: int, where: object) -> None:
-    """Raise IntegrityError if `stored` bytes decode to more than their limit."""
+    """Raise IntegrityError if the decoded size exceeds the limit for `stored` bytes."""
     limit = decompressed_limit(stored)
     if size > limit:
         raise IntegrityError(

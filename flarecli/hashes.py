@@ -1,6 +1,6 @@
-"""Checksums by the names that indexes and playlists use. One pass computes several of them.
+"""Checksums with the names that indexes and playlists use. One pass computes several checksums.
 
-The names are those of hashlib except the shake family, which has no fixed length; xxh32, xxh64,
+The names are those of hashlib without the shake family, which has no fixed length; xxh32, xxh64,
 xxh128, xxh3_64 and xxh3_128 (seed 0); crc32; and, if awscrt is installed, crc32c and crc64nvme.
 Digests are lowercase hex, big-endian.
 """
@@ -17,7 +17,7 @@ from flarecli.suggest import choose
 
 __all__ = ["DEFAULT", "Sums", "known", "digest"]
 
-DEFAULT = "xxh3_128"  # in every playlist: as fast as memory, and too long for collisions
+DEFAULT = "xxh3_128"  # in every playlist; fast, and long enough to prevent accidental collisions
 _XXHASH = ("xxh128", "xxh32", "xxh3_128", "xxh3_64", "xxh64")
 _AWSCRT = {"crc32c": 8, "crc64nvme": 16}  # checksums that S3 stores -> number of hex digits
 _HASHLIB = (  # listed here because hashlib is slow to import
@@ -82,7 +82,7 @@ def _new(name: str) -> Any:
 class Sums:
     """Several checksums of one stream of bytes.
 
-    names   names of hashes
+    names   names of the hashes
     size    bytes processed so far
     raises  UsageError for an unknown name
     """
@@ -92,17 +92,17 @@ class Sums:
         self.size = 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Process bytes or a flat memoryview."""
+        """Add bytes or a flat memoryview to every checksum."""
         self.size += len(data)
         for checksum in self._hashes.values():
             checksum.update(data)
 
     def hex(self) -> dict[str, str]:
-        """Return name -> lowercase hex digest of all bytes so far."""
+        """Return name -> lowercase hex digest of the bytes processed so far."""
         return {name: checksum.hexdigest() for name, checksum in self._hashes.items()}
 
     def differences(self, expected: Mapping[str, str]) -> list[str]:
-        """Return the names of hashes whose value differs from the expected one, sorted."""
+        """Return the sorted names of the hashes whose digest differs from the expected digest."""
         return sorted(
             name
             for name, value in self.hex().items()

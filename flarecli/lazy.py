@@ -14,7 +14,7 @@ __all__ = ["named", "np", "pa", "pc"]
 
 
 class _LazyModule(ModuleType):
-    """Stand-in for a module: imports the module at the first access to a name; caches each name."""
+    """Stand-in for a module, which is imported when one of its names is first used."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(importlib.import_module(self.__name__), name)
@@ -33,8 +33,8 @@ else:
 def named(package: str, files: Mapping[str, str], name: str) -> Any:
     """Import and return one name of a package, for the package's `__getattr__`.
 
-    files   name -> module of the package that defines it, or MODULE:NAME if it has another name
-            there; if the name is that of the module, the module is returned
+    files   name -> module of the package that defines the name, or MODULE:NAME if the module uses
+            another name; a name that equals its module's name returns the module
     raises  AttributeError for an unknown name
     """
     if name not in files:

@@ -1,8 +1,8 @@
-"""Registry of process-wide state: connections, threads, open files, caches of versions.
+"""Registry of process-wide state: connections, threads, open files and cached versions.
 
-Each owner of such state registers a function that closes it; `flare.close()` calls all of these
-functions. Later use opens the state again. A forked child starts without open state: each owner
-ensures this with `os.register_at_fork`.
+Each module with such state registers a function that closes the state; `flare.close()` calls all of
+these functions. The next use opens the state again. Each module also calls `os.register_at_fork`,
+so that a forked child starts without open state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _closers: dict[str, Callable[[], None]] = {}
 
 
 def register(name: str, close: Callable[[], None]) -> None:
-    """Register a function that closes shared state; it replaces an earlier one of the same name.
+    """Register a function that closes shared state, in place of any function of the same name.
 
     name   name of the state, such as `connections`; unique in the process
     close  function that any thread may call any number of times
@@ -24,7 +24,7 @@ def register(name: str, close: Callable[[], None]) -> None:
 
 
 def close_all() -> None:
-    """Close all registered state, the latest first. Raises the first error after all calls."""
+    """Close all registered state in reverse order. Raises the first error after all calls."""
     first: BaseException | None = None
     for close in reversed([*_closers.values()]):
         try:

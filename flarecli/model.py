@@ -38,7 +38,7 @@ __all__ = [
     "total",
 ]
 
-# column -> encoded bytes as the format stores them
+# column -> encoded value, as the format stores it
 Row: TypeAlias = dict[str, "bytes | list[bytes] | None"]
 Sample: TypeAlias = dict[str, Any]  # column -> Python value
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     BoolArray: TypeAlias = npt.NDArray[np.bool_]
 else:  # numpy is slow to import
     IntArray = UInt32Array = ByteArray = BoolArray = Any
-ENCODING = b"encoding"  # key of the column's encoding in the metadata of an Arrow field
+ENCODING = b"encoding"  # key for a column's encoding in the metadata of an Arrow field
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its name, its encoding, and the size of its values in bytes, None if not fixed."""
+    """A column. `size` is the number of bytes per value, or None if values differ in size."""
 
     name: str
     encoding: str
@@ -70,11 +70,11 @@ Columns: TypeAlias = tuple[Column, ...]
 class File:
     """A stored file.
 
-    name        name as listed
-    size        bytes; None if unknown
+    name        name in the index or playlist
+    size        size in bytes; None if unknown
     hashes      name of the hash -> hex digest
-    raw_size    bytes after decompression; None if unknown or if the file is not compressed
-    raw_hashes  like `hashes`, of the decompressed bytes
+    raw_size    size after decompression in bytes; None if unknown or if the file is not compressed
+    raw_hashes  like `hashes`, for the decompressed bytes
     """
 
     name: str
@@ -86,7 +86,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A listed shard, not opened.
+    """A listed shard that is not open.
 
     at          location of the main file
     rows        number of rows; None if unknown
@@ -105,8 +105,8 @@ class Chunk:
 class Shard:
     """An open shard. It has no file handles, so it can be pickled.
 
-    layout  tables of the format, such as the offsets of rows
-    memo    cache of the format in this process, which speeds up reading; not pickled
+    layout  tables from the file, such as row offsets
+    memo    cache that the format uses in this process; not pickled
     """
 
     chunk: Chunk
@@ -126,14 +126,15 @@ class Shard:
 class Stream:
     """A named sequence of chunks with the same columns.
 
-    at          base of relative URLs
-    urls        one for each chunk, relative to `at` or absolute
-    rows        int64 [chunks], or None if the list does not contain them
-    sizes       int64 [chunks], bytes of each stored file, or None
+    at          base for relative URLs
+    urls        URL of each chunk, absolute or relative to `at`
+    rows        number of rows in each chunk, int64 [chunks]; None if not listed
+    sizes       size of each stored file in bytes, int64 [chunks]; None if not listed
     hashes      name of the hash -> hex digest of each chunk; empty if unknown
-    raw_sizes   int64 [chunks], bytes after decompression, -1 where a file is not compressed; or None
-    raw_hashes  like `hashes`, of the decompressed bytes
-    parts       companions of each chunk (`.meta`, `.idx`, the bags of a column); may be empty
+    raw_sizes   decompressed size of each file in bytes, int64 [chunks], -1 for a file that is not
+                compressed; None if not listed
+    raw_hashes  like `hashes`, for the decompressed bytes
+    parts       companion files of each chunk, such as `.meta` and `.idx`; may be empty
     headers     entries of the stream in the playlist, except its chunks
     """
 
@@ -156,9 +157,10 @@ class Stream:
 
     @property
     def stored(self) -> IntArray | None:
-        """Return the stored bytes of each chunk and its companions: int64 [chunks].
+        """Return the stored size of each chunk with its companions, in bytes: int64 [chunks].
 
-        A value is -1 if the size of the main file is unknown. The result is None if `sizes` is.
+        A value is -1 if the size of the main file is unknown. The result is None if `sizes` is
+        None.
         """
         if self.sizes is None or not any(self.parts):
             return self.sizes
@@ -198,7 +200,7 @@ class Playlist:
 
     at                address of the playlist; None if it is not a file
     protected         True if the last line of the file is a valid checksum of the lines before it
-    requested_format  format that the user specified, or empty; the playlist may list another one
+    requested_format  format that the user specified, or empty; the playlist may list another format
     """
 
     streams: tuple[Stream, ...]
@@ -215,9 +217,9 @@ class Playlist:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the shards to write. Sizes are in bytes; None means no limit.
+    """Settings for the shards to write. Sizes are in bytes; None means no limit.
 
-    hashes  names of the checksums in the format's own index
+    hashes  names of the checksums to store in the format's own index
     """
 
     compression: str | None = None
@@ -232,9 +234,9 @@ class Settings:
 class Cursor:
     """A position in an epoch.
 
-    step      rows of all ranks before the position
-    rows      rows of the epoch; None if unknown
-    window    size of the shuffle window; None if unknown
+    step      number of rows before the position, over all ranks
+    rows      number of rows in the epoch; None if unknown
+    window    size of the shuffle window in chunks; None if unknown
     checksum  `Dataset.checksum` of the data; None if unknown
     """
 
@@ -247,14 +249,14 @@ class Cursor:
     checksum: str | None = field(default=None, compare=False)
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        """Restore a pickle. Fields that an earlier version did not have become None."""
+        """Restore a pickled cursor. Fields that the pickle of an earlier version lacks are None."""
         for attribute, value in zip_longest(fields(self), state):
             object.__setattr__(self, attribute.name, value)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem that verify found.
+    """A problem in the data that `verify` reports.
 
     address      the file or address
     kind         kind of the problem; stable, because scripts compare it
@@ -263,8 +265,8 @@ class Finding:
     row          row number in the file, or None
     column       name of the column, or None
     start, stop  byte range in the file, or in the decompressed file; None if unknown
-    line         line number in a text file, from 1
-    character    position in that line, from 1
+    line         line number in a text file, counted from 1
+    character    character in the line, counted from 1
     item         item of a JSON file, such as `shards[3].zip_data`; may be empty
     """
 
@@ -282,12 +284,12 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """Return the place as text, such as `out/shard.00000.mds[17]`; for people only."""
+        """Return the place as text for people, such as `out/shard.00000.mds[17]`."""
         return format_place(self.address, self.row, self.line, self.character, self.item)
 
 
 def finding_of(error: FlareError, address: object = "") -> Finding:
-    """Return an error as a finding; `address` is used if the error has none."""
+    """Convert an error to a finding; `address` is used if the error has no address."""
     return Finding(
         error.address or str(address),
         error.kind,
@@ -302,5 +304,5 @@ def finding_of(error: FlareError, address: object = "") -> Finding:
 
 
 def total(counts: IntArray) -> int:
-    """Return the exact sum of counts, which come from an untrusted list and may overflow int64."""
+    """Return the exact sum of untrusted counts, whose sum as int64 could overflow."""
     return sum(counts.tolist())

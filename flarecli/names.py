@@ -1,4 +1,4 @@
-"""Checks of names and addresses that come from data.
+"""Checks for names and addresses that come from data.
 
 A file name from an index, a playlist, a tar archive or a row must be one plain relative path.
 """
@@ -24,24 +24,24 @@ __all__ = [
     "whole_path",
 ]
 
-NAME_BYTES, PATH_BYTES = 255, 4096  # limits of Linux
+NAME_BYTES, PATH_BYTES = 255, 4096  # limits on Linux
 DEVICE = "\0"  # replaces device names in the result of `collision_key`; invalid in names
 
-# All other patterns are strings, compiled on first use: most commands do not need them.
+# The other patterns are strings, compiled on first use, because most commands do not use them.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 # fast path: matches most names
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LEADING_DOTS = r"(?:\./)+(?=[^/])"
 _DRIVE = "[A-Za-z]:"
-_PART_DRIVE = "/[A-Za-z]:"  # on Windows, such a part replaces the path before it
+_PART_DRIVE = "/[A-Za-z]:"  # on Windows, a drive replaces the path before it
 # Windows drops dots and spaces at the end of a name, so `.. ` is the parent folder.
 _DOTS_AND_SPACES = "(?:^|/)[. ]+(?:/|$)"
 # C0, DEL, C1, and lone surrogates except those of `surrogateescape`
 _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]"
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, surrogates
 _UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-# Device names of Windows, with any text after a dot or a colon. Code pages map superscript
-# digits to digits.
+# Windows reserves these device names, also before a dot or a colon and any text. They include
+# superscript digits, because Windows code pages map these to digits.
 _DEVICE_END = " *[.:]"
 _DEVICES = {
     "con",
@@ -66,13 +66,13 @@ def check_name(name: str, where: object = "") -> str:
         raise UnsafeError(
             f"the name {_short(name)} {reason}",
             where=where,
-            hint="Repair the file that contains the name. No file of that name was read or written.",
+            hint="Repair the file that contains the name. No file with that name was read or written.",
         )
     return name
 
 
 def name_fault(name: str) -> str:
-    """Return the reason why a name is not one plain relative path; empty if it is one."""
+    """Return why a name is not one plain relative path, or an empty string if it is."""
     if not name:
         return "is empty"
     if len(name) < NAME_BYTES // 4 and _PLAIN.fullmatch(name):
@@ -96,7 +96,7 @@ def name_fault(name: str) -> str:
         return "has a part of only dots and spaces"
     if re.search(_PART_DRIVE, name):
         return "contains a Windows drive"
-    if len(name) < NAME_BYTES // 4:  # a character takes at most 4 bytes
+    if len(name) < NAME_BYTES // 4:  # UTF-8 uses at most 4 bytes per character
         return ""
     raw = name.encode("utf-8", "surrogatepass")
     if any(len(part.encode("utf-8", "surrogatepass")) > NAME_BYTES for part in parts):
@@ -133,9 +133,10 @@ def escape(text: str) -> str:
 
 
 def shell_quoted(text: str) -> str:
-    r"""Return text as one word of a shell command on one line.
+    r"""Quote text as one word of a shell command on one line.
 
-    Like `shlex.quote`, but `$'a\nb'` if the text contains characters that `escape` escapes.
+    The result is that of `shlex.quote`, or has the form `$'a\nb'` if the text contains characters
+    that `escape` replaces.
     """
     import shlex
 
@@ -167,7 +168,7 @@ def scheme_of(address: str) -> str:
 
 
 def local_path(address: str) -> str:
-    """Return the path of a `file://` address, or a path as it is. The host may be `localhost`."""
+    """Return the path of a `file://` address; the host may be `localhost`. Keep a plain path."""
     if scheme_of(address) != "file":
         return address
     from urllib.parse import unquote  # slow to import
@@ -177,7 +178,7 @@ def local_path(address: str) -> str:
 
 
 def whole_path(path: str) -> str:
-    """Return the absolute path of a path from the user.
+    """Return a path from the user as an absolute path.
 
     Raises MissingError if the current folder no longer exists.
     """

@@ -1,8 +1,9 @@
 """Prefetch: calls on one process-wide thread pool, with ordered results and bounded memory.
 
-The threads of the pool are daemons and are reused. The pool has no maximum size: each queue bounds
-its own number of threads, so a call may use the pool without a deadlock. If the system allows no
-further thread, queued calls run on the existing threads or on the calling thread.
+The threads of the pool are daemons and are reused. Each queue limits its own number of threads. The
+pool itself has no maximum size, so a call that runs on the pool may use the pool without a
+deadlock. If the system refuses another thread, queued calls run on the existing threads or on the
+calling thread.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = [
 
 A = TypeVar("A")
 T = TypeVar("T")
-# Waits have a timeout: a signal that another thread receives ends a wait only at its timeout.
+# Waits have a timeout, because a signal that another thread receives does not end a wait earlier.
 _TICK_S = 0.5
 
 _tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None ends the thread
@@ -41,7 +42,7 @@ _idle = threading.Semaphore(0)  # number of threads that wait for a task
 
 
 def start_thread(thread: threading.Thread, option: str = "--jobs") -> None:
-    """Start a thread. Raises ReachError if the system allows no more; its hint names `option`."""
+    """Start a thread. Raises ReachError, with `option` in the hint, if the system refuses."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -60,7 +61,7 @@ def _run_task(task: Callable[[], None]) -> None:
 def _work(tasks: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
     while (task := tasks.get()) is not None:
         task()
-        del task  # the result would stay alive until the next task arrives
+        del task  # frees the result before the next task arrives
         idle.release()
 
 
@@ -93,7 +94,7 @@ def submit(call: Callable[[], T]) -> Future[T]:
         except BaseException as error:
             future.set_exception(error)
         finally:
-            del future  # a reference cycle: the error's frames refer to the future, and vice versa
+            del future  # breaks the reference cycle between the future and its error's traceback
 
     _run_task(task)
     return future
@@ -113,7 +114,7 @@ def run_interruptibly(call: Callable[[], T]) -> T:
     try:
         return result_interruptibly(future)
     finally:
-        del future  # as in `submit`
+        del future  # breaks a reference cycle, see `submit`
 
 
 def result_interruptibly(future: Future[T]) -> T:
@@ -124,7 +125,7 @@ def result_interruptibly(future: Future[T]) -> T:
                 future.exception(timeout=_TICK_S)
         return future.result()
     finally:
-        del future  # as in `submit`
+        del future  # breaks a reference cycle, see `submit`
 
 
 def get_interruptibly(queue: SimpleQueue[T]) -> T:
@@ -135,7 +136,7 @@ def get_interruptibly(queue: SimpleQueue[T]) -> T:
 
 
 class _Entry(Generic[A, T]):
-    """An item of a queue, which later becomes its result or its error."""
+    """An item of an OrderedQueue and, after its call, the result or the error."""
 
     __slots__ = ("error", "is_done", "item", "value", "weight")
 
@@ -148,18 +149,19 @@ class _Entry(Generic[A, T]):
 
 
 class OrderedQueue(Generic[A, T]):
-    """Calls a function with each item, and returns the results in the order of the items.
+    """Queue that calls a function with each item and returns the results in the order of the items.
 
-    Only one thread may put items and take results. If a call fails, its error is raised in place of
-    its result, and the queue is closed. `len()` is the number of results that are not taken yet.
+    Only one thread may put items and remove results. If a call fails, its error is raised in place
+    of its result, and the queue is closed. `len()` is the number of items whose results are still
+    in the queue.
 
-    call          function of an item
-    workers       number of threads; 0: calls run on the thread that uses the queue
-    max_items     maximum number of items in the queue; at least 1, default 2 * workers
-    max_bytes     limit on the bytes of calls in flight and of results that are not taken; a single
-                  item may exceed it
-    weigh         returns the bytes of an item, counted until its call returns; default 0
-    weigh_result  returns the bytes of a result; default: the bytes of its item
+    call          function to call with each item
+    workers       number of threads; with 0, calls run on the thread that uses the queue
+    max_items     maximum number of items in the queue (default: 2 * workers, at least 1)
+    max_bytes     limit on the total bytes of calls in flight and of results in the queue; a single
+                  item may exceed the limit
+    weigh         function that returns the bytes of an item while its call runs (default: 0)
+    weigh_result  function that returns the bytes of a result (default: the bytes of its item)
     """
 
     def __init__(
@@ -175,10 +177,10 @@ class OrderedQueue(Generic[A, T]):
         self._call, self._workers, self._max_bytes = call, workers, max_bytes
         self._max_items = max(1, 2 * workers if max_items is None else max_items)
         self._weigh, self._weigh_result = weigh, weigh_result
-        self._entries: deque[_Entry[A, T]] = deque()  # entries whose results are not taken
+        self._entries: deque[_Entry[A, T]] = deque()  # entries whose results are not removed yet
         self._waiting: deque[_Entry[A, T]] = deque()  # entries that have not started
-        self._bytes = self._started_bytes = 0  # of all entries; of started entries
-        self._running = self._starting = 0  # workers; workers whose thread has not started
+        self._bytes = self._started_bytes = 0  # bytes of all entries; bytes of started entries
+        self._running = self._starting = 0  # number of workers; number whose thread has not started
         self._calling = 0  # calls in flight
         self._awaited: _Entry[A, T] | None = None  # the entry that `_take` waits for
         self._changed = threading.Condition()
@@ -224,10 +226,10 @@ class OrderedQueue(Generic[A, T]):
             yield self._take()
 
     def close(self, wait: bool = False) -> None:
-        """Start no further call and drop all results; with `wait`, return after the last call.
+        """Drop all waiting items and results; with `wait`, return after the last call in flight.
 
-        Without `wait`, no lock is acquired: garbage collection may close an abandoned iterator on
-        any thread, even on a thread that has the lock.
+        Without `wait`, no lock is acquired, because garbage collection may close an abandoned
+        iterator on any thread, even on a thread that has the lock.
         """
         self._is_closed = True
         self._waiting.clear()
@@ -253,7 +255,7 @@ class OrderedQueue(Generic[A, T]):
         return self._started_bytes + max(1, weight) <= self._max_bytes
 
     def _start(self) -> None:
-        """Start workers while items wait for one."""
+        """Start workers while items wait and the limits allow another worker."""
         while True:
             with self._changed:
                 if len(self._waiting) <= self._starting or not self._may_start():
@@ -283,7 +285,7 @@ class OrderedQueue(Generic[A, T]):
         while calls != max_calls and (entry := self._next()) is not None:
             calls += 1
             self._run(entry)
-            del entry  # the result would stay alive until the next item
+            del entry  # frees the result before the next item arrives
         if calls == max_calls:
             with self._changed:
                 self._running -= 1
@@ -309,7 +311,7 @@ class OrderedQueue(Generic[A, T]):
             del value
         except BaseException as error:
             entry.error = error
-            self._waiting.clear()  # nobody takes results after an error
+            self._waiting.clear()  # results after an error are never used
         entry.item = None
         with self._changed:
             self._bytes += weight - entry.weight
@@ -318,9 +320,8 @@ class OrderedQueue(Generic[A, T]):
             self._calling -= 1
             if self._is_closed or self._awaited is entry:
                 self._changed.notify_all()
-        del (
-            entry
-        )  # a reference cycle: the entry refers to the error, whose traceback has this frame
+        # Break the reference cycle: the entry refers to the error, and its traceback to this frame.
+        del entry
 
     def _take(self) -> T:
         """Wait for the first entry, remove it and return its result."""
@@ -338,7 +339,7 @@ class OrderedQueue(Generic[A, T]):
             try:
                 raise entry.error
             finally:
-                del entry, self  # the frames of the error would keep them alive
+                del entry, self  # otherwise the error's traceback would keep both alive
         self._start()
         return cast(T, entry.value)
 
@@ -353,11 +354,10 @@ def ordered_map(
     weigh: Callable[[A], int] | None = None,
     weigh_result: Callable[[T], int] | None = None,
 ) -> Generator[T, None, None]:
-    """Call a function with each item on the pool, ahead of use; yield the results in order.
+    """Call a function with each item on the thread pool, ahead of use, and yield ordered results.
 
-    The calling thread advances the iterator of items. Closing the returned iterator starts no
-    further call and does not wait for calls in flight. `OrderedQueue` describes the arguments and
-    errors.
+    The calling thread iterates over the items. Closing the returned iterator drops the waiting
+    items and does not wait for calls in flight. `OrderedQueue` describes the arguments and errors.
     """
     queue = OrderedQueue(
         call,

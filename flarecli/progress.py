@@ -9,19 +9,19 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """No-op progress callbacks. Override the methods in a subclass; one thread makes all calls."""
+    """No-op progress callbacks, to override in a subclass. A single thread makes all calls."""
 
     def start(self, task: str, rows: int | None, bytes: int | None = None) -> None:
         """Start a task. `task` is its name, such as `pack`; rows and bytes are totals or None."""
 
     def advance(self, rows: int, bytes: int) -> None:
-        """Report rows and bytes done since the last call."""
+        """Report the rows and bytes processed since the last call."""
 
     def failed(self, key: str, reason: str) -> None:
-        """Report one failed row at once. Both texts may contain control characters."""
+        """Report a failed row immediately. `key` and `reason` may contain control characters."""
 
     def note(self, text: str, verbose: bool = False) -> None:
-        """Report a note. A `verbose` note is a detail."""
+        """Report a note. `verbose` is True for notes about details."""
 
     def close(self) -> None:
-        """End the task. This is called after an error too."""
+        """End the task, also after an error."""

@@ -1,8 +1,8 @@
 """Ray Data source and sink: `ray.data.read_datasource(FlareSource(…))`,
 `ds.write_datasink(FlareSink(…))`.
 
-Blocks are Arrow tables. Each task of a source reads a run of shards; each task of a sink writes a
-part, `00000/`, `00001/` …. One index and one playlist, which is written last, join the parts.
+Blocks are Arrow tables. Each source task reads consecutive shards. Each sink task writes one part
+(`00000/`, `00001/`, …). An index and a playlist join the parts; the playlist is written last.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FlareSource(Datasource):
     """Rows of a dataset, for `ray.data.read_datasource`.
 
     address  any address that `flarecli.open` accepts; every node must be able to read it
-    columns  columns to read; None: all
+    columns  columns to read (default: all)
     where    SQL condition on these columns, or a SELECT without sorting, grouping or limits
     allow_private, allow_local, allow_host  addresses that data may access, as in `flarecli.open`
     raises   errors of `flarecli.open`; UsageError for an unknown column or for any other SELECT
@@ -78,20 +78,20 @@ class FlareSource(Datasource):
             if not sql.is_row_by_row(self._schema, where):
                 hint = "Read all rows, then sort or aggregate them with Ray."
                 raise UsageError(
-                    "cannot sort, group, count or limit: each task has only a part of the rows",
+                    "cannot sort, group, count or limit rows, because each task reads only some of them",
                     hint=hint,
                 )
             self._schema, _ = sql.select(self._schema, iter(()), where)
         self._rows, self._ends, self._bytes = len(data), _shard_ends(data), _stored(data)
 
     def estimate_inmemory_data_size(self) -> int:
-        """Return the size of the shards as an estimate of the bytes of all rows."""
+        """Return the stored size of the shards, as an estimate of the size of all rows."""
         return self._bytes
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ReadTask]:
-        """Return tasks that read runs of rows; with enough shards, a run ends where a shard ends."""
+        """Return tasks that each read consecutive rows, and complete shards if there are enough."""
         count = min(max(1, parallelism), max(1, self._rows))
         cuts = np.linspace(0, self._rows, count + 1).astype(np.int64)
         if len(self._ends) >= count:
@@ -134,16 +134,16 @@ class FlareSource(Datasource):
 
 
 class FlareSink(Datasink[Any]):
-    """A dataset to write, for `Dataset.write_datasink`.
+    """Datasink that writes a dataset, for `Dataset.write_datasink`.
 
     Rows are in the order of the tasks, which may differ from the order of the Ray dataset.
 
     out        folder to write; `overwrite` replaces an existing dataset
     format     format of the shards
-    columns    column -> encoding; the encoding of other columns is kept, or inferred from the first
-               rows
+    columns    column -> encoding; other columns have the encoding in the schema, or else an
+               encoding inferred from the first rows
     settings   size, compression and checksums of shards
-    raises     errors of `claim` before writing; the error of a failed row after cleanup
+    raises     before writing, errors of `claim`; after cleanup, the error of the failed row
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class FlareSink(Datasink[Any]):
         self._open: tuple[Target, Journal] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None}  # only the driver has the lock of the folder
+        return {**self.__dict__, "_open": None}  # only the driver locks the folder
 
     def on_write_start(self, schema: pa.Schema | None = None) -> None:
         """Lock the folder."""
@@ -270,9 +270,9 @@ def _table(block: Any) -> pa.Table:
 
 
 def _shard_ends(data: read.Dataset) -> Any:
-    """Return the row at which each shard ends, int64 [shards].
+    """Return the row number at which each shard ends, int64 [shards].
 
-    The result is empty if streams are joined by column or if the numbers of rows are unknown.
+    The result is empty if streams are joined by column or if row counts are unknown.
     """
     streams = [stream for playlist in data.playlists for stream in playlist.streams]
     if len({stream.name for stream in streams}) > 1 or any(

@@ -1,4 +1,4 @@
-"""Remove secrets from addresses before they are printed or stored."""
+"""Removal of secrets from addresses that are printed or stored."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def without_user(url: str) -> str:
 def redact(address: str) -> str:
     """Return an address without secrets, to print or to store.
 
-    User info, fragment and path parameters are removed. The whole query is removed too, because a
-    token may have any name. Object keys are kept, except a query with the name of a secret.
+    User info, fragment and path parameters are removed. The complete query is removed too, because
+    a token may have any name. For object stores, only a query that names a secret is removed.
     """
     shown = address_key(address)
     if shown.partition(":")[0].lower() in _OPAQUE or "://" not in shown:
@@ -64,7 +64,7 @@ def redact(address: str) -> str:
 def address_key(address: str) -> str:
     """Return a key that is equal for two addresses that differ only in their signature.
 
-    The key has no user info, no fragment and no query with the name of a secret. It may contain
+    The key has no user info, no fragment and no query that names a secret. The key may contain
     secrets with unknown names, so it must not be printed.
     """
     if re.match(_BROKEN, address):
@@ -75,7 +75,7 @@ def address_key(address: str) -> str:
 
     try:
         parts = urlsplit(address)
-        _ = parts.port  # raises if the port is not a number, as in a password with a slash
+        _ = parts.port  # raises for an invalid port, as after a slash in a password
     except ValueError:
         return address.split("://")[0] + "://…"
     host = parts.netloc.rpartition("@")[2]
@@ -94,5 +94,5 @@ def redact_text(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text as one line: secrets of addresses removed, control characters escaped."""
+    """Return text as one line, with addresses redacted and control characters escaped."""
     return escape(redact_text(text))

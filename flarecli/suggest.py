@@ -8,12 +8,12 @@ from flarecli.names import shell_quoted
 
 __all__ = ["choose", "nearest"]
 
-MAX_SHOWN = 60  # names in a hint
-_MAX_NAMES, _MAX_LENGTH = 5_000, 100  # of the compared names, which may come from data
+MAX_SHOWN = 60  # maximum number of names in a hint
+_MAX_NAMES, _MAX_LENGTH = 5_000, 100  # limits on the compared names, which may come from data
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to a name; None if no known name is similar.
+    """Return the known name that is most similar to `name`, or None if no known name is similar.
 
     Case and surrounding spaces are ignored.
     """
@@ -32,7 +32,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         return names[similar[0]]
     if len(plain) < 3:
         return None
-    # a part of a name, such as `url` of `data_url`
+    # match a part of a known name, such as `url` in `data_url`
     containing = [known for known in names if plain in known.replace("-", "_").split("_")]
     return names[min(containing, key=len)] if containing else None
 
@@ -44,7 +44,7 @@ def choose(
     synonyms: Mapping[str, str] = {},
     suffix: str = "",
 ) -> str:
-    """Return the hint for an unknown name: the most similar known name and all known names.
+    """Return the hint for an unknown name, with the most similar known name and all known names.
 
     intro     text before the first known name
     synonyms  name in other programs -> known name

@@ -1,12 +1,11 @@
-"""A conformance suite for the formats of other packages.
+"""Conformance tests for formats that other packages define.
 
     from flarecli.testing import FormatSuite
 
     class TestToy(FormatSuite):
         name = "toy"
 
-pytest runs each test of the suite on the format of that name. The built-in formats pass the same
-suite.
+pytest runs each test of the suite on the named format. The built-in formats pass the same tests.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = ["FormatSuite"]
 _ENCODINGS = {"a": "str", "b": "bytes", "n": "int", "x": "float64"}
 
 
-# `assert` is not used: `python -O` removes it, and pytest explains it in test modules only.
+# `assert` is not used, because `python -O` removes it, and pytest explains it only in test modules.
 def _check(is_right: bool, message: str) -> None:
     if not is_right:
         raise AssertionError(message)
@@ -48,10 +47,10 @@ def _check_reason(error: FlareError) -> None:
 
 
 class FormatSuite:
-    """Tests that every format must pass; a subclass sets the format.
+    """Tests that every format must pass. A subclass sets the format.
 
-    name      the format
-    settings  the pack settings that it needs, such as a separator
+    name      name of the format
+    settings  settings that the format requires to write shards, such as a separator
     """
 
     name: ClassVar[str]
@@ -61,7 +60,7 @@ class FormatSuite:
 
     @property
     def format(self) -> formats.Format:
-        """The format under test."""
+        """Return the format under test."""
         return formats.find(self.name)
 
     def columns(self) -> Columns:
@@ -73,11 +72,11 @@ class FormatSuite:
                 held.append(one)
         try:
             return self.format.arrange(held)
-        except UsageError:  # a format of one column
+        except UsageError:  # the format stores a single column
             return self.format.arrange([encodings.column("b", "bytes")])
 
     def batch(self, columns: Columns, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """Return rows as a typed batch of the given columns."""
+        """Return rows as a typed batch with these columns."""
         arrays = []
         for one in columns:
             wanted = encodings.lookup(_ENCODINGS[one.name])
@@ -110,9 +109,11 @@ class FormatSuite:
         return self.write_batches(columns, batches), columns, batch
 
     def write_batches(self, columns: Columns, batches: Sequence[pa.RecordBatch]) -> Chunk:
-        """Write batches as one shard in memory, after `row_sizes` accepted them, as the Writer does.
+        """Write batches as one shard in memory.
 
-        raises  the errors of both methods
+        As in the Writer, `row_sizes` checks each batch before.
+
+        raises  the errors of `row_sizes` and `write_shard`
         """
         for batch in batches:
             self.format.row_sizes(columns, batch, self.settings)
@@ -127,7 +128,7 @@ class FormatSuite:
 
     @staticmethod
     def stored(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Return the rows of a batch as stored bytes."""
+        """Return the rows of a batch, with each value as the bytes that formats store."""
         columns = {}
         for field in batch.schema:
             kind = encodings.lookup(encodings.encoding_of(field) or "bytes")
@@ -136,7 +137,7 @@ class FormatSuite:
 
     @staticmethod
     def changed(chunk: Chunk, path: str, data: bytes) -> Chunk:
-        """Return a shard with one file replaced and no listed sizes."""
+        """Return a copy of a shard with one file replaced and without listed sizes."""
         store = MemoryStore({**_files(chunk), path: data})
         return replace(
             chunk,
@@ -263,7 +264,7 @@ class FormatSuite:
             _check_equal(total, sum(self.counted(chunk)), "sum of the sizes of rows")
 
     def counted(self, chunk: Chunk) -> list[int]:
-        """Return the sizes of the files that `row_sizes` counts (default: the main file)."""
+        """Return the sizes of the files that `row_sizes` includes (default: the main file)."""
         return [chunk.files[0].size or 0]
 
     def test_an_intact_shard_has_no_findings(self) -> None:

@@ -1,4 +1,4 @@
-"""Parse and format sizes and times: `64MB` is 64 * 10^6, `64MiB` is 64 * 2^20, `2h` is 7200 s."""
+"""Sizes and durations as text: `64MB` is 64 * 10^6, `64MiB` is 64 * 2^20, `2h` is 7200 s."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZE_LIMIT = 1 << 63  # sizes are stored as int64
 def parse_size(text: str) -> int:
     """Parse a size in bytes: `512`, `512K` and `64MB` use powers of 1000, `64MiB` powers of 1024.
 
-    return  at least 0 and below 2^63, rounded down
+    return  number of bytes from 0 to 2^63 - 1, rounded down
     raises  UsageError if the text is not a valid size
     """
     match = re.fullmatch(_SIZE, text.strip())
@@ -28,7 +28,7 @@ def parse_size(text: str) -> int:
         )
     step, decimals = 1024 if match[4] else 1000, match[2] or ""
     power: int = step ** _POWERS[match[3].lower()]
-    # exact integers: 1.001K as a float is 1000
+    # Integer arithmetic is exact. With floats, 1.001K would be 1000 bytes.
     size = int(match[1] + decimals) * power // int("1" + "0" * len(decimals))
     if size >= _SIZE_LIMIT:
         raise UsageError(f"size {text!r:.60} exceeds 2^63 bytes")
@@ -36,7 +36,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_box(text: str) -> int | tuple[int, int]:
-    """Parse a size in pixels: `512` is the side of a square, `640x480` width and height of a box.
+    """Parse a size in pixels: `512` is the side of a square, `640x480` the width and height.
 
     Raises UsageError for any other text.
     """

@@ -272,5 +272,5 @@ def test_a_listed_size_above_the_maximum_is_refused_before_reading():
         decompress("zstd", (pytest.fail("it was read") for _ in "a"), 1 << 50, "x.mds.zstd")
     assert (
         str(caught.value)
-        == "x.mds.zstd: listed size is 1125899906842624 decompressed bytes; the maximum is 4294967296"
+        == "x.mds.zstd: listed decompressed size is 1125899906842624 bytes; the maximum is 4294967296"
     )

@@ -19,14 +19,14 @@ from flarecli.suggest import choose, nearest
 
 __all__ = ["COMMANDS", "execute"]
 
-# Each command is a module of this package, which is imported when the command is called. The text
-# is the first line of its help.
+# Command -> first line of its help. Each command is a module of this package, which is imported when
+# the command is called.
 COMMANDS = {
-    "pack": "Pack rows as shards, and download what they link to.",
-    "unpack": "Write rows as files, or download what an index links to.",
+    "pack": "Pack rows as shards, and download their links.",
+    "unpack": "Write rows as files, or download the links in an index.",
     "inspect": "Describe a dataset: format, rows, shards, bytes, columns, checksums.",
     "verify": "Check that a dataset is complete and undamaged.",
-    "playlist": "Write the playlist of datasets: addresses to YAML.",
+    "playlist": "Write a YAML playlist of datasets.",
     "cat": "Print rows.",
 }
 _SYNONYMS = {  # names of similar commands in other programs
@@ -45,13 +45,13 @@ _SYNONYMS = {  # names of similar commands in other programs
     "read": "cat",
     "print": "cat",
 }
-_MIN_COLUMNS = 60  # Typer wraps at 50 on any narrower terminal
+_MIN_COLUMNS = 60  # on narrower terminals, Typer ignores the width and wraps at 50 columns
 _HELP = "Pack, unpack, inspect, verify, list and print sharded datasets, local or remote."
 _EPILOG = """Example: flare pack photos.parquet out/ --fetch data_url --key data_id && flare verify out/
 
-The options of a command: flare COMMAND --help.
+Run flare COMMAND --help to list the options of a command.
 
-Environment variables set defaults of options: FLARE_SHARD_SIZE for --shard-size, and so on.
+Environment variables set the defaults of options: FLARE_SHARD_SIZE for --shard-size, and so on.
 
 Exit codes: 0 success, 1 problems were found, 2 invalid command line, 3 cannot read or write, 4 invalid data, 5 refused for
 safety, 6 missing library, 130 interrupted, 143 terminated, 129 hung up."""
@@ -60,16 +60,20 @@ _HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 
 
 class _Wrapped(Exception):
-    """Wraps an exception, its cause, because Typer handles broken pipes, interrupts and EOF itself."""
+    """Wrapper that hides an exception, its `__cause__`, from Typer.
+
+    Typer would handle broken pipes, interrupts and EOF itself.
+    """
 
 
 class _Base:
-    """Base class of the application and its commands: completion, errors while help is printed, and
-    narrow terminals.
+    """Base class of the application and its commands.
+
+    It adapts completion, errors while help is printed, and help on narrow terminals.
     """
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return completions without descriptions: Typer imports rich to print those in zsh and fish."""
+        """Return completions without descriptions, because Typer imports rich to print these."""
         items = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
         for item in items:
             item.help = None
@@ -85,7 +89,7 @@ class _Base:
             raise _Wrapped from error
 
     def get_help(self, ctx: Any) -> str:
-        """Return the help. On a narrow terminal, the text of an option is below its name."""
+        """Return the help. On a narrow terminal, the help for an option is below its name."""
         columns = shutil.get_terminal_size().columns
         if columns >= _MIN_COLUMNS:
             return str(super().get_help(ctx))  # type: ignore[misc]
@@ -103,7 +107,7 @@ class _Command(_Base, typer.core.TyperCommand):
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options by group."""
+        """Write the help for the options, by group."""
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *GROUPS)}
         parameters: list[Any] = self.get_params(ctx)
         for parameter in parameters:
@@ -119,7 +123,7 @@ class _Command(_Base, typer.core.TyperCommand):
 
 
 class _Commands(_Base, typer.core.TyperGroup):
-    """The six commands. Each is loaded when it is called."""
+    """Group of the six commands. The module of a command is imported when the command is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -142,7 +146,7 @@ class _Commands(_Base, typer.core.TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command of a command line. Raises UsageError for an unknown command."""
+        """Find the command that the arguments call. Raises UsageError for an unknown command."""
         name = args[0]
         if name in COMMANDS or name.startswith("-"):
             return super().resolve_command(ctx, args)
@@ -203,7 +207,10 @@ def execute(args: list[str]) -> Any:
 
 
 def _usage_error(error: Any, args: list[str]) -> UsageError:
-    """Convert an error of Typer, which bundles Click and exports few classes."""
+    """Convert a Typer error to a UsageError.
+
+    Classes are compared by name, because Typer bundles Click and exports few of its classes.
+    """
     command = f"flare {args[0]}" if args and args[0] in COMMANDS else "flare"
     hint = f"Run `{command} --help`."
     if type(error).__name__ == "NoSuchOption":
@@ -211,14 +218,14 @@ def _usage_error(error: Any, args: list[str]) -> UsageError:
         hint = f"Did you mean {guess}? {hint}" if guess else hint
         return UsageError(f"no such option: {error.option_name}", hint=hint)
     message = error.format_message().strip().rstrip(".")
+    # Typer would assign a single argument to OUT and report only SOURCE as missing.
     if (
         command in ("flare pack", "flare unpack")
         and type(error).__name__ == "MissingParameter"
         and error.param.param_type_name == "argument"
-    ):  # Typer assigns a single argument to OUT and reports only SOURCE
+    ):
         message = "missing argument: both SOURCE and OUT are required"
-    if (
-        type(error).__name__ == "BadOptionUsage" and error.option_name == "--null"
-    ):  # as in `find -print0 | xargs`
+    # In `xargs --null`, the option has no value and means that names end with NUL.
+    if type(error).__name__ == "BadOptionUsage" and error.option_name == "--null":
         hint = "Use -0 or --from0 for addresses on stdin that end with NUL."
     return UsageError(message[:1].lower() + message[1:], hint=hint)

@@ -15,7 +15,7 @@ from flarecli.errors import UsageError
 
 @dataclass(frozen=True)
 class Line(CatOptions, CommandLine):
-    """The command line."""
+    """Command line of `flare cat`."""
 
     to: str = option(
         "jsonl",
@@ -23,7 +23,7 @@ class Line(CatOptions, CommandLine):
             group="Output",
             metavar="FORM",
             choices=output.FORMS,
-            help="Form of the output: {choices}.",
+            help="Output format: {choices}.",
         ),
     )
     raw: str | None = option(
@@ -51,9 +51,9 @@ class Line(CatOptions, CommandLine):
 def command(line: Line) -> int:
     """Print rows.
 
-    The default is JSON lines: bytes as {"bytes": n, "sha256": …}, NaN and infinity as null, pickles only as their size unless --allow-pickle is set.
+    The default output is JSON lines, with bytes as {"bytes": n, "sha256": …} and NaN and infinity as null. Pickles are not decoded unless --allow-pickle is set.
     CSV and TSV contain unchanged values; on a terminal, control characters are escaped. --raw, Arrow and Parquet are not printed to a terminal.
-    The source - is a tar on stdin.
+    If SOURCE is -, a tar is read from stdin.
 
     Example: flare cat out/ --where "score > 0.5" -c id,score --head 10
     """

@@ -1,4 +1,4 @@
-"""Run one command line: every exception becomes one printed error and an exit code."""
+"""Execution of one command line, with each exception as one printed error and an exit code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from flarecli.suggest import nearest
 
 __all__ = ["hint_for", "run"]
 
-MIN_OPEN_FILES = 64  # enough for every command
+MIN_OPEN_FILES = 64  # open files that are sufficient for every command
 _BUG = "This is a bug in flare, not in your data. Please report it with the output of --debug."
 _GLOB_SIGNS = re.compile(r"[*?\[{]")
 _ONE_SLASH = re.compile(r"(https?|s3|gs|az|hf):/*(?=[^/])")
-_MAX_SHOWN, _MAX_NAMES = 3, 2_000  # names of a folder in a hint; names that are read
+_MAX_SHOWN, _MAX_NAMES = 3, 2_000  # file names in a hint; file names read from a folder
 
 
 def run(
@@ -41,13 +41,13 @@ def run(
 
     as_json  print errors as JSON objects
     debug    print the traceback of errors
-    stopped  returns whether a signal ended the run; errors after that are not printed
+    stopped  function that returns whether a signal ended the run; later errors are not printed
     """
     try:
         from flarecli.cli.app import execute
 
         code = execute(args)
-        if not stopped():  # flushing could block if nobody reads the pipe
+        if not stopped():  # a flush could block if no process reads the pipe
             printer.finish()
         return code if isinstance(code, int) else 0
     except SystemExit as end:  # completion
@@ -64,7 +64,7 @@ def run(
 
 
 def _flare_error(error: BaseException, args: list[str]) -> FlareError:
-    """Return the error to print for an exception."""
+    """Convert any exception to the FlareError to print."""
     if isinstance(error, MissingError) and not error.hint:
         error.hint = hint_for(error.address, args)
     if isinstance(error, FlareError):
@@ -91,9 +91,9 @@ def _flare_error(error: BaseException, args: list[str]) -> FlareError:
         return FormatError("the data is nested too deeply")
     if isinstance(error, ModuleNotFoundError):
         name = error.name or "flarecli"
-        if name in sys.stdlib_module_names:  # fcntl and resource, on Windows
+        if name in sys.stdlib_module_names:  # Windows has no fcntl and no resource
             return MissingLibraryError(
-                f"the command needs {name}, which this system does not have",
+                f"the command needs {name}, which is not available on this system",
                 hint="Run flare on Linux or macOS; on Windows, use WSL.",
             )
         if not name.startswith("flarecli"):
@@ -109,7 +109,7 @@ def _flare_error(error: BaseException, args: list[str]) -> FlareError:
 
 
 def _open_files_limit() -> int | None:
-    """Return how many files the process may open; None on Windows."""
+    """Return the number of files that the process may open; None on Windows."""
     try:
         import resource
     except ImportError:
@@ -122,8 +122,8 @@ def hint_for(where: str, args: Sequence[str]) -> str:
 
     The hint is empty if the address is not in the command line or if there is no suggestion.
 
-    where  address of the error
-    args   the command line
+    where  address in the error
+    args   arguments of the command line
     """
     typed = next((arg for arg in args if _is_same(arg, where)), None)
     if typed is None or os.path.lexists(local_path(typed)):
@@ -153,7 +153,7 @@ def _is_same(arg: str, where: str) -> bool:
 
 
 def _path_hint(path: str) -> str:
-    """Return a hint for a path from the files that exist beside it."""
+    """Return a hint for a missing path, based on the names in its closest existing folder."""
     if os.path.isfile(path):
         return f"{shell_quoted(path)} is a file: remove the slash."
     folder, name = os.path.split(path)
@@ -173,7 +173,7 @@ def _path_hint(path: str) -> str:
 
 
 def _names(folder: str) -> list[str]:
-    """Return names of files in a folder, without hidden files."""
+    """Return the names of at most _MAX_NAMES files in a folder, except hidden files."""
     try:
         with os.scandir(folder or ".") as entries:
             return [

@@ -19,8 +19,8 @@ from flarecli.units import format_count, format_size, format_time
 if TYPE_CHECKING:
     from flarecli.commands import Inspection, StreamInfo
 
-_PAGE_ROWS = 60  # default number of rows on a page
-_MAX_GAPS = 8  # printed runs of missing shards
+_PAGE_ROWS = 60  # default number of rows on an HTML page
+_MAX_GAPS = 8  # maximum number of gaps to print
 _MISSING_HINT = (
     "Download the shards again, or pack again with `flare pack … --overwrite`; "
     "`flare verify --quick` lists all missing shards."
@@ -29,12 +29,12 @@ _MISSING_HINT = (
 
 @dataclass(frozen=True)
 class Line(InspectOptions, CommandLine):
-    """The command line."""
+    """Command line of `flare inspect`."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {
         "sources": replace(
             SOURCES,
-            help=f"{SOURCES.help} Without SOURCE, the files in --cache are listed.",
+            help=f"{SOURCES.help} Without SOURCE, list the files in --cache.",
             is_required=False,
         )
     }
@@ -44,7 +44,7 @@ class Line(InspectOptions, CommandLine):
         Option(
             group="Output",
             metavar="NAME",
-            help="Print one field of the output of --json, such as rows.",
+            help="Print one field of the --json output, such as rows.",
         ),
     )
     html: str | None = option(
@@ -60,8 +60,8 @@ class Line(InspectOptions, CommandLine):
 def command(line: Line) -> int:
     """Describe a dataset: format, rows, shards, bytes, columns, checksums.
 
-    Also prints the program that wrote it and missing shards. Reads only headers, except with
-    --stats, --sample and --html.
+    Also prints missing shards and the program that wrote the dataset. Reads only headers, except
+    with --stats, --sample and --html.
 
     Without SOURCE, `--cache DIR` lists the files in a cache.
 
@@ -70,7 +70,9 @@ def command(line: Line) -> int:
     from flarecli import commands
 
     if line.html is not None and line.field is not None:
-        raise UsageError("--html and --field exclude each other", hint="Use one of the two.")
+        raise UsageError(
+            "--html and --field cannot be used together", hint="Remove --html or --field."
+        )
     printer = line.printer()
     if not line.sources:
         _print_cache(printer, line.cache)
@@ -99,7 +101,7 @@ def command(line: Line) -> int:
             if found.sample:
                 printer.line("")
                 output.write(found.sample, printer, "table")
-    if found.missing:  # the result is printed, but it is incomplete
+    if found.missing:  # the printed result is incomplete
         count = format_count(len(found.missing), "shard")
         raise MissingError(
             f"missing file; {count} could not be read", where=found.missing[0], hint=_MISSING_HINT
@@ -112,7 +114,7 @@ def _totals(of: Inspection | StreamInfo) -> str:
 
 
 def _write_page(printer: Printer, found: Inspection, address: str) -> None:
-    """Write the page and print its address."""
+    """Write the HTML page and print its address."""
     from flarecli.report import dataset_page
     from flarecli.storage import locate
 
@@ -128,10 +130,10 @@ def _write_page(printer: Printer, found: Inspection, address: str) -> None:
 
 
 def _print_cache(printer: Printer, folder: Address | None) -> None:
-    """List the files in a cache by address."""
+    """Print the files in a cache, sorted by address."""
     if not folder:
         raise UsageError(
-            "missing argument 'SOURCE...'", hint="Name a dataset, or a cache with --cache."
+            "missing argument 'SOURCE...'", hint="Specify a dataset, or a cache with --cache."
         )
     from flarecli.cache import list_copies
 
@@ -163,7 +165,7 @@ def _print_cache(printer: Printer, folder: Address | None) -> None:
 
 
 def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:
-    """Print one field: numbers and texts as they are, other values as JSON."""
+    """Print one field: integers and text unchanged, other values as JSON."""
     if name not in fields:
         raise UsageError(f"unknown field {name!r}", hint=choose(name, fields, "The fields are"))
     value = fields[name]
@@ -174,7 +176,7 @@ def _print_field(printer: Printer, fields: dict[str, Any], name: str) -> None:
 
 
 def _print_stream(printer: Printer, stream: StreamInfo, is_one_of_several: bool) -> None:
-    """Print the facts, columns, statistics and shards of a stream."""
+    """Print the properties, columns, statistics and shards of a stream."""
     printer.line("")
     if is_one_of_several:
         printer.line(f"{stream.name}: {stream.format}, {_totals(stream)}")

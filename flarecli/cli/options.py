@@ -1,4 +1,4 @@
-"""Typer's parameters for a command, and their values, from its declared options."""
+"""Conversion of declared options to Typer parameters, and of typed values to options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LISTS = ("rows", "columns")  # options whose text is a list of values
 
 @dataclass(frozen=True)
 class Argument:
-    """A positional argument, as the help shows it."""
+    """A positional argument, with its placeholder and text in the help."""
 
     metavar: str
     help: str
@@ -32,17 +32,17 @@ class Argument:
 
 _ADDRESSES = "paths, file://, http(s)://, s3://, gs://, az://, hf://, with globs and braces."
 SOURCES = Argument("SOURCE...", f"Addresses: {_ADDRESSES}", is_list=True)
-OUT = Argument("OUT", "Folder or bucket to write.")
+OUT = Argument("OUT", "Folder or bucket to write to.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine(Options):
-    """Base class of the command lines of all commands: the output options and the arguments."""
+    """Base class of all command lines, with the output options and the positional arguments."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {"sources": SOURCES}
 
     as_json: bool = option(
-        False, Option(group="Output", flags=("--json",), help="Print JSON, and errors as JSON.")
+        False, Option(group="Output", flags=("--json",), help="Print results and errors as JSON.")
     )
     quiet: bool = option(
         False, Option(group="Output", flags=("-q",), help="Print only the result line.")
@@ -58,11 +58,11 @@ class CommandLine(Options):
     debug: bool = option(False, Option(group="Output", help="Print tracebacks of errors."))
 
     def printer(self) -> Printer:
-        """Return the printer of this command."""
+        """Return a printer with the output options of this command."""
         return Printer(self.as_json, self.quiet, self.verbose)
 
     def changed(self, names: tuple[str, ...]) -> list[str]:
-        """Return the flags of those named options that do not have their default."""
+        """Return the flags of the options in `names` whose values differ from the defaults."""
         known = {declaration.name: declaration for declaration in declared(type(self))}
         return [
             known[name].flags[0] for name in names if getattr(self, name) != known[name].default
@@ -74,8 +74,8 @@ def callback(
 ) -> Callable[..., None]:
     """Return the function that Typer calls for a command.
 
-    line         the class of its options
-    command      runs the command and returns the exit code; its docstring is the help
+    line         class of the command's options
+    command      function that runs the command and returns the exit code; its docstring is the help
     environment  environment variables, which can set defaults
     """
 
@@ -104,7 +104,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _argument(name: str, argument: Argument) -> inspect.Parameter:
-    """Return the parameter of an argument."""
+    """Return the Typer parameter for a positional argument."""
     kind: Any = list[str] if argument.is_list else str
     about = typer.Argument(metavar=argument.metavar, help=argument.help, show_default=False)
     if argument.is_required:
@@ -113,7 +113,7 @@ def _argument(name: str, argument: Argument) -> inspect.Parameter:
 
 
 def _option(declaration: Declared) -> inspect.Parameter:
-    """Return the parameter of an option. One with a value is a list, to detect repeats."""
+    """Return the Typer parameter for an option: a list, to detect repeats, unless it is a switch."""
     group = declaration.option.group if declaration.option else None
     if declaration.is_switch:
         about = typer.Option(
@@ -135,7 +135,7 @@ def _option(declaration: Declared) -> inspect.Parameter:
 def _texts(
     declaration: Declared, typed: list[str] | None, environment: Mapping[str, str]
 ) -> list[str]:
-    """Return the texts of an option from the command line, else from the environment."""
+    """Return the texts of an option from the command line, or else from the environment."""
     is_repeatable = declaration.option is not None and declaration.option.is_repeatable
     if typed:
         if len(typed) > 1 and not is_repeatable:
@@ -151,7 +151,7 @@ def _texts(
 
 
 def _is_set(declaration: Declared, environment: Mapping[str, str]) -> bool:
-    """Return whether the variable of a switch is true."""
+    """Return whether the environment variable for a switch is true."""
     text = environment.get(declaration.variable, "").strip().lower()
     if text and text not in (*_TRUE, *_FALSE):
         raise UsageError(f"{declaration.variable}: expected true or false, got {text!r:.60}")

@@ -15,13 +15,13 @@ from flarecli.units import format_count, format_size
 
 @dataclass(frozen=True)
 class Line(PackOptions, CommandLine):
-    """The command line."""
+    """Command line of `flare pack`."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {"sources": SOURCES, "out": OUT}
 
 
 def command(line: Line) -> int:
-    """Pack rows as shards, and download what they link to.
+    """Pack rows as shards, and download their links.
 
     SOURCE is an index (.parquet, .csv, .json, .txt …), a folder, - or any dataset. Prints the
     address of the playlist, which is written last.
@@ -57,8 +57,8 @@ def command(line: Line) -> int:
 
 
 def _release_freed_memory() -> None:
-    """Use jemalloc, which returns freed pages to the system; Arrow's default allocator keeps them."""
+    """Use jemalloc for Arrow, because Arrow's default allocator does not return freed memory."""
     import pyarrow as pa
 
-    with contextlib.suppress(NotImplementedError):  # some builds of Arrow have no jemalloc
+    with contextlib.suppress(NotImplementedError):  # some Arrow builds do not include jemalloc
         pa.set_memory_pool(pa.jemalloc_memory_pool())

@@ -15,19 +15,19 @@ from flarecli.errors import UsageError
 
 @dataclass(frozen=True)
 class Line(PlaylistOptions, CommandLine):
-    """The command line."""
+    """Command line of `flare playlist`."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {
         "sources": Argument(
             "[NAME=]SOURCE...",
-            "Addresses; NAME= names the stream.",
+            "Addresses; NAME= sets the name of the stream.",
             is_list=True,
             is_required=False,
         )
     }
 
     check: str | None = option(
-        None, Option(group="Run", metavar="FILE", help="Check a playlist and print findings.")
+        None, Option(group="Run", metavar="FILE", help="Check the playlist FILE; print findings.")
     )
     diff: str | None = option(
         None,
@@ -42,7 +42,7 @@ class Line(PlaylistOptions, CommandLine):
 
 
 def command(line: Line) -> int:
-    """Write the playlist of datasets: addresses to YAML.
+    """Write a YAML playlist of datasets.
 
     Example: flare playlist images=imgs/ labels=lab/ --base https://cdn.host/set > set.yaml
     """
@@ -54,12 +54,12 @@ def command(line: Line) -> int:
     unused = modes[1:] or line.changed(("out", "base", "rebase", "hash", "header", "open"))
     if modes and unused:
         raise UsageError(
-            f"{modes[0]} writes no playlist; {unused[0]} has no effect",
+            f"{modes[0]} does not write a playlist; {unused[0]} has no effect",
             hint=f"Remove {unused[0]}.",
         )
     if line.check is not None:
         if sources:
-            raise UsageError("--check checks one playlist", hint="Remove the other addresses.")
+            raise UsageError("--check accepts one playlist", hint="Remove the other addresses.")
         return _check(printer, line, line.check)
     if not sources:
         raise UsageError("missing argument: no source", hint="Run `flare playlist --help`.")
@@ -73,7 +73,7 @@ def command(line: Line) -> int:
         return 0
     if line.diff is not None:
         if len(sources) != 1:
-            raise UsageError("--diff compares one playlist with OTHER", hint="Name one SOURCE.")
+            raise UsageError("--diff compares one playlist with OTHER", hint="Specify one SOURCE.")
         _print_diff(printer, line, sources[0], line.diff)
         return 0
     out = None if line.out == "-" else line.out
@@ -89,7 +89,7 @@ def command(line: Line) -> int:
 
 
 def _check(printer: Printer, line: Line, path: str) -> int:
-    """Print the findings about a playlist and return the exit code."""
+    """Print the findings for a playlist and return the exit code."""
     from flarecli import commands
 
     findings = commands.check_playlist(path, line.guard(()))
@@ -109,7 +109,7 @@ def _check(printer: Printer, line: Line, path: str) -> int:
 
 
 def _print_diff(printer: Printer, line: Line, old: str, new: str) -> None:
-    """Print the chunks that a playlist adds, removes or changes."""
+    """Print the chunks that the playlist `new` adds to, removes from or changes in `old`."""
     from flarecli import commands
 
     changes = commands.diff_playlists(old, new, line.guard(()))

@@ -1,6 +1,6 @@
-"""Printing: results to stdout, notes, errors and progress to stderr.
+"""Output of the commands: results to stdout; notes, errors and progress to stderr.
 
-Control characters of data are escaped. Both streams are UTF-8 (see `__main__`). A failed write to
+Control characters in data are escaped. Both streams are UTF-8 (see `__main__`). A failed write to
 stdout is an error unless the reader closed the pipe; a failed write to stderr is ignored.
 """
 
@@ -43,12 +43,12 @@ __all__ = [
     "write_text",
 ]
 
-# the characters that names.escape replaces, except C0, which JSON escapes; compiled on first use
+# the characters that names.escape replaces, except C0, which the JSON encoder escapes
 _ACTIVE = "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-_NAME = 12  # characters of a column's name that are always shown
+_NAME = 12  # minimum number of visible characters of a column name
 _RED, _CYAN, _OFF = "\x1b[31m", "\x1b[36m", "\x1b[0m"
-MAX_FAILURES = 20  # printed failed rows, and printed reasons of failures
+MAX_FAILURES = 20  # maximum number of failed rows to print, and of reasons
 
 
 # -- stdout
@@ -56,9 +56,9 @@ MAX_FAILURES = 20  # printed failed rows, and printed reasons of failures
 
 @contextmanager
 def _stdout() -> Iterator[TextIO]:
-    """Yield stdout.
+    """Yield stdout, and convert its errors to ReachError.
 
-    BrokenPipeError means that the reader closed the pipe. Other errors become ReachError.
+    BrokenPipeError, which means that the reader closed the pipe, is not converted.
     """
     if sys.stdout is None:
         raise ReachError("the stream is closed", where="stdout")
@@ -73,7 +73,7 @@ def _stdout() -> Iterator[TextIO]:
 
 
 def write_text(text: str) -> None:
-    """Write text to stdout that is already escaped."""
+    """Write escaped text to stdout."""
     with _stdout() as stream:
         stream.write(text)
 
@@ -93,7 +93,7 @@ def is_reader_gone() -> bool:
         poll.register(sys.stdout.fileno(), 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (AttributeError, OSError, ValueError):
-        return True  # stdout has no descriptor, so its own `write` raised the error
+        return True  # stdout is an object without a descriptor, which raised BrokenPipeError itself
 
 
 class _BinaryStdout(io.RawIOBase):
@@ -149,9 +149,10 @@ def shows_images() -> bool:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value that JSON can store.
+    """Convert a value to the types of JSON.
 
-    NaN and infinity become null, bytes their size and checksum, and values of other types text.
+    NaN and infinity become null, bytes become an object with their size and checksum, and values of
+    unknown types become text.
     """
     if value is None or isinstance(value, (str, int)):
         return value
@@ -185,7 +186,7 @@ def json_text(value: Any) -> str:
 
 
 def _write_stderr(text: str) -> None:
-    """Write to stderr; ignore failures."""
+    """Write text to stderr and ignore errors."""
     if sys.stderr is not None:
         try:
             sys.stderr.write(text)
@@ -260,8 +261,7 @@ class Printer:
         write_text("".join(escape(line) + "\n" for line in lines))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-        """Print rows of cells: a ruled table on a terminal, else one line per row, separated by
-        tabs.
+        """Print a ruled table on a terminal, or else one line of tab-separated cells per row.
 
         A cell is text or, on a terminal with colours, an image drawn by `half_blocks`.
         """
@@ -306,8 +306,9 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> 
 
 
 def _runs(header: Sequence[str], width: int) -> list[slice]:
-    """Split the columns of a table into runs that fit the width; a column takes its name and 3
-    characters.
+    """Split the columns of a table into runs that fit the width.
+
+    The assumed width of a column is that of its name, at most _NAME, and 3 characters.
     """
     starts, used = [0], 1
     for i, name in enumerate(header):
@@ -362,7 +363,7 @@ class ProgressBar(Progress):
         )
 
     def advance(self, rows: int, bytes: int) -> None:
-        """Count rows and bytes."""
+        """Add rows and bytes to the totals and update the bar."""
         self._bytes += bytes
         if self._bar is not None:
             failed = f", {self._failures:,} failed" if self._failures else ""
@@ -371,7 +372,7 @@ class ProgressBar(Progress):
             self._bar.update(rows)
 
     def failed(self, key: str, reason: str) -> None:
-        """Count a failure; print the first ones."""
+        """Count a failed row, and print the first MAX_FAILURES failed rows."""
         self._failures += 1
         if self._failures <= MAX_FAILURES:
             self.note(f"{key}: {reason}")
@@ -389,7 +390,7 @@ class ProgressBar(Progress):
             self._bar.clear()
 
     def close(self) -> None:
-        """Clear the bar for good."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

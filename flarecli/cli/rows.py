@@ -1,4 +1,4 @@
-"""Print batches of rows as JSON lines, CSV, TSV, a table, Arrow or Parquet, or the bytes of a column.
+"""Output of rows as JSON lines, CSV, TSV, a table, Arrow or Parquet, or of a column's bytes.
 
 The encoding in the metadata of a field selects the text form of its values. JSON is strict: NaN and
 infinity are null, bytes are `{"bytes": n, "sha256": …}`, and pickles are not decoded. Cells of CSV,
@@ -48,20 +48,25 @@ FORMS = ("jsonl", "csv", "tsv", "table", "arrow", "parquet")
 BYTES = ("sha256", "base64")
 _BINARY = ("arrow", "parquet")
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # and their full-width forms
-# encodings of values that become Python objects
+_FORMULA = tuple(
+    "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
+)  # first characters of a formula, also full-width
+# encodings whose values are decoded to Python objects
 _DOCUMENTS = ("json", "json_json", "msgpack", "tree")
-_TEXT_BYTES = 4 << 20  # of rows that are converted to text together
-_GROUP_BYTES = 64 << 20  # uncompressed bytes of a row group in Parquet
+_TEXT_BYTES = 4 << 20  # maximum size of rows that are converted to text together
+_GROUP_BYTES = 64 << 20  # uncompressed size of a Parquet row group
 _IMAGE_PIXELS = 24  # maximum width and height of an image in a cell: 24 characters on 12 lines
-_TABLE_ROWS, _CELL_CHARS = 500, 200  # rows of one table on a terminal; characters of one cell
-_MAX_DIGITS = 4300  # of an int that Python parses by default; longer numbers stay text
-_MAX_QUOTED = 40  # characters of an invalid value in a message
+_TABLE_ROWS, _CELL_CHARS = (
+    500,
+    200,
+)  # maximum rows of a table on a terminal; maximum characters of a cell
+_MAX_DIGITS = 4300  # default limit for integers that Python parses; longer integers remain text
+_MAX_QUOTED = 40  # maximum number of characters of an invalid value in a message
 
 
 @dataclass(frozen=True)
 class ValueStyle:
-    """Text form of values.
+    """Options for the text form of values.
 
     as_base64     print bytes as base64 instead of size and SHA-256
     allow_pickle  decode pickles, which runs code from the data
@@ -77,7 +82,7 @@ def check_terminal(form: str, raw: str | None) -> None:
     """Raise UsageError for binary output to a terminal.
 
     form  one of FORMS
-    raw   column whose stored bytes are printed alone
+    raw   column whose stored bytes are the only output, or None
     """
     if raw is not None:
         refuse_terminal(f"--raw {raw}")
@@ -95,7 +100,7 @@ def write(
     """Write batches to stdout.
 
     form    one of FORMS
-    raw     column whose stored bytes are printed alone, whatever the form
+    raw     column whose stored bytes are the only output, or None; replaces `form`
     style   text form of bytes and pickles
     raises  ValueFitError for invalid values of a `json` column
     """
@@ -119,7 +124,7 @@ def write(
 
 
 def _parts(batch: pa.RecordBatch, style: ValueStyle) -> Iterator[pa.RecordBatch]:
-    """Split a batch to bound the memory of its rows as Python objects and text.
+    """Split a batch to limit the memory for Python objects and text.
 
     raises  ValueFitError for a value that is too large
     """
@@ -155,9 +160,9 @@ def _write_json(batches: Iterable[pa.RecordBatch], style: ValueStyle) -> None:
 def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, style: ValueStyle) -> None:
     r"""Write CSV (RFC 4180) or TSV with the same rules; lines end with `\n`.
 
-    A cell is quoted if Python's csv or pandas would otherwise read another text: if it contains a
-    delimiter, a quote or a line end, starts or ends with white space, starts with a byte order
-    mark, or would be an empty line.
+    A cell is quoted if Python's csv or pandas would otherwise read another text, that is, if the
+    cell contains a delimiter, a quote or a line end, starts or ends with white space, starts with a
+    byte order mark, or would be an empty line.
     """
     printable = escape if is_terminal() else str
     needs_quotes = re.compile(f'[{delimiter}"\r\n]|\\A[\\s\ufeff]|\\s\\Z')
@@ -185,7 +190,7 @@ def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, style: V
 def _cell_text(value: Any, safe: bool) -> str:
     """Return the text of a cell.
 
-    With `safe`, an apostrophe keeps spreadsheets from running text as a formula (OWASP, CSV
+    With `safe`, an apostrophe prevents spreadsheets from evaluating text as a formula (OWASP, CSV
     injection).
     """
     text = _text(value)
@@ -194,7 +199,7 @@ def _cell_text(value: Any, safe: bool) -> str:
 
 
 def _write_plain(batches: Iterable[pa.RecordBatch], style: ValueStyle) -> None:
-    """Write a table for a pipe: escaped cells, separated by tabs."""
+    """Write a table for a pipe, with escaped, tab-separated cells."""
     header = False
     for batch in batches:
         lines = ["\t".join(map(cell, row)) + "\n" for row in _rows(batch, style, numbers=True)]
@@ -225,7 +230,7 @@ def _write_table(batches: Iterable[pa.RecordBatch], printer: Printer, style: Val
 
 
 def _drawings(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
-    """Draw the images of a batch: (row, column) -> drawing."""
+    """Draw the images in a batch and return (row, column) -> drawing."""
     from flarecli.media import is_image, sniff
 
     out: dict[tuple[int, int], Any] = {}
@@ -244,11 +249,11 @@ def _drawings(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
 
 
 def half_blocks(data: bytes, caption: str) -> Text | None:
-    """Draw an image above a caption; return None if it is invalid or has too many pixels to decode.
+    """Draw an image above a caption. The result is None if the image is invalid or too large.
 
     Each character is a half block that shows two pixels; the foreground colour is the upper pixel.
 
-    caption  escaped text
+    caption  text that is already escaped
     """
     from rich.color import Color
     from rich.style import Style
@@ -292,7 +297,7 @@ def _write_parquet(batches: Iterable[pa.RecordBatch]) -> None:
 
     schema, batches = _with_schema(batches)
     group: list[pa.RecordBatch] = []
-    # statistics and dictionaries are useless for bytes, and both copy the values
+    # For bytes, statistics and dictionaries are useless, and both would copy the values.
     small = [field.name for field in schema if not pa.types.is_large_binary(field.type)]
     with (
         pa.PythonFile(binary_stdout(), mode="w") as sink,
@@ -309,9 +314,9 @@ def _write_parquet(batches: Iterable[pa.RecordBatch]) -> None:
 
 
 def _check_parquet(batch: pa.RecordBatch) -> None:
-    """Raise ValueFitError for a value that is too large.
+    """Raise ValueFitError for a value that is too large for Parquet.
 
-    The Parquet writer copies each value several times.
+    The limit exists because the Parquet writer copies each value several times.
     """
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         sizes = encodings.value_sizes(array)
@@ -358,7 +363,7 @@ def _rows(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a batch as tuples of JSON values.
 
-    numbers  keep NaN and infinity, which JSON cannot store
+    numbers  True to keep NaN and infinity, which JSON cannot store
     """
     if not batch.num_columns:
         return iter([()] * batch.num_rows)
@@ -390,7 +395,7 @@ def _values(
         return [None if text is None else _number(text, field.name, parse) for text in values]
     if encoding in ("json", "json_str", "json_int", "json_float"):
         return [None if text is None else _json(text, field.name) for text in values]
-    if encoding == "json_json":  # nested JSON text
+    if encoding == "json_json":  # a JSON string that contains JSON text
         return [
             None if text is None else _json(str(_json(text, field.name)), field.name)
             for text in values
@@ -409,7 +414,7 @@ def _values(
 
 
 def _lists(array: pa.Array, item: pa.Field, style: ValueStyle) -> list[Any]:
-    """Return lists of JSON values; `item` is the field of their items."""
+    """Return the lists in a column as lists of JSON values; `item` is the field of the items."""
     ends, flat = array.offsets.to_pylist(), _values(array.flatten(), item, style)
     first = ends[0] if ends else 0
     pairs = zip(ends, ends[1:], array.is_valid().to_pylist(), strict=False)
@@ -429,9 +434,9 @@ def _bytes(data: bytes, encoding: str, style: ValueStyle) -> Any:
 
 
 def _unpickled(data: bytes) -> Any:
-    """Return the value of a pickle in a form that JSON can store.
+    """Decode a pickle and convert its value to the types of JSON.
 
-    The code in it may raise any exception.
+    Code in the pickle may raise any exception.
     """
     try:
         return json_value(encodings.decode(encodings.lookup("pkl"), data, allow_pickle=True))
@@ -446,7 +451,7 @@ def _unpickled(data: bytes) -> Any:
 
 
 def _unpacked(data: bytes, name: str, encoding: str, style: ValueStyle) -> Any:
-    """Return a MessagePack value; bytes and arrays in it are printed as in a column of bytes."""
+    """Decode a MessagePack value and convert it to the types of JSON; arrays become lists."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, (bytes, bytearray)):
@@ -464,7 +469,7 @@ def _unpacked(data: bytes, name: str, encoding: str, style: ValueStyle) -> Any:
 
 
 def _json(text: str, name: str) -> Any:
-    """Return the value of JSON text, with NaN and infinity as null."""
+    """Parse JSON text. NaN and infinity become null."""
     try:
         return json.loads(
             text, parse_constant=lambda _: None, parse_float=_finite, parse_int=_integer
@@ -476,7 +481,7 @@ def _json(text: str, name: str) -> Any:
 
 
 def _number(text: str, name: str, parse: Callable[[str], Any]) -> Any:
-    """Return the number in a text. Raises ValueFitError if it is not a number."""
+    """Parse a number. Raises ValueFitError for any other text."""
     try:
         return parse(text)
     except ValueError:
@@ -511,13 +516,13 @@ def cell(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return the text of a value: JSON, but text without its quotes, nothing for null, and `nan`,
-    `inf` or `-inf`.
+    """Return the text of a value: its JSON, except text without quotes, an empty string for null,
+    and `nan`, `inf` and `-inf`.
     """
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     if type(value) is int or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)  # the text of JSON, or none that JSON has
+        return str(value)  # an int, whose JSON is equal, or a number that JSON cannot store
     return json_text(value)

@@ -14,16 +14,16 @@ from flarecli.units import format_count, format_size
 
 @dataclass(frozen=True)
 class Line(UnpackOptions, CommandLine):
-    """The command line."""
+    """Command line of `flare unpack`."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {
         "sources": SOURCES,
-        "out": Argument("OUT", "Folder to write, or - for a tar on stdout."),
+        "out": Argument("OUT", "Folder to write to, or - for a tar on stdout."),
     }
 
 
 def command(line: Line) -> int:
-    """Write rows as files, or download what an index links to.
+    """Write rows as files, or download the links in an index.
 
     Prints the address of the index, which lists the files and the other columns of their rows.
 

@@ -21,7 +21,7 @@ MAX_NOTES, MAX_HINTS = 20, 10
 
 @dataclass(frozen=True)
 class Line(VerifyOptions, CommandLine):
-    """The command line."""
+    """Command line of `flare verify`."""
 
     report: Sequence[str] = option(
         (),
@@ -33,7 +33,7 @@ class Line(VerifyOptions, CommandLine):
         ),
     )
     github: bool = option(
-        False, Option(group="Output", help="Print findings as GitHub annotations on stderr too.")
+        False, Option(group="Output", help="Also print findings as GitHub annotations on stderr.")
     )
 
 
@@ -41,7 +41,7 @@ def command(line: Line) -> int:
     """Check that a dataset is complete and undamaged.
 
     Reads every byte and checks structure and checksums. Findings are printed as they are found; the
-    last line is a summary. Exit code 1 if there are findings.
+    last line is a summary. The exit code is 1 if there are findings.
 
     Example: flare verify out/ && echo whole
     """
@@ -88,7 +88,7 @@ def command(line: Line) -> int:
 
 
 def _print_finding(printer: Printer, finding: Finding, github: bool, hints: set[str]) -> None:
-    """Print a finding; add its hint to `hints`, the hints that were printed, if it is new."""
+    """Print a finding, and its hint unless `hints`, the hints printed so far, contains it."""
     from flarecli.report import annotation, byte_range, finding_fields
 
     if printer.as_json:
@@ -117,7 +117,7 @@ def _print_summary(printer: Printer, result: Verification, is_quick: bool) -> No
         printer.note(text)
     if len(result.unprotected) > MAX_NOTES:
         more = len(result.unprotected) - MAX_NOTES
-        printer.note(f"and {more:,} more without checksums; --json lists them")
+        printer.note(f"and {more:,} more files without checksums; --json lists all of them")
     for name in result.extra:
         printer.note(f"{name}: not listed, not checked", verbose=True)
     parts = [

@@ -186,7 +186,7 @@ class _RowOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class _WriteOptions(_RowOptions):
     key: str | None = option(
-        None, Option(group="Rows", metavar="COLUMN", help="Column that identifies a row.")
+        None, Option(group="Rows", metavar="COLUMN", help="Column whose value identifies a row.")
     )
     fetch: Sequence[str] = option(
         (),
@@ -262,7 +262,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
         False,
         Option(
             group="Rows",
-            help="Fill columns that are missing in some files of an index with nulls.",
+            help="Use nulls for columns that are missing in some files of an index.",
         ),
     )
     allow_empty: bool = option(False, Option(group="Links", help="Accept downloads of 0 bytes."))
@@ -289,7 +289,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
         Option(
             group="Rows",
             flags=("--from0", "-0"),
-            help="Addresses on stdin end with NUL, as in the output of `find -print0`.",
+            help="Expect a NUL after each address on stdin, as in the output of `find -print0`.",
         ),
     )
     shard_size: int | str | None = option(
@@ -360,7 +360,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Images and media",
             metavar="N[xM]",
             parse=parse_box,
-            help="Resize images to fit into N by N pixels, or into N by M pixels.",
+            help="Resize images to fit into N by N or N by M pixels.",
         ),
     )
     resize_mode: str = option(
@@ -378,7 +378,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             metavar="N",
             minimum=1,
             maximum=100,
-            help="Quality of re-encoded images.",
+            help="Quality of re-encoded images, from 1 to 100.",
         ),
     )
     min_size: int = option(
@@ -396,7 +396,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Images and media",
             metavar="X",
             minimum=1,
-            help="Reject images with a larger aspect ratio.",
+            help="Reject images with an aspect ratio above X.",
         ),
     )
     media_info: bool = option(
@@ -422,7 +422,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Run",
             metavar="local|ray",
             suggest=lambda: ("local", "ray"),
-            help="Where parts are packed: in this process, or on a Ray cluster.",
+            help="Where to pack parts: in this process or on a Ray cluster.",
         ),
     )
 
@@ -471,7 +471,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
             metavar="N|P%",
             parse=_sample,
             minimum=0,
-            help="Check only N random shards of each stream, or a share of them.",
+            help="Check only N random shards of each stream, or P percent of them.",
         ),
     )
     part: tuple[int, int] | None = option(
@@ -480,7 +480,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
             group="Rows",
             metavar="K/N",
             parse=_part,
-            help="Check only the K-th of N parts of the shards; in Python (K - 1, N).",
+            help="Check only the K-th of N parts of the shards; in Python: (K - 1, N).",
         ),
     )
     against: Address | None = option(
@@ -488,7 +488,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
         Option(
             group="Run",
             metavar="PLAYLIST",
-            help="Compare with another playlist: shards, sizes and checksums.",
+            help="Also compare shards, sizes and checksums with another playlist.",
         ),
     )
     state: Address | None = option(
@@ -514,7 +514,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
             group="Run",
             metavar="local|ray",
             suggest=lambda: ("local", "ray"),
-            help="Where shards are checked: in this process, or on a Ray cluster.",
+            help="Where to check shards: in this process or on a Ray cluster.",
         ),
     )
 
@@ -538,7 +538,7 @@ class CatOptions(CacheOptions, _RowOptions, _FormatOptions, _SeedOptions):
             metavar="N|P%",
             parse=_sample,
             minimum=0,
-            help="Select N random rows, or a share of them.",
+            help="Select N random rows, or P percent of the rows.",
         ),
     )
     shuffle: int | None = option(
@@ -587,7 +587,7 @@ class InspectOptions(CacheOptions, _FormatOptions, _SeedOptions):
             metavar="N|P%",
             parse=_sample,
             minimum=0,
-            help="Show N random rows, or a share of them.",
+            help="Show N random rows, or P percent of the rows.",
         ),
     )
 
@@ -623,7 +623,7 @@ class PlaylistOptions(CacheOptions):
         Option(
             group="Output",
             metavar="URL",
-            help="URL of the playlist; addresses below it become relative.",
+            help="URL of the playlist's folder; addresses below this URL become relative.",
         ),
     )
     rebase: Pairs = option(

@@ -1,7 +1,7 @@
 """A dataset as one self-contained HTML page: facts, histograms of values, and a gallery of rows.
 
-The page loads nothing from other addresses. All text from data is escaped. The size of embedded
-images and audio is bounded; a note replaces those that do not fit.
+The page does not load anything from other addresses. All text from data is escaped. The total size
+of the page is limited; a note replaces images and audio that do not fit.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["MAX_PAGE_BYTES", "dataset_page"]
 STYLE = resources.files(__package__).joinpath("page.css").read_text("utf-8")
 SCRIPT = resources.files(__package__).joinpath("page.js").read_text("utf-8")
 
-MAX_PAGE_BYTES = 4_500_000  # of a page, including images and audio as base64
-_RESERVED_BYTES = 2_000  # for the end of the page
-_MIN_IMAGE_BYTES = 12_000  # space that must be left on the page to decode another image
+MAX_PAGE_BYTES = 4_500_000  # maximum size of a page, including images and audio as base64
+_RESERVED_BYTES = 2_000  # space reserved for the end of the page
+_MIN_IMAGE_BYTES = 12_000  # free space on the page that is required to decode another image
 _IMAGE_PIXELS = 320  # maximum width and height
 _MAX_CHARS = 2_000  # of a value
 _ONE_LINE_CHARS = 28  # maximum length of a value on the line of its column name
 _MAX_COLUMNS = 40  # of a row
-_MAX_GAPS = 20  # listed runs of missing shards
-_MAX_BARS = 500  # of the plot of shard sizes
+_MAX_GAPS = 20  # maximum number of gaps to list
+_MAX_BARS = 500  # maximum number of bars in the plot of shard sizes
 _BINS = 32  # of a histogram
-_MAX_WORDS = 12  # distinct values of a column that are counted one by one
+_MAX_WORDS = 12  # maximum number of distinct values that are counted separately
 _PLOT_HEIGHT = 100
 _OMITTED = "omitted, does not fit on the page"
 _AUDIO = {
@@ -57,7 +57,7 @@ _AUDIO = {
 def dataset_page(found: Inspection, page_bytes: int = MAX_PAGE_BYTES) -> str:
     """Return the result of `inspect` as HTML; the gallery shows its sample.
 
-    page_bytes  maximum size of the page; a note replaces images, audio and rows beyond it
+    page_bytes  maximum size of the page; a note replaces images, audio and rows that do not fit
     """
     head = [
         "<!doctype html>",
@@ -84,7 +84,7 @@ def _csp_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-# The page may run its own script, use its own style and show embedded media, and nothing else.
+# The policy allows only the script and the style of the page, and embedded media.
 POLICY = (
     f"default-src 'none'; style-src '{_csp_hash(STYLE)}'; script-src '{_csp_hash(SCRIPT)}'; "
     "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
@@ -163,7 +163,7 @@ def _columns(stream: StreamInfo) -> Iterator[str]:
 
 
 def _shard_sizes(shards: Sequence[tuple[str, int, int]]) -> str:
-    """Plot the sizes of shards in order. If there are too many, a bar is the largest of a run."""
+    """Plot shard sizes in order. With many shards, each bar is the maximum of consecutive shards."""
     sizes = np.array([size for _, _, size in shards], np.int64)
     if len(sizes) > _MAX_BARS:
         starts = np.linspace(0, len(sizes), _MAX_BARS, endpoint=False).astype(np.int64)
@@ -224,7 +224,7 @@ def _histogram(name: str, values: npt.NDArray[np.float64], text_of: Callable[[fl
             return ""
         try:
             counts, edges = np.histogram(values, _BINS if most > least else 1, (least, most))
-        except ValueError:  # no floats between the edges
+        except ValueError:  # the values are too close for separate bins
             counts, edges = np.array([len(values)]), np.array([least, most])
     ends = [text_of(edge) for edge in edges.tolist()]
     labels = [
@@ -239,8 +239,8 @@ def _plot(
 ) -> str:
     """Draw labelled bars below a name as SVG.
 
-    heights      [bars], at least 0
-    first, last  texts below the first and the last bar
+    heights      height of each bar, at least 0: int64 [bars]
+    first, last  labels below the first and the last bar
     """
     scaled = heights / max(1, heights.max()) * _PLOT_HEIGHT
     bars = "".join(
@@ -257,9 +257,9 @@ def _plot(
 
 
 def _gallery(found: Inspection, left: int) -> Iterator[str]:
-    """Yield rows of the sample until the page is full.
+    """Yield the rows of the sample that fit on the page.
 
-    left  bytes that are left on the page
+    left  free space on the page in bytes
     """
     if not found.sample:
         return
@@ -294,7 +294,7 @@ def _rows(batches: Sequence[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
     for batch in batches:
         columns = list(zip(batch.schema.names, batch.columns, strict=True))[:_MAX_COLUMNS]
         sizes = {name: value_sizes(column) for name, column in columns}
-        for i in range(batch.num_rows):  # few rows, read one at a time
+        for i in range(batch.num_rows):  # a sample is small, so a loop over rows is fast enough
             row: dict[str, Any] = {}
             for name, column in columns:
                 column_sizes = sizes[name]
@@ -305,7 +305,7 @@ def _rows(batches: Sequence[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
 
 
 def _card(number: int, row: dict[str, Any], left: int) -> str:
-    """Return one row of the gallery."""
+    """Return the HTML of one row in the gallery."""
     media, cells = "", ""
     for i, (name, value) in enumerate(row.items()):
         sort_key = ""
@@ -328,7 +328,7 @@ def _card(number: int, row: dict[str, Any], left: int) -> str:
 def _medium(data: bytes, name: str, left: int) -> tuple[str, str]:
     """Return the HTML element that shows or plays a value, and its caption.
 
-    The element is empty if the value is no image or audio, is invalid, or does not fit.
+    The element is empty if the value is neither image nor audio, is invalid, or does not fit.
     """
     kind = sniff(data[:512])
     caption = f"{kind or 'bytes'}, {format_size(len(data))}"

@@ -25,12 +25,12 @@ def check_report(address: str) -> str:
         if address.lower().endswith(suffix):
             return suffix
     raise UsageError(
-        f"unknown suffix of report {address!r}",
+        f"unknown suffix for a report: {address!r}",
         hint="Use a file name with the suffix .xml (JUnit), .json or .html.",
     )
 
 
 def write_report(address: str, result: Result) -> None:
-    """Write a report atomically. Raises UsageError and ReachError."""
+    """Write a report atomically. Raises UsageError for an unknown suffix."""
     text = _FORMATS[check_report(address)](result)
     locate(address).write([text.encode()])

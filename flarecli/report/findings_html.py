@@ -1,4 +1,4 @@
-"""A result as a static HTML page without scripts. All text from data is escaped."""
+"""A verification result as a static HTML page without scripts. All text from data is escaped."""
 
 from __future__ import annotations
 

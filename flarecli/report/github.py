@@ -1,9 +1,9 @@
-"""Findings as GitHub workflow commands, which the runner shows as annotations of the file.
+"""Findings as GitHub workflow commands, which GitHub shows as annotations on the file.
 
     ::error file=PATH,line=N,title=TITLE::MESSAGE
 
-In a message, `%`, CR and LF are escaped as %25, %0D and %0A; in a property, also `:` and `,` as %3A
-and %2C (source: actions/toolkit).
+In messages and properties, `%`, CR and LF are escaped as %25, %0D and %0A. In properties, `:` and
+`,` are also escaped, as %3A and %2C (source: actions/toolkit).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["annotation"]
 
 
 def annotation(finding: Finding) -> str:
-    """Return the annotation of a finding.
+    """Return the annotation for a finding.
 
     Paths below the current folder are relative, as GitHub expects.
     """

@@ -1,4 +1,4 @@
-"""A result as JUnit XML, for GitLab, Jenkins and GitHub Actions.
+"""A verification result as JUnit XML, for GitLab, Jenkins and GitHub Actions.
 
 The report has one suite: a failed test case for each file with findings, and one passed test case
 for all other files. Notes about unprotected files are in `system-out`. Times and host names are
@@ -44,7 +44,7 @@ def _lines(result: Result) -> Iterator[str]:
 
 
 def _failure(findings: list[Finding]) -> str:
-    """Return one element for all findings of a file, since readers show only the first element."""
+    """Return one element for all findings in a file, because CI systems show only the first one."""
     first, more = findings[0], len(findings) - 1
     message = first.message + (f" (and {more} more)" if more else "")
     lines = []
@@ -52,7 +52,7 @@ def _failure(findings: list[Finding]) -> str:
         span = byte_range(finding)
         lines.append(f"{finding.where}: {finding.message}" + (f" ({span})" if span else ""))
         lines += [finding.hint] if finding.hint else []
-    # a text may have several lines, which stay separate lines
+    # Line breaks inside a message or a hint are kept.
     text = "\n".join(escape(one_line(line)) for line in "\n".join(lines).split("\n"))
     return f"<failure type={_attribute(first.kind)} message={_attribute(message)}>{text}</failure>"
 

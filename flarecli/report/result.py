@@ -1,4 +1,4 @@
-"""The result of a verification, its text for other formats, and the JSON report."""
+"""The result of a verification, its JSON report, and text functions for all report formats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOT_IN_XML = re.compile("[\ufffe\uffff]")
 class Result:
     """The result of a verification.
 
-    sources      addresses as the user typed them
+    sources      addresses that the user specified
     findings     findings to report; `counts["findings"]` is the total
     counts       number of files, shards, rows, bytes and findings
     unprotected  one sentence for each file without checksums
@@ -45,7 +45,7 @@ def byte_range(finding: Finding) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text as one line of XML: see `redact.one_line`."""
+    """Return the text of `redact.one_line`, with characters that are invalid in XML replaced."""
     return _NOT_IN_XML.sub("?", redact.one_line(text))
 
 
@@ -55,7 +55,7 @@ def html_text(text: str) -> str:
 
 
 def finding_fields(finding: Finding) -> dict[str, Any]:
-    """Return the JSON object of a finding."""
+    """Return the JSON object for a finding."""
     span = None if finding.start is None else [finding.start, finding.stop]
     return {
         "where": finding.where,

@@ -1,9 +1,9 @@
-"""Bounds of single columns that a condition implies: `aes > 4 AND lang = 'en'` bounds two columns.
+"""Bounds on single columns that a condition implies: `aes > 4 AND lang = 'en'` bounds two columns.
 
 Row groups whose minimum and maximum are outside a bound are not read. DuckDB's parser parses the
 expression. Only comparisons of a column with a literal, joined by AND, become bounds. Numbers are
 compared with a tolerance for DuckDB's rounding. DuckDB orders NaN above all numbers and statistics
-omit NaN, so a lower bound never excludes a column of floats.
+omit NaN, so a lower bound never excludes row groups with floats.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Bound:
     values: tuple[Literal, ...]
 
     def excludes(self, low: Any, high: Any, kind: pa.DataType) -> bool:
-        """Return whether no value from `low` to `high` satisfies the comparison.
+        """Return whether the comparison is false for every value from `low` to `high`.
 
         The result is False if this is uncertain.
 
@@ -56,7 +56,7 @@ class Bound:
 
 
 def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
-    """Return comparisons that are true for every row that an expression selects; empty if unknown.
+    """Return known comparisons that are true for every row that an expression selects.
 
     names  names of the columns; SQL ignores case
     """
@@ -77,7 +77,7 @@ def bounds(expression: str, names: Sequence[str]) -> tuple[Bound, ...]:
 
 
 def _bounds(node: Any, known: dict[str, str]) -> Iterator[Bound]:
-    """Yield the bounds in a condition, including both sides of an AND."""
+    """Yield the bounds in a condition, including those on both sides of an AND."""
     kind = node_type(node)
     if kind == "CONJUNCTION_AND":
         for child in node.get("children", ()):
@@ -110,7 +110,7 @@ def _bound(
 
 
 def _value(node: Any) -> Literal | None:
-    """Return the value of an integer, decimal, text, date or timestamp literal, else None."""
+    """Return the value of an integer, decimal, text, date or timestamp literal, or else None."""
     if not isinstance(node, dict):
         return None
     if node_type(node) == "OPERATOR_CAST" and not node.get("try_cast"):
@@ -150,9 +150,11 @@ def _parse_cast(text: str, kind: str) -> Literal | None:
 
 
 class _Comparison(NamedTuple):
-    """The ranges of a value and of a column, which compare like the value and the rows.
+    """Ranges that are compared in place of a literal and the values of a column.
 
-    has_nan  whether the column may contain NaN
+    value    smallest and largest value that the literal may have after rounding
+    column   smallest and largest value that the column may have after rounding
+    has_nan  True if the column may contain NaN
     """
 
     value: tuple[Any, Any]
@@ -174,7 +176,7 @@ def _excludes(sign: str, value: Literal, low: Any, high: Any, kind: pa.DataType)
 
 
 def _comparison(value: Literal, low: Any, high: Any, kind: pa.DataType) -> _Comparison | None:
-    """Return the ranges to compare; None if DuckDB's comparison is not known exactly."""
+    """Return the ranges to compare, or None if DuckDB may compare these types differently."""
     if kinds.is_string(kind) or kinds.is_large_string(kind):
         if not (isinstance(value, str) and isinstance(low, str) and isinstance(high, str)):
             return None
@@ -224,7 +226,7 @@ def _as_datetime(value: Any) -> datetime.datetime | None:
 
 
 def _parse_datetime(text: str) -> datetime.datetime | None:
-    """Parse a complete date or time; None for text that DuckDB may parse differently."""
+    """Parse a complete date or time. The result is None for text that DuckDB may parse otherwise."""
     for form in ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S"):
         try:
             found = datetime.datetime.strptime(text, form)

@@ -18,29 +18,29 @@ _STATEMENT = re.compile(r"\s*(?:select|with|from)\b", re.IGNORECASE)
 _SETTINGS: dict[str, Any] = {
     "threads": "1",  # several threads would read ahead and change the order of rows
     "memory_limit": "1GB",
-    "enable_external_access": "false",  # no files, URLs or extensions
+    "enable_external_access": "false",  # blocks files, URLs and extensions
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
-    "python_enable_replacements": "false",  # no tables from Python variables
+    "python_enable_replacements": "false",  # blocks Python variables as tables
 }
 
 
 def connect() -> duckdb.DuckDBPyConnection:
     """Open an in-memory database.
 
-    raises  MissingError if the current folder was deleted; DuckDB would end the process
+    raises  MissingError if the current folder was deleted, because DuckDB would end the process
     """
     import duckdb
 
     whole_path("")
     con = duckdb.connect(":memory:", config=_SETTINGS)
     con.execute("SELECT setseed(0)")  # random() must return the same values when a pack is resumed
-    con.execute("SET TimeZone = 'UTC'")  # the default is the time zone of the machine
+    con.execute("SET TimeZone = 'UTC'")  # the default depends on the machine
     return con
 
 
 def is_statement(expression: str) -> bool:
-    """Return whether an expression is a SELECT statement, not a condition."""
+    """Return whether an expression is a SELECT statement rather than a condition."""
     return bool(_STATEMENT.match(expression))
 
 
@@ -48,7 +48,7 @@ def is_statement(expression: str) -> bool:
 
 
 def parse(expression: str) -> dict[str, Any] | None:
-    """Return DuckDB's syntax tree of an expression; None if it is not exactly one SELECT."""
+    """Return DuckDB's syntax tree for an expression, or None if it is not exactly one SELECT."""
     import duckdb
 
     if not is_statement(expression):
@@ -64,7 +64,7 @@ def parse(expression: str) -> dict[str, Any] | None:
 
 
 def to_sql(node: dict[str, Any]) -> str | None:
-    """Return the SQL of a syntax tree, or None if DuckDB rejects it."""
+    """Convert a syntax tree to SQL. The result is None if DuckDB rejects the tree."""
     import duckdb
 
     tree = {"error": False, "statements": [{"node": node, "named_param_map": []}]}
@@ -77,12 +77,12 @@ def to_sql(node: dict[str, Any]) -> str | None:
 
 
 def node_type(node: Any) -> str:
-    """Return the type of a node of a syntax tree; empty if it is not a node."""
+    """Return the type of a syntax-tree node, or an empty string if `node` is not a node."""
     return str(node.get("type", "")) if isinstance(node, dict) else ""
 
 
 def columns_of(expression: str, names: Sequence[str]) -> list[str]:
-    """Return the columns that an expression may use, in the order of `names`; all if unknown."""
+    """Return the names that an expression may use, in order, or all names if this is unknown."""
     node = parse(expression)
     if node is None:
         return list(names)

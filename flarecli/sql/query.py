@@ -3,9 +3,9 @@
 A condition, or a SELECT that uses one row at a time, runs over one batch after another, without
 read-ahead. A SELECT that sorts, groups or counts runs once over all batches, in DuckDB's memory.
 
-A hidden column can contain the source row of each result row. This requires a SELECT that returns
-source rows: from `dataframe` only, without grouping or DISTINCT, and without an expression over all
-columns, whose result would change with another column.
+A hidden column can contain the source row number of each result row. This requires a SELECT that
+reads only `dataframe` and returns its rows, without grouping or DISTINCT. An expression over all
+columns prevents it, because an additional column would change the value of such an expression.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flarecli.suggest import choose
 __all__ = ["is_row_by_row", "select"]
 
 _SETTINGS = ("SET streaming_buffer_size = '64KB'", "SET lock_configuration = true")
-# operators of a plan that use one row at a time; operators that return some rows unchanged
+# plan operators that process one row at a time; plan operators that return source rows unchanged
 _ROW_BY_ROW = {"PROJECTION", "FILTER"}
 _ROW_PRESERVING = {
     *_ROW_BY_ROW,
@@ -36,7 +36,7 @@ _ROW_PRESERVING = {
     "STREAMING_LIMIT",
     "EMPTY_RESULT",
 }
-_POSITION = "position in its batch"  # hidden column; a longer name if the source has this one
+_POSITION = "position in its batch"  # hidden column, whose name is extended if the source uses it
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
 
@@ -52,13 +52,13 @@ def select(
     """Return the rows for which a condition is true, or the result of a SELECT.
 
     schema      schema of the batches; the result of a SELECT has the types of DuckDB
-    batches     read one at a time, on demand, unless a SELECT sorts, groups, counts or limits
+    batches     input, read one batch at a time unless a SELECT sorts, groups, counts or limits
     expression  a condition over the columns, such as `aes > 4 AND lang = 'en'`, or one SELECT
-    hidden      hidden int64 column of the batches, after the columns of `schema`; the result
-                has it too if it consists of source rows
+    hidden      name of a hidden int64 column of the batches, after the columns of `schema`; the
+                result includes the column if the result consists of source rows
     known       names of all columns for messages, if `schema` has only some of them
-    return      schema of the result without the hidden column, and its rows in the order of the
-                input, at most `batch_rows` in a batch
+    return      schema of the result without the hidden column, and batches of at most `batch_rows`
+                rows, in the order of the input
     raises      UsageError for an invalid expression or unknown columns, or if a row fails
     """
     import duckdb
@@ -102,7 +102,7 @@ def select(
 
 
 def is_row_by_row(schema: pa.Schema, expression: str) -> bool:
-    """Return whether an expression uses one row at a time: no sorting, grouping or limits."""
+    """Return whether an expression uses one row at a time, without sorting, grouping or limits."""
     if not is_statement(expression):
         return True
     with connect() as con:
@@ -124,7 +124,7 @@ def _check_steps(steps: Sequence[str]) -> None:
         )
     if reads == 0 and "EMPTY_RESULT" not in steps:
         raise UsageError(
-            "--where reads no rows of the source",
+            "--where does not read the rows of the source",
             hint="Write SELECT … FROM dataframe …, or a condition.",
         )
 
@@ -183,8 +183,8 @@ def _select_with_column(
 ) -> str | None:
     """Return a SELECT with an additional column; None if it could change the result.
 
-    schema  schema of `dataframe` without the column, which is its last column
-    steps   operators of the plan
+    schema  schema of `dataframe` without the additional column, which is the last column
+    steps   operators of the query's plan
     """
     node = parse(expression)
     if node is None or not all(
@@ -233,7 +233,7 @@ def _is_plain_star(item: Any) -> bool:
 
 
 def _nodes(todo: list[Any]) -> Iterator[dict[str, Any]]:
-    """Yield all nodes of the syntax trees."""
+    """Yield all nodes of a list of syntax trees, and empty the list."""
     while todo:
         item = todo.pop()
         if isinstance(item, dict):
@@ -247,7 +247,7 @@ def _nodes(todo: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _unused_name(names: Sequence[str]) -> str:
-    """Return a name for the column of positions that no column has, ignoring case."""
+    """Return a name for the position column that differs from all names, ignoring case."""
     known = {name.lower() for name in names}
     return next(name for k in itertools.count() if (name := _POSITION + "'" * k) not in known)
 
@@ -261,7 +261,7 @@ def _table(rows: pa.RecordBatch | pa.Table) -> pa.Table:
 def _filter(
     con: Any, query: str, batches: Iterable[pa.RecordBatch], position: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the selected rows, taken from the batches so that types do not change."""
+    """Yield the selected rows, copied from the input batches to keep their types."""
     with con:
         for batch in batches:
             numbers = pa.array(np.arange(batch.num_rows, dtype=np.int32))
@@ -296,7 +296,7 @@ def _run(con: Any, query: str, batch: pa.RecordBatch) -> pa.Table:
 
 
 class _Source:
-    """Batches that DuckDB reads. `error` is kept because DuckDB preserves only its text."""
+    """Batches for DuckDB to read. `error` is the original exception, which DuckDB does not keep."""
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         self.schema, self._batches = schema, batches
@@ -365,7 +365,7 @@ def _query_error(error: Exception, names: Sequence[str], expression: str) -> Usa
         if f'"{name}"' in expression:
             hint = f"{hint} For text, use single quotes: '{name}'."
         return UsageError(f"--where: no column {name!r}", hint=hint, column=name)
-    if line == 'syntax error at or near ")"' and ")" not in expression:  # added by `select`
+    if line == 'syntax error at or near ")"' and ")" not in expression:  # from `select`
         line = "syntax error: unexpected end"
     if line.startswith("Table with name ") and is_statement(expression):
         return UsageError(

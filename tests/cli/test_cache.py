@@ -122,7 +122,7 @@ def test_inspect_of_a_missing_cache_and_without_arguments(flare_forked, tmp_path
         f"error: {tmp_path}/file: Not a directory\n{hint}",
     )
     ran = flare_forked(["inspect"])
-    hint = "hint: Name a dataset, or a cache with --cache.\n"
+    hint = "hint: Specify a dataset, or a cache with --cache.\n"
     assert (ran.code, ran.out, ran.err) == (2, "", f"error: missing argument 'SOURCE...'\n{hint}")
 
 

@@ -401,7 +401,7 @@ def test_verify_refuses_invalid_parts_samples_and_reports(flare):
     hint = "hint: Use a file name with the suffix .xml (JUnit), .json or .html.\n"
     assert (
         flare("verify", "a", "--report", "x.txt").err
-        == f"error: unknown suffix of report 'x.txt'\n{hint}"
+        == f"error: unknown suffix for a report: 'x.txt'\n{hint}"
     )
 
 

@@ -253,7 +253,7 @@ def test_the_help_fits_a_narrow_terminal(run_line, monkeypatch, capfd):
         lines = capfd.readouterr().out.splitlines()
         assert max(map(len, lines)) <= 40
         assert "  --retries N" in lines
-        assert "        Retries of transient errors," in lines
+        assert "        Maximum number of retries per" in lines
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["pack", "--help"]) == 0
     lines = capfd.readouterr().out.splitlines()

@@ -61,11 +61,11 @@ def test_a_glob_in_a_bucket_name_is_refused_in_a_list(tmp_path):
         open_index([str(tmp_path / "l.txt")])
     assert (
         str(caught.value)
-        == f"{tmp_path}/l.txt: line 1: the name of a bucket cannot contain *, ? or ["
+        == f"{tmp_path}/l.txt: line 1: a bucket name cannot contain *, ? or ["
     )
     with pytest.raises(UsageError) as caught:
         read.open("s3://b*/x.mds")
-    assert str(caught.value) == "s3://b*/x.mds: the name of a bucket cannot contain *, ? or ["
+    assert str(caught.value) == "s3://b*/x.mds: a bucket name cannot contain *, ? or ["
 
 
 def test_the_query_of_a_signed_address_does_not_hide_its_format(tmp_path, web, capfd, monkeypatch):

@@ -144,7 +144,7 @@ def test_the_findings_page_escapes_hostile_text_and_allows_no_resources(tmp_path
 def test_an_unknown_suffix_of_a_report_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         write_report("report.txt", RESULT)
-    assert str(caught.value) == "unknown suffix of report 'report.txt'"
+    assert str(caught.value) == "unknown suffix for a report: 'report.txt'"
     assert caught.value.hint == "Use a file name with the suffix .xml (JUnit), .json or .html."
 
 

@@ -247,12 +247,12 @@ def test_an_interrupt_in_the_source_is_an_interrupt():
         ("count(*) > 1", "--where: WHERE clause cannot contain aggregates!", CONDITION),
         (
             "SELECT 1 AS n",
-            "--where reads no rows of the source",
+            "--where does not read the rows of the source",
             "Write SELECT … FROM dataframe …, or a condition.",
         ),
         (
             "SELECT * FROM range(1000000000000)",
-            "--where reads no rows of the source",
+            "--where does not read the rows of the source",
             "Write SELECT … FROM dataframe …, or a condition.",
         ),
         (

@@ -118,7 +118,7 @@ def zip_of(name="shard.00000.mds.gz", **more):
         ),
         (
             listed(compression="br:12", zipped=zip_of("a.mds.br")),
-            ": invalid level 12 of br: expected 0 to 11",
+            ": invalid level 12 for br: expected 0 to 11",
         ),
         (listed(column_names=["b"]), ": columns differ from those of shards[0]"),
         (listed(size_limit=1 << 63), ".size_limit: expected a size, got 9223372036854775808"),

@@ -109,7 +109,7 @@ def test_globs_are_expanded_by_listing(s3):
         expand(f"{s3}/d/*.tar")
     with pytest.raises(UsageError, match=": invalid pattern "):
         expand(f"{s3}/d/*[z-a].mds")
-    with pytest.raises(UsageError, match=r"the name of a bucket cannot contain"):
+    with pytest.raises(UsageError, match=r"a bucket name cannot contain"):
         expand("s3://b*/d")
     with pytest.raises(UsageError, match="an http address cannot be listed"):
         expand("http://127.0.0.1/*.mds")
