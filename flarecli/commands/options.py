@@ -272,7 +272,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             group="Rows",
             metavar="COL=VALUE|fill|fail",
             is_repeatable=True,
-            help="Replace nulls by VALUE, or by a default for the type (fill); repeatable.",
+            help="Replace nulls with VALUE, or with a default for the type (fill); repeatable.",
         ),
     )
     csv: Sequence[str] = option(
@@ -633,7 +633,7 @@ class PlaylistOptions(CacheOptions):
             metavar="OLD=NEW",
             is_repeatable=True,
             parse=_pairs,
-            help="Replace the prefix OLD of addresses by NEW; repeatable.",
+            help="Replace the prefix OLD of addresses with NEW; repeatable.",
         ),
     )
     hash: Sequence[str] = option(

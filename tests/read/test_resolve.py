@@ -59,10 +59,7 @@ def test_a_glob_in_a_bucket_name_is_refused_in_a_list(tmp_path):
     (tmp_path / "l.txt").write_text("s3://b*/x.csv")
     with pytest.raises(UsageError) as caught:
         open_index([str(tmp_path / "l.txt")])
-    assert (
-        str(caught.value)
-        == f"{tmp_path}/l.txt: line 1: a bucket name cannot contain *, ? or ["
-    )
+    assert str(caught.value) == f"{tmp_path}/l.txt: line 1: a bucket name cannot contain *, ? or ["
     with pytest.raises(UsageError) as caught:
         read.open("s3://b*/x.mds")
     assert str(caught.value) == "s3://b*/x.mds: a bucket name cannot contain *, ? or ["
