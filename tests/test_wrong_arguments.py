@@ -18,7 +18,7 @@ RANK = "Use rank=R, ranks=N for rank R of N."
 PAIR = "Use rank=(R, N) for rank R of N."
 ROWS = "Write rows like '5', '10:20', '-5:', '::100' or '3,1,4'."
 MIX = "Use {dataset: weight}, such as {a: 0.7, b: 0.3}."
-WEIGHTS = "Pass them as in flare.mix({a: 0.7, b: 0.3})."
+WEIGHTS = "Pass a dict, as in flare.mix({a: 0.7, b: 0.3})."
 OPEN = "Pass a dataset that flare.open or flare.mix returned."
 COLUMNS = 'Use a mapping such as {"image": "jpeg", "label": "int"}.'
 DICT = 'Use a dict, such as {"OLD": "NEW"}.'
@@ -117,7 +117,7 @@ def test_cat_reports_arguments_of_the_wrong_type(here, options, message, hint):
         ({"decode": ["n"]}, "decode: expected a dict, got ['n']", ""),
         (
             {"decode": {"n": 3}},
-            "decoder of column 'n': expected a function, True or False, got 3",
+            "decoder for column 'n': expected a function, True or False, got 3",
             "",
         ),
         ({"transform": 3}, "transform: expected a function or a list of functions, got 3", ""),
@@ -170,7 +170,7 @@ def test_the_position_of_a_loader_must_be_whole_numbers(data, change, is_one):
         check_error(
             lambda: loader.load(state),
             "not a state that a Loader saved",
-            "Pass the result of its save().",
+            "Pass the result of save().",
         )
 
 
@@ -179,7 +179,7 @@ def test_the_state_of_a_loader_must_be_a_dict(data, state):
     check_error(
         lambda: flare.Loader(data).load(state),
         "not a state that a Loader saved",
-        "Pass the result of its save().",
+        "Pass the result of save().",
     )
 
 
@@ -230,7 +230,7 @@ def test_invalid_row_numbers_are_refused(data):
     check_error(lambda: data.decoded(["n"]), "how: expected a dict, got ['n']")
     check_error(
         lambda: data.decoded({"n": "int"}),
-        "decoder of column 'n': expected a function, True or False, got 'int'",
+        "decoder for column 'n': expected a function, True or False, got 'int'",
     )
     check_error(lambda: data.order("1", 0, "shuffle"), "seed: expected a whole number, got '1'")
 

@@ -15,10 +15,10 @@ from flarecli.model import Settings
 from flarecli.write import Writer
 
 GOLDEN = Path(__file__).parents[1] / "fixtures" / "mds"
-SKIP = "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+SKIP = "Use --on-error skip to omit such rows and list them in failed.jsonl."
 NULL = (
     "Use --null COL=VALUE or --null fill to store a value in place of a null, or --on-error skip "
-    "to leave such rows out and list them in failed.jsonl."
+    "to omit such rows and list them in failed.jsonl."
 )
 
 
@@ -425,13 +425,13 @@ def test_an_unfinished_pack(here, capfd):
             capfd,
             command,
             4,
-            "d: an unfinished pack",
+            "d: contains an unfinished pack",
             "Run the same `flare pack` command again with --resume.",
         )
     hint = "Run the same command with --resume, or use --overwrite to start again."
-    check_error(capfd, "pack ok.csv d", 4, "d: an unfinished pack", hint)
+    check_error(capfd, "pack ok.csv d", 4, "d: contains an unfinished pack", hint)
     assert main(["verify", "d"]) == 1
-    assert "an unfinished pack" in capfd.readouterr().out
+    assert "contains an unfinished pack" in capfd.readouterr().out
 
 
 def test_an_invalid_playlist_with_a_valid_index(here, capfd):
@@ -538,7 +538,7 @@ def test_verbose_notes_describe_the_source(here, capfd):
 
 def test_a_link_that_leaves_the_folder_suggests_allow_local(here, capfd):
     (here / "l.csv").write_text("u\nfile:///etc/passwd\n")
-    hint = "Give --allow-local to read it, if you trust this dataset, or --on-error skip to leave such rows out."
+    hint = "Give --allow-local to read it, if you trust this dataset, or --on-error skip to omit such rows."
     check_error(
         capfd,
         "pack l.csv out --fetch u",

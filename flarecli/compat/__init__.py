@@ -1,4 +1,4 @@
-"""Drop-in APIs of other libraries: a program changes its import line and keeps the rest.
+"""Drop-in replacements for other libraries, for which a program changes only its imports.
 
 `streaming`, `granular`, `ffrecord` and `sds` follow the documentation of their originals;
 `docs/compat.md` lists the differences. torch is loaded only by modules whose original is a torch
@@ -15,13 +15,13 @@ from typing import Self
 def loaded_torch_data() -> ModuleType | None:
     """Return torch.utils.data if the program has loaded torch, else None.
 
-    Importing it here would load torch (more than a second) in programs that do not use it.
+    An import would load torch, which takes more than a second, in programs that do not use torch.
     """
     return sys.modules.get("torch.utils.data")
 
 
 def register(base: type, subclass: type) -> None:
-    """Make a dataset class an IterableDataset of torch, if torch is loaded."""
+    """Register a dataset class as an IterableDataset of torch, if torch is loaded."""
     data = loaded_torch_data()
     if data is not None and not issubclass(subclass, data.IterableDataset):
         data.IterableDataset.register(base)
@@ -33,11 +33,11 @@ class Closeable:
     closed = False
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release all resources."""
         self.closed = True
 
     def abort(self) -> None:
-        """Release what is held after an error in the block."""
+        """Release all resources after an error in the block."""
         self.close()
 
     def __enter__(self) -> Self:

@@ -16,21 +16,21 @@ from flarecli.storage.local import flock
 
 __all__ = ["EpochCounter"]
 
-MAX_ENTRIES = 64  # iterations and epochs that are remembered
+MAX_ENTRIES = 64  # maximum number of recorded iterations and epochs
 
 
 class EpochCounter:
-    """The next epoch of a dataset, shared by the processes that have a copy of it.
+    """Counter for the next epoch of a dataset, shared by all processes with a copy of the dataset.
 
-    All workers of one iteration get the same epoch. The state is a file in the folder for
-    temporary files, which is removed with the first copy.
+    All workers of one iteration receive the same epoch. The state is stored in a temporary file,
+    which is removed with the first copy.
     """
 
     def __init__(self) -> None:
         fd, self._path = tempfile.mkstemp(prefix="flare-epoch-")
         with os.fdopen(fd, "w") as file:
             json.dump({"next": 0, "seeds": [], "resume": [-1, 0], "ends": []}, file)
-        self._turns: dict[int, int] = {}  # seed of workers -> iterations begun by this process
+        self._turns: dict[int, int] = {}  # worker seed -> iterations that this process began
         weakref.finalize(self, _remove, self._path, os.getpid())
 
     @contextmanager
@@ -47,12 +47,12 @@ class EpochCounter:
             file.truncate()
 
     def begin(self) -> tuple[int, int, int, int]:
-        """Begin an epoch; return its number, its first step, the worker's number, and their count.
+        """Begin an epoch; return epoch, first step, number of this worker, and number of workers.
 
-        The workers of one iteration have a seed in common. Persistent workers keep it for the
-        next iterations.
+        The workers of one iteration have the same seed, which persistent workers keep for the next
+        iterations.
         """
-        data = loaded_torch_data()  # a worker has always loaded it
+        data = loaded_torch_data()  # a DataLoader worker has always loaded torch
         info = None if data is None else data.get_worker_info()
         with self._state() as state:
             if info is None:
@@ -61,7 +61,7 @@ class EpochCounter:
                 seed = int(info.seed - info.id)
                 turn = self._turns.get(seed, 0)
                 self._turns[seed] = turn + 1
-                firsts = dict(state["seeds"])  # seed -> epoch of its first iteration
+                firsts = dict(state["seeds"])  # worker seed -> epoch of the seed's first iteration
                 if seed not in firsts:
                     firsts[seed] = state["next"] - turn
                     state["seeds"] = [*firsts.items()][-MAX_ENTRIES:]
@@ -77,7 +77,7 @@ class EpochCounter:
             state.update(next=epoch, resume=[epoch, step], seeds=[], ends=[])
 
     def end(self, epoch: int, workers: int, has_samples: bool) -> bool:
-        """Record that a worker finished an epoch; return True if all have and none had a sample."""
+        """Record that a worker finished an epoch; return True if all did and none had a sample."""
         with self._state() as state:
             ends = {known: (count, any_) for known, count, any_ in state["ends"]}
             count, any_samples = ends.pop(epoch, (0, False))
@@ -88,7 +88,7 @@ class EpochCounter:
         return count >= workers and not any_samples
 
     def advance(self, epoch: int) -> None:
-        """Record that an epoch has begun, unless a later one has."""
+        """Record that an epoch has begun, unless a later epoch has begun."""
         with self._state() as state:
             state["next"] = max(state["next"], epoch + 1)
 
@@ -98,7 +98,7 @@ class EpochCounter:
             return int(state["next"])
 
     def last(self) -> tuple[int, int]:
-        """Return the epoch begun or resumed last, and its first step."""
+        """Return the epoch that was begun or resumed last, and its first step."""
         with self._state() as state:
             last, (epoch, step) = max(0, state["next"] - 1), state["resume"]
             return (epoch, step) if epoch in (last, state["next"]) else (last, 0)

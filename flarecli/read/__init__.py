@@ -1,4 +1,4 @@
-"""Reading: an address resolves to a Playlist, and a Playlist opens as a Dataset.
+"""Dataset reading: an address is resolved to a Playlist, and a Playlist is opened as a Dataset.
 
 `resolve` is imported at once; datasets, runs and loaders are imported on first use.
 """

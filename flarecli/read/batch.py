@@ -29,7 +29,7 @@ class Block:
         self._located: LocatedBatches | None = None
 
     def batch(self, data: Rows, start: int, stop: int) -> dict[str, Any]:
-        """Return rows start..stop as one batch. Raises the errors of `Rows.collated`."""
+        """Return rows start..stop as one batch. Raises the same errors as `Rows.collated`."""
         located = self._located
         if self._can_locate and (
             located is None or not self._first <= start <= stop <= self._first + located.rows
@@ -42,11 +42,12 @@ class Block:
 
 
 class BatchTask(NamedTuple):
-    """A batch to make.
+    """A request for one batch.
 
-    rows        int64 [k]
+    rows        row numbers, int64 [k]
     as_samples  return the samples of each row instead of a batch
-    block       the block that contains the rows, from its row `start` on
+    block       block of consecutive batches that contains the rows
+    start       position of the first row in the block
     """
 
     rows: IntArray
@@ -66,9 +67,9 @@ def batch_rows(
     workers: int = 1,
     drop_last: bool = False,
 ) -> Iterator[IntArray]:
-    """Yield the rows of the batches of a worker in order; each array has whole batches, int64 [k].
+    """Yield the rows of a worker's batches in order, as int64 [k] arrays of complete batches.
 
-    A batch on every rank takes `batch * ranks` steps. Worker w of W makes batches w, w + W, … of
+    One batch on every rank uses `batch * ranks` steps. Worker w of W makes batches w, w + W, … of
     its rank.
 
     start      first step of the run
@@ -77,11 +78,11 @@ def batch_rows(
     batch_steps, stop = batch * ranks, order.rows
     if drop_last:
         stop = start + (stop - start) // batch_steps * batch_steps
-    # the steps of a batch that belong to this rank; Python's `range` and `min` accept arguments
+    # this rank's steps within a batch; Python's `range` and `min` accept arguments
     # above int64
     own_steps = np.array(range(rank, min(batch_steps, stop), ranks), np.int64)
     begin, stride = start + worker * batch_steps, workers * batch_steps
-    block = stride  # the first block is one batch, so that it is ready early
+    block = stride  # the first block has one batch, so that it is ready early
     while begin < stop:
         firsts = np.arange(begin, min(begin + block, stop), min(stride, stop), dtype=np.int64)
         steps = (firsts[:, None] + own_steps).ravel()
@@ -111,9 +112,9 @@ class BatchResult(NamedTuple):
 
 
 class BatchMaker:
-    """Makes the batch of a task. Picklable if the transforms are.
+    """Callable that makes the batch for a task. It can be pickled if the transforms can.
 
-    fetches  download whole shards into the cache before reading their rows
+    fetches  download complete shards into the cache before reading their rows
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class BatchMaker:
 
     @property
     def is_inline(self) -> bool:
-        """Whether batches should be made by the thread that reads them.
+        """True if the thread that uses the batches should also make them.
 
         Copying mapped bytes costs less than passing a batch between threads.
         """
@@ -153,7 +154,7 @@ class BatchMaker:
         return BatchResult(task.rows, self.collate([sample for (sample,) in samples]))
 
     def close(self) -> None:
-        """Release the shards of prefetched batches; a call that is still running releases its own."""
+        """Release the shards of prefetched batches; a running call releases its own shards."""
         self._is_closed = True
         if self._fetches:
             self._data.shards.release_all()
@@ -191,7 +192,7 @@ class BatchMaker:
 
 
 def _samples_of(result: Any) -> Iterable[Any]:
-    """Return the samples in the result of a transform: a sample, a list or a generator."""
+    """Return the samples in a transform's result, which is a sample, a list or a generator."""
     return result if isinstance(result, list) or inspect.isgenerator(result) else [result]
 
 

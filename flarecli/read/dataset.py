@@ -1,4 +1,4 @@
-"""Dataset: random access, batches, selections and epochs over rows; and `open`, which opens one."""
+"""Dataset (random access, batches, selections, epochs) and `open`, which opens a dataset."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
 
 class Dataset(Data):
-    """Rows by number: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`, `data.batches(…)`.
+    """Dataset rows by number: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`.
 
     columns   name and encoding of each column, in the order of the format
-    schema    Arrow schema of the batches; a column of numbers stored as text has a number type
-    exact     Arrow schema of the batches as stored; a column of numbers stored as text has a text
+    schema    Arrow schema of the batches; numbers that are stored as text have a number type
+    exact     Arrow schema of the batches as stored; numbers that are stored as text have a text
               type
     playlists the playlists of the dataset
     raises    UsageError if streams cannot be joined by column
@@ -79,12 +79,12 @@ class Dataset(Data):
         self._decoders = {
             name: Decoder(encoding, allow_pickle) for name, encoding in self._encodings.items()
         }
-        self._selected: tuple[str, ...] | None = None  # names of columns; None: all
+        self._selected: tuple[str, ...] | None = None  # column names; None means all columns
         self._read_sample: ReadSample | None = None
         self._set_schema()
 
     def _set_schema(self) -> None:
-        """Set the schema of the batches by the schema of the stored columns."""
+        """Derive the batch schema from the schema of the stored columns."""
         self.schema = pa.schema(
             [
                 _plain(pa.nulls(0, field.type), field, self._encodings[field.name])[1]
@@ -124,15 +124,15 @@ class Dataset(Data):
         if isinstance(index, slice):
             return self.__getitems__(self._sliced(index))
         if isinstance(index, (np.generic, SupportsIndex)) and np.asarray(index).ndim == 0:
-            scalar = np.asarray(index).item()  # of numpy or torch
+            scalar = np.asarray(index).item()  # a numpy or torch scalar
             return self.__getitems__([scalar])[0]
         return self.__getitems__(index)
 
     def _compile(self) -> ReadSample:
-        """Return a fast reader of single samples of mapped shards, and keep it.
+        """Return a function that reads single samples from mapped shards quickly, and cache it.
 
-        It returns None for rows that `__getitems__` must read, and if decoding fails: then
-        `__getitems__` reports the row and the column.
+        The function returns None for rows that `__getitems__` must read, and if decoding fails, so
+        that `__getitems__` can report the row and the column.
         """
         series, columns = self._table.series[0], self._selected
         edges, search, count = series.edges, bisect_right, len(self)
@@ -176,7 +176,7 @@ class Dataset(Data):
         rows, names = self.rows(indices), list(self._decoders)
         if not names:
             return [{} for _ in rows]
-        if len(rows) == 1:  # faster than by columns
+        if len(rows) == 1:  # faster than decoding by column
             with contextlib.suppress(Exception):  # `_values` below reports the row and the column
                 return [
                     {name: decoder.value(rows[0][name]) for name, decoder in self._decoders.items()}
@@ -194,9 +194,9 @@ class Dataset(Data):
             raise failure.located(name, int(indices[failure.index])) from failure.__cause__
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
-        """Return rows as one batch: column -> array [rows, …] of numbers or arrays, or list.
+        """Return rows as one batch: column -> array [rows, …] of numbers or arrays, else a list.
 
-        raises  the errors of reading a row
+        raises  the same errors as reading a row
         """
         try:
             stored = self._table.read_columns(indices, self._selected)
@@ -206,7 +206,7 @@ class Dataset(Data):
         return self._batch(stored, indices)
 
     def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
-        """Locate the first rows of int64 [k] in memory: at least `least`, or None."""
+        """Locate at least the first `least` of `rows`, int64 [k], in memory, or return None."""
         located = self._table.locate(rows, least, self._selected)
         if located is None:
             return None
@@ -227,13 +227,13 @@ class Dataset(Data):
 
     @property
     def is_copied(self) -> bool:
-        """Whether `collated` only copies bytes of local, uncompressed, mapped files."""
+        """True if `collated` only copies bytes from local, uncompressed, mapped files."""
         return all(decoder.copies for decoder in self._decoders.values()) and all(
             series.is_mapped for series in self._table.series
         )
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Collate samples into one batch; numbers get the dtype of their column in the dataset.
+        """Collate samples into one batch; numbers have the dtype of their column in the dataset.
 
         raises  UsageError if the samples have different columns
         """
@@ -245,9 +245,9 @@ class Dataset(Data):
         return {name: decoder.dtype for name, decoder in self._decoders.items()}
 
     def read(self, row: int, ranges: Mapping[str, range] | None = None) -> Sample:
-        """Return one sample; read only some items of its list columns.
+        """Return one sample, and read only the given ranges of its list columns.
 
-        ranges  column -> range of positions in its list, such as `range(32, 42)`; positions after
+        ranges  column -> range of positions in the list, such as `range(32, 42)`; positions after
                 the end of the list are ignored
         raises  UsageError for a column that is not a list and for a descending range; RowsError for
                 a row outside the data
@@ -285,9 +285,9 @@ class Dataset(Data):
     def rows(
         self, indices: Sequence[int] | IntArray, columns: Sequence[str] | None = None
     ) -> list[Row]:
-        """Return encoded rows in the order of `indices`: column -> bytes as stored.
+        """Return encoded rows in the order of `indices`: each row maps columns to stored bytes.
 
-        indices  each in [-rows, rows)
+        indices  row numbers in [-rows, rows)
         raises   RowsError for a row outside the data; UsageError for an unknown column
         """
         return self._table.read(
@@ -295,7 +295,7 @@ class Dataset(Data):
         )
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
-        """Return the names of columns, each once; None: all. Raises UsageError for unknown names."""
+        """Return distinct column names; None means all. Raises UsageError for unknown names."""
         if columns is None:
             return [column.name for column in self.columns]
         names = list(dict.fromkeys(name_list(columns)))
@@ -316,7 +316,7 @@ class Dataset(Data):
     ) -> pa.RecordBatch:
         """Return rows in the order of `indices` as one typed batch.
 
-        exact   keep numbers that are stored as text as text
+        exact   do not convert numbers that are stored as text
         raises  ValueFitError for a value outside the range of its column's type
         """
         names = self._names(columns)
@@ -342,11 +342,11 @@ class Dataset(Data):
         exact: bool = False,
         views: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows start..stop in order as batches of at most `size` rows and of bounded bytes.
+        """Yield rows start..stop in order, in batches of at most `size` rows and limited bytes.
 
-        exact   keep numbers that are stored as text as text
-        views   return text and bytes as Arrow views of the mapped shard where possible: this is
-                faster, but many Arrow kernels do not support views
+        exact   do not convert numbers that are stored as text
+        views   return text and bytes as Arrow views of the mapped shard where possible; views are
+                faster, but many Arrow kernels do not support them
         raises  UsageError for a negative start or stop, a size below 1 or an unknown column
         """
         check_minimum(0, start=start, stop=stop)
@@ -381,19 +381,18 @@ class Dataset(Data):
     def large_values(
         self, columns: Sequence[str], start: int, stop: int, max_bytes: int
     ) -> dict[int, dict[str, int]]:
-        """Return row -> column -> stored bytes of the values of rows start..stop that have more
-        than `max_bytes`.
+        """Return the sizes of values above `max_bytes` in rows start..stop: row -> column -> bytes.
 
-        No value is read: values are left out if their format does not know their sizes before.
+        No value is read, so values of formats that do not store value sizes are omitted.
         """
         return self._table.large_values(columns, start, stop, max_bytes)
 
     @property
     def checksum(self) -> str:
-        """The checksum of the listing, xxh3_128: columns, and rows, size and checksums of each shard.
+        """The xxh3_128 of the columns and of the rows, size and checksums listed for each shard.
 
-        If a list has no checksums of its shards, their names are used instead. The selection of
-        rows by `where` is covered; addresses, columns selected by `select` and decoders are not.
+        If a list has no shard checksums, the shard names are used instead. Rows selected by `where`
+        change the checksum; addresses, columns selected by `select` and decoders do not.
         """
         return self._table.checksum
 
@@ -403,13 +402,13 @@ class Dataset(Data):
 
     @property
     def edges(self) -> IntArray:
-        """The first row of each chunk of the first stream, then the end: int64 [chunks + 1]."""
+        """First row of each chunk in the first stream, then the row count: int64 [chunks + 1]."""
         return self._table.edges
 
     # -- selections
 
     def select(self, columns: Sequence[str]) -> Dataset:
-        """Return a dataset of some columns, in this order. Raises UsageError for an unknown column."""
+        """Return a dataset with only these columns, in this order. Raises UsageError if unknown."""
         names = self._names(columns)
         out = copy.copy(self)
         by_name = {column.name: column for column in self.columns}
@@ -422,13 +421,13 @@ class Dataset(Data):
 
     @checked
     def where(self, condition: str) -> Dataset:
-        """Return the dataset of the rows for which an SQL condition is true, in the same order.
+        """Return a dataset with the rows for which an SQL condition is true, in the same order.
 
-        This reads the columns of the condition once.
+        The columns that the condition uses are read once.
 
-        raises  UsageError for an invalid condition, or one that fails on a row
+        raises  UsageError if the condition is invalid or fails on a row
         """
-        # the column of row numbers; its name is longer than every other, so it is unique
+        # the name of the row-number column is longer than all other names, so it is unique
         number = "row number".ljust(1 + max(map(len, self.schema.names), default=0))
         names = sql.columns_of(condition, self.schema.names) or self.schema.names[:1]
         fields = [self.schema.field(name) for name in names]
@@ -454,17 +453,17 @@ class Dataset(Data):
 
     @checked
     def decoded(self, how: Mapping[str, DecodeRule]) -> Dataset:
-        """Return the dataset with other decoders.
+        """Return a dataset with the decoders of some columns replaced.
 
-        how     column -> True: decode by its encoding; False: keep the stored bytes; or a function
-                of the stored bytes
+        how     column -> True (decode by the encoding), False (return the stored bytes), or a
+                function that decodes the stored bytes
         raises  UsageError for an unknown column
         """
         self._names(list(how))
         for name, rule in how.items():
             if not callable(rule) and rule is not True and rule is not False:
                 raise UsageError(
-                    f"decoder of column {name!r}: expected a function, True or False, "
+                    f"decoder for column {name!r}: expected a function, True or False, "
                     f"got {shown(rule)}",
                     column=name,
                 )
@@ -484,7 +483,7 @@ class Dataset(Data):
 
     @checked
     def order(self, seed: int, epoch: int, order: str, window: int = WINDOW) -> Epoch:
-        """Return the order of an epoch. Raises UsageError for an unknown order."""
+        """Return the row order of an epoch. Raises UsageError if `order` is unknown."""
         return Epoch(np.asarray(self.edges), seed, epoch, order, window)
 
     def close(self) -> None:
@@ -493,13 +492,13 @@ class Dataset(Data):
             series.close()
 
     def load(self) -> None:
-        """Import the code of the formats, so that forked processes share it."""
+        """Import the format modules, so that forked processes share them."""
         for series in self._table.series:
             series.load()
 
     @property
     def shards(self) -> Shards:
-        """The shards of all streams, to prefetch and release them."""
+        """The shards of all streams, for prefetching and releasing."""
         return Shards([(0, self._table)])
 
     @checked
@@ -513,7 +512,7 @@ class Dataset(Data):
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows start..stop as typed batches of exactly `size` rows; the last may be smaller.
 
-        views  as in `scan`
+        views  return text and bytes as Arrow views where possible; see `scan`
         """
         return _of_size(self.scan(columns, start, stop, size, views=views), size)
 
@@ -521,7 +520,7 @@ class Dataset(Data):
 def _plain(
     array: pa.Array, field: pa.Field, encoding: encodings.Encoding
 ) -> tuple[pa.Array, pa.Field]:
-    """Return an array and its field with numbers and text as their own Arrow types."""
+    """Convert an array of numbers stored as text, or of JSON strings, and its field."""
     natural, natural_encoding = encodings.plain(array, encoding)
     if natural_encoding is encoding:
         return array, field
@@ -562,22 +561,22 @@ def open(
     cache: Address | None = None,
     cache_limit: int | str = 10 * 10**9,
 ) -> Dataset:
-    """Open the dataset at an address; the datasets at several addresses are concatenated.
+    """Open the dataset at an address; datasets at several addresses are concatenated.
 
     sources       playlists, MDS folders, shards or folders of files; local, HTTP(S) or in a bucket;
                   globs, braces and pathlib paths are allowed
-    format        format of shards that are not listed, such as `webdataset`
+    format        shard format if no playlist or index lists the shards, such as `webdataset`
     streams       names of the streams to read; streams of equal length are joined by column
-    retries       retries of transient errors, per object
+    retries       maximum number of retries after transient errors, per object
     timeout       maximum wait for the next byte: seconds, or a text such as `30s`
     deadline      maximum time for one object, retries included: seconds, or a text such as `10m`
     allow_private allow the data to name private and loopback addresses
-    allow_local   allow the data to name file://, paths outside its folder and symbolic links
+    allow_local   allow the data to name file:// URLs, paths outside its folder and symbolic links
     allow_host    private hosts and networks that the data may name, such as `10.0.0.7:8080` or
                   `10.1.0.0/16`
     allow_pickle  decode `pkl` columns; this runs code that the data contains
-    maps          pass False if files may be truncated while they are read
-    decode        decoders of columns; see `Dataset.decoded`
+    maps          map local files into memory; pass False if files may be truncated during reading
+    decode        column -> decoder; see `Dataset.decoded`
     cache         folder in which downloads are cached
     cache_limit   maximum size of the cache: bytes, or a text such as `10GB`
     raises        MissingError, FormatError, UnsafeError, UnfinishedError: see `resolve`

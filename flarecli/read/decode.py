@@ -1,4 +1,4 @@
-"""Decode the stored bytes of a column, and collate values: numbers with numpy, others one by one."""
+"""Decoding and collation of column values: numbers with numpy, other values one by one."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from flarecli.errors import FlareError, UsageError, ValueFitError
 
 __all__ = ["DecodeFailure", "DecodeRule", "Decoder", "collate_samples", "stack_values"]
 
-# True: decode by the encoding of the column; False: keep the stored bytes; or a function of them
+# True (decode by the encoding), False (return stored bytes) or a function that decodes the bytes
 DecodeRule: TypeAlias = "Callable[[bytes], Any] | bool"
 
 
 class DecodeFailure(Exception):
-    """The value at position `index` of the data cannot be decoded."""
+    """Raised if the value at position `index` cannot be decoded."""
 
     def __init__(self, index: int, error: FlareError) -> None:
         super().__init__(str(error))
         self.index, self.error = index, error
 
     def located(self, column: str, row: int) -> FlareError:
-        """Return the error with its column and row."""
+        """Return the error with a column and a row added."""
         return self.error.changed(address="", row=row).of_column(column)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Decode one column. Picklable if `rule` is."""
+    """Decoder for one column. It can be pickled if `rule` can."""
 
     encoding: Encoding
     allow_pickle: bool = False
@@ -42,7 +42,7 @@ class Decoder:
 
     @property
     def dtype(self) -> str | None:
-        """The numpy dtype of a batch of its values if they are numbers, else None."""
+        """The numpy dtype of a batch of values if the values are numbers, else None."""
         encoding = self.encoding
         if self.rule is not True or encoding.size is None or encoding.arrow.equals(BINARY):
             return None
@@ -50,7 +50,7 @@ class Decoder:
 
     @property
     def copies(self) -> bool:
-        """Whether decoding only copies bytes: bytes, text, numbers, arrays of one shape."""
+        """True if decoding only copies bytes: for bytes, text, numbers and arrays of one shape."""
         if self.rule is True:
             return self.encoding.name in ("bytes", "str") or self._has_fixed_shape
         return self.rule is False
@@ -62,7 +62,7 @@ class Decoder:
         )
 
     def values(self, data: Sequence[Any]) -> list[Any]:
-        """Return the Python value of each item; None stays None. Raises DecodeFailure."""
+        """Decode each item to a Python value; None remains None. Raises DecodeFailure."""
         data = data.tolist() if isinstance(data, np.ndarray) else data
         if self.rule is False:
             return list(data)
@@ -80,7 +80,7 @@ class Decoder:
         return [self._value_at(value, index) for index, value in enumerate(data)]
 
     def value(self, data: Any) -> Any:
-        """Decode one value; None stays None. Raises the errors of the decoding function."""
+        """Decode one value; None remains None. Raises any error of the decoding function."""
         if data is None or self.rule is False:
             return data
         if self.rule is True:
@@ -88,7 +88,7 @@ class Decoder:
         return self.rule(data)
 
     def compiled(self) -> Callable[[Any], Any] | None:
-        """Return a function that decodes a valid value; None if values are the stored bytes."""
+        """Return a function that decodes a valid value; None if no decoding is needed."""
         if self.rule is False:
             return None
         if self.rule is True:
@@ -107,7 +107,7 @@ class Decoder:
     def array(self, data: Sequence[Any]) -> Any:
         """Return numbers, or arrays of one shape, as one array [rows, …]; None for other values.
 
-        data  bytes of each value: the array owns a copy; or an array of voids: the array is a view
+        data  list of bytes, which are copied, or an array of voids, of which the result is a view
         """
         encoding, size = self.encoding, self.encoding.size
         if self.rule is not True or size is None or not self._has_fixed_shape:
@@ -129,7 +129,7 @@ class Decoder:
 def collate_samples(
     samples: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    """Collate samples by column. Raises UsageError unless all are dicts of the same columns."""
+    """Collate samples by column. Raises UsageError unless all are dicts with the same columns."""
     if not isinstance(samples, Sequence):
         raise UsageError(f"expected a list of samples, got {shown(samples)}")
     if not samples:
@@ -137,7 +137,7 @@ def collate_samples(
     if not all(isinstance(sample, Mapping) for sample in samples):
         raise UsageError(
             "cannot collate a sample that is not a dict",
-            hint="Pass collate=, a function that makes a batch of a list of samples.",
+            hint="Pass collate=, a function that makes a batch from a list of samples.",
         )
     columns = samples[0].keys()
     for sample in samples:
@@ -155,11 +155,11 @@ def collate_samples(
 
 
 def stack_values(values: list[Any], dtype: str | None = None) -> Any:
-    """Collate one column.
+    """Collate the values of one column.
 
-    Numbers become an array; arrays of one shape and dtype are stacked; other values stay a list.
+    Numbers become an array; arrays of one shape and dtype are stacked; other values remain a list.
 
-    dtype  of Python numbers, if all fit; otherwise int64 or float64
+    dtype  dtype for Python numbers; int64 or float64 is used if a number does not fit
     """
     first = values[0] if values else None
     if isinstance(first, np.ndarray):
@@ -185,7 +185,7 @@ def stack_values(values: list[Any], dtype: str | None = None) -> Any:
 
 
 def _number_array(values: list[Any], dtypes: Sequence[str | None]) -> Any:
-    """Return numbers as an array of the first dtype that can hold them, else the list."""
+    """Return an array of the first dtype that can represent all numbers, else the list."""
     for dtype in dtypes:
         try:
             with np.errstate(over="raise"):

@@ -1,4 +1,4 @@
-"""Decoders for `decode=`: stored bytes to arrays. Picklable, for worker processes."""
+"""Decoders for `decode=` that convert stored bytes to arrays, and that can be pickled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_PROTOCOLS = {"protocol_whitelist": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Decode an image file to uint8 [height, width, channels], or [height, width] in mode L."""
+    """Decoder from image files to uint8 [height, width, channels], or [height, width] in mode L."""
 
     size: tuple[int, int] | None
     mode: str
@@ -54,13 +54,13 @@ class Image:
         return picture if picture.mode == self.mode else picture.convert(self.mode)
 
     def _draft_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the smallest size, of the image's aspect ratio, that covers the target size."""
+        """Return the smallest size with the image's aspect ratio that covers the target size."""
         width, height = self.size or size
         scale = max(width / size[0], height / size[1])
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
     def _crop_box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Return the largest centered box of the target aspect ratio: left, top, right, bottom."""
+        """Return the left, top, right and bottom of the largest centered target-shaped box."""
         width, height = self.size or size
         scale = min(size[0] / width, size[1] / height)
         left, top = (size[0] - width * scale) / 2, (size[1] - height * scale) / 2
@@ -69,11 +69,11 @@ class Image:
 
 @checked
 def image(size: int | tuple[int, int] | None = None, mode: str = "RGB", crop: bool = True) -> Image:
-    """Return a decoder of images to uint8 [height, width, channels].
+    """Return a decoder from images to uint8 [height, width, channels].
 
-    size  pixels: one number or (width, height); None: keep the size of each image
+    size  pixels: one number or (width, height); None keeps the size of each image
     mode  a Pillow mode: `RGB`, `L`, …
-    crop  crop to the target aspect ratio, around the center; False: stretch
+    crop  True crops around the center to the target aspect ratio; False stretches the image
     """
     return Image(_pair(size), mode, crop)
 
@@ -87,7 +87,7 @@ def _pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Convert the bytes of a text to uint8 [size], truncated or padded with zeros."""
+    """Decoder from text to its bytes, uint8 [size], truncated or padded with zeros."""
 
     size: int
 
@@ -100,14 +100,14 @@ class Text:
 
 @checked
 def text(size: int) -> Text:
-    """Return a decoder of text to its first `size` bytes, uint8 [size], padded with zeros."""
+    """Return a decoder from text to its first `size` bytes, uint8 [size], padded with zeros."""
     check_minimum(0, size=size)
     return Text(size)
 
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """Decode an audio file to float32 [channels, samples]."""
+    """Decoder from audio files to float32 [channels, samples]."""
 
     rate: int | None
     seconds: float
@@ -134,9 +134,9 @@ class Audio:
 
 @checked
 def audio(rate: int | None = None, seconds: float = 600.0) -> Audio:
-    """Return a decoder of audio to float32 [channels, samples]. Requires PyAV.
+    """Return a decoder from audio to float32 [channels, samples]. Requires PyAV.
 
-    rate     sample rate in Hz; None: keep the rate of each file
+    rate     sample rate in Hz; None keeps the rate of each file
     seconds  maximum duration to decode
     """
     check_minimum(1, rate=rate)
@@ -147,7 +147,7 @@ def audio(rate: int | None = None, seconds: float = 600.0) -> Audio:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Decode a video file to uint8 [frames, height, width, 3]."""
+    """Decoder from video files to uint8 [frames, height, width, 3]."""
 
     frames: int
     step: int
@@ -171,11 +171,11 @@ class Video:
 
 @checked
 def video(frames: int, step: int = 1, size: int | tuple[int, int] | None = None) -> Video:
-    """Return a decoder of video to uint8 [frames, height, width, 3]. Requires PyAV.
+    """Return a decoder from video to uint8 [frames, height, width, 3]. Requires PyAV.
 
     frames  maximum number of frames
     step    decode every `step`-th frame
-    size    pixels: one number or (width, height); None: keep the size of each video
+    size    pixels: one number or (width, height); None keeps the size of each video
     """
     check_minimum(1, frames=frames, step=step)
     return Video(frames, step, _pair(size))

@@ -1,4 +1,4 @@
-"""Runs: iterators over the samples of one rank in an epoch, resumable at any step by a cursor."""
+"""Runs: iterators over one rank's samples in an epoch, which a cursor can resume at any step."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from flarecli.read.shard_prefetch import Prefetch
 __all__ = ["DATASET_HINT", "WINDOW", "Data", "Run", "check_cursor", "check_rows", "parse_state"]
 
 DATASET_HINT = "Pass a dataset that flare.open or flare.mix returned."
-_NO_CHECKSUM = "saved by an earlier version of flare, without the checksum of its data"
+_NO_CHECKSUM = "position was saved by an earlier version of flare, without a data checksum"
 
 WINDOW = 8  # default number of chunks whose rows are mixed
-_READ_ROWS = 64  # rows that are read together
+_READ_ROWS = 64  # number of rows that are read together
 
 
 def _start(seed: int, epoch: int, order: str, window: int, cursor: Cursor | None = None) -> Cursor:
-    """Return the cursor at which a run starts: `cursor`, or the start of an epoch.
+    """Return the cursor at which a run starts: `cursor`, or the start of the epoch.
 
-    raises  UsageError for an invalid cursor, and for another argument that contradicts the cursor
+    raises  UsageError if the cursor is invalid, or if an argument contradicts the cursor
     """
     if cursor is None:
         return Cursor(seed, epoch, 0, order, window=window)
@@ -53,8 +53,8 @@ def _start(seed: int, epoch: int, order: str, window: int, cursor: Cursor | None
     ):
         if value not in (default, saved) and (name != "window" or start.order == "windows"):
             raise UsageError(
-                f"{name} is {value!r:.60}, the cursor's is {saved!r:.60}",
-                hint=f"Omit {name}: the cursor sets it.",
+                f"{name} is {value!r:.60}, but the cursor has {saved!r:.60}",
+                hint=f"Omit {name}, because the cursor sets it.",
             )
     return start
 
@@ -71,7 +71,7 @@ def parse_state(
     """Return a saved state with its numbers as Python integers; `order` and `checksum` are text.
 
     keys    the keys of a valid state
-    owner   the class that saved it, and `method` the method that did; for messages
+    owner   class that saved the state with method `method`; both are used in messages
     raises  UsageError for missing or unknown keys, and for values of another type
     """
     texts = ("order", "checksum")
@@ -82,22 +82,20 @@ def parse_state(
     if values.keys() == keys - {"checksum"}:
         raise UsageError(
             _NO_CHECKSUM,
-            hint='If the data has not changed, add it: state | {"checksum": data.checksum}.',
+            hint='If the data is unchanged, add its checksum: state | {"checksum": data.checksum}.',
         )
     if values.keys() != keys or not all(isinstance(values[name], str) for name in texts):
-        raise UsageError(
-            f"not a state that {owner} saved", hint=f"Pass the result of its {method}()."
-        )
+        raise UsageError(f"not a state that {owner} saved", hint=f"Pass the result of {method}().")
     return values
 
 
 def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
-    """Raise UsageError if a cursor is outside its epoch, or was saved with other data.
+    """Raise UsageError if a cursor is outside the epoch, or was saved with other data.
 
     A cursor without rows and checksum was written by hand; only its step is checked. In order
-    `sequential`, a cursor stays valid after rows were appended.
+    `sequential`, a cursor remains valid after rows are appended.
 
-    rows  the number of rows of the epoch
+    rows  number of rows in the epoch
     """
     if not 0 <= cursor.step <= rows:
         raise UsageError(f"step {cursor.step} is outside the epoch, which has {rows} steps")
@@ -113,16 +111,20 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
             and data.begins_with(cursor.checksum, cursor.rows)
         ):
             return
-    hint = "Open the data that it was saved with."
+    hint = "Open the data with which the position was saved."
     if not has_same_length:
-        raise UsageError(f"saved with data of {cursor.rows} rows; this data has {rows}", hint=hint)
+        raise UsageError(
+            f"position was saved with data of {cursor.rows} rows; this data has {rows} rows",
+            hint=hint,
+        )
     if cursor.checksum is None:
         hint = (
             "If the data has not changed, pass dataclasses.replace(cursor, checksum=data.checksum)."
         )
         raise UsageError(_NO_CHECKSUM, hint=hint)
     raise UsageError(
-        f"saved with data of checksum {shown(cursor.checksum)}; this data has {data.checksum!r}",
+        f"position was saved with data of checksum {shown(cursor.checksum)}; "
+        f"this data has checksum {data.checksum!r}",
         hint=hint,
     )
 
@@ -143,11 +145,11 @@ class Data(Closable):
     ) -> Run:
         """Return an iterator over the samples of one rank in an epoch; see `Run`.
 
-        order   `shuffle`: a permutation of all rows; `windows`, for remote data: a permutation of
-                the chunks, with the rows of `window` chunks mixed; `sequential`
-        cursor  the `cursor` of another run, to resume there with any number of ranks; it sets
+        order   `shuffle` (permute all rows), `windows` (for remote data: permute the chunks, and
+                mix the rows of `window` chunks) or `sequential`
+        cursor  `cursor` of another run, at which this run resumes with any number of ranks; sets
                 seed, epoch, order and window
-        raises  UsageError for an invalid rank or order, and for a cursor of other data
+        raises  UsageError for an invalid rank or order, and for a cursor saved with other data
         """
         return Run(self, _start(seed, epoch, order, window, cursor), rank, ranks)
 
@@ -163,9 +165,9 @@ class Run:
 
     Every step of an epoch reads one row. Rank r of R reads steps r, r + R, … after the start of the
     run. So the ranks together read each row once, and any number of ranks can resume. If the number
-    of rows is not a multiple of the ranks, the last ranks read one row less.
+    of rows is not a multiple of the number of ranks, the last ranks read one row fewer.
 
-    raises  UsageError for a rank outside the ranks, an unknown order or a step outside the epoch
+    raises  UsageError for an invalid rank, an unknown order or a step outside the epoch
     """
 
     def __init__(self, data: Rows, cursor: Cursor, rank: int, ranks: int) -> None:
@@ -185,7 +187,7 @@ class Run:
 
     @property
     def cursor(self) -> Cursor:
-        """The current position, if every rank has read the same number of samples."""
+        """The current position, assuming that every rank has read the same number of samples."""
         step = min(self._epoch.rows, self._start.step + self._count * self._ranks)
         return replace(self._start, step=step, rows=self._epoch.rows, checksum=self._data.checksum)
 
@@ -209,12 +211,12 @@ class Run:
         return sample
 
     def __len__(self) -> int:
-        """Return the number of samples left on this rank."""
+        """Return the number of samples that this rank has not yielded yet."""
         return max(0, -(-(self._epoch.rows - self._first) // self._ranks) - self._count)
 
 
 def _read(data: Rows, order: Order, start: Cursor, rank: int, ranks: int) -> Iterator[Sample]:
-    """Yield the samples of a rank; prefetching ends with the generator."""
+    """Yield the samples of a rank; prefetching stops when the generator ends."""
     step = start.step + rank
     with contextlib.closing(Prefetch(data, order, start, ranks)) as prefetch:
         for rows in batch_rows(order, start.step, _READ_ROWS, rank=rank, ranks=ranks):

@@ -1,4 +1,4 @@
-"""The order of an epoch: the row of each step, independent of the number of ranks.
+"""Epoch orders, which map each step to a row, independent of the number of ranks.
 
 sequential  step i reads row i
 shuffle     a keyed permutation of all rows
@@ -25,9 +25,9 @@ ORDERS = ("shuffle", "windows", "sequential")
 
 
 class Epoch:
-    """The order of one epoch.
+    """The row order of one epoch.
 
-    edges   int64 [chunks + 1]: the first row of each chunk, then the end
+    edges   int64 [chunks + 1]: the first row of each chunk, then the number of rows
     window  number of chunks whose rows are mixed, for order `windows`
     raises  UsageError for an unknown order or a window below 1
     """
@@ -41,7 +41,7 @@ class Epoch:
             )
         check_minimum(1, window=window)
         check_minimum(0, seed=seed, epoch=epoch)
-        if epoch >= MAX_EPOCH:  # keys have 64 bits: later epochs would repeat earlier ones
+        if epoch >= MAX_EPOCH:  # keys have 64 bits, so later epochs would repeat earlier epochs
             raise UsageError(f"epoch: expected less than 2^63, got {epoch}")
         self.rows = int(edges[-1])
         self._seed, self._epoch, self._order = seed, epoch, order
@@ -49,14 +49,14 @@ class Epoch:
         if order == "windows":
             chunks = len(edges) - 1
             self._chunks = positions(np.arange(chunks), chunks, seed, epoch)
-            # the first row of each chunk, in permuted order, and its first step before mixing
+            # in permuted order: the first row of each chunk, and its first step before mixing
             self._firsts = edges[:-1][self._chunks]
             self._starts = np.concatenate([[0], np.cumsum(np.diff(edges)[self._chunks])])
             # the first step of each window
             self._bounds = self._starts[[*range(0, chunks, window), chunks]]
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Yield the windows from a step on: first step, end step, row range (start, stop) of chunks.
+        """Yield the windows from a step on: first step, end step, (start, stop) rows of each chunk.
 
         Order `shuffle` has no windows.
         """

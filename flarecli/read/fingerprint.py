@@ -1,8 +1,8 @@
-"""The checksum of a listing: saved with a cursor, so that a run never resumes on other data.
+"""Checksum of a shard listing, saved with each cursor so that a run never resumes on other data.
 
-It covers the entries of a playlist or an index, in order: the columns, and for each shard its rows,
-its size, its checksums and those of its companion files. Names are covered only if checksums are
-missing. Addresses are not covered, so a dataset that was moved or copied keeps its checksum.
+The checksum covers the entries of a playlist or an index, in order: the columns, and for each shard
+its rows, its size, its checksums and the checksums of its companion files. Names are covered only
+if checksums are missing. Addresses are not covered, so moved and copied datasets keep the checksum.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["checksum_of", "listing_checksum"]
 
 
 def listing_checksum(streams: Sequence[Stream], columns: Columns, rows: IntArray) -> str:
-    """Return the checksum of the first `len(rows)` shards of the concatenated streams.
+    """Return the listing checksum of the first `len(rows)` shards of concatenated streams.
 
-    rows    int64 [shards]: the rows of each shard
+    rows    int64 [shards]: number of rows in each shard
     raises  ReachError if a size is not listed and the file cannot be reached
     """
     parts = [_json([(column.name, column.encoding) for column in columns]), _int64_bytes(rows)]
@@ -37,7 +37,7 @@ def listing_checksum(streams: Sequence[Stream], columns: Columns, rows: IntArray
 
 
 def checksum_of(parts: Sequence[bytes]) -> str:
-    """Return one checksum of several byte strings and their lengths."""
+    """Return one checksum over several byte strings and their lengths."""
     sums = Sums([DEFAULT])
     for part in parts:
         sums.update(len(part).to_bytes(8, "little"))

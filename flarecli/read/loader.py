@@ -28,7 +28,11 @@ _KEYS = {"seed", "epoch", "step", "order", "window", "rows", "ranks", "skip", "c
 
 
 class _Pending(NamedTuple):
-    """A sample, and the position after it: rows of this rank, and samples of the next row."""
+    """A sample and the loader position after the sample.
+
+    rows  number of rows that this rank has completed since the iterator started
+    skip  number of samples that were already yielded from the next row
+    """
 
     sample: Any
     rows: int
@@ -38,29 +42,29 @@ class _Pending(NamedTuple):
 class Loader(Closable):
     """Batches of a dataset, one epoch per loop.
 
-    A batch is a dict: column -> array [batch, …] or list. Each loop reads the next epoch; after a
-    loop that was left early, the next loop continues the same epoch. `save()` returns the position
-    and `load()` resumes there, even in another process and with any number of workers or ranks.
+    A batch is a dict: column -> array [batch, …] or list. Each loop reads the next epoch; if a loop
+    ends early, the next loop continues the same epoch. `save()` returns the position, and `load()`
+    resumes at a position, even in another process and with any number of workers or ranks.
     The number of workers does not change the batches.
 
     data        a Dataset or a Mix
     batch       samples per batch; the last batch of an epoch may be smaller, unless `drop_last`
     seed        random seed of the order
-    workers     threads that prefetch batches; 0: the calling thread makes them
-    order       `shuffle`, `windows` (for remote data: `window` chunks are open at a time) or
+    workers     number of threads that prefetch batches; with 0, the calling thread makes batches
+    order       `shuffle`, `windows` (for remote data, with `window` chunks open at a time) or
                 `sequential`
     rank, ranks rank r of R reads steps r, r + R, … of an epoch; each step reads one row
-    decode      as in `Dataset.decoded`
-    transform   one or several functions of a sample; they return a sample or a list of samples,
-                which may be empty. A function with a parameter `rng` receives a numpy Generator
+    decode      column -> decoder, as in `Dataset.decoded`
+    transform   one or several functions that convert a sample to a sample or to a list of samples,
+                which may be empty; a function with a parameter `rng` receives a numpy Generator
                 that depends only on seed, epoch and row
-    collate     function of a list of samples that returns the batch
-    processes   use worker processes, for transforms that hold the interpreter lock
+    collate     function that makes a batch from a list of samples
+    processes   use processes as workers, for transforms that hold the interpreter lock
     start       start method of the processes: `fork`, `spawn` or `forkserver`
     ahead       maximum number of prefetched batches
     drop_last   omit batches that are not complete on every rank
-    raises      UsageError for invalid arguments; while iterating, TransformError, which names the
-                row, and the errors of reading
+    raises      UsageError for invalid arguments; iteration raises TransformError, which names the
+                row, and errors from reading
     """
 
     @checked
@@ -96,7 +100,7 @@ class Loader(Closable):
         self.rank, self.ranks = rank, ranks
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._collate, self._processes, self._start = collate, processes, start
-        self._ahead = ahead or workers + 2  # few, so that the allocator reuses the memory
+        self._ahead = ahead or workers + 2  # a low number, so that the allocator reuses memory
         self._window = window
         self._skip = 0  # samples of the next row that were already yielded
         self._cursor, self._loop = Cursor(seed, epoch, 0, order), 0
@@ -109,7 +113,7 @@ class Loader(Closable):
 
     @property
     def cursor(self) -> Cursor:
-        """The current position, if every rank has read the same number of batches."""
+        """The current position, assuming that every rank has read the same number of batches."""
         rows, checksum = self._order().rows, self.data.checksum
         return replace(self._cursor, rows=rows, window=self._window, checksum=checksum)
 
@@ -119,7 +123,7 @@ class Loader(Closable):
         return f"<Loader: {len(self)} batches of {self.batch} left, {position}>"
 
     def __len__(self) -> int:
-        """Return the number of batches left in this epoch, if each row is one sample."""
+        """Return the number of batches that remain in this epoch if each row is one sample."""
         steps, batch_steps = self._order().rows - self._cursor.step, self.batch * self.ranks
         if self.drop_last:
             return steps // batch_steps
@@ -143,7 +147,7 @@ class Loader(Closable):
     def load(self, state: Mapping[str, Any]) -> None:
         """Resume at a state that `save` returned.
 
-        raises  UsageError for an invalid state, and for a state of other data
+        raises  UsageError for an invalid state, and for a state that was saved with other data
         """
         state = parse_state(state, _KEYS, "a Loader", "save")
         skip, window = state["skip"], state["window"]
@@ -155,15 +159,15 @@ class Loader(Closable):
         check_minimum(0, skip=skip)
         if skip and state["ranks"] != self.ranks:
             raise UsageError(
-                f"saved between samples of one row with {state['ranks']} ranks, not {self.ranks}",
+                f"state was saved between samples of one row with {state['ranks']} ranks, not {self.ranks}",
                 hint=f"Resume with {state['ranks']} ranks.",
             )
         if skip and (not self._transforms or cursor.step == rows):
             raise UsageError(
-                f"saved after {skip} samples of a row; without transforms a row is one sample"
+                f"state was saved after {skip} samples of a row; without transforms a row is one sample"
                 if not self._transforms
-                else f"saved after {skip} samples of the row at step {rows}, the end of the epoch",
-                hint="Use the transforms that the state was saved with.",
+                else f"state was saved after {skip} samples of the row at step {rows}, the end of the epoch",
+                hint="Use the same transforms as when the state was saved.",
             )
         self._cursor, self._window, self._skip = cursor, window, skip
         self._loop += 1
@@ -221,9 +225,9 @@ class Loader(Closable):
                     for row, samples in zip(result.rows, several, strict=True):
                         if skip and skip >= len(samples):
                             raise UsageError(
-                                f"saved after {skip} samples of row {row}, "
+                                f"state was saved after {skip} samples of row {row}, "
                                 f"which now has {len(samples)}",
-                                hint="Use the transforms that the state was saved with.",
+                                hint="Use the same transforms as when the state was saved.",
                             )
                         for count, sample in enumerate(samples, 1):
                             if count > skip:
@@ -242,7 +246,7 @@ class Loader(Closable):
     def _tasks(
         self, order: Order, first: int, skip: int, pending: deque[_Pending]
     ) -> Iterator[BatchTask]:
-        """Yield the batches of this rank, as samples where they do not start at a new batch."""
+        """Yield this rank's tasks; tasks that do not start at a batch boundary return samples."""
         for rows in batch_rows(
             order,
             first,
@@ -258,9 +262,9 @@ class Loader(Closable):
     def _results(
         self, maker: BatchMaker, tasks: Iterator[BatchTask], resources: contextlib.ExitStack
     ) -> Iterator[BatchResult]:
-        """Start the workers and return their results in order; `resources` ends the workers."""
+        """Start the workers and return their results in order; closing `resources` ends them."""
         workers = 0 if not self._processes and maker.is_inline else self.workers
-        # one more than the prefetched batches: the batch that the caller uses
+        # the prefetched batches, and the batch that the caller uses
         max_items = max(self._ahead, workers) + 1 if workers else 1
         make: Callable[[BatchTask], BatchResult] = maker
         if workers and self._processes:
@@ -287,8 +291,9 @@ class Loader(Closable):
     def _move(self, start: Cursor, rows: int, skip: int, steps: int) -> None:
         """Set the position after a batch.
 
-        rows, skip  rows of this rank since `start`, and samples of the next row
-        steps       the number of steps of the epoch
+        rows   number of rows that this rank has completed since `start`
+        skip   number of samples that were already yielded from the next row
+        steps  number of steps in the epoch
         """
         step = min(steps, start.step + rows * self.ranks)
         self._cursor = Cursor(start.seed, start.epoch, step, start.order)
@@ -297,7 +302,7 @@ class Loader(Closable):
     def _next_batch(
         self, maker: BatchMaker, pending: deque[_Pending], start: Cursor, steps: int
     ) -> Any:
-        """Return a batch of the first pending samples, and set the position after it."""
+        """Make a batch from the first pending samples, and set the position after the batch."""
         taken = [pending.popleft() for _ in range(min(self.batch, len(pending)))]
         batch = maker.collate([item.sample for item in taken])
         self._move(start, taken[-1].rows, taken[-1].skip, steps)

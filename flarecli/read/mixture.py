@@ -1,8 +1,8 @@
-"""A weighted mix of datasets. The dataset of each step is computed, so a run resumes at any step.
+"""Weighted mix of datasets. The dataset for each step is computed, so runs can resume at any step.
 
-Each block of 10,000 steps contains the exact share of each dataset, in a keyed order. The steps of
-a dataset are counted across all blocks and epochs of the mix, and select its rows in the order of
-its own epochs: so each row of a dataset is read once before a row is read again.
+Each block of 10,000 steps contains the exact share of each dataset, in a keyed order. Each dataset
+has its own steps, counted across all blocks and epochs of the mix. Its own steps select its rows in
+the order of its own epochs, so all rows of a dataset are read once before any row is read again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from flarecli.read.table import Shards, row_numbers
 
 __all__ = ["Mix", "mix"]
 
-BLOCK = 10_000  # steps; weights are rounded to 1 / BLOCK
-_MAX_STEPS = 1 << 62  # of all epochs together, to fit into int64
-_FIRST_BLOCK_KEY = 1 << 40  # epochs above are keys for the order of blocks, not of rows
+BLOCK = 10_000  # steps per block; weights are rounded to 1 / BLOCK
+_MAX_STEPS = 1 << 62  # limit for the steps of all epochs together, because steps are int64
+_FIRST_BLOCK_KEY = 1 << 40  # keys from here on permute blocks; lower keys are epochs
 
 
 @checked
 def mix(weights: Mapping[Dataset, float], rows: int | None = None) -> Mix:
-    """Mix datasets: with `flare.mix({a: 0.7, b: 0.3})`, 7 of 10 samples are from a, for any sizes.
+    """Mix datasets by weight: 7 of 10 samples of `flare.mix({a: 0.7, b: 0.3})` are from a.
 
-    weights  above 0; only their ratio matters, rounded to 1 / 10,000
-    rows     steps of an epoch (default: the number of rows of all datasets)
+    weights  dataset -> weight above 0; the ratio of the weights is rounded to 1 / 10,000
+    rows     number of steps per epoch (default: the number of rows of all datasets)
     raises   UsageError for an invalid weight, an empty dataset or datasets with different columns
     """
     return Mix(tuple(weights), tuple(weights.values()), rows)
@@ -46,7 +46,7 @@ def mix(weights: Mapping[Dataset, float], rows: int | None = None) -> Mix:
 class Mix(Data):
     """A weighted mix of datasets; a Loader reads it like a Dataset.
 
-    Row numbers count the rows of the concatenated datasets.
+    Row numbers refer to the concatenated datasets.
     """
 
     @checked
@@ -61,7 +61,7 @@ class Mix(Data):
         if not parts or len(parts) != len(weights) or not all(map(_is_weight, weights)):
             raise UsageError(
                 "expected datasets, each with a weight above 0",
-                hint="Pass them as in flare.mix({a: 0.7, b: 0.3}).",
+                hint="Pass a dict, as in flare.mix({a: 0.7, b: 0.3}).",
             )
         if not all(len(part) for part in parts):
             raise UsageError("cannot mix an empty dataset")
@@ -71,7 +71,7 @@ class Mix(Data):
             if differing := {column.name for column in part.columns} ^ set(names):
                 raise UsageError(
                     f"column {min(differing)!r} is missing in some datasets",
-                    hint="Select the same columns of each dataset.",
+                    hint="Select the same columns in each dataset.",
                     column=min(differing),
                 )
         self.parts, self._names = tuple(parts), names
@@ -100,7 +100,7 @@ class Mix(Data):
     def _split(
         self, indices: Sequence[int] | IntArray
     ) -> Iterator[tuple[Dataset, IntArray, IntArray]]:
-        """Yield each dataset, the positions of its rows in `indices`, and their own row numbers."""
+        """Yield each dataset, the positions of its rows in `indices`, and its own row numbers."""
         rows = row_numbers(indices)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise RowsError(f"row outside the mix, which has {len(self)} rows")
@@ -111,12 +111,12 @@ class Mix(Data):
 
     @property
     def checksum(self) -> str:
-        """The checksum of the datasets, their weights and the number of steps of an epoch."""
+        """The checksum of the datasets, their weights and the number of steps per epoch."""
         numbers = np.asarray([self.rows, *self.quotas.tolist()], "<i8").tobytes()
         return checksum_of([*(part.checksum.encode() for part in self.parts), numbers])
 
     def begins_with(self, checksum: str, rows: int) -> bool:
-        """Return False: the row of a step depends on the sizes of all datasets."""
+        """Return False, because the row of a step depends on the sizes of all datasets."""
         return False
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
@@ -130,11 +130,11 @@ class Mix(Data):
         }
 
     def locate(self, rows: IntArray, least: int) -> None:
-        """Return None: the rows of several datasets cannot be located together."""
+        """Return None, because rows of several datasets cannot be located together."""
 
     @property
     def is_copied(self) -> bool:
-        """Whether all datasets only copy bytes; see `Dataset.is_copied`."""
+        """True if all datasets only copy bytes; see `Dataset.is_copied`."""
         return all(part.is_copied for part in self.parts)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -142,14 +142,14 @@ class Mix(Data):
         return collate_samples(samples, self.parts[0].dtypes)
 
     def decoded(self, how: Mapping[str, DecodeRule]) -> Mix:
-        """Return the mix with other decoders; see `Dataset.decoded`."""
+        """Return a mix with the decoders of some columns replaced; see `Dataset.decoded`."""
         out = copy.copy(self)
         out.parts = tuple(part.decoded(how) for part in self.parts)
         return out
 
     @checked
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
-        """Return the order of an epoch."""
+        """Return the row order of an epoch."""
         return _MixOrder(self, seed, epoch, order, window)
 
     def close(self) -> None:
@@ -158,13 +158,13 @@ class Mix(Data):
             part.close()
 
     def load(self) -> None:
-        """Import the code of the formats of all datasets."""
+        """Import the format modules of all datasets."""
         for part in self.parts:
             part.load()
 
     @property
     def shards(self) -> Shards:
-        """The shards of all datasets, to prefetch and release them."""
+        """The shards of all datasets, for prefetching and releasing."""
         return Shards(
             [
                 (int(first), part._table)
@@ -174,14 +174,14 @@ class Mix(Data):
 
 
 class _MixOrder:
-    """The order of one epoch of a mix; see `Order`."""
+    """The row order of one epoch of a mix; see `Order`."""
 
     def __init__(self, mix: Mix, seed: int, epoch: int, order: str, window: int) -> None:
         if (epoch + 1) * mix.rows > _MAX_STEPS:
             raise UsageError(f"epoch {epoch} of {mix.rows} rows ends after step 2^62")
         self.rows, self.parallel_windows = mix.rows, len(mix.parts)
         self._mix, self._seed, self._options = mix, seed, (order, window)
-        self._first = epoch * mix.rows  # the number of steps of all earlier epochs
+        self._first = epoch * mix.rows  # the number of steps in all earlier epochs
         self._orders: dict[tuple[int, int], Order] = {}
         self._part_order(0, 0)  # raises UsageError for an unknown order
 
@@ -228,12 +228,12 @@ class _MixOrder:
         return block * int(self._mix.quotas[k]) + int(in_block)
 
     def _mix_step(self, k: int, own_step: int) -> int:
-        """Return the step of this epoch that is the dataset's own step `own_step`."""
+        """Return the step of this epoch at which dataset `k` reads its own step `own_step`."""
         block, which = divmod(own_step, int(self._mix.quotas[k]))
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
-        """Return the dataset of each step of a block, and the dataset's own step; int64 [BLOCK]."""
+        """Return the dataset index and the own step of each step in a block, both int64 [BLOCK]."""
         ends = np.cumsum(self._mix.quotas)
         part = np.searchsorted(
             ends, positions(np.arange(BLOCK), BLOCK, self._seed, _FIRST_BLOCK_KEY + block), "right"
@@ -244,7 +244,7 @@ class _MixOrder:
         return part, own_steps
 
     def _rows_of(self, k: int, own_steps: IntArray) -> IntArray:
-        """Return the rows of the own steps of dataset `k`: int64 [n] -> int64 [n]."""
+        """Convert own steps of dataset `k` to row numbers of the mix: int64 [n] -> int64 [n]."""
         rows = len(self._mix.parts[k])
         out = np.empty(len(own_steps), np.int64)
         epochs = own_steps // rows
@@ -285,10 +285,10 @@ def _quotas(weights: Any) -> IntArray:
 
 
 def _merged(parts: Sequence[tuple[IntArray, Any]], rows: int) -> Any:
-    """Merge a column of several datasets.
+    """Merge the values of one column from several datasets.
 
-    parts  positions in the batch, int64 [k], and their values, of each dataset
-    rows   the number of rows of the batch
+    parts  for each dataset: positions in the batch, int64 [k], and the values at these positions
+    rows   number of rows in the batch
     """
     first = parts[0][1]
     if len(parts) == 1:

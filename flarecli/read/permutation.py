@@ -1,4 +1,4 @@
-"""A keyed permutation of rows: computes any step of any epoch without storing the shuffle.
+"""Keyed permutation of rows, which computes any step of any epoch without storing the shuffle.
 
 The permutation is a Feistel network: a number below `rows` is a pair (left, right) in Z_a x Z_b,
 where a·b is `rows` or slightly more. Each round adds a keyed hash of one half to the other, which
@@ -36,7 +36,7 @@ def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray
     A result depends only on (step, rows, seed, epoch), so a run can resume at any step.
 
     steps   int64 [k], each in [0, rows)
-    rows    at least 1; seed and epoch are at least 0, and both change the order
+    rows    number of rows, at least 1; `seed` and `epoch` are at least 0 and change the order
     return  int64 [k], each in [0, rows), distinct for distinct steps
     raises  RowsError if a step is outside [0, rows)
     source  cycle walking on a Feistel network: Black and Rogaway, CT-RSA 2002
@@ -54,11 +54,11 @@ def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray
 def positions_apart(
     steps: IntArray, which: IntArray, rows: Sequence[int], seed: int, epochs: Sequence[int]
 ) -> IntArray:
-    """Return the rows of steps in n separate permutations: `positions` for each of them.
+    """Return the row of each step; `which` selects one of n permutations for each step.
 
     steps   int64 [k], each in [0, rows[which])
-    which   int64 [k]: the permutation of each step, in [0, n)
-    rows, epochs   n each, as in `positions`
+    which   int64 [k]: the index of the permutation for each step, in [0, n)
+    rows, epochs   n values each, one per permutation; see `positions`
     return  int64 [k]
     """
     sides = np.array([_sides(count) for count in rows], np.uint64).reshape(-1, 2)
@@ -82,7 +82,7 @@ def _inside(
     """Permute steps, one block at a time, until each result is below its number of rows.
 
     rows      one number, or uint64 [k]: the number of rows for each step
-    permuted  permutes numbers; its second argument selects their steps: a slice or int64 [n]
+    permuted  function(numbers, their indices in `steps`: a slice or int64 [n])
     """
     out = np.empty(len(steps), np.int64)
     for start in range(0, len(steps), _BLOCK_STEPS):
@@ -105,7 +105,7 @@ def _keys(seed: int, epoch: int) -> list[np.uint64]:
     state = (seed * 0xD1342543DE82EF95 + epoch * 0xAF251AF3B0F025B5 + 1) & _MASK
     keys = []
     for i in range(_ROUNDS):
-        # splitmix64: the keys of adjacent seeds are unrelated
+        # splitmix64 makes the keys of adjacent seeds unrelated
         mixed = (state + (i + 1) * _GOLDEN) & _MASK
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -114,9 +114,9 @@ def _keys(seed: int, epoch: int) -> list[np.uint64]:
 
 
 def _permuted(numbers: _UInt64Array, a: Any, b: Any, keys: Iterable[Any]) -> _UInt64Array:
-    """Return the permuted numbers, which may be outside the rows. Temporary arrays are reused.
+    """Return the permuted numbers, below a * b. Temporary arrays are reused.
 
-    a, b, keys  one of each, or one for each number
+    a, b, keys  each a scalar, or an array with one value for each number
     """
     high, low = np.asarray(a, np.uint64), np.asarray(b, np.uint64)
     left = numbers // low
@@ -124,17 +124,17 @@ def _permuted(numbers: _UInt64Array, a: Any, b: Any, keys: Iterable[Any]) -> _UI
     mixed, spare = np.empty_like(left), np.empty_like(left)
     for i, key in enumerate(keys):
         half, other, size = (left, right, low) if i % 2 else (right, left, high)
-        np.add(half, key, out=mixed)  # uint64 wraps around
+        np.add(half, key, out=mixed)  # a uint64 overflow wraps around
         np.multiply(mixed, _MIX1, out=mixed)
         np.right_shift(mixed, _HALF, out=spare)
         np.bitwise_xor(mixed, spare, out=mixed)
         np.multiply(mixed, _MIX2, out=mixed)
-        # 32 bits * size / 2^32 is below size; this needs no division
+        # (32-bit hash * size) >> 32 is below size and needs no division
         np.right_shift(mixed, _HALF, out=mixed)
         np.multiply(mixed, size, out=mixed)
         np.right_shift(mixed, _HALF, out=mixed)
         np.add(other, mixed, out=other)
-        # other % size: the difference wraps to a huge number if other < size
+        # compute other % size: if other < size, the difference wraps to a huge number
         np.subtract(other, size, out=spare)
         np.minimum(other, spare, out=other)
     np.multiply(left, low, out=left)

@@ -1,7 +1,7 @@
 """Worker processes for transforms that hold the interpreter lock.
 
-Values are pickled and sent through a pipe for each process, arrays out of band (pickle protocol 5).
-Shared memory is not used, because it would stay allocated after a process was killed.
+Values are pickled and sent through one pipe per process; arrays are sent out of band (pickle
+protocol 5). Shared memory is not used, because it would remain allocated after a process is killed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from flarecli.errors import FlareError, ReachError, TransformError, UsageError
 
 __all__ = ["Process", "close_all"]
 
-_PARENT_CHECK_S = 1.0  # how often a worker checks that its parent is alive
-_END_S = 0.3  # how long a process may take to end before the next, stronger way to end it
+_PARENT_CHECK_S = 1.0  # interval at which a worker checks that its parent is alive
+_END_S = 0.3  # time for a process to end before it is terminated, and then killed
 
 
 class Process:
     """A worker process that runs one function. One thread at a time may call it.
 
-    start   `fork`, `spawn` or `forkserver`; None: Python's default
+    start   `fork`, `spawn` or `forkserver`; None means Python's default
     raises  UsageError if the function cannot be pickled; ReachError if no process can be started
     """
 
@@ -74,7 +74,7 @@ class Process:
             is_killed = code is None or code < 0
             raise TransformError(
                 f"a worker process ended (exit code {code})",
-                hint="It may have run out of memory."
+                hint="The process may have run out of memory."
                 if is_killed
                 else "See its traceback on stderr; the worker must be able to import the modules "
                 "of the transforms.",
@@ -122,9 +122,9 @@ def _receive(pipe: Connection) -> Any:
 def _serve(pipe: Connection, call: Callable[[Any], Any], custom: dict[str, CustomEncoding]) -> None:
     """Run calls until the pipe is closed or the parent has ended.
 
-    Forked siblings keep the pipe open, so the parent is checked too.
+    Forked siblings keep the pipe open after the parent has ended, so the parent is also checked.
 
-    custom  the custom encodings of the parent
+    custom  custom encodings that the parent process registered
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     CUSTOM.update(custom)
@@ -147,7 +147,7 @@ def _serve(pipe: Connection, call: Callable[[Any], Any], custom: dict[str, Custo
             try:
                 _send(pipe, response)
             except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
-                # `_send` pickles before it sends, so nothing was sent
+                # `_send` pickles before sending, so the pipe is still usable
                 failure = TransformError(f"cannot send the batch to another process: {error}")
                 _send(pipe, ("error", failure, ""))
     except (EOFError, OSError):

@@ -13,7 +13,7 @@ __all__ = ["Closable", "LocatedBatches", "Order", "Rows"]
 
 
 class Closable:
-    """A context manager that calls `close()`. An object that is used after that opens its files again."""
+    """Context manager that calls `close()`. Using the object after `close` reopens its files."""
 
     def close(self) -> None:
         """Close all open files."""
@@ -27,7 +27,7 @@ class Closable:
 
 
 class Order(Protocol):
-    """The order of one epoch.
+    """The row order of one epoch.
 
     rows              the number of steps
     parallel_windows  the number of windows that are read at the same time
@@ -47,7 +47,7 @@ class LocatedBatches(NamedTuple):
     """Rows whose positions in memory are known.
 
     rows   the number of rows
-    batch  function (start, stop) that returns these rows as a batch
+    batch  function(start, stop) that returns rows start..stop as a batch
     """
 
     rows: int
@@ -55,7 +55,7 @@ class LocatedBatches(NamedTuple):
 
 
 class Rows(Protocol):
-    """Rows by position, and the order of their epochs."""
+    """Rows by number, and the order of the rows in each epoch."""
 
     def __len__(self) -> int: ...
     def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]: ...
@@ -71,27 +71,27 @@ class Rows(Protocol):
         """Return rows as one batch."""
 
     def locate(self, rows: IntArray, least: int) -> LocatedBatches | None:
-        """Locate the first rows in memory, at least `least`; return None if `collated` is as fast."""
+        """Locate at least the first `least` rows in memory; None if `collated` is as fast."""
 
     @property
     def is_copied(self) -> bool:
-        """Whether `collated` only copies bytes of local, uncompressed, mapped files."""
+        """True if `collated` only copies bytes from local, uncompressed, mapped files."""
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Collate samples into one batch; numbers have the dtypes of the columns."""
 
     def decoded(self, how: Mapping[str, DecodeRule]) -> Rows:
-        """Return the same rows with other decoders."""
+        """Return the rows with the decoders of some columns replaced."""
 
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
-        """Return the order of an epoch."""
+        """Return the row order of an epoch."""
 
     @property
     def shards(self) -> Shards:
-        """The shards of the rows, to prefetch and release them."""
+        """The shards that contain the rows, for prefetching and releasing."""
 
     def load(self) -> None:
-        """Import the code of the formats, so that forked processes share it."""
+        """Import the format modules, so that forked processes share them."""
 
     def close(self) -> None:
         """Close all open shards."""

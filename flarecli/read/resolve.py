@@ -1,8 +1,8 @@
 """Resolve addresses to playlists.
 
 A folder is searched for `playlist.yaml`, `index.json`, `spec.json`, `000000/spec.json`, `*.ffr`,
-`*.tar` and plain files, in this order; the first that exists is used. If it is damaged, resolving
-fails: falling back to the next could return an incomplete dataset without an error.
+`*.tar` and plain files, in this order, and the first that exists is used. If that file is damaged,
+resolving fails, because a fallback could return an incomplete dataset without an error.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
 ]
 
 _UNFINISHED = (".flare/journal", ".flare/lock")  # at least one exists until a pack is finished
-_UNPACK_JOURNAL = b'{"verb": "unpack"'  # the first bytes of a journal of `flare unpack`
+_UNPACK_JOURNAL = b'{"verb": "unpack"'  # first bytes of a `flare unpack` journal
 _MAX_LISTED = 1 << 20  # files per listing
 
 
 def expand(address: str, guard: Guard | None = None) -> list[str]:
     """Expand braces (`{00000..00127}`, `{a,b}`) and globs (`*`, `?`, `[…]`, `**`).
 
-    return  addresses; those of a glob in bytewise order
+    return  addresses; the matches of a glob are in bytewise order
     raises  MissingError if a glob matches nothing; UsageError if the address cannot be listed, or
             if a glob matches too many files
     """
@@ -51,7 +51,7 @@ def expand(address: str, guard: Guard | None = None) -> list[str]:
 
 
 def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
-    """Return each address, and whether it is known to exist."""
+    """Return (expanded address, True if the address is known to exist) for each result."""
     if _is_on_disk(address):
         return [(address, True)]  # an existing file may have `*` or `{` in its name
     out: list[tuple[str, bool]] = []
@@ -99,11 +99,11 @@ def resolve(
 ) -> list[Playlist]:
     """Resolve each address to a Playlist, without opening a shard.
 
-    format    format of shards that are not listed; if a list has another format, `select_streams`
+    format    format of shards that are not listed; if a list names another, `select_streams`
               raises UsageError
-    maps      pass False if files may be truncated while they are read
-    expanded  the addresses are results of `expand`: braces and globs in them are literal
-    return    one Playlist per source, in order; consecutive shards of one folder share a Playlist
+    maps      map local files into memory; pass False if files may be truncated during reading
+    expanded  True if `expand` returned the addresses, so that braces and globs are literal
+    return    one Playlist per source, in order; consecutive shards in one folder share a Playlist
     raises    MissingError if nothing exists at an address; UnfinishedError for an unfinished pack;
               FormatError and UnsafeError for damaged or unsafe data
     """
@@ -125,7 +125,7 @@ def resolve(
         previous, at = at, locate(address, guard)
         at = at if maps else at.unmapped()
         if previous is not None and previous.store == at.store:
-            at = replace(at, store=previous.store)  # share its connections
+            at = replace(at, store=previous.store)  # share open connections
         playlist = _resolved(at, format, exists)
         if out and _can_extend(out[-1], playlist):
             urls = out[-1].streams[0].urls
@@ -136,7 +136,7 @@ def resolve(
 
 
 def _can_extend(playlist: Playlist, other: Playlist) -> bool:
-    """Return whether both are single shards of one folder and format, named by the user."""
+    """Return whether the user named both as single shards in one folder and format."""
     for one in (playlist, other):
         if one.at is not None or len(one.streams) != 1 or one.streams[0].sizes is not None:
             return False
@@ -166,7 +166,7 @@ def _is_folder(at: Location) -> bool:
 def read_list(at: Location, format: str | None = None) -> Playlist:
     """Read the playlist or the `index.json` at an address.
 
-    format  format of the shards, if the list has none
+    format  shard format if the list does not name one
     raises  MissingError if the list does not exist; FormatError if it is damaged
     """
     return _formatted(_indexed(at.folder) if at.name == INDEX else playlists.read(at), format)
@@ -190,13 +190,13 @@ def _of_file(at: Location, format: str | None, exists: bool) -> Playlist:
         )
     if not exists:
         at.size()  # raises MissingError
-    # the query of a signed address is kept
+    # keep the query, because it may be the signature of the address
     url = at.path if not at.is_local and "?" in at.path else at.name
     return Playlist((Stream("data", at.folder, format, [url]),))
 
 
 def _sniffed(at: Location) -> str | None:
-    """Return the format of a local file by its first bytes; None if no format recognizes them."""
+    """Detect the format of a local file from its first bytes; return None if none matches."""
     if at.is_local:
         with contextlib.suppress(FlareError):  # reading the file later raises the same error
             return formats.sniff(at.name, at.read(0, min(at.size(), formats.HEAD_BYTES)))
@@ -208,7 +208,7 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
         _refuse_unfinished(at)
     if (at / playlists.PLAYLIST).exists():
         return _formatted(playlists.read(at / playlists.PLAYLIST), format)
-    if not at.is_local:  # in a bucket, the old playlist stays valid until a pack replaces it
+    if not at.is_local:  # in a bucket, the old playlist is valid until a pack replaces it
         _refuse_unfinished(at)
     if (at / INDEX).exists():
         return _formatted(_indexed(at), format)
@@ -244,7 +244,7 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
 
 
 def _refuse_shards_without_index(at: Location, names: Sequence[str]) -> None:
-    """Raise FormatError if some files of a folder are shards that an index must list."""
+    """Raise FormatError if a folder contains shards in a format that requires an index."""
     shards = [
         name
         for name in names
@@ -261,7 +261,7 @@ def _refuse_shards_without_index(at: Location, names: Sequence[str]) -> None:
         command = f"flare playlist {shell_quoted(str(at))} --reindex"
         hint = f"If no shard is missing, run `{command}` to create the index."
     else:
-        hint = "Pass the shards, or pack again: the index is written last."
+        hint = "Pass the shards, or pack the dataset again to create the index."
     count = "1 shard" if len(shards) == 1 else f"{len(shards)} shards"
     raise FormatError(f"found {count}, but no {index}", where=at, hint=hint)
 
@@ -278,7 +278,7 @@ def _refuse_unfinished(at: Location) -> None:
     if is_unfinished:
         verb = "unpack" if at.is_local and _is_unpack(at / _UNFINISHED[0]) else "pack"
         raise UnfinishedError(
-            f"an unfinished {verb}",
+            f"contains an unfinished {verb}",
             where=at,
             hint=f"Run the same `flare {verb}` command again with --resume.",
         )
@@ -300,9 +300,9 @@ def _has_files(at: Location) -> bool:
 
 
 def _formatted(playlist: Playlist, format: str | None) -> Playlist:
-    """Return a playlist whose streams all have a format.
+    """Return a playlist in which every stream has a format.
 
-    format  format of streams that do not list one
+    format  format of streams that do not name their format
     """
     if format is not None:
         formats.find(format)
@@ -328,9 +328,9 @@ def _formatted(playlist: Playlist, format: str | None) -> Playlist:
 
 
 def _with_format(stream: Stream, playlist: Playlist) -> Stream:
-    """Return a stream with the format of the name of its first shard."""
+    """Return a stream with the format that the name of its first shard indicates."""
     url = stream.urls[0]
-    format = formats.sniff(url.partition("?")[0] if is_url(url) else url)  # without a signature
+    format = formats.sniff(url.partition("?")[0] if is_url(url) else url)  # without the signature
     if format is None:
         raise FormatError(
             f"stream {stream.name!r} lists no format",
@@ -344,10 +344,10 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
     """Select streams by name, and concatenate the streams of several sources.
 
     found   one Playlist per source
-    names   names of streams; empty: all
-    return  one list per stream: its parts in the order of the sources
+    names   stream names; empty means all streams
+    return  one list per stream, with its parts in the order of the sources
     raises  UsageError for an unknown name, for sources with different streams or with the same
-            shards, and for a stream that is listed with another format than the user chose
+            shards, and for a stream whose listed format differs from the requested format
     """
     selected, names = [], name_list(names)
     for playlist in found:
@@ -363,7 +363,7 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
                 raise UsageError(
                     f"stream {stream.name!r} is listed as {stream.format}, not {playlist.requested_format}",
                     where=playlist.at or "",
-                    hint="Omit -f: it is for data without a list.",
+                    hint="Omit -f, which is only for data without a playlist or index.",
                 )
         selected.append(streams)
     if len(selected) == 1:
@@ -376,7 +376,7 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
     for playlist, own_streams in zip(found, by_name, strict=True):
         if own_streams.keys() != set(first):
             raise UsageError(
-                f"streams differ from those of the first source: {', '.join(first)}",
+                f"expected the streams of the first source: {', '.join(first)}",
                 where=playlist.at or "",
                 hint="Choose the streams to read with --stream.",
             )
@@ -384,17 +384,17 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
 
 
 def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream]]) -> None:
-    """Raise UsageError if two sources contain the same shard, which would repeat its rows.
+    """Raise UsageError if two sources contain the same shard, because its rows would repeat.
 
-    For example, a shell expands `out/*` to an index, a playlist and their shards. A source whose
-    address is given twice is allowed.
+    For example, a shell expands `out/*` to an index, a playlist and the listed shards. Passing the
+    same source twice is allowed.
 
     found     one Playlist per source
     selected  the selected streams of each source
     """
     import numpy as np
 
-    # the address of the list, and the hashes of the addresses of the shards -> the source
+    # (address of the list, hashes of the shard addresses) -> source
     sources = {}
     for playlist, streams in zip(found, selected, strict=True):
         shards = np.unique(
@@ -407,7 +407,7 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
     hashes = [shards for _, _, shards in sources.values()]
     if not hashes or np.unique(np.concatenate(hashes)).size == sum(map(len, hashes)):
         return
-    first_source: dict[int, Playlist] = {}  # of each hash
+    first_source: dict[int, Playlist] = {}  # hash of a shard address -> source
     for playlist, streams, shards in sources.values():
         for stream in streams:
             for i, place in enumerate(places_of(stream)):
@@ -416,7 +416,7 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
                         str(one.at or one.streams[0].at) for one in (other, playlist)
                     )
                     raise UsageError(
-                        f"listed by {lists}: its rows would be read twice",
+                        f"listed by {lists}, so its rows would be read twice",
                         where=stream.chunk(i).at,
                         hint="Pass only the folder or only its playlist.",
                     )
@@ -424,14 +424,14 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
 
 
 def places_of(stream: Stream) -> Iterator[str]:
-    """Yield the absolute address of each shard, which is the same in every list that names the shard."""
+    """Yield the absolute address of each shard, independent of the list that names the shard."""
     folder = place_of(stream.at)
     for url in stream.urls:
         yield url if is_url(url) else f"{folder}/{url.removeprefix('./')}"
 
 
 def place_of(at: Location) -> str:
-    """Return the absolute address of a file; for a local file its path."""
+    """Return the absolute address of a file: its path if the file is local."""
     return (
         os.path.join(at.store.root, at.path) if isinstance(at.store, LocalStore) else at.key
     ).rstrip("/")

@@ -1,7 +1,7 @@
 """Prefetch of remote shards: the current window of a run, then the next windows as space permits.
 
-At most two windows are prefetched, or more if they are small: because batches are prefetched too,
-a worker may already read the next small window.
+At most two windows are prefetched, or more if they are small, because workers that prefetch batches
+may already read from the next window.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ __all__ = ["Prefetch"]
 
 _THREADS, _WINDOWS_AHEAD = 4, 2
 _MAX_LOCAL_RANKS = 8
-_MIN_LARGE_PAGE_BYTES = 8 << 20  # less data is read with normal pages
-_MIN_AHEAD_BYTES = 32 << 20  # prefetched regardless of the number of windows
-_POLL_S = 0.5  # how often the space in the cache is checked
-_END_S = 1.0  # how long `close` waits for transfers
+_MIN_LARGE_PAGE_BYTES = 8 << 20  # smaller datasets are read with normal pages
+_MIN_AHEAD_BYTES = 32 << 20  # prefetched even if this is more than two windows
+_POLL_S = 0.5  # interval between checks for free space in the cache
+_END_S = 1.0  # maximum time that `close` waits for transfers
 
 
 class Prefetch:
-    """Threads that download the shards of an epoch, from a cursor on.
+    """Threads that download the shards of an epoch, starting at a cursor.
 
-    Errors of a download are ignored here: reading the shard raises them. Prefetched windows use at
-    most `Shards.room` bytes. If other processes share the cache, the limit is lower, because prefetched
-    shards must not evict shards that those processes still need.
+    Download errors are ignored here, because reading the shard raises them. Prefetched windows use
+    at most `Shards.room` bytes. If other processes share the cache, the limit is lower, because
+    prefetched shards must not evict shards that those processes still need.
 
     ranks      number of ranks that share the rows; up to 8 ranks are assumed to run on one machine,
                which then reads all shards
-    is_active  False if there is no cache or if the order is `shuffle`; nothing is prefetched then
+    is_active  False if there is no cache or if the order is `shuffle`, which disables prefetching
     """
 
     def __init__(self, data: Rows, order: Order, start: Cursor, ranks: int) -> None:
-        keep_freed()  # for the batches of worker processes too: this process copies them
+        keep_freed()  # also for batches that this process copies from worker processes
         self._shards, self._step = data.shards, start.step
         if ranks <= _MAX_LOCAL_RANKS:
             self._shards.expect_epoch(_MIN_LARGE_PAGE_BYTES)
@@ -49,20 +49,20 @@ class Prefetch:
         self._wake, self._closed = threading.Condition(), False
         self._windows = order.windows(start.step)
         max_windows = order.parallel_windows + _WINDOWS_AHEAD
-        # the first step of each of the last windows
+        # first steps of the most recent windows
         self._firsts: deque[int] = deque([-1] * max_windows, max_windows)
-        self._todo: deque[tuple[int, int]] = deque()  # row ranges of the last window, to download
+        self._todo: deque[tuple[int, int]] = deque()  # row ranges of the last window to download
         self._end = 0  # the end step of the last window
-        self._bytes = 0  # of the row ranges in `_fetched`
-        # a heap: the end step of the window, start and stop of the rows, bytes
+        self._bytes = 0  # total size of the row ranges in `_fetched`
+        # heap of (end step of the window, first row, end row, bytes)
         self._fetched: list[tuple[int, int, int, int]] = []
         self._futures: list[Future[None]] = []
-        with contextlib.suppress(ReachError):  # no thread can start: readers download the shards
+        with contextlib.suppress(ReachError):  # if no thread can start, readers download the shards
             for _ in range(_THREADS if self.is_active else 0):
                 self._futures.append(submit(self._work))
 
     def reached(self, step: int) -> None:
-        """Set the step of the run, and release the shards of windows that ended before it."""
+        """Set the step of the run, and release the shards of windows that ended by this step."""
         if not self.is_active:
             return
         ended = []
@@ -72,13 +72,13 @@ class Prefetch:
             while self._fetched and self._fetched[0][0] <= step:
                 ended.append(heapq.heappop(self._fetched))
                 self._bytes -= ended[-1][3]
-            if ended or is_next_window:  # otherwise the threads cannot download more
+            if ended or is_next_window:  # otherwise the threads cannot download more shards
                 self._wake.notify_all()
         for _, start, stop, _ in ended:
             self._shards.release(start, stop)
 
     def _next(self) -> tuple[int, int] | None:
-        """Wait until the next row range may be downloaded and return it; None at the end."""
+        """Return the next row range as soon as it may be downloaded; None at the end."""
         with self._wake:
             while not self._closed:
                 if not self._todo:
@@ -109,7 +109,7 @@ class Prefetch:
     def close(self) -> None:
         """End the threads, and release all shards that the run keeps in memory.
 
-        A thread that still downloads after a second ends after its transfer.
+        A thread whose download takes longer than a second ends after the download.
         """
         if not self.is_active:
             return

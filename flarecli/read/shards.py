@@ -1,4 +1,4 @@
-"""Series: the rows of many shards as one sequence. Limits the open shards of the process."""
+"""Series (the rows of many shards as one sequence) and the limit on open shards per process."""
 
 from __future__ import annotations
 
@@ -28,43 +28,44 @@ __all__ = ["GatheredRows", "Series", "keep_freed"]
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
-MAX_OPEN_SHARDS = 512  # of the process, with their tables in memory
-_MAX_FILES = 1024  # mapped files of open shards, if the limit of handles permits
-_BATCH_BYTES = 16 << 20  # approximate size of a batch of a scan
-_MIN_SHARD_ROWS = 8  # rows per shard from which reading by columns is faster
-_GATHER_BYTES = 8 << 20  # approximate size of the rows that are located together
-_MAX_GATHERED_FILES = 256  # twice the shards whose maps GatheredRows may keep open
+MAX_OPEN_SHARDS = 512  # per process; the row table of each is in memory
+_MAX_FILES = 1024  # mapped files of open shards, unless the limit on open files is lower
+_BATCH_BYTES = 16 << 20  # approximate bytes per batch in a scan
+_MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading by row is faster than by column
+_GATHER_BYTES = 8 << 20  # approximate bytes of rows that are located together
+_MAX_GATHERED_FILES = 256  # twice the number of shards that GatheredRows may keep mapped
 _TRIM_BLOCK_BYTES = 1 << 24
 
 
 class Series:
-    """Concatenated streams with the same columns. Picklable: each process opens its own shards.
+    """Concatenated streams with the same columns.
 
-    Chunks are numbered from 0 over all streams.
+    A Series can be pickled, because each process opens its own shards. Chunks are numbered from 0
+    across all streams.
 
     rows     the number of rows of all streams
     columns  the columns of every stream
-    raises   UsageError if the columns differ; the errors of opening a shard, if rows are not listed
+    raises   UsageError if columns differ; if row counts are not listed, errors from opening shards
     """
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self.streams = tuple(streams)
         self.name = self.streams[0].name
-        # the first chunk of each stream, then the number of chunks
+        # position of the first chunk of each stream, then the number of chunks
         self._firsts = [0, *accumulate(len(stream) for stream in self.streams)]
         self._open: dict[int, Shard] = {}
         self._readers: dict[tuple[str, ...] | None, dict[int, Callable[[int], Row]]] = {}
         self._expected = 0  # bytes that will be read; see `expect`
-        self._advised: set[int] = set()  # shards that `_advise` was called for
-        self._fetched: dict[int, Chunk] = {}  # kept, because making a chunk checks its address
+        self._advised: set[int] = set()  # positions of shards passed to `_advise`
+        self._fetched: dict[int, Chunk] = {}  # cached, because creating a Chunk checks its address
         self._fetch_locks: dict[int, threading.Lock] = {}
-        self._passing: set[int] = set()  # fetched by runs and not released yet
+        self._passing: set[int] = set()  # chunks that runs fetched and did not release yet
         self._lock = threading.Lock()
         _all_series.add(self)
-        self.columns: Columns = ()  # `shard`, which `_columns` may call, reads it
+        self.columns: Columns = ()  # `_columns` may call `shard`, which reads this attribute
         self.columns = self._columns()
         self.starts = self._starts()  # int64 [chunks + 1]: the first row of each chunk
-        self.edges = self.starts.data  # the same values; indexing returns Python integers
+        self.edges = self.starts.data  # memoryview of `starts`; indexing returns Python integers
 
     def __reduce__(self) -> tuple[object, ...]:
         return Series, (self.streams,)
@@ -80,7 +81,7 @@ class Series:
         return self._firsts[-1]
 
     def _columns(self) -> Columns:
-        """Return the listed columns; if none are listed, those of the first shard."""
+        """Return the listed columns, or the columns of the first shard if none are listed."""
         out: Columns | None = None
         for stream, first in zip(self.streams, self._firsts, strict=False):
             columns = stream.columns
@@ -112,14 +113,14 @@ class Series:
         return np.cumsum(rows, dtype=np.int64)
 
     def checksum(self, rows: int) -> str | None:
-        """Return the checksum of the listing of the first `rows` rows; None inside a shard."""
+        """Return the listing checksum of the first `rows` rows; None if they end inside a shard."""
         count = int(np.searchsorted(self.starts, rows)) if rows < self.rows else self.chunks
         if self.starts[count] != rows:
             return None
         return listing_checksum(self.streams, self.columns, np.diff(self.starts[: count + 1]))
 
     def load(self) -> None:
-        """Import the code of the formats."""
+        """Import the format modules."""
         for stream in self.streams:
             if stream.format:
                 formats.find(stream.format)
@@ -127,7 +128,7 @@ class Series:
     # -- chunks
 
     def _listed(self, i: int) -> tuple[Stream, int]:
-        """Return the stream of a chunk, and the position of the chunk in it."""
+        """Return the stream that contains a chunk, and the position of the chunk in this stream."""
         k = bisect_right(self._firsts, i) - 1
         return self.streams[k], i - self._firsts[k]
 
@@ -137,12 +138,12 @@ class Series:
         return stream.chunk(k)
 
     def position(self, row: int) -> int:
-        """Return the position of the chunk of a row."""
-        # not numpy's search: releasing the interpreter lock costs more than the search
+        """Return the position of the chunk that contains a row."""
+        # numpy's search would release the interpreter lock, which costs more than the search
         return bisect_right(self.edges, row) - 1
 
     def weight(self, i: int) -> int:
-        """Return the listed bytes of a chunk; 0 if they are not listed."""
+        """Return the listed size of a chunk in bytes; 0 if its size is not listed."""
         stream, k = self._listed(i)
         if stream.sizes is None or stream.sizes[k] < 0:
             return 0
@@ -151,7 +152,7 @@ class Series:
 
     @property
     def stored(self) -> int:
-        """Total bytes of the chunks as listed; -1 if a size is not listed."""
+        """Total listed size of all chunks in bytes; -1 if a size is not listed."""
         out = 0
         for stream in self.streams:
             sizes = stream.stored
@@ -167,7 +168,7 @@ class Series:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether shards are local and uncompressed, by the name of the first of each stream."""
+        """True if the first shard of each stream is local and has no compression suffix."""
         return all(
             stream.at.is_local and not (len(stream) and byte_ranges.suffix(stream.chunk(0)))
             for stream in self.streams
@@ -178,7 +179,7 @@ class Series:
     def shard(self, i: int) -> Shard:
         """Return the shard at a position; open it if necessary.
 
-        raises  the errors of opening a shard, also if its columns differ from the listed columns
+        raises  errors from opening the shard, such as columns that differ from the listed columns
         """
         with self._lock:
             if (shard := self._open.get(i)) is not None:
@@ -188,7 +189,7 @@ class Series:
         with self._lock:
             expected = 0 if i in self._advised else self._expected
             self._advised.update((i,) if expected else ())
-        if expected:  # before the table is read, which would use small pages
+        if expected:  # advise before reading the table, which would map small pages
             with contextlib.suppress(FlareError):  # `open_shard` raises the same error
                 _advise(chunk, expected)
         keep_freed()
@@ -199,9 +200,9 @@ class Series:
         return shard
 
     def large_values(self, i: int, max_bytes: int) -> list[LargeValue]:
-        """Return the values of a chunk above `max_bytes`, if its format knows sizes without reading.
+        """Return the values of a chunk that exceed `max_bytes`, if its format stores value sizes.
 
-        A chunk that is listed with fewer bytes is not opened.
+        A chunk whose listed size is at most `max_bytes` is not opened.
         """
         is_compressed = self._listed(i)[0].raw_sizes is not None
         if not is_compressed and 0 < self.weight(i) <= max_bytes:
@@ -210,7 +211,7 @@ class Series:
         return _format(shard).large_values(shard, max_bytes)
 
     def expect(self, total_bytes: int) -> None:
-        """Announce that all chunks will be read, as part of `total_bytes`."""
+        """Announce that all chunks will be read, as part of reading `total_bytes`."""
         with self._lock:
             self._expected, opened = total_bytes, [*self._open.values()]
             self._advised.update(self._open)
@@ -232,22 +233,22 @@ class Series:
             self._fetch_locks.pop(i, None)
             self._advised.discard(i)
         if shard is not None:
-            shard.memo.clear()  # it may have references to the shard
+            shard.memo.clear()  # the memo may refer to the shard
             for at in (shard.chunk.at, *shard.chunk.companions):
                 at.forget()
 
     # -- prefetch
 
     def fetch(self, i: int, passing: bool = False) -> None:
-        """Download a chunk into the cache, once. A chunk that does not fit is not downloaded.
+        """Download a chunk into the cache once. Skip a chunk that does not fit into the cache.
 
-        passing  a run reads the chunk in one window only, and calls `release` after it
+        passing  True if a run reads the chunk in only one window and then calls `release`
         """
         if i in self._fetched:
             return
         with self._lock:
             fetch_lock = self._fetch_locks.setdefault(i, threading.Lock())
-        with fetch_lock:  # the cache's own lock between processes polls, so it is slower
+        with fetch_lock:  # faster than the cache's lock between processes, which polls
             if i in self._fetched:
                 return
             chunk = self.chunk(i)
@@ -260,13 +261,13 @@ class Series:
                 self._release(i, chunk)
 
     def release(self, i: int) -> None:
-        """Close a chunk after the window of a run, and release its bytes in memory."""
+        """Close a chunk after its window in a run, and release its bytes in memory."""
         chunk = self._fetched.get(i) or self.chunk(i)
         self.close_shard(i)
         self._release(i, chunk)
 
     def release_all(self) -> None:
-        """Release the bytes of all chunks that runs keep in memory. Open shards stay open."""
+        """Release the bytes of all chunks that runs keep in memory. Open shards remain open."""
         for i in list(self._passing):
             self._release(i, self.chunk(i))
 
@@ -282,8 +283,8 @@ class Series:
     ) -> list[Row]:
         """Return encoded rows in the order of `rows`; the rows of one shard are read together.
 
-        rows    int64 [k], each in [0, rows)
-        ranges  column of lists -> (start, stop): read only these items
+        rows    row numbers, int64 [k], each at least 0 and below `self.rows`
+        ranges  list column -> (start, stop) of the items to read
         """
         positions = np.searchsorted(self.starts, rows, "right") - 1
         own_rows: list[int] = (rows - self.starts[positions]).tolist()
@@ -301,13 +302,13 @@ class Series:
         return out
 
     def read_row(self, row: int, columns: Sequence[str] | None = None) -> Row:
-        """Return one encoded row; `row` is in [0, rows)."""
+        """Return one encoded row; `row` is at least 0 and below `self.rows`."""
         i = self.position(row)
         shard = self.shard(i)
         return _format(shard).read_rows(shard, (row - self.edges[i],), columns)[0]
 
     def row_readers(self, columns: tuple[str, ...] | None) -> dict[int, Callable[[int], Row]]:
-        """Return the fast row readers of open shards: position -> function of the row in the shard."""
+        """Return the fast row readers of open shards: position -> function(row in the shard)."""
         return self._readers.setdefault(columns, {})
 
     def add_reader(self, i: int, columns: tuple[str, ...] | None) -> None:
@@ -322,11 +323,11 @@ class Series:
     def locate(
         self, rows: IntArray, least: int, columns: Sequence[str] | None = None
     ) -> GatheredRows | None:
-        """Locate the first rows in memory, in the order of `rows`.
+        """Locate the values of the first of these rows in memory, in the order of `rows`.
 
-        rows    int64 [k], each in [0, rows)
-        least   the number of rows to locate; more are located if they are small and all in mapped
-                shards (locating rows of other shards downloads or copies them)
+        rows    row numbers, int64 [k], each at least 0 and below `self.rows`
+        least   minimum number of rows to locate; more are located if the rows are small and all in
+                mapped shards (locating a row in another shard downloads or copies the row)
         return  None if the format or the store cannot locate rows, or if too many shards contain
                 the rows
         """
@@ -338,7 +339,7 @@ class Series:
         positions = self.starts.searchsorted(rows, "right") - 1
         own_rows, order = rows - self.starts[positions], positions.argsort(kind="stable")
         positions = positions[order]
-        # the first index of each shard in this order
+        # index in `positions` at which each shard begins
         firsts = [0, *((positions[1:] != positions[:-1]).nonzero()[0] + 1).tolist()]
         if (
             len(rows) < _MIN_SHARD_ROWS * len(firsts)
@@ -361,9 +362,9 @@ class Series:
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None, size: int, views: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows start..stop as batches of at most `size` rows and of bounded bytes.
+        """Yield rows start..stop in batches of at most `size` rows and limited bytes.
 
-        Each batch is from one shard.
+        All rows of a batch are from one shard.
         """
         while start < stop:
             end = self.batch_end(start, stop, size)
@@ -373,7 +374,7 @@ class Series:
             start = end
 
     def batch_end(self, start: int, stop: int, size: int) -> int:
-        """Return the end of the batch that `scan` yields at `start`."""
+        """Return the end row of the batch that `scan` yields for first row `start`."""
         i = self.position(start)
         shard = self.shard(i)
         files = zip(shard.chunk.files, (shard.chunk.at, *shard.chunk.companions), strict=True)
@@ -391,18 +392,18 @@ def _is_mapped(shard: Shard) -> bool:
 
 
 def _advise(chunk: Chunk, total_bytes: int) -> None:
-    """Advise large pages for the maps of a chunk; compressed files are not mapped."""
+    """Advise the kernel to use large pages for a chunk's maps. Compressed files are not mapped."""
     for at in () if byte_ranges.suffix(chunk) else (chunk.at, *chunk.companions):
         if at.is_local and (view := at.map()) is not None:
             expect(view, total_bytes)
 
 
 class GatheredRows:
-    """Located rows of several shards, in the requested order. Keeps the maps of the shards open.
+    """Rows located in several shards, in the requested order; the maps of the shards remain open.
 
     parts  the located rows of each shard
-    sizes  the number of rows of each part
-    order  int64 [rows]: the requested position of each row of the concatenated parts
+    sizes  the number of rows in each part
+    order  int64 [rows]: for each row of the concatenated parts, its requested position
     """
 
     def __init__(
@@ -410,7 +411,7 @@ class GatheredRows:
     ) -> None:
         self.rows = len(order)
         self._has_views = any(isinstance(part.source, memoryview) for part in parts)
-        # name -> array of voids, or (buffer, start, stop) of each value
+        # column name -> array of voids, or (buffer, start, stop) for each value
         self._columns: dict[str, Any] = {}
         is_single = len(parts) == 1
         if not is_single:
@@ -432,7 +433,7 @@ class GatheredRows:
     def columns(self, start: int, stop: int) -> dict[str, Any]:
         """Copy the stored bytes of rows start..stop.
 
-        return  name -> array of voids [rows] if all values have one size, else a list of bytes
+        return  column -> array of voids [rows] if all values have one size, else a list of bytes
         """
         return {name: self._copied(column, start, stop) for name, column in self._columns.items()}
 
@@ -444,7 +445,7 @@ class GatheredRows:
 
 
 def _value_ranges(source: Any, column: Any, size: int) -> Iterable[tuple[Any, int, int]]:
-    """Return buffer, start and stop of each value of a column."""
+    """Return (buffer, start, stop) for each value in a column."""
     if isinstance(column, tuple):
         starts, stops = column
         return zip(repeat(source, size), starts.tolist(), stops.tolist(), strict=True)
@@ -456,13 +457,13 @@ def _value_ranges(source: Any, column: Any, size: int) -> Iterable[tuple[Any, in
 
 _all_series: weakref.WeakSet[Series] = weakref.WeakSet()
 _registry_lock = threading.Lock()
-# open shards, oldest first: the series, the position in it, the number of mapped files
+# open shards, oldest first: series, position in the series, number of mapped files
 _opened: deque[tuple[weakref.ref[Series], int, int]] = deque()
 _mapped_files = 0
 
 
 def _register(series: Series, i: int, shard: Shard) -> None:
-    """Register an open shard, and close the shards opened first until the limits are met."""
+    """Register an open shard, and close the oldest open shards while a limit is exceeded."""
     global _mapped_files
     files = 1 + len(shard.chunk.companions) if shard.chunk.at.may_map else 0
     limit, evicted = files_limit(_MAX_FILES), []
@@ -492,17 +493,18 @@ def _close(shards: Iterable[tuple[weakref.ref[Series], int, int]]) -> None:
 
 @functools.cache
 def keep_freed() -> None:
-    """Make glibc keep freed memory for the next batch; once per process.
+    """Make glibc keep freed memory for the next batch. Only the first call has an effect.
 
     By default glibc returns the top of its heap to the system as soon as 128 KB of it are free, so
     every batch would cause page faults. Freeing a large mmapped block raises M_MMAP_THRESHOLD to
-    its size and M_TRIM_THRESHOLD to twice that (source: mallopt(3)). The block is never written.
+    the block size and M_TRIM_THRESHOLD to twice the block size (source: mallopt(3)). The block is
+    never written.
     """
     bytes(_TRIM_BLOCK_BYTES)
 
 
 def _forked() -> None:
-    """Replace the locks in a forked child: the threads that own them do not exist there."""
+    """Replace the locks in a forked child, which has none of the threads that hold them."""
     global _registry_lock
     _registry_lock = threading.Lock()
     for series in _all_series:

@@ -1,4 +1,4 @@
-"""Tables: the joined columns of streams of equal length; row numbers; and the shards of rows."""
+"""Tables that join the columns of streams, the parsing of row numbers, and the shards of rows."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _PART = re.compile(
 def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
     """Return row numbers as int64 [k], without checking their range.
 
-    raises  UsageError unless they are a flat list of integers; RowsError for a row above int64
+    raises  UsageError unless `indices` is a flat list of integers; RowsError for a row above int64
     """
     try:
         rows = np.asarray(indices)
-    except ValueError:  # nested lists of several lengths
+    except ValueError:  # nested lists of different lengths
         rows = np.zeros((0, 0))
     if rows.ndim != 1:
         raise UsageError(
             f"expected a list of row numbers, got {type(indices).__name__}",
             hint="Pass a flat list of integers, as in data[[7, 3]].",
         )
-    if rows.dtype.kind not in "iu" and len(rows):  # converting them would select other rows
+    if rows.dtype.kind not in "iu" and len(rows):  # converted values are other rows
         hint = "Convert the mask with numpy.flatnonzero(mask)." if rows.dtype.kind == "b" else ""
         raise UsageError(f"expected row numbers, got values of type {rows.dtype.name}", hint=hint)
-    if rows.dtype == np.uint64 and len(rows) and rows.max() >= 1 << 63:  # it would wrap around
+    if rows.dtype == np.uint64 and len(rows) and rows.max() >= 1 << 63:  # int64 would wrap around
         raise RowsError(f"row {int(rows.max())} is above the limit of 2^63 - 1")
     return rows.astype(np.int64, copy=False)
 
@@ -47,7 +47,7 @@ def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
 def parse_rows(spec: str, rows: int) -> list[range]:
     """Parse a row specification such as `3,10:20` for a dataset of `rows` rows.
 
-    return  ranges inside [0, rows) in the order of the specification; a single row is a range of 1
+    return  ranges inside [0, rows), in the order of the specification; one row is a range of 1
     raises  UsageError for an invalid specification; RowsError for a single row outside the data
     """
     out = []
@@ -72,15 +72,15 @@ def parse_rows(spec: str, rows: int) -> list[range]:
 
 
 class Table:
-    """The rows of one or several series with different columns. Picklable.
+    """The rows of one or several series with different columns. A Table can be pickled.
 
     columns  the columns of all series, in order
-    raises   UsageError if the numbers of rows differ, or if two columns have the same name
+    raises   UsageError if the row counts differ, or if two columns have the same name
     """
 
     def __init__(self, series: Sequence[Series], selected: IntArray | None = None) -> None:
         self.series = tuple(series)
-        self._selected = selected  # int64 [rows], ascending: rows of the series; None: all
+        self._selected = selected  # int64 [rows], ascending: rows of the series; None means all
         self._owner: dict[str, Series] = {}  # column -> series
         for part in self.series:
             self._add(part)
@@ -107,17 +107,17 @@ class Table:
             self._owner[column.name] = series
 
     def only(self, rows: IntArray) -> Table:
-        """Return the table of some of these rows; int64 [k], ascending."""
+        """Return a table with only these rows of this table, int64 [k], ascending."""
         return Table(self.series, rows if self._selected is None else self._selected[rows])
 
     @property
     def is_whole(self) -> bool:
-        """Whether the table has all rows of one series."""
+        """True if the table has all rows of one series."""
         return len(self.series) == 1 and self._selected is None
 
     @property
     def checksum(self) -> str:
-        """The checksum of the listing and of the selected rows."""
+        """One checksum of the shard listings and the selected row numbers."""
         if not self._checksum:
             parts = [str(series.checksum(series.rows)) for series in self.series]
             selected = b"" if self._selected is None else self._selected.astype("<i8").tobytes()
@@ -133,12 +133,12 @@ class Table:
 
     @property
     def edges(self) -> IntArray:
-        """The first row of each chunk of the first stream, then the end: int64 [chunks + 1]."""
+        """First row of each chunk in the first stream, then the row count: int64 [chunks + 1]."""
         starts = self.series[0].starts
         return starts if self._selected is None else np.searchsorted(self._selected, starts)
 
     def series_rows(self, indices: Sequence[int] | IntArray) -> IntArray:
-        """Return the rows of the series for rows of this table: int64 [k].
+        """Convert row numbers of this table to row numbers of its series, int64 [k].
 
         raises  RowsError for a row outside the data; UsageError for invalid row numbers
         """
@@ -158,7 +158,7 @@ class Table:
         names: Sequence[str] | None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Return encoded rows in the order of `indices`; `names` None: all columns."""
+        """Return encoded rows in the order of `indices`. If `names` is None, read all columns."""
         is_list = type(indices) is list or (type(indices) is np.ndarray and indices.ndim == 1)
         if len(self.series) == 1 and ranges is None and is_list and len(indices) == 1:
             row = indices[0]  # fast path for a single row
@@ -182,7 +182,7 @@ class Table:
     def read_columns(
         self, indices: Sequence[int] | IntArray, names: Sequence[str] | None
     ) -> Mapping[str, Sequence[Any]]:
-        """Return encoded rows as columns: name -> bytes of each row, in the order of `indices`."""
+        """Return encoded columns: name -> stored bytes of each row, in the order of `indices`."""
         if len(indices) > 1 and (rows := self.locate(indices, len(indices), names)) is not None:
             return rows.columns(0, rows.rows)
         encoded = self.read(indices, names)
@@ -192,13 +192,13 @@ class Table:
     def locate(
         self, indices: Sequence[int] | IntArray, least: int, names: Sequence[str] | None
     ) -> GatheredRows | None:
-        """Locate the first rows in memory; see `Series.locate`."""
+        """Locate the first of these rows in memory; see `Series.locate`."""
         if len(self.series) > 1:
             return None
         return self.series[0].locate(self.series_rows(indices), least, names)
 
     def _split(self, names: Sequence[str] | None) -> list[tuple[Series, Sequence[str] | None]]:
-        """Return each series that has some of the columns, with these columns."""
+        """Return each series that contains requested columns, with the names of these columns."""
         if len(self.series) == 1:
             return [(self.series[0], names)]
         names = [column.name for column in self.columns] if names is None else names
@@ -213,12 +213,12 @@ class Table:
     def scan(
         self, names: Sequence[str], start: int, stop: int, size: int, views: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows start..stop as stored, in batches of at most `size` rows and bounded bytes."""
+        """Yield rows start..stop as stored, in batches of at most `size` rows and limited bytes."""
         selected = self._selected
         if selected is None:
             yield from self._scan(names, start, stop, size, views)
             return
-        while start < stop:  # consecutive rows are read; then the selected rows are taken
+        while start < stop:  # read consecutive rows, then select from them
             rows = selected[start : min(stop, start + size)]
             first = int(rows[0])
             batch = next(self._scan(names, first, int(rows[-1]) + 1, size, False))
@@ -253,10 +253,10 @@ class Table:
     def large_values(
         self, names: Sequence[str], start: int, stop: int, max_bytes: int
     ) -> dict[int, dict[str, int]]:
-        """Return row -> column -> size of the values of rows start..stop above `max_bytes`.
+        """Return the sizes of values above `max_bytes` in rows start..stop: row -> column -> bytes.
 
-        Only values whose sizes are known before they are read are returned, and none of a table of
-        selected rows.
+        No value is read, so values of formats that do not store value sizes are omitted. A table of
+        selected rows returns an empty dict.
         """
         out: dict[int, dict[str, int]] = {}
         if start >= stop or self._selected is not None:
@@ -272,7 +272,7 @@ class Table:
     # -- chunks of rows
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[Series, int]]:
-        """Yield the chunks of rows start..stop: each series, and the position of the chunk in it."""
+        """Yield (series, position of the chunk) for each chunk that contains rows start..stop."""
         if start >= stop:
             return
         first, last = start, stop - 1
@@ -283,7 +283,7 @@ class Table:
                 yield series, i
 
     def chunks_of(self, rows: IntArray) -> Iterator[tuple[Series, int]]:
-        """Yield the chunks of these rows, int64 [k]: each series, and the position in it."""
+        """Yield (series, position of the chunk) for each chunk that contains `rows`, int64 [k]."""
         rows = self.series_rows(rows)
         for series in self.series:
             for i in np.unique(np.searchsorted(series.starts, rows, "right") - 1).tolist():
@@ -295,11 +295,11 @@ def _checksum(parts: Sequence[str], selected: bytes) -> str:
 
 
 class Shards:
-    """The shards of a dataset, or of the datasets of a mix; runs and loaders prefetch them.
+    """The shards of a dataset, or of all datasets in a mix, for prefetching.
 
     A range of rows must be inside one table.
 
-    tables  the first row of each table, ascending, and the table
+    tables  (first row, table) of each table, ascending
     """
 
     def __init__(self, tables: Sequence[tuple[int, Table]]) -> None:
@@ -309,15 +309,15 @@ class Shards:
 
     @property
     def room(self) -> int:
-        """Available bytes of the smallest cache for prefetched shards; 0 without a cache."""
+        """Available bytes in the smallest cache for prefetched shards; 0 without a cache."""
         rooms = (min(series.room for series in table.series) for _, table in self._tables)
         return min((room for room in rooms if room), default=0)
 
     def expect_epoch(self, min_bytes: int) -> None:
         """Announce that most rows will be read, so that mapped shards use large pages.
 
-        This does nothing if the listed shards have less than `min_bytes`, if a size is not listed,
-        or if fewer than half of the rows of a table are selected.
+        The call has no effect if the listed shards have less than `min_bytes` or if a size is not
+        listed. A table is skipped if fewer than half of its rows are selected.
         """
         sizes = [series.stored for series in self._series]
         total = sum(sizes)
@@ -329,18 +329,18 @@ class Shards:
                     series.expect(total)
 
     def weight(self, start: int, stop: int) -> int:
-        """Return the listed bytes of the shards of rows start..stop."""
+        """Return the total listed bytes of the shards that contain rows start..stop."""
         return sum(series.weight(i) for series, i in self._chunks(start, stop))
 
     def fetch(self, start: int, stop: int) -> None:
-        """Download the shards of rows start..stop into the cache, or into memory until `release`."""
+        """Download the shards of rows start..stop to the cache, or to memory until `release`."""
         for series, i in self._chunks(start, stop):
             series.fetch(i, passing=True)
 
     def fetch_rows(self, rows: IntArray, passing: bool = False) -> None:
-        """Download the shards of these rows, int64 [k], into the cache.
+        """Download the shards that contain these rows, int64 [k], into the cache.
 
-        passing  like `fetch`, keep shards in memory until `release` if the cache cannot keep them
+        passing  keep shards in memory until `release` if they do not fit into the cache
         """
         tables = np.searchsorted(self._firsts, rows, "right") - 1
         for k in np.unique(tables).tolist():
@@ -349,7 +349,7 @@ class Shards:
                 series.fetch(i, passing)
 
     def release(self, start: int, stop: int) -> None:
-        """Close the shards of rows start..stop, and release their bytes in memory."""
+        """Close the shards that contain rows start..stop, and release their bytes in memory."""
         for series, i in self._chunks(start, stop):
             series.release(i)
 

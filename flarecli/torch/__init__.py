@@ -1,12 +1,12 @@
-"""Datasets for PyTorch: a map-style dataset, and an iterable one that is sharded and can resume.
+"""PyTorch datasets: a map-style dataset, and a sharded iterable dataset that can resume.
 
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     stream = flarecli.torch.IterableDataset(flare.open("train"), batch=64, seed=1)
     loader = StatefulDataLoader(stream, batch_size=None, num_workers=4)
 
-Consider `flare.Loader` first: it does not need torch, and needs worker processes only for transforms
-in pure Python.
+Consider `flare.Loader` first, because it works without torch and needs worker processes only for
+transforms in pure Python.
 """
 
 from flarecli.errors import MissingLibraryError

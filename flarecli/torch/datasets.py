@@ -1,4 +1,4 @@
-"""MapDataset for torch's samplers, and IterableDataset: sharded batches that can resume."""
+"""MapDataset for torch's samplers, and IterableDataset for sharded batches that can resume."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from flarecli.torch.tensor_batches import tensors
 
 __all__ = ["IterableDataset", "MapDataset"]
 
-_MAX_COUNT = 1 << 31  # of rows per batch, and of threads
+_MAX_COUNT = 1 << 31  # limit for rows per batch and for threads
 _KEYS = {
     "seed",
     "epoch",
@@ -54,7 +54,7 @@ _KEYS = {
 class MapDataset(Closable, torch_data.Dataset):  # type: ignore[misc]
     """A map-style dataset. The rows of a batch are read together.
 
-    transform  function of a sample that returns the item
+    transform  function that converts a sample to an item of the dataset
     """
 
     @checked
@@ -82,15 +82,15 @@ class MapDataset(Closable, torch_data.Dataset):  # type: ignore[misc]
 class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[misc]
     """An iterable dataset of batches, for `DataLoader(stream, batch_size=None)`.
 
-    `num_workers` does not change the batches or their order: worker w of W makes batches w, w + W,
-    … of its rank. `set_epoch` sets the epoch of the next loop in all workers.
+    `num_workers` does not change the batches or their order, because worker w of W makes batches w,
+    w + W, … of its rank. `set_epoch` sets the epoch of the next loop in all workers.
 
     data        a Dataset or a Mix
     batch       rows per batch; with a transform, a batch may have more or fewer samples
-    collated    False: yield single samples, for `DataLoader(stream, batch_size=batch)`
-    rank, ranks default: those of torch.distributed, or of RANK and WORLD_SIZE; in a DataLoader
-                prepared by accelerate all rows, because accelerate divides them
-    threads     threads that prefetch batches in each worker
+    collated    False yields single samples, for `DataLoader(stream, batch_size=batch)`
+    rank, ranks by default from torch.distributed, or from RANK and WORLD_SIZE; in a DataLoader that
+                accelerate prepared, the dataset yields all rows, because accelerate divides them
+    threads     number of threads that prefetch batches in each worker
     transform, collate, decode, order, window, drop_last   as in `flare.Loader`; without `collate`,
                 arrays become tensors
     raises      UsageError for invalid arguments
@@ -124,7 +124,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._given_rank, self._given_ranks = rank, ranks
         self._inherited: Inherited | None = None  # set in spawned processes
         if rank is not None and ranks is not None:
-            share_of(self, rank, ranks)  # raises UsageError for a rank outside the ranks
+            share_of(self, rank, ranks)  # raises UsageError for an invalid rank
         _check_epoch(epoch)
         self.data = data.decoded(decode) if decode else data
         self.data.load()
@@ -132,9 +132,9 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._batch, self._order, self._window, self._threads = batch, order, window, threads
         self._collate, self._collated, self._drop_last = collate, collated, drop_last
         self._seed = seed
-        self._epoch = _shared(epoch, 0)  # epoch and first step; persistent workers read them
+        self._epoch = _shared(epoch, 0)  # epoch and first step, which persistent workers read
         self._rows = self.data.order(seed, epoch, order, window).rows
-        # the position of the loop, and the number of samples already yielded of the next batch
+        # position of the loop, and number of samples already yielded from the next batch
         self._at = Cursor(seed, epoch, 0, order), 0
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, samples, workers
 
@@ -144,7 +144,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         share: Share | UsageError
         try:
             share = self._share(is_iterated=True)
-        except UsageError as error:  # the worker that iterates raises it
+        except UsageError as error:  # the worker raises the error when it iterates
             share = error
         return self.__dict__ | {"_inherited": Inherited(os.getpid(), share)}
 
@@ -172,7 +172,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     def set_epoch(self, epoch: int, step: int = 0) -> None:
         """Set the epoch of the next loop, and its first step.
 
-        step  k * batch * ranks after k batches on every rank; the number of ranks may change
+        step  first step: k * batch * ranks after k batches on every rank; the ranks may change
         """
         _check_epoch(epoch)
         check_cursor(self.data, self._rows, Cursor(self._seed, epoch, step, self._order))
@@ -183,7 +183,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self.data.close()
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch on this rank, or of rows if not `collated`."""
+        """Return the number of batches per epoch on this rank, or of rows if not `collated`."""
         rank, ranks = self._share()
         batch_steps = self._batch * ranks
         if not self._collated:
@@ -196,7 +196,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         return -(-max(0, self._rows - rank) // batch_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the loop of this process."""
+        """Return the position of the loop in this process."""
         cursor, given = self._at
         return {
             "seed": cursor.seed,
@@ -215,14 +215,14 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a state saved with the same number of ranks and workers.
 
-        raises  UsageError for an invalid state, or a state of another dataset
+        raises  UsageError for an invalid state, or for a state of another dataset
         """
         state = parse_state(state, _KEYS, "an IterableDataset", "state_dict")
         current = self.state_dict()
         for key in ("seed", "order", "window", "rows", "batch", "ranks"):
             if state[key] != current[key]:
                 raise UsageError(
-                    f"saved with {key} {state[key]}, this dataset has {current[key]}",
+                    f"state was saved with {key} {state[key]}; this dataset has {current[key]}",
                     hint="Use set_epoch(epoch, step) to resume with other ranks.",
                 )
         cursor = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
@@ -234,11 +234,11 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         check_minimum(0, given=given)
         if given and (self._collated or cursor.step == self._rows):
             raise UsageError(
-                f"saved after {given} samples of a batch; this dataset yields whole batches"
+                f"state was saved after {given} samples of a batch; this dataset yields whole batches"
                 if self._collated
-                else f"saved after {given} samples of the batch at step {self._rows}, "
+                else f"state was saved after {given} samples of the batch at step {self._rows}, "
                 "the end of the epoch",
-                hint="Use the options that the state was saved with.",
+                hint="Use the same options as when the state was saved.",
             )
         self._at = cursor, given
         self._resume = cursor.epoch, cursor.step, given, state["workers"]
@@ -260,8 +260,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._resume = None
         if saved_workers != workers:
             raise UsageError(
-                f"saved with {saved_workers} workers, not {workers}",
-                hint="Use the same number, or set_epoch(epoch, step).",
+                f"state was saved with {saved_workers} workers, not {workers}",
+                hint="Use the same number of workers, or call set_epoch(epoch, step).",
             )
         order = self.data.order(self._seed, epoch, self._order, self._window)
         start = Cursor(self._seed, epoch, step, self._order)
@@ -298,7 +298,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     def _yielded(
         self, maker: BatchMaker, result: BatchResult, given: int, step: int
     ) -> Iterator[Any]:
-        """Yield the batch or the samples of a result. The position is set before each of them.
+        """Yield the batch or the samples of a result, and set the position before each yield.
 
         given  the number of samples that were already yielded
         step   the first step of the next batch of this worker
@@ -342,7 +342,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
 
 @contextlib.contextmanager
 def _hint_in_traceback() -> Iterator[None]:
-    """Add the hint of an error to its traceback, because torch sends only the traceback of a worker."""
+    """Add the hint of an error to its traceback, because torch sends only a worker's traceback."""
     try:
         yield
     except FlareError as error:
@@ -353,8 +353,8 @@ def _hint_in_traceback() -> Iterator[None]:
 
 def _batch_changed(given: int, samples: int) -> UsageError:
     return UsageError(
-        f"saved after {given} samples of a batch, which now has {samples}",
-        hint="Use the options and transforms that the state was saved with.",
+        f"state was saved after {given} samples of a batch, which now has {samples}",
+        hint="Use the same options and transforms as when the state was saved.",
     )
 
 

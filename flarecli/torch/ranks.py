@@ -1,4 +1,4 @@
-"""The rank of a process and the number of ranks; detects whether accelerate divides the rows.
+"""Rank of a process and number of ranks, including the case that accelerate divides the rows.
 
 Trainers initialize torch.distributed after they create the dataset, so the rank is read when a loop
 starts. torch.distributed is not initialized in a spawned DataLoader worker; the worker inherits the
@@ -35,7 +35,7 @@ class Share(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    """The share of a parent process, or its error, for a process that it spawned.
+    """The parent's share or error, for a process that the parent spawned.
 
     pid  process id of the parent
     """
@@ -49,17 +49,16 @@ def share_of(
 ) -> Share:
     """Return the share of the rows that a dataset yields in this process.
 
-    rank, ranks  arguments of the user; None: from accelerate, torch.distributed or the environment
-    is_iterated  True when a loop starts: check whether accelerate prepared its DataLoader
-    raises       UsageError for a rank outside the ranks, and if rows would be divided twice or not
-                 at all
+    rank, ranks  the user's arguments; None reads accelerate, torch.distributed or the environment
+    is_iterated  True at the start of a loop, to check whether accelerate prepared its DataLoader
+    raises       UsageError for an invalid rank, and if rows would be divided twice or not at all
     """
     processes = _accelerate_processes()
     if processes > 1 and rank is None and ranks is None:
         if is_iterated and not _is_prepared(dataset):
             raise UsageError(
-                f"accelerate runs {processes} processes, and did not prepare this DataLoader",
-                hint="Pass it to accelerator.prepare, or create the dataset with "
+                f"accelerate runs {processes} processes, but did not prepare this DataLoader",
+                hint="Pass the DataLoader to accelerator.prepare, or create the dataset with "
                 "rank=accelerator.process_index, ranks=accelerator.num_processes.",
             )
         return Share(0, 1)
@@ -73,23 +72,23 @@ def share_of(
     if share.ranks > 1 and processes > 1 and is_iterated and _is_prepared(dataset):
         raise UsageError(
             f"accelerate divides the rows of this DataLoader among {processes} processes, "
-            f"and its dataset yields only those of rank {share.rank} of {share.ranks}",
+            f"but its dataset yields only the rows of rank {share.rank} of {share.ranks}",
             hint="Omit rank and ranks, or do not pass the DataLoader to accelerator.prepare.",
         )
     return share
 
 
 def inherited_share(inherited: Inherited | None) -> Share | None:
-    """Return the share that a spawned DataLoader worker has from its parent; else None.
+    """Return the share that a spawned DataLoader worker inherited, or None in another process.
 
-    raises  the error of the parent
+    raises  the inherited UsageError, if the parent has no share
     """
     parent = multiprocessing.parent_process()
     if (
         inherited is None
         or torch_data.get_worker_info() is None
         or parent is None
-        or parent.pid != inherited.pid  # forked from a spawned process
+        or parent.pid != inherited.pid  # this process was forked from a spawned process
     ):
         return None
     if isinstance(inherited.share, UsageError):
@@ -98,7 +97,7 @@ def inherited_share(inherited: Inherited | None) -> Share | None:
 
 
 def _launched_share() -> Share:
-    """Return the share of torch.distributed, or of the environment of a launcher like torchrun."""
+    """Return the share from torch.distributed, or from the environment that torchrun sets."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Share(torch.distributed.get_rank(), torch.distributed.get_world_size())
     ranks = os.environ.get("WORLD_SIZE", "1")

@@ -1,4 +1,4 @@
-"""Convert batches to tensors, and send them efficiently from the workers of a DataLoader.
+"""Conversion of batches to tensors, and their efficient transfer from DataLoader workers.
 
 Columns of bytes are sent through a ring buffer in shared memory, because a pipe transfers only
 64 KB at a time. The memory is anonymous (memfd), so it is freed when both processes have ended,
@@ -24,7 +24,7 @@ from flarecli.read import keep_freed
 
 __all__ = ["tensors"]
 
-_MAX_PICKLED_BYTES = 1 << 18  # of a tensor; larger ones are sent through torch's shared memory
+_MAX_PICKLED_BYTES = 1 << 18  # maximum; larger tensors are sent through shared memory
 _NUMPY_DTYPES = {
     torch.bool,
     torch.uint8,
@@ -38,24 +38,25 @@ _NUMPY_DTYPES = {
     torch.complex64,
     torch.complex128,
 }
-_HEADER_BYTES = mmap.PAGESIZE  # before the ring: uint64, the number of bytes read so far
-_MIN_RING_BYTES = 1 << 16  # of the columns of a batch; fewer bytes are sent through the pipe
-_MAX_RING_BYTES = 1 << 24  # of the ring of a worker
+_HEADER_BYTES = mmap.PAGESIZE  # before the ring: uint64, number of bytes read so far
+_MIN_RING_BYTES = 1 << 16  # smaller batches are sent through the pipe
+_MAX_RING_BYTES = 1 << 24  # maximum size of a worker's ring
 _RING_BATCHES = 4  # batches that fit into a ring
-_MAX_BUFFERS = 1024  # of one pwritev call (IOV_MAX)
+_MAX_BUFFERS = 1024  # maximum buffers per pwritev call (IOV_MAX)
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch with its numpy arrays as tensors, which share their memory.
+    """Return a batch with its numpy arrays converted to tensors that share their memory.
 
-    Use it as the `collate_fn` of a DataLoader: torch's default converts each item of each list.
+    Use this function as the `collate_fn` of a DataLoader, because torch's default function converts
+    each item of each list.
     """
     if isinstance(batch, _Sent):
         return batch
     if not isinstance(batch, Mapping):
         raise UsageError(
             f"expected a dict of columns, got {type(batch).__name__}",
-            hint="Use it in a DataLoader of an IterableDataset, with batch_size=None.",
+            hint="Use `tensors` in a DataLoader of an IterableDataset, with batch_size=None.",
         )
     converted = {
         name: _tensor(value) if isinstance(value, np.ndarray) else value
@@ -76,7 +77,7 @@ def _tensor(array: Any) -> Any:
 
 
 class _Sent(dict[str, Any]):
-    """A batch of a worker, which is unpickled as a plain dict.
+    """A batch that a worker sends, which is unpickled as a plain dict.
 
     Small tensors are pickled as arrays, because torch would create a shared-memory file for each.
     Lists of bytes are sent through the ring.
@@ -104,7 +105,7 @@ def _is_bytes(value: Any) -> bool:
 
 
 def _is_small(value: Any) -> bool:
-    """Return whether a value is a small CPU tensor of a dtype that numpy has."""
+    """Return whether a value is a small CPU tensor with a dtype that numpy supports."""
     if (
         type(value) is not torch.Tensor
         or value.layout is not torch.strided
@@ -126,7 +127,7 @@ def _restore(
     return {name: batch[name] for name in names}
 
 
-ForkingPickler.register(_Sent, _reduce)  # between processes only; `pickle` writes a plain dict
+ForkingPickler.register(_Sent, _reduce)  # only between processes; `pickle` writes a plain dict
 
 
 # -- the ring
@@ -150,12 +151,12 @@ class RingPosition(NamedTuple):
 
 
 class _Ring:
-    """The ring that this process writes; `end` is the number of bytes written so far."""
+    """The ring to which this process writes; `end` is the number of bytes written so far."""
 
     def __init__(self, size: int) -> None:
         self.fd = os.memfd_create("flare", os.MFD_CLOEXEC)
         self.process, self.size, self.end = os.getpid(), size, 0
-        self.is_sent = False  # whether the file descriptor was sent to the parent
+        self.is_sent = False  # True after the file descriptor was sent to the parent
         self.name = self.process.to_bytes(8, "little") + os.urandom(8)
         os.ftruncate(self.fd, _HEADER_BYTES + size)
 
@@ -174,7 +175,7 @@ class _Ring:
         at = first = _HEADER_BYTES + start % self.size
         for k in range(0, len(values), _MAX_BUFFERS):
             at += os.pwritev(self.fd, values[k : k + _MAX_BUFFERS], at)
-        if at - first != total:  # out of memory
+        if at - first != total:  # the system is out of memory
             return None
         self.end = start + total
         return start
@@ -211,7 +212,7 @@ def write_ring(columns: Mapping[str, Sequence[bytes]]) -> RingPosition | None:
 
 
 def read_ring(position: RingPosition) -> dict[str, list[bytes]]:
-    """Return the columns at a position in a ring, and free their space in it."""
+    """Return the columns at a position in a ring, and free their space in the ring."""
     map_ = _maps.get(position.ring) or _map_ring(position)
     out = dict[str, list[bytes]]()
     at = first = _HEADER_BYTES + position.start % position.size

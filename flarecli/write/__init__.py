@@ -1,4 +1,4 @@
-"""Write datasets: download links ahead, write rows as shards, and record them in a journal."""
+"""Dataset writing: prefetch links, write rows as shards, and record the shards in a journal."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """A target in a bucket: locked by a lease, recorded in a journal, committed by its playlist.
 
     OUT/.flare/lock            the owner (`lease.py`)
-    OUT/.flare/journal/…       completed steps, an object each (`storage/append_log.py`)
+    OUT/.flare/journal/…       completed steps, one object each (`storage/append_log.py`)
     OUT/.flare/failed.jsonl/…  failed rows
-    OUT/.flare/new/…           with `overwrite`: the new dataset with its own journal; `finish`
-                               copies it to OUT
-    OUT/.flare/done            the copy is complete: the rest of `.flare` can be deleted
+    OUT/.flare/new/…           with `overwrite`: the new dataset with its own journal, which
+                               `finish` copies to OUT
+    OUT/.flare/done            marks a complete copy, after which `.flare` can be deleted
 
-Objects cannot be renamed. The playlist is the commit: if it exists, all files that it lists are
+Objects cannot be renamed, so the playlist is the commit. If it exists, all listed files are
 complete, whatever `.flare` contains.
 """
 
@@ -27,11 +27,11 @@ from flarecli.write.target import DatasetContents, Target, check_dataset
 
 __all__ = ["BucketTarget"]
 
-_PARALLEL_REQUESTS = 32  # for small objects
+_PARALLEL_REQUESTS = 32  # parallel requests for small objects
 
 
 class BucketTarget(Target):
-    """A target in a bucket."""
+    """A pack target that is a folder in a bucket."""
 
     def __init__(self, out: Location, *, resume: bool = False, overwrite: bool = False) -> None:
         self.contents = DatasetContents()
@@ -43,7 +43,9 @@ class BucketTarget(Target):
             try:
                 self._admit(resume, overwrite)
             except UsageError:
-                if not _has_objects(out / SCRATCH):  # otherwise the lease names another pack
+                if not _has_objects(
+                    out / SCRATCH
+                ):  # with objects, the lease reports the other pack
                     raise
             if self.is_done:
                 return
@@ -68,8 +70,9 @@ class BucketTarget(Target):
         self.contents.check_replaceable(self._out, names, self.shown, is_begun)
 
     def _admit(self, resume: bool, overwrite: bool) -> None:
-        """Accept an empty folder, or finished output that may be resumed or replaced. Raises
-        UsageError for another folder.
+        """Accept an empty folder, or finished output that may be resumed or replaced.
+
+        raises  UsageError for any other folder
         """
         if next(self._final_objects(), None) is None:
             return
@@ -81,14 +84,16 @@ class BucketTarget(Target):
             self.is_done = True
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
-        """Continue from the state of an earlier process, which may have been killed at any time."""
+        """Continue from the state that an earlier process, killed at any time, may have left."""
         if _has_objects(self._new):
             if not resume and not overwrite:
                 raise self._unfinished()
             if self._done.exists():
                 self._clear()
             elif (self._new / PLAYLIST).exists() and self._is_new_complete():
-                if (self._out / PLAYLIST).exists():  # of the old dataset: it is deleted first
+                if (
+                    self._out / PLAYLIST
+                ).exists():  # `_replace` did not delete the old playlist yet
                     self._check_replaceable()
                 self._replace()
                 self._clear()
@@ -110,8 +115,9 @@ class BucketTarget(Target):
         self._admit(resume, overwrite)
 
     def _is_new_complete(self) -> bool:
-        """Return whether the new dataset still has all its files. If not, delete its playlist: it
-        is then unfinished again.
+        """Return whether all files of the new dataset exist.
+
+        If a file is missing, delete the playlist, so that the new dataset is unfinished again.
         """
         try:
             check_dataset(self._new)
@@ -125,8 +131,9 @@ class BucketTarget(Target):
         self._clear()
 
     def _clear(self) -> None:
-        """Delete the scratch objects except the lock; delete `done` last, since it marks the others
-        as deletable.
+        """Delete all scratch objects except the lock.
+
+        `done` is deleted last, because it marks the other objects as deletable.
         """
         inside = self._out / SCRATCH
         with contextlib.suppress(MissingError):
@@ -136,8 +143,9 @@ class BucketTarget(Target):
         self._done.delete()
 
     def _replace(self) -> None:
-        """Replace the old dataset by a copy of the new one, its playlist last. A second call completes
-        an interrupted one.
+        """Replace the old dataset with a copy of the new dataset, and write the playlist last.
+
+        A second call completes an interrupted replacement.
         """
         fresh = [
             entry.name for entry in self._new.list() if not entry.name.startswith(f"{SCRATCH}/")
@@ -157,7 +165,7 @@ class BucketTarget(Target):
     def finish(self) -> None:
         try:
             if self.at is self._new:
-                self._check_replaceable()  # again: objects may have been added since
+                self._check_replaceable()  # check again, because objects may have been added
                 self._replace()
             self._clear()
         finally:
@@ -178,8 +186,9 @@ class BucketTarget(Target):
             self.release()
 
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run the call in a thread, since the interrupted code may hold locks that requests need. If
-        no thread can be started, let the lease expire.
+        """Run the call in a thread, because the interrupted code may hold locks that requests need.
+
+        If no thread can be started, let the lease expire.
         """
         try:
             start_thread(threading.Thread(target=call, name="flare-dropped", daemon=True))
@@ -198,7 +207,7 @@ def _has_objects(at: Location) -> bool:
 
 
 def _remove(at: Location, entries: Iterable[Entry]) -> None:
-    """Delete objects in parallel, last first: after a kill, the first of numbered objects remain."""
+    """Delete objects in parallel, last first, so that a kill leaves the first numbered objects."""
     names = [entry.name for entry in entries][::-1]
     for i in range(0, len(names), _PARALLEL_REQUESTS):
         some = names[i : i + _PARALLEL_REQUESTS]

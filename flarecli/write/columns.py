@@ -1,4 +1,4 @@
-"""Typed columns: choose encodings once, and convert every batch to them."""
+"""Typed columns: encodings are chosen once, and every batch is converted to them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def chosen_encodings(
 ) -> dict[str, str]:
     """Return an encoding for each column: chosen by the user, as in the source, or inferred.
 
-    batch       for columns of bytes, only its first row is used, so that the result does not depend
-                on the size of batches
+    batch       first batch; for columns of bytes, only the first row is used, so that the result
+                does not depend on the batch size
     encode      column -> encoding chosen by the user
     extensions  column -> extension of the first row's link
     stored      column -> encoding in the source dataset
@@ -56,22 +56,22 @@ def chosen_encodings(
 
 
 class ColumnConverter:
-    """Converts batches to the encodings of `columns`.
+    """Converter from batches to the encodings of `columns`.
 
-    Rows that do not fit become failures. So do rows with nulls, unless `allows_nulls` is set.
+    Rows that do not fit become failures. Rows with nulls also fail, unless `allows_nulls` is set.
     """
 
     def __init__(self, columns: Columns, key: str | None, allows_nulls: bool = False) -> None:
         self._columns, self._key, self._allows_nulls = columns, key, allows_nulls
         self._encodings = [encodings.lookup(column.encoding) for column in columns]
         self._schema = pa.schema([encodings.field(column) for column in columns])
-        # of the previous batch, which usually has the same schema
+        # schema and encodings of the previous batch; the next batch usually has the same schema
         self._source: tuple[pa.Schema, list[encodings.Encoding | None]] | None = None
 
     def convert(
         self, batch: pa.RecordBatch, rows: IntArray
     ) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
-        """Convert a batch.
+        """Convert a batch to typed columns.
 
         rows    int64 [rows of the batch]: the position of each row in the selection
         return  typed columns of the rows that fit, the positions of these rows, and the failures,
@@ -90,7 +90,7 @@ class ColumnConverter:
         return *drop_rows(typed, rows, reasons), out
 
     def cast(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, tuple[str, str]]]:
-        """Return all rows as typed columns; and for failed rows, position -> (column, reason)."""
+        """Return all rows as typed columns, and failed rows as position -> (column, reason)."""
         arrays, reasons = [], self._unnamed(batch)
         for column, encoding, source in zip(
             self._columns, self._encodings, self._encodings_of(batch.schema), strict=True
@@ -143,15 +143,15 @@ def measured(
 
 
 def record_batches(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-    """Return the batches of a batch or a table, with their buffers validated.
+    """Return the batches of a table, or a single batch as a list, after validating the buffers.
 
-    raises  UsageError for anything else; ValueFitError for buffers that contradict their types:
+    raises  UsageError for other data; ValueFitError for buffers that contradict their types:
             offsets outside the data, text that is not UTF-8, dictionary indices out of range
     """
     if not isinstance(data, (pa.RecordBatch, pa.Table)):
         raise UsageError(
             f"expected a pyarrow RecordBatch or Table, got {type(data).__name__}",
-            hint="Make one with pyarrow.record_batch or pyarrow.table.",
+            hint="Create the data with pyarrow.record_batch or pyarrow.table.",
         )
     batches = data.to_batches() if isinstance(data, pa.Table) else [data]
     try:
@@ -201,7 +201,7 @@ def address_columns(batch: pa.RecordBatch) -> list[str]:
 
 
 def check_names(schema: pa.Schema, names: Sequence[str], option: str) -> None:
-    """Raise UsageError for the first name that is not a column; `option` is the option with it."""
+    """Raise UsageError for the first unknown column name; `option` is the option that has it."""
     known = set(schema.names)
     for name in names:
         if name not in known:

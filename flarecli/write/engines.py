@@ -1,4 +1,4 @@
-"""Engines: run independent tasks, such as the parts of a pack, in this process or on Ray."""
+"""Engines that run independent tasks, such as the parts of a pack, in this process or on Ray."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ __all__ = ["ENGINES", "check", "joined", "run"]
 
 ENGINES = ("local", "ray")
 
-_TASKS_PER_CPU = 4  # tasks submitted to the cluster at a time
-# a cluster that is started on this machine that listens on loopback only
+_TASKS_PER_CPU = 4  # tasks per CPU that are submitted to the cluster at a time
+# options for a new cluster on this machine that listens only on loopback
 _LOCAL_CLUSTER = {
     "address": "local",
     "include_dashboard": False,
     "_node_ip_address": "127.0.0.1",
 }
-_RETRIES = 20  # of a task whose worker or node was lost
+_RETRIES = 20  # maximum retries of a task whose worker or node was lost
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
 def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tuple[int, B]]:
-    """Run `work` on each item; yield the position of each item and its result, as tasks finish.
+    """Run `work` on each item; yield (position of the item, result) as tasks finish.
 
     engine  `local`: in this process, in order; `ray`: on the cluster at RAY_ADDRESS, or on a new
             cluster that is started on this machine
     raises  MissingLibraryError if ray is not installed; ReachError if the cluster cannot be reached
-            or lost a task too often; errors of `work`
+            or lost a task too often; errors that `work` raises
     """
     return (
         _on_ray(work, items)
@@ -51,7 +51,7 @@ def check(engine: str) -> None:
 
 @contextlib.contextmanager
 def joined(engine: str) -> Iterator[None]:
-    """Keep one connection to the cluster for all `run` calls in the block. Raises errors of `run`."""
+    """Keep one connection to the cluster for all `run` calls in the block. Raises as `run` does."""
     if engine != "ray":
         yield
         return
@@ -68,10 +68,10 @@ def joined(engine: str) -> Iterator[None]:
 
 def _ray() -> Any:
     try:
-        return importlib.import_module("ray")  # its types differ between versions
+        return importlib.import_module("ray")  # untyped, because the types differ between versions
     except ImportError:
         raise MissingLibraryError(
-            "--engine ray needs ray", hint="pip install 'flarecli[ray]'"
+            "--engine ray requires ray", hint="Run `pip install 'flarecli[ray]'`."
         ) from None
 
 

@@ -1,6 +1,6 @@
-"""Failed rows: `failed.jsonl` lists each with its reason, in row order.
+"""Failed rows, which `failed.jsonl` lists in row order, each with the reason.
 
-The file is part of the output, so it contains nothing that changes between runs, and no secret.
+The file is part of the output, so it contains no secrets and nothing that changes between runs.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ __all__ = ["FAILED", "Failed", "Failure", "SKIP_HINT", "drop_rows", "error_of", 
 FAILED = "failed.jsonl"
 NULL_HINT = (
     "Use --null COL=VALUE or --null fill to store a value in place of a null, or --on-error skip "
-    "to leave such rows out and list them in failed.jsonl."
+    "to skip such rows and list them in failed.jsonl."
 )
-SKIP_HINT = "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+SKIP_HINT = "Use --on-error skip to omit such rows and list them in failed.jsonl."
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A failed row: its position in the selection, key, column, kind of failure, and reason.
 
-    file, file_row  the file of the row in the source, and the row number in that file; None if a
+    file, file_row  source file that contains the row, and the row number in that file; None if a
                     query created the row
-    hint            how the row can be packed, if there is an option for it; not stored
+    hint            names an option with which the row can be packed; not stored
     """
 
     row: int
@@ -53,11 +53,11 @@ class Failure:
 
     @property
     def where(self) -> str:
-        """The address of the row for messages: in its file, if that is known."""
+        """Address of the row for messages, with the source file if the file is known."""
         return f"row {self.row}" if self.file is None else f"{self.file}[{self.file_row}]"
 
     def redacted(self) -> Failure:
-        """Return a copy without secrets of addresses, for output files."""
+        """Return a copy without the secrets in addresses, for output files."""
         key = redact(self.key) if is_url(self.key) else redact_text(self.key)
         return replace(self, key=key, reason=redact_text(self.reason))
 
@@ -78,7 +78,7 @@ class Failure:
 def drop_rows(
     batch: pa.RecordBatch, rows: IntArray, dropped: Iterable[int]
 ) -> tuple[pa.RecordBatch, IntArray]:
-    """Return a batch, and the position of each of its rows, without the rows at `dropped`."""
+    """Return a batch and the positions of its rows without the rows at indices `dropped`."""
     keep = np.ones(len(rows), bool)
     keep[list(dropped)] = False
     return batch.filter(pa.array(keep)), rows[keep]
@@ -87,10 +87,10 @@ def drop_rows(
 def too_large(
     batch: pa.RecordBatch, rows: IntArray, key: str | None, max_bytes: int
 ) -> dict[int, Failure]:
-    """Return a failure for each row of a batch with a larger value, by its number in the batch.
+    """Return a failure for each row with a value above `max_bytes`: row in the batch -> failure.
 
     rows  int64 [rows]: the position of each row in the selection
-    key   the column that names rows
+    key   column that contains the keys of the rows
     """
     failures: dict[int, Failure] = {}
     if batch.nbytes <= max_bytes:
@@ -114,7 +114,7 @@ _ERRORS: dict[str, type[FlareError]] = {
     "unsafe": UnsafeError,
 }
 _COLUMNS_HINT = (
-    "Select the columns to pack with -c, or use --on-error skip to leave such rows out and list "
+    "Select the columns to pack with -c, or use --on-error skip to omit such rows and list "
     "them in failed.jsonl."
 )
 
@@ -127,7 +127,7 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
     """
     named = f"{failure.key}: " if failure.key else ""
     if failure.kind == "unsafe" and "--allow-" in failure.hint:
-        hint = f"{failure.hint.rstrip('.')}, or --on-error skip to leave such rows out."
+        hint = f"{failure.hint.rstrip('.')}, or --on-error skip to omit such rows."
     elif failure.kind in ("column", "incomplete"):
         hint = _COLUMNS_HINT
     elif failure.kind == "null" and failure.hint:
@@ -141,7 +141,7 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
 class Failed:
     """The list of failed rows of one output.
 
-    state       state in the journal of an interrupted run: bytes and counts
+    state       state that the journal of an interrupted run lists: bytes and counts
     counts      kind of failure -> number of rows
     unrecorded  failures that are not in the journal yet
     """
@@ -173,13 +173,13 @@ class Failed:
             self._sums.update(block)
 
     def add(self, failure: Failure) -> None:
-        """Add a failure; rows must ascend."""
+        """Add a failure. Failures must be added in row order."""
         self._pending.append(failure)
         self.unrecorded.append(failure)
         self.counts[failure.kind] += 1
 
     def forget(self, until: int) -> None:
-        """Remove failures of rows before `until` from `unrecorded`: they are in the journal."""
+        """Remove failures of rows before `until`, which the journal covers, from `unrecorded`."""
         while self.unrecorded and self.unrecorded[0].row < until:
             self.unrecorded.popleft()
 
@@ -195,7 +195,7 @@ class Failed:
         return {"bytes": self._sums.size, "kinds": dict(sorted(written.items()))}
 
     def files(self) -> dict[str, File]:
-        """Publish the list and return its entry for the playlist; empty if no row failed."""
+        """Publish the list, and return its entry for the playlist; empty if no row failed."""
         self._list.publish()
         return {FAILED: File(FAILED, self._sums.size, self._sums.hex())} if self._sums.size else {}
 

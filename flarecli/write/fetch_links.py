@@ -2,8 +2,7 @@
 
     batches -> slices of rows -> requests, some slices ahead -> engine -> rows in order -> Fetched
 
-A row is complete or it fails: a truncated response, an error page or an empty body never becomes a
-value.
+A truncated response, an error page or an empty body never becomes a value; its row fails instead.
 """
 
 from __future__ import annotations
@@ -47,19 +46,19 @@ __all__ = ["BytesColumnBuilder", "Fetched", "Link", "fetch"]
 
 MAX_SLICE_ROWS = 1024
 MAX_ROWS_AHEAD = 4096  # rows whose links are requested before they are needed
-MAX_RUN_ROWS = 128  # rows that are processed at a time while all their links are plain bytes
-MAX_SHOWN_HINTS = 3  # notes with different hints on private addresses
-# Approximate downloaded bytes of an output batch. A batch is in memory twice while it is converted,
-# and the last batch of a shard stays in memory.
+MAX_RUN_ROWS = 128  # maximum rows that are processed together if all links are plain bytes
+MAX_SHOWN_HINTS = 3  # maximum notes about private addresses, each with another hint
+# Approximate downloaded bytes per output batch. A batch is in memory twice during its conversion,
+# and the last batch of a shard remains in memory.
 _BATCH_BYTES = 4 << 20
-_RELEASE_BYTES = 1 << 20  # freed memory is reported in steps, since each report wakes the engine
-SPOOL_CHECK_S = 1.0  # interval of checks whether to save the spool, while waiting for a link
-# The first wait for a link ends after this time, or when a later link arrives: waking for each
-# response would cost more.
+_RELEASE_BYTES = 1 << 20  # freed memory is reported in steps, as each report wakes the engine
+SPOOL_CHECK_S = 1.0  # interval of spool checks while waiting for a link
+# The first wait for a link ends after this time or when a later link arrives, because waking up for
+# each response would cost more.
 _FIRST_WAIT_S = 0.003
 _TEXT_KINDS = frozenset(
     {"html", "xml", "json", "str"}
-)  # a web page is a valid value of these kinds
+)  # for these kinds, a web page is a valid value
 _MARKUP_STARTS = frozenset(b"<\xef\t\n\v\f\r ")  # first bytes of a body that may be a web page
 # A column that fills less than 1/_MIN_FILL of its buffer is copied, so that it does not keep the
 # whole buffer in memory.
@@ -73,8 +72,8 @@ class Fetched:
     rows        int64 [rows of batch]: the position of each row in the selection
     failures    failed rows, in order
     until       all rows before this row are in this or an earlier Fetched, as rows or failures
-    extensions  column -> lower-case extension of its first row's link; empty if there is none
-    names       column -> link of each row, as in the index
+    extensions  column -> extension of the first row's link in lower case; empty if it has none
+    names       column -> link of each row, as written in the index
     """
 
     batch: pa.RecordBatch
@@ -85,7 +84,7 @@ class Fetched:
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def without(self, failures: Mapping[int, Failure]) -> Fetched:
-        """Return a copy in which some rows are failures: row number in the batch -> failure."""
+        """Return a copy in which rows have failed; `failures` maps row numbers in the batch."""
         if not failures:
             return self
         batch, rows = drop_rows(self.batch, self.rows, failures)
@@ -117,11 +116,11 @@ def fetch(
 ) -> Generator[Fetched, None, None]:
     """Yield the batches with each source column replaced by the bytes that it links to.
 
-    Batches come in row order. Closing the iterator ends all transfers.
+    Batches are in row order. Closing the iterator ends all transfers.
 
-    at         folder of the index, where relative links start
+    at         folder of the index, to which links are relative
     first_row  position of the first row in the selection
-    spool      provides the downloads of an earlier run, and saves those of this run
+    spool      provides the downloads of an earlier run, and saves the downloads of this run
     raises     UsageError if a source column is not text
     """
     if not links:
@@ -159,12 +158,12 @@ def _slices(batches: Iterable[pa.RecordBatch], first: int) -> Iterator[tuple[pa.
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """Rows whose links have been requested; `outcomes[row * links + link]` belongs to a link.
+    """Rows whose links have been requested.
 
     first        position of the first row in the selection
     texts        for each link column, the addresses of all rows
-    outcomes     the outcome of each link; None until the engine sets it
-    request      the request to the engine
+    outcomes     outcome of each link at [row * link columns + column]; None until it is known
+    request      the request that was passed to the engine
     has_objects  True if a link names an object of a bucket
     """
 
@@ -177,7 +176,7 @@ class _Slice:
 
 
 class _Fetcher:
-    """Requests links ahead of their rows, and copies the responses to columns."""
+    """Fetcher that requests links ahead of their rows, and copies the responses to columns."""
 
     def __init__(
         self,
@@ -197,9 +196,8 @@ class _Fetcher:
         self._resolver = LinkResolver(at, guard)
         self._objects = ObjectReader(at, limits)
         self._engine: Engine | None = None
-        self._arrived = SimpleQueue[
-            None
-        ]()  # gets None from the engine when an awaited link arrives
+        # the engine puts None into this queue when an awaited link arrives
+        self._arrived = SimpleQueue[None]()
         self.slices = deque[_Slice]()
         self._taken_rows: list[int] = []  # rows of the first slice that are in the builders
         self._builders = [BytesColumnBuilder(_BATCH_BYTES + _RELEASE_BYTES) for _ in links]
@@ -207,10 +205,10 @@ class _Fetcher:
         self._saved: dict[tuple[int, int], FetchedLink] = {}
         if spool is not None:
             spool.arrived, self._saved = self._fetched_links, spool.kept
-        self._hints: dict[str, None] = {}  # on private addresses, in order
-        self._next_order = 0  # the engine's order of the next row's first link
+        self._hints: dict[str, None] = {}  # distinct hints about private addresses, in order
+        self._next_order = 0  # order number of the next row's first link
         self._requested = self._fetched = self._fetched_bytes = 0
-        self._freed_bytes = 0  # not reported to the engine yet
+        self._freed_bytes = 0  # freed bytes that were not reported to the engine yet
         self._release_bytes = min(_RELEASE_BYTES, limits.ahead_bytes // 8)
 
     # -- requests
@@ -274,7 +272,7 @@ class _Fetcher:
     # -- reports
 
     def report_buckets(self, progress: Progress) -> None:
-        """Report the buckets that rows of a local index name, each once."""
+        """Report each bucket that rows of a local index name, once per bucket."""
         buckets = self._resolver.buckets
         new = [bucket for bucket, is_reported in buckets.items() if not is_reported]
         if new:
@@ -282,7 +280,7 @@ class _Fetcher:
             buckets.update(dict.fromkeys(new, True))
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on all transfers."""
+        """Yield the notes about all transfers."""
         for hint in self._hints:
             yield f"rows failed because of a private address: {hint[:1].lower()}{hint[1:]}"
         if self._engine is not None and self._engine.budget_exhausted:
@@ -292,7 +290,7 @@ class _Fetcher:
             yield f"{count} without a length: flare cannot detect whether the objects are truncated"
 
     def summary(self) -> str:
-        """Return a line with the number of links and bytes."""
+        """Return one line with the numbers of fetched links and bytes."""
         web = f", {self._requested} of them over HTTP" if self._requested else ""
         count, size = format_count(self._fetched, "link"), format_size(self._fetched_bytes)
         return f"fetched {count}, {size}{web}"
@@ -330,7 +328,7 @@ class _Fetcher:
             yield from self._yield(last)
 
     def _yield(self, fetched: Fetched) -> Iterator[Fetched]:
-        """Yield a batch, and keep it for the spool until the Writer has its rows."""
+        """Yield a batch, and keep it for the spool until the Writer has recorded its rows."""
         if self._spool is not None:
             self._yielded.append(fetched)
         self._taken_rows = []
@@ -366,10 +364,10 @@ class _Fetcher:
                     yield FetchedLink(part.first + row, i, address, data, is_page)
 
     def _take_run(self, part: _Slice, row: int, max_bytes: int) -> int:
-        """Move the next rows into the builders while their links are plain bytes; return their number.
+        """Move the next rows with plain bytes as links to the builders; return the number of rows.
 
-        The run ends at a link that has not arrived, failed, is empty, or may be a web page; and
-        when it has `max_bytes`.
+        The run ends at a link that has not arrived, failed, is empty or may be a web page, or when
+        the run has `max_bytes`.
         """
         width, begin = len(self._links), row * len(self._links)
         outcomes = part.outcomes[begin : begin + MAX_RUN_ROWS * width]
@@ -389,8 +387,8 @@ class _Fetcher:
             taken: Any = outcomes[: rows * width]
             for i, builder in enumerate(self._builders):
                 builder.add(taken[i::width])
-            # An interrupt may occur between any two lines, and the spool saves the listed rows and
-            # the outcomes: the outcomes must keep the bytes until the rows are listed.
+            # An interrupt may occur between any two lines. The spool saves `_taken_rows` and the
+            # outcomes, so the outcomes must keep the bytes until `_taken_rows` contains the rows.
             self._taken_rows += range(row, row + rows)
             part.outcomes[begin : begin + len(taken)] = [_CONSUMED] * len(taken)
             size = size if count == len(taken) else sum(map(len, taken))
@@ -402,9 +400,9 @@ class _Fetcher:
         return rows
 
     def _take_row(self, part: _Slice, row: int) -> tuple[str, LinkFailure] | None:
-        """Wait for the links of a row and move them into the builders.
+        """Wait for the links of a row and move their bytes to the builders.
 
-        If a link failed, move nothing, and return its column and failure.
+        If a link failed, move no bytes, and return the column and the failure.
         """
         width = len(self._links)
         values: list[bytes] = []
@@ -422,7 +420,7 @@ class _Fetcher:
             for builder, value in zip(self._builders, values, strict=True):
                 builder.add((value,))
             self._taken_rows.append(row)
-        part.outcomes[row * width : (row + 1) * width] = [_CONSUMED] * width  # as in `_take_run`
+        part.outcomes[row * width : (row + 1) * width] = [_CONSUMED] * width  # to free memory
         return failed
 
     def _value(self, part: _Slice, place: int, text: str, may_be_page: bool) -> bytes | LinkFailure:
@@ -433,7 +431,7 @@ class _Fetcher:
             return outcome
         if isinstance(outcome, Fault):
             if outcome.kind == "bug":
-                raise RuntimeError(outcome.message)  # must not become a failed row
+                raise RuntimeError(outcome.message)  # a bug must not become a failed row
             if outcome.kind == "unsafe" and outcome.hint and len(self._hints) < MAX_SHOWN_HINTS:
                 self._hints[outcome.hint] = None
             message = f"{redact(part.request.urls[place])}: {outcome.message}"
@@ -494,7 +492,7 @@ class _Fetcher:
         return outcome
 
     def _release(self, part: _Slice, place: int) -> None:
-        """Report to the engine the freed bytes, and the link that is needed next."""
+        """Report the freed bytes and the next needed link to the engine."""
         if self._engine is not None:
             self._engine.release(self._freed_bytes, part.request.first + place)
             self._freed_bytes = 0
@@ -566,10 +564,10 @@ def _failure(row: int, key: str, column: str, failure: LinkFailure) -> Failure:
 
 
 class BytesColumnBuilder:
-    """Builds large_binary columns with one copy of each value. Not thread-safe.
+    """Builder for large_binary columns that copies each value once. It is not thread-safe.
 
-    The buffer comes from Arrow's allocator, which neither clears memory nor returns it to the
-    system between two columns.
+    Arrow's allocator provides the buffer, because it neither clears memory nor returns memory to
+    the system between columns.
 
     max_bytes  size of the buffer; the values of a larger column are copied twice
     """
@@ -581,8 +579,8 @@ class BytesColumnBuilder:
 
     def _reset(self) -> None:
         self._size, self._offsets = 0, [0]
-        self._overflow: list[bytes] = []  # values that did not fit the buffer
-        self._used = 0  # used bytes of the buffer
+        self._overflow: list[bytes] = []  # values that did not fit into the buffer
+        self._used = 0  # number of used bytes in the buffer
 
     def add(self, values: Sequence[bytes]) -> None:
         """Append values."""
@@ -612,7 +610,7 @@ class BytesColumnBuilder:
         return len(self._offsets) - 1
 
     def finish(self) -> pa.Array:
-        """Return the column, and start the next one."""
+        """Return the finished column, and start the next column."""
         used = self._buffer[: self._used]
         if self._overflow:
             data = pa.py_buffer(b"".join((used, *self._overflow)))

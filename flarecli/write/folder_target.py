@@ -2,11 +2,11 @@
 
     OUT/.flare/          locked with flock while a process writes; the lock ends with its process
     OUT/.flare/lock      the owner: process id, host, start time
-    OUT/.flare/journal   completed steps; while it exists, readers refuse OUT
+    OUT/.flare/journal   completed steps; while the journal exists, readers refuse OUT
     OUT/.flare/*.part    files that are being written
 
-With `overwrite`, new files are written to the folder `.NAME.flare-new` next to OUT; `finish`
-renames it.
+With `overwrite`, new files are written to the folder `.NAME.flare-new` next to OUT, which `finish`
+renames to OUT.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from flarecli.write.target import Contents, DatasetContents, Target
 
 __all__ = ["FolderTarget", "remove_unfinished_files"]
 
-_NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result there."
+_NO_LOCKS_HINT = "Write to a local disk or a bucket, then copy the result to this folder."
 _LOCK = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _claimed: set[int] = set()  # file descriptors of locked scratch folders
 
 
 class FolderTarget(Target):
-    """A local folder.
+    """A target that is a local folder.
 
     folder  folder to which files are written
-    final   folder that contains them after `finish`
+    final   folder that contains the files after `finish`
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FolderTarget(Target):
                 where=redact(out),
                 hint="Name a folder; `flare pack` also writes to buckets.",
             )
-        if not local_path(out):  # an unset variable would mean the root folder
+        if not local_path(out):  # an unset shell variable must not select the root folder
             raise UsageError("the name of the output folder is empty", hint="Name a folder.")
         self.shown = local_path(out).rstrip("/") or "/"
         self.final = os.path.realpath(whole_path(self.shown))
@@ -77,7 +77,7 @@ class FolderTarget(Target):
             and not is_begun
             and (self.contents.is_finished(final) or os.path.isdir(self._sibling("new")))
         )
-        # complete, but the process was killed before it removed the scratch folder
+        # the output is complete, but the process was killed before it removed the scratch folder
         self._is_replaced = is_begun and os.path.isfile(os.path.join(self.final, PLAYLIST))
         if self._replaces or (is_begun and overwrite and not resume):
             self._check_replaceable()
@@ -105,7 +105,7 @@ class FolderTarget(Target):
             self.contents.check_replaceable(at, names, self.shown, self._is_begun())
 
     def _claim(self, resume: bool, overwrite: bool) -> None:
-        """Try once to lock the folder. Claim nothing if another process finished or removed it."""
+        """Try once to lock the folder; give up if another process finished or removed it."""
         scratch, created = os.path.join(self.folder, SCRATCH), list[str]()
         if not os.path.isdir(scratch):
             if self._has_files():
@@ -124,7 +124,7 @@ class FolderTarget(Target):
             self._lock(fd, scratch, created)
             with contextlib.suppress(FileNotFoundError):
                 self._store.pin()
-            if not _is_same(fd, scratch):  # after `pin`, so that both are of the same folder
+            if not _is_same(fd, scratch):  # `pin` precedes, so that both refer to one folder
                 return
             is_begun = os.path.exists(os.path.join(scratch, "journal"))
             if is_begun and not resume and not overwrite:
@@ -155,7 +155,7 @@ class FolderTarget(Target):
             ) from None
         except ReachError:
             for folder in created:
-                with contextlib.suppress(OSError):  # not empty: another process uses it
+                with contextlib.suppress(OSError):  # a folder that is not empty is in use
                     os.rmdir(folder)
             raise
 
@@ -167,7 +167,7 @@ class FolderTarget(Target):
         """
         try:
             names = os.listdir(self.folder)
-        except (FileNotFoundError, NotADirectoryError):  # `made_folder` reports the file
+        except (FileNotFoundError, NotADirectoryError):  # `made_folder` reports a file at this path
             return False
         return bool(names) and not os.path.isdir(os.path.join(self.folder, SCRATCH))
 
@@ -187,7 +187,7 @@ class FolderTarget(Target):
             raise self._store.error(error, f"{SCRATCH}/lock") from None
 
     def check(self, now: bool = False) -> None:
-        """Raise ReachError if the folder is not the locked folder any more, by device and inode."""
+        """Raise ReachError if the folder is no longer the locked folder (device and inode)."""
         self._store.check_root()
         if not _is_same(self._fd, os.path.join(self.folder, SCRATCH)):
             raise ReachError(
@@ -200,7 +200,7 @@ class FolderTarget(Target):
         try:
             self.check()
             if self._replaces:
-                self._check_replaceable()  # again: files may have been added since
+                self._check_replaceable()  # check again, because files may have been added
                 self._replace()
             elif self._is_replaced:
                 shutil.rmtree(self._sibling("old"), ignore_errors=True)
@@ -217,7 +217,7 @@ class FolderTarget(Target):
         interrupted rename.
         """
         old = self._sibling("old")
-        if os.path.isdir(old) and os.path.isdir(self.final):  # left by a killed process
+        if os.path.isdir(old) and os.path.isdir(self.final):  # a killed process kept both
             shutil.rmtree(old)
         if os.path.isdir(self.final):
             os.rename(self.final, old)
@@ -226,7 +226,7 @@ class FolderTarget(Target):
         shutil.rmtree(old, ignore_errors=True)
 
     def _remove_scratch(self, scratch: int, folder: str) -> None:
-        """Remove the scratch folder, the journal last: while it exists, the output is unfinished."""
+        """Remove the scratch folder, and the journal last, because it marks unfinished output."""
         for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):
             os.unlink(name, dir_fd=scratch)
         os.rmdir(os.path.join(folder, SCRATCH))
@@ -235,7 +235,7 @@ class FolderTarget(Target):
     def abandon(self, keep: bool) -> None:
         with contextlib.suppress(OSError, UsageError):
             if not keep:
-                self.check()  # a folder that replaced a moved folder is not ours
+                self.check()  # do not remove a folder that replaced the locked folder
                 if not self._replaces:
                     self._check_replaceable()
                 self.contents.remove_begun(self.at, self.folder, self.shown)
@@ -261,8 +261,10 @@ def remove_unfinished_files() -> None:
 
 
 def _owner(scratch: str) -> str:
-    """Return the owner of a lock, for messages. An owner writes its name shortly after it locks the
-    folder, so retry for a second.
+    """Return the owner of a lock, for messages.
+
+    The owner writes the lock file shortly after it locks the folder, so reading is retried for a
+    second.
     """
     for _ in range(20):
         with (

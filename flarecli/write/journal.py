@@ -5,10 +5,10 @@
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  a durable shard
 
 `next` is the first row of the next shard in the selection; `failed` is the state of `failed.jsonl`.
-If the checksum of the source is computed while the source is read, `source` of the first line is the
-checksum of its sizes and footers, and each later line has a key `source`: the number of bytes read so
-far and their checksum. A resumed pack raises UsageError if its source starts with other bytes. A torn
-last line is ignored.
+If the checksum of the source is computed while the source is read, `source` in the first line is
+the checksum of the source's sizes and footers. Each later line then has a key `source` with the
+number of bytes read so far and their checksum. A resumed pack raises UsageError if its source
+starts with other bytes. A torn last line is ignored.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _CHANGED = "another source, or before the source was changed"
 class Journal:
     """The journal of one target.
 
-    head      source and options; those of an existing journal must be equal
+    head      source and options, which must equal the head of an existing journal
     checksum  checksum of the source, computed while the source is read; a journal may
-              contain the checksum of the whole source instead
-    columns   (name, encoding) of each column; None: not known yet
+              contain the checksum of the complete source instead
+    columns   (name, encoding) of each column; None if unknown
     shards    one entry for each finished shard, in order
-    raises    UsageError if the journal belongs to another pack; FormatError if it is damaged;
-              ReachError if it cannot be written
+    raises    UsageError if another pack wrote the journal; FormatError if the journal is damaged;
+              ReachError if the journal cannot be written
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Journal:
         self._log = open_log(at / f"{SCRATCH}/journal")
         self.columns: list[tuple[str, str]] | None = None
         self.shards: list[dict[str, Any]] = []
-        self.is_kept = False  # keep the folder for a resume without a shard
+        self.is_kept = False  # True keeps the folder for a resume even without a finished shard
         try:
             self._load(dict(head))
         except BaseException:
@@ -69,7 +69,7 @@ class Journal:
         if self._checksum is not None and first != head == {
             **first,
             "source": head["source"],
-        }:  # written by a version that read the whole source first
+        }:  # written by a version that read the complete source first
             head["source"], self._checksum = self._checksum.total(), None
         if first != head:
             raise self._of_another(_difference(first, head))
@@ -89,7 +89,7 @@ class Journal:
             and not self._checksum.matches(state)
         ):
             raise self._of_another(_CHANGED)
-        if good < stop:  # the rows of the other lines are written again
+        if good < stop:  # the rows in later lines are written again
             self._log.cut(good)
 
     def _of_another(self, difference: str) -> UsageError:
@@ -100,8 +100,9 @@ class Journal:
         )
 
     def source_state(self) -> list[Any] | None:
-        """Return the number of bytes of the source read so far, and their checksum; None if the
-        checksum was known before the pack started.
+        """Return the number of source bytes read so far, and their checksum.
+
+        Return None if the checksum was known before the pack started.
         """
         return None if self._checksum is None else self._checksum.state()
 
@@ -110,14 +111,14 @@ class Journal:
         return state is None if self._checksum is None else self._checksum.matches(state)
 
     def record_columns(self, columns: list[tuple[str, str]]) -> None:
-        """Record the columns."""
+        """Record the columns in the journal."""
         self.columns = columns
         self._note({"columns": columns})
 
     def record_shard(
         self, rows: int, next: int, files: tuple[File, ...], failed: Mapping[str, Any]
     ) -> None:
-        """Record a durable shard, the first row of the next one, and the state of `failed.jsonl`."""
+        """Record a durable shard, the next shard's first row, and the state of `failed.jsonl`."""
         entry = {
             "shard": files[0].name,
             "rows": rows,
@@ -135,14 +136,14 @@ class Journal:
             "failed": dict(failed),
         }
         self._note(entry)
-        self.shards.append(entry)  # after the line was written
+        self.shards.append(entry)  # only after the line was written
 
     def _note(self, entry: dict[str, Any]) -> None:
         source = {} if self._checksum is None else {"source": self._checksum.state()}
         self._log.append(format_line({**entry, **source}))
 
     def close(self) -> None:
-        """Close the file; it stays until the target is finished."""
+        """Close the journal file. The file exists until the target is finished."""
         self._log.close()
 
 
@@ -159,7 +160,7 @@ def _checked(lines: list[LogLine], at: Location) -> list[dict[str, Any]]:
 
 
 def _are_columns(value: Any) -> bool:
-    """Return whether a value is a list of pairs of texts: names and encodings."""
+    """Return whether a value is a list of (name, encoding) pairs of strings."""
     return isinstance(value, list) and all(
         isinstance(one, list) and len(one) == 2 and all(isinstance(text, str) for text in one)
         for one in value
@@ -167,7 +168,7 @@ def _are_columns(value: Any) -> bool:
 
 
 def _has_files(entry: dict[str, Any], sizes: Mapping[str, int]) -> bool:
-    """Return whether the files of a shard exist with their sizes."""
+    """Return whether the files of a shard exist with the listed sizes."""
     with contextlib.suppress(Exception):
         files = [File(**file) for file in entry["files"]]
         is_valid = all(isinstance(entry[name], int) for name in ("rows", "next")) and isinstance(
@@ -178,21 +179,21 @@ def _has_files(entry: dict[str, Any], sizes: Mapping[str, int]) -> bool:
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Return the first difference: `shard_bytes 262144, not 67108864`, or another source."""
+    """Describe the first difference between two heads, as in `shard_bytes 262144, not 67108864`."""
     for key in (*old, *new):
         one, two = old.get(key), new.get(key)
         if one == two:
             continue
         if isinstance(one, dict) and isinstance(two, dict):
             return _difference(one, two)
-        if key == "source":  # checksums mean nothing to the user
+        if key == "source":  # checksums are not useful to the user
             return _CHANGED
         return key_difference(key, one, two)
     return "other options"
 
 
 def key_difference(key: str, old: Any, new: Any) -> str:
-    """Return the text for one key with another value: `shard_bytes 262144, not 67108864`."""
+    """Describe a key whose value differs, as in `shard_bytes 262144, not 67108864`."""
     return f"{key} {_short(old)}, not {_short(new)}"
 
 

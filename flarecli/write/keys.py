@@ -1,4 +1,4 @@
-"""Detection of duplicate keys. Each key takes 24 bytes: a 128-bit hash and its first row.
+"""Detection of duplicate keys. Each key uses 24 bytes: a 128-bit hash and its first row.
 
 The hashes are kept in sorted runs of doubling length, which are merged as they grow, so a batch
 needs only a few binary searches.
@@ -28,11 +28,11 @@ class _Run:
         self.high, self.low, self.rows = high[order], low[order], rows[order]
 
     def find(self, high: IntArray, low: IntArray) -> IntArray:
-        """Return the first row of each key, -1 for an unknown key."""
+        """Return the first row of each key, or -1 for an unknown key."""
         at: IntArray = np.searchsorted(self.high, high)
         out = np.full(len(high), -1, np.int64)
         live = at < len(self.high)
-        while live.any():  # nearly always one iteration: equal first halves are rare
+        while live.any():  # usually one iteration, because equal first halves are rare
             same = live & (self.high[np.minimum(at, len(self.high) - 1)] == high)
             hit = same & (self.low[np.minimum(at, len(self.high) - 1)] == low)
             out[hit] = self.rows[at[hit]]
@@ -43,8 +43,9 @@ class _Run:
 
 
 def key_text(key: pa.Scalar) -> str:
-    """Return a key as text for reports: addresses without secrets, invalid UTF-8 as escapes, a null
-    as an empty text.
+    """Return a key as text for reports.
+
+    Secrets in addresses are redacted, invalid UTF-8 is escaped, and a null is an empty string.
     """
     if not key.is_valid:
         return ""
@@ -71,7 +72,7 @@ def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 class Keys:
-    """Finds rows with the key of an earlier row."""
+    """Index of keys that finds rows with the key of an earlier row."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
@@ -80,8 +81,8 @@ class Keys:
         """Add a batch of keys; return the first row with each key, or -1 for a new key.
 
         keys    text, bytes or numbers [rows]; a null is always new
-        rows    int64 [rows]: the number of each row; an int is the number of the first of
-                consecutive rows
+        rows    int64 [rows]: the number of each row; an int is the number of the first row if the
+                rows are consecutive
         return  int64 [rows]
         """
         if isinstance(rows, int):

@@ -1,10 +1,10 @@
-"""A lease: the lock of a target in a bucket, an object that its owner renews every few seconds.
+"""Lease: the lock on a target in a bucket, which is an object that its owner renews regularly.
 
     OUT/.flare/lock     the owner: process id, host, start time, a random token, and a counter
 
 The object is created and taken over by conditional puts, so only one process succeeds. Clocks of
-other machines are not used: a process that wants an existing lock checks whether the object
-changes within DEAD_S. For an owner on the same machine, it checks the process instead.
+other machines are not used. A process that finds an existing lock checks whether the object changes
+within DEAD_S, or whether the owner is running if it is a process on the same machine.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from flarecli.storage.cloud.store import Snapshot, snapshot, swap
 __all__ = ["DEAD_S", "Lease"]
 
 _DELETED = "the lock of this pack was deleted"
-BEAT_S = 5.0  # interval of renewals
-_MAX_ATTEMPTS = 9  # to get a free lock: five seconds in total
+BEAT_S = 5.0  # interval between renewals
+_MAX_ATTEMPTS = 9  # attempts to acquire a free lock, in about five seconds
 DEAD_S = 60.0  # a lock that does not change for this time is taken over
 
 
 class Lease:
-    """A lock on a folder of a bucket. It expires if its process ends or cannot reach the bucket.
+    """A lock on a folder in a bucket. It expires if its process ends or cannot reach the bucket.
 
-    waits   wait for DEAD_S to see whether the owner of an existing lock is dead; False: it counts as
-            alive
+    waits   True waits for DEAD_S to detect whether the owner of an existing lock is dead; False
+            assumes that the owner is alive
     raises  BusyError with the owner if another process has the lock; ReachError if the thread that
             renews the lock cannot be started
     """
@@ -76,14 +76,15 @@ class Lease:
                 return swap(self._at, self._next(), current)
             time.sleep(0.01 * 2**number)
         raise BusyError(
-            "cannot create the lock: other processes were faster, or the store refuses conditional puts",
+            "cannot create the lock: other processes created it first, or the store refuses conditional puts",
             where=self._where,
             hint="Try again in a minute.",
         )
 
     def _is_dead(self, current: Snapshot, waits: bool) -> bool:
-        """Return whether the owner is dead; False if the lock was released meanwhile. Raises
-        BusyError if the owner may be alive.
+        """Return True if the owner is dead, or False if the lock was released.
+
+        raises  BusyError if the owner may be alive
         """
         owner = _parsed(current.data)
         is_alive = (
@@ -118,7 +119,7 @@ class Lease:
 
     def _renew_until_ended(self) -> None:
         while not self._ended.wait(BEAT_S):
-            with contextlib.suppress(FlareError):  # `check` reports an error that is not transient
+            with contextlib.suppress(FlareError):  # `check` reports a permanent error
                 self._renew()
             if self._lost:
                 return
@@ -139,7 +140,7 @@ class Lease:
     def check(self, now: bool = False) -> None:
         """Raise BusyError if another process has the lock, or ReachError if the lock cannot be read.
 
-        now  renew the lock first; False: rely on a recent renewal
+        now  True renews the lock first; False relies on a recent renewal
         """
         if now or _now() - self._last > BEAT_S * 1.5:
             self._renew()
@@ -171,12 +172,12 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _now() -> float:
-    """Return monotonic seconds that include the time a machine sleeps."""
+    """Return monotonic seconds, including the time for which the machine was suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _machine() -> str:
-    """Return the id of the boot and of the process namespace; empty if it is unknown."""
+    """Return the boot id and the process namespace as a machine id; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -185,16 +186,16 @@ def _machine() -> str:
 
 
 def _is_alive(pid: object, ticks: object) -> bool | None:
-    """Return whether a process on this machine still runs; None if that is unknown.
+    """Return whether a process on this machine is running; None if unknown.
 
-    ticks  its start time, since process ids are reused
+    ticks  start time of the process, which is compared because process ids are reused
     """
     if not isinstance(pid, int) or pid < 1:
         return None
     if os.path.exists(f"/proc/{pid}"):
         return _start_ticks(pid) == ticks
     try:
-        os.kill(pid, 0)  # raises if it has ended or is hidden
+        os.kill(pid, 0)  # raises if the process has ended or is hidden
     except ProcessLookupError:
         return False
     except OSError:
@@ -203,7 +204,7 @@ def _is_alive(pid: object, ticks: object) -> bool | None:
 
 
 def _start_ticks(pid: object) -> int | None:
-    """Return the start time of a process in ticks since boot; None if it has ended."""
+    """Return the start time of a process in ticks since boot; None if the process has ended."""
     try:
         with open(f"/proc/{int(str(pid))}/stat", encoding="utf-8", errors="replace") as file:
             state, *rest = file.read().rpartition(")")[2].split()

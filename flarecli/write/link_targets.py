@@ -1,8 +1,8 @@
 """Link targets: resolve the addresses in an index, and read files and bucket objects.
 
-Rows of any index may name public web addresses; private addresses need an option. Rows of a local
-index may also name files in its folder, and bucket objects, which are read with the user's
-credentials.
+Rows of any index may name public web addresses; private addresses require an option. Rows of a
+local index may also name files in the folder of the index, and bucket objects, which are read with
+the user's credentials.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _HTTP = re.compile(r" *https?:", re.IGNORECASE)
 _EXTENSION = re.compile(r"[a-z0-9]{1,12}")
-_READ_AHEAD = 16  # bucket objects that are read at a time
+_READ_AHEAD = 16  # maximum bucket objects that are read at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A column of addresses, and the column for the downloaded bytes, with its encoding if set."""
+    """Column of addresses (`source`), and column for the bytes (`name`) with optional encoding."""
 
     source: str
     name: str
@@ -59,7 +59,7 @@ class LinkFailure:
     hint: str = ""
 
 
-# The outcome of a link. None: a download in progress. Location, Future: a file or an object to read.
+# Outcome of a link; None if the download is in progress, a Location or Future if it is not read yet
 Outcome: TypeAlias = (
     "bytes | FetchedLink | Page | Fault | LinkFailure | Location"
     " | Future[bytes | LinkFailure | None] | None"
@@ -67,9 +67,9 @@ Outcome: TypeAlias = (
 
 
 class LinkResolver:
-    """Resolves the addresses of an index at `index_folder`.
+    """Resolver for the addresses in an index; relative addresses start at `index_folder`.
 
-    buckets  buckets that rows of a local index name; True for those already reported
+    buckets  bucket that rows of a local index name -> True if it was already reported
     """
 
     def __init__(self, index_folder: Location, guard: Guard) -> None:
@@ -112,7 +112,7 @@ class LinkResolver:
 
 
 class ObjectReader:
-    """Reads linked files and bucket objects; relative links start at `index_folder`.
+    """Reader of linked files and bucket objects; relative links start at `index_folder`.
 
     Small objects are read ahead on threads; large objects are read when their row is processed.
     """
@@ -122,7 +122,7 @@ class ObjectReader:
         self._in_flight = set[Future[bytes | LinkFailure | None]]()
 
     def read_ahead(self, outcomes: list[Outcome], start: int) -> None:
-        """Start to read the bucket objects among the next outcomes: Locations become Futures."""
+        """Start reading the next bucket objects, and replace their Locations by Futures."""
         for i in range(start, min(start + _READ_AHEAD, len(outcomes))):
             target = outcomes[i]
             if isinstance(target, Location) and not target.is_local:
@@ -131,7 +131,7 @@ class ObjectReader:
                 future.add_done_callback(self._in_flight.discard)
 
     def _read_small(self, at: Location) -> bytes | LinkFailure | None:
-        """Return the bytes of an object; None if it is too large to be read ahead."""
+        """Return the bytes of an object; None if the object is too large to be read ahead."""
         size = _size(at)
         if self._limits.ahead_bytes // _READ_AHEAD < size <= self._limits.max_bytes:
             return None
@@ -140,7 +140,7 @@ class ObjectReader:
     def read(
         self, target: Location | Future[bytes | LinkFailure | None], text: str
     ) -> bytes | LinkFailure:
-        """Return the bytes of a file or an object; `text` is its address in the index."""
+        """Return the bytes of a file or an object; `text` is the address in the index."""
         if isinstance(target, Location):
             return self._read_whole(target)
         data = target.result()
@@ -160,8 +160,8 @@ class ObjectReader:
 def _size(at: Location) -> int:
     """Return the size of a file or an object.
 
-    If the size is denied, read one byte: the error of a GET request contains the reason, the error of
-    a HEAD request does not.
+    If the size is denied, read one byte, because the error response to a GET request contains the
+    reason, unlike the response to a HEAD request.
     """
     try:
         return at.size()
@@ -174,7 +174,7 @@ def _size(at: Location) -> int:
 
 
 def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
-    """Return the texts of a column, with invalid UTF-8 as surrogate escapes.
+    """Return the addresses in a text column, with invalid UTF-8 as surrogate escapes.
 
     raises  UsageError if the column is not text
     """
@@ -191,7 +191,7 @@ def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
         )
     try:
         texts: list[str | None] = column.to_pylist()
-    except UnicodeDecodeError:  # parquet may contain invalid UTF-8: only those rows fail
+    except UnicodeDecodeError:  # Parquet may contain invalid UTF-8, which must fail only its rows
         texts = [
             value.as_buffer().to_pybytes().decode("utf-8", "surrogateescape")
             if value.is_valid
@@ -202,7 +202,7 @@ def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
 
 
 def extension_of(text: str) -> str:
-    """Return the extension of an address in lower case; empty if it has none."""
+    """Return the extension of an address in lower case; empty if the address has none."""
     path = text.partition("#")[0].partition("?")[0] if is_url(text) else text
     _, dot, extension = path.rpartition("/")[2].rpartition(".")
     extension = extension.lower()

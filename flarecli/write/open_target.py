@@ -20,8 +20,8 @@ def claim(
 ) -> Target:
     """Claim a folder, on a disk or in a bucket, for a pack.
 
-    raises  UsageError if `out` cannot be written to; errors of `Target`; errors of `check_files`
-            for a finished dataset
+    raises  UsageError if `out` cannot be written to; the errors of `Target`; for a finished dataset
+            also the errors of `check_files`
     """
     out = address_text(out)
     at = bucket_of(out, guard)
@@ -29,7 +29,9 @@ def claim(
     if at is None:
         target = FolderTarget(out, resume=resume, overwrite=overwrite)
     else:
-        from flarecli.write.bucket_target import BucketTarget  # imports a client of buckets
+        from flarecli.write.bucket_target import (
+            BucketTarget,
+        )  # a late import, because it loads a bucket client
 
         target = BucketTarget(at, resume=resume, overwrite=overwrite)
     if target.is_done:

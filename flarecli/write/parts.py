@@ -1,6 +1,6 @@
 """Parts of a pack: datasets in `00000/`, `00001/`, …, joined by one index and one playlist.
 
-Parts are packed independently and in any order. Joining reads only their playlists.
+Parts are packed independently and in any order. Joining reads only the playlists of the parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flarecli.write.target import check_streams
 
 __all__ = ["join", "part_name", "span"]
 
-_HEX = 32  # characters of the default checksum
+_HEX = 32  # length of the default checksum in hexadecimal digits
 _COUNTS = ("rows", "sizes", "raw_sizes")
 
 
@@ -35,22 +35,22 @@ def part_name(number: int) -> str:
 
 
 def span(number: int, part_rows: int, rows: int) -> tuple[int, int]:
-    """Return the first row of a part, and the row after its last."""
+    """Return the first row of a part, and the row after the last row of the part."""
     return number * part_rows, min((number + 1) * part_rows, rows)
 
 
 class _Files(Mapping[str, File]):
-    """Files of many parts, stored in columns with about 60 bytes per file."""
+    """File entries of many parts, stored as columns that use about 60 bytes per file."""
 
     def __init__(self) -> None:
-        self._names: list[str] = []  # few: names of files in their part
+        self._names: list[str] = []  # distinct file names relative to their part, usually few
         self._folders: list[str] = []
         self._name_indexes, self._folder_indexes = array("H"), array("q")
         self._sizes, self._sums = array("q"), bytearray()
-        self._others: dict[str, File] = {}  # files with other checksums, and files of no part
+        self._others: dict[str, File] = {}  # files with other checksums, and files outside parts
 
     def add(self, folder: str, file: File) -> None:
-        """Add a file of a part; its name is relative to the folder of the part."""
+        """Add a file of a part; `file.name` is relative to the folder of the part."""
         checksum = file.hashes.get(DEFAULT, "")
         if (
             set(file.hashes) != {DEFAULT}
@@ -71,7 +71,7 @@ class _Files(Mapping[str, File]):
         self._sums += checksum.encode("ascii")
 
     def put(self, file: File) -> None:
-        """Add a file of the whole dataset."""
+        """Add a file whose name is relative to the folder of the dataset."""
         self._others[file.name] = file
 
     def _at(self, i: int) -> File:
@@ -112,7 +112,7 @@ class _Shards:
         self.format = ""
 
     def add(self, name: str, part: Stream) -> None:
-        """Append the shards of a part. Raises FormatError if its columns differ from earlier parts."""
+        """Append the shards of a part. Raises FormatError if columns differ from earlier parts."""
         if self._first is None or not self._urls:
             self._first, self._hashes = part, {key: [] for key in part.hashes}
             self.format = part.format or ""
@@ -122,9 +122,9 @@ class _Shards:
             self._hashes.keys(),
         ):
             raise FormatError(
-                "columns differ from those of earlier parts",
+                "columns differ from the columns of earlier parts",
                 where=self._at / name,
-                hint="Set the encoding of the columns that differ with --encode.",
+                hint="Set the encodings of these columns with --encode.",
             )
         self._urls += [f"{name}/{url}" for url in part.urls]
         for key, counts in self._counts.items():
@@ -171,7 +171,7 @@ class _Shards:
 
 
 def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stream:
-    """Write the index and, last, the playlist of all parts below a folder; return its stream.
+    """Write the index and then the playlist for all parts in a folder; return the joined stream.
 
     names   folders of the parts, in the order of the rows
     raises  FormatError for an invalid playlist, or for parts with different columns
@@ -207,11 +207,11 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
 
 
 class _Failures:
-    """The failed rows of all parts. Rows without a file are numbered in the whole selection."""
+    """The failed rows of all parts. Rows without a source file are numbered across all parts."""
 
     def __init__(self, at: Location) -> None:
         self._at, self._before = at, 0
-        # parts with failed rows, and the number of selected rows before each
+        # (name, number of selected rows before the part) of each part with failed rows
         self.parts: list[tuple[str, int]] = []
 
     def add(self, name: str, part: Stream) -> None:

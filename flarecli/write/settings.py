@@ -1,4 +1,4 @@
-"""Checks of shard settings and columns, before anything is written."""
+"""Validation of shard settings and columns, before any file is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARD_LIMIT = (1 << 32) - 1  # the largest uint32 offset
 
 
 def checked_settings(settings: Settings) -> Settings:
-    """Return the settings with Python integers. Raises UsageError for invalid settings."""
+    """Validate settings, and convert their numbers to Python integers. Raises UsageError."""
     return _checked(**{name: getattr(settings, name) for name in settings.__slots__})
 
 

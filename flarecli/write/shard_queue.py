@@ -12,11 +12,16 @@ from flarecli.prefetch import OrderedQueue
 __all__ = ["ShardQueue", "rows_lost_error"]
 
 Record: TypeAlias = "Callable[[Chunk, int], None]"
-_MAX_BYTES = 256 << 20  # rows in shards that are being written
+_MAX_BYTES = 256 << 20  # maximum bytes of rows in shards that are being written
 
 
 class _Task(NamedTuple):
-    """A shard to write: the first row of the next shard, and the bytes of its rows."""
+    """A shard to write.
+
+    write  function that writes the shard
+    next   first row of the next shard
+    size   size of the shard's rows in bytes
+    """
 
     write: Callable[[], Chunk]
     next: int
@@ -24,14 +29,14 @@ class _Task(NamedTuple):
 
 
 class ShardQueue:
-    """Writes shards on threads; its length is the number of shards that are not recorded yet.
+    """Queue that writes shards on threads; its length is the number of unrecorded shards.
 
-    jobs  maximum number of shards written at a time; 1: shards are written by the calling thread
+    jobs  maximum number of shards written at a time; with 1, the calling thread writes the shards
 
     `add` and `close` call `record` for each shard, in order, with the first row of the next shard.
-    `record` is an argument of each call because the queue must not refer to its Writer, which is
-    abandoned when it is garbage collected. After a shard failed, its rows are lost: all later calls
-    raise, so that no dataset is finished without them.
+    `record` is an argument of each call, because a reference from the queue would prevent garbage
+    collection of an open Writer, which abandons its output. After a shard has failed, all later
+    calls raise, so that no dataset is finished without the rows of that shard.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -50,13 +55,13 @@ class ShardQueue:
     def add(self, write: Callable[[], Chunk], next: int, size: int, record: Record) -> None:
         """Write a shard of `size` bytes, and record the finished shards.
 
-        raises  the error of this or an earlier shard; no shard after the failed shard is recorded.
-                UsageError after an earlier call raised
+        raises  the error of this or an earlier shard, after which no later shard is recorded;
+                UsageError if an earlier call raised
         """
         self._run(lambda: self._queue.put(_Task(write, next, size)), record)
 
     def close(self, record: Record) -> None:
-        """Wait for all shards and record them. Raises the errors of `add`."""
+        """Wait for all shards and record them. Raises the same errors as `add`."""
         self._run(self._queue.drain, record)
         self._queue.close(wait=True)
 
@@ -73,7 +78,7 @@ class ShardQueue:
 
 
 def rows_lost_error() -> UsageError:
-    """Return the error for calls after rows were lost."""
+    """Return the error for calls to a Writer that has lost rows."""
     hint = "Open another Writer with resume=True, and continue after its `rows`."
     return UsageError("an earlier shard could not be written, so later rows are refused", hint=hint)
 

@@ -2,7 +2,7 @@
 
     OUT/.flare/fetched.00000 …
 
-A file is a line of JSON, the bytes whose sizes it lists, and the xxh3_128 of both in hex:
+A file is a line of JSON, the bytes whose sizes the line lists, and the xxh3_128 of both in hex:
 
     {"kind": "rows", "first": …, "next": …, "source": …, "failures": […], "batches": [[[row, …],
     size], …]}
@@ -10,8 +10,8 @@ A file is a line of JSON, the bytes whose sizes it lists, and the xxh3_128 of bo
     {"kind": "links", "links": [[row, column, digest of the address, is a page, size], …]}
         downloads of later rows
 
-Each download is saved once. A file is deleted when its rows are in shards of the journal. A file
-that is damaged, or does not continue earlier rows, is ignored: its rows are fetched again.
+Each download is saved once. A file is deleted when its rows are in shards that the journal lists. A
+file that is damaged or does not continue earlier rows is ignored, so its rows are fetched again.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ __all__ = ["FetchedLink", "Spool", "address_digest"]
 
 SAVE_S = 30.0  # interval at which the spool is saved
 _NAME = re.compile(r"fetched\.(\d{5,9})", re.ASCII)
-_HEX = 32  # characters of the checksum
+_HEX = 32  # length of the checksum in hexadecimal digits
 
 
 def address_digest(address: str) -> str:
-    """Return the digest that replaces an address in a spool file: addresses may contain secrets."""
+    """Return the digest that replaces an address, which may contain secrets, in a spool file."""
     return digest(address.encode("utf-8", "surrogatepass"))
 
 
@@ -56,11 +56,11 @@ def address_digest(address: str) -> str:
 class FetchedLink:
     """A downloaded link.
 
-    row      position of its row in the selection
+    row      position of the row in the selection
     link     position of the link column
-    address  digest of its address
-    data     bytes, or a buffer
-    is_page  the server declared it as HTML
+    address  digest of the link's address
+    data     downloaded bytes, or a buffer that contains them
+    is_page  True if the server declared the download as HTML
     """
 
     row: int
@@ -72,7 +72,7 @@ class FetchedLink:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A spool file: every row in it is before `until`."""
+    """A saved spool file, whose rows are all before `until`."""
 
     number: int
     until: int
@@ -82,9 +82,9 @@ class Spool:
     """The spool of one Writer.
 
     kept       (row, link) -> download of an earlier run; the fetcher removes used downloads
-    arrived    returns the downloads of rows that the Writer does not have yet
-    until      all rows before this row were written to the Writer, or failed
-    is_remote  whether any link is remote: local files are not saved
+    arrived    function that returns the downloads of rows that were not passed to the Writer yet
+    until      all rows before this row were passed to the Writer, or failed
+    is_remote  True if any link is remote; without remote links, nothing is saved
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -92,8 +92,8 @@ class Spool:
         self._at = writer.target.at
         self._files: list[_Saved] = []
         self._number = 0
-        self._next = self.until = writer.next  # rows before `_next` are in shards or in files
-        self._links: set[tuple[int, int]] = set()  # links in files
+        self._next = self.until = writer.next  # rows before `_next` are in shards or spool files
+        self._links: set[tuple[int, int]] = set()  # (row, link) of the downloads in spool files
         self.kept: dict[tuple[int, int], FetchedLink] = {}
         self.arrived: Callable[[], Iterable[FetchedLink]] = tuple
         self.is_remote = False
@@ -105,8 +105,9 @@ class Spool:
     # -- reading
 
     def restore(self) -> int:
-        """Write the rows of an earlier run to the Writer and load its downloads. Return the number of
-        rows; the next row to fetch is `until`.
+        """Pass the rows of an earlier run to the Writer, and load the downloads of that run.
+
+        Return the number of rows. The next row to fetch is `until`.
         """
         names: list[str] = []
         with contextlib.suppress(MissingError):
@@ -154,7 +155,7 @@ class Spool:
         self._files.append(_Saved(number, max(one.row for one in links) + 1))
 
     def _drop(self, numbers: Iterable[int]) -> None:
-        """Delete files that are not needed any more."""
+        """Delete the spool files among `numbers` that are no longer needed."""
         needed = {one.number for one in self._files}
         for number in numbers:
             if number not in needed:
@@ -163,8 +164,9 @@ class Spool:
     # -- writing
 
     def save(self, now: bool = False) -> None:
-        """Save the rows and downloads that are in no file and no shard. Without `now`, do so only every
-        SAVE_S seconds.
+        """Save the rows and downloads that are not in a spool file or a shard yet.
+
+        now  False saves at most once every SAVE_S seconds
         """
         if not self.is_remote or (not now and time.monotonic() < self._due):
             return
@@ -226,8 +228,9 @@ def _summed(head: dict[str, Any], parts: Iterable[Any]) -> Iterator[bytes | memo
 
 
 def _parsed(data: memoryview) -> tuple[Any, memoryview]:
-    """Return the header of a spool file, and the bytes after it. Raises ValueError for an invalid
-    file.
+    """Return the header of a spool file, and the bytes after the header.
+
+    raises  ValueError for an invalid file
     """
     body, checksum = data[:-_HEX], bytes(data[-_HEX:])
     if len(data) < _HEX or digest(body).encode() != checksum:

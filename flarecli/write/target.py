@@ -1,5 +1,6 @@
-"""Targets: a folder that one process writes to, on a disk or in a bucket, and the policy for files
-that may be replaced.
+"""Targets: folders on a disk or in a bucket that one process writes to, and the replacement policy.
+
+The policy determines which existing files may be replaced.
 """
 
 from __future__ import annotations
@@ -38,15 +39,17 @@ __all__ = [
 ]
 
 _DATASET = (PLAYLIST, *INDEX_FILES)  # a folder with one of these is a dataset
-_SHARD = re.compile(r"(?:shard\.)?\d{5,}\..+|shardindex\.json|shards")  # of any format
+_SHARD = re.compile(
+    r"(?:shard\.)?\d{5,}\..+|shardindex\.json|shards"
+)  # names of shards in any format
 _PART = re.compile(r"\d{5,}")  # the name of a part of a pack
 
 
 class Contents(ABC):
-    """The policy for one kind of output: which folders are finished, and which may be replaced.
+    """Policy for one kind of output: which folders are finished, and which may be replaced.
 
-    noun  the command that writes it, for messages
-    hint  hint for a folder that contains something else
+    noun  command that writes the output, for messages
+    hint  hint for a folder with other contents
     """
 
     noun: str
@@ -60,12 +63,13 @@ class Contents(ABC):
     def check_replaceable(
         self, at: Location, names: Iterable[str], shown: str, is_begun: bool
     ) -> None:
-        """Raise UsageError for the first file in a folder that does not belong to its output, since
-        replacing the output removes all files.
+        """Raise UsageError for the first file in a folder that is not part of the output.
 
-        names     files and folders directly in the folder
+        Replacing the output removes all files in the folder.
+
+        names     names of the files and folders directly in the folder
         shown     the folder, for messages
-        is_begun  the folder contains unfinished output
+        is_begun  True if the folder contains unfinished output
         """
 
     def remove_begun(self, at: Location, folder: str, shown: str) -> None:
@@ -86,7 +90,7 @@ class Contents(ABC):
 
 
 class DatasetContents(Contents):
-    """Datasets: a playlist or the index of a format, and the files that they list."""
+    """Policy for datasets: a playlist or a format's index, and the files that they list."""
 
     noun = "pack"
     hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
@@ -97,10 +101,10 @@ class DatasetContents(Contents):
     def check_replaceable(
         self, at: Location, names: Iterable[str], shown: str, is_begun: bool
     ) -> None:
-        """Raise UsageError for the first file that does not belong to the dataset.
+        """Raise UsageError for the first file that is not part of the dataset.
 
-        Files belong to it if a list names them. Shards of an unfinished dataset, or of a dataset
-        whose playlist is unreadable, are recognised by their names.
+        A file is part of the dataset if a playlist or an index lists it. Shards of an unfinished
+        dataset, or of a dataset with an unreadable playlist, are recognized by their names.
         """
         names, listed = list(names), _listed(at)
         own = {*_DATASET, FAILED, SCRATCH, *listed}
@@ -119,15 +123,15 @@ class DatasetContents(Contents):
             for other in below:
                 if other not in own:
                     raise UsageError(
-                        f"contains another file {other!r}, which does not belong to the dataset",
+                        f"contains a file {other!r}, which is not part of the dataset",
                         where=shown,
                         hint="Move this file elsewhere first.",
                     )
 
     def _is_part(self, at: Location, name: str, shown: str) -> bool:
-        """Return whether a folder is a part of a pack, finished or not.
+        """Return whether a folder is a finished or unfinished part of a pack.
 
-        raises  UsageError for a part with other files in it
+        raises  UsageError for a part that contains other files
         """
         if not _PART.fullmatch(name):
             return False
@@ -144,9 +148,9 @@ class Target(ABC):
     """A folder that only this process writes to.
 
     shown    the address as the user typed it
-    at       folder to which files are written; with `overwrite` not the final folder
-    is_done  the folder contains finished output, and `resume` is set; then no lock is taken
-    raises   UsageError if the folder contains something else; UnfinishedError for unfinished output
+    at       folder to which files are written; with `overwrite`, not the final folder
+    is_done  True if the folder contains finished output and `resume` is set; it is not locked then
+    raises   UsageError if the folder has other contents; UnfinishedError for unfinished output
              without `resume`; BusyError with the owner if another process writes to the folder;
              ReachError if the folder cannot be created
     """
@@ -159,20 +163,20 @@ class Target(ABC):
 
     @property
     def playlist(self) -> str:
-        """The final address of the playlist, as the user would type it."""
+        """Final address of the playlist, as the user would type it."""
         return f"{self.shown.rstrip('/')}/{PLAYLIST}"
 
     def _check_finished(self, at: Location, is_allowed: bool) -> None:
-        """Raise UsageError unless a folder with files contains finished output.
+        """Raise UsageError unless a folder that is not empty contains finished output.
 
-        is_allowed  whether `resume` or `overwrite` is set; if not, finished output is refused too
+        is_allowed  True if `resume` or `overwrite` is set; False also refuses finished output
         """
         if not (is_allowed and self.contents.is_finished(at)):
             raise UsageError("output folder is not empty", where=self.shown, hint=self.hint)
 
     def _unfinished(self) -> UnfinishedError:
         return UnfinishedError(
-            f"an unfinished {self.contents.noun}",
+            f"contains an unfinished {self.contents.noun}",
             where=self.shown,
             hint="Run the same command with --resume, or use --overwrite to start again.",
         )
@@ -181,24 +185,24 @@ class Target(ABC):
     def check(self, now: bool = False) -> None:
         """Raise ReachError or BusyError if this process has lost its lock on the folder.
 
-        now  send a request; False: rely on the state of a bucket some seconds ago
+        now  True sends a request; False relies on the state of a bucket a few seconds ago
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Complete the output: remove the scratch folder. Call it after all files are written."""
+        """Complete the output by removing the scratch folder, after all files were written."""
 
     @abstractmethod
     def abandon(self, keep: bool) -> None:
         """Release the folder after a failure.
 
-        keep  keep finished files for a resume; False: remove them, unless the folder contains other
-              files
+        keep  True keeps finished files for a resume; False removes them, unless the folder contains
+              other files
         """
 
     @abstractmethod
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run the call of a finalizer so that it cannot wait for a lock of the interrupted code."""
+        """Run a finalizer so that it cannot wait for a lock that the interrupted code holds."""
 
     @abstractmethod
     def release(self) -> None:
@@ -206,8 +210,9 @@ class Target(ABC):
 
 
 def check_dataset(at: Location) -> None:
-    """Check that every file that the playlist in a folder lists exists with its size. Without a
-    readable playlist, check nothing.
+    """Check that all files that a folder's playlist lists exist with the listed sizes.
+
+    A folder without a readable playlist is not checked.
 
     raises  errors of `check_files`
     """
@@ -219,12 +224,12 @@ def check_dataset(at: Location) -> None:
 
 
 def check_streams(at: Location, streams: Iterable[Stream], hint: str) -> None:
-    """Check that all files that streams list are in a folder. Raises errors of `check_files`."""
+    """Check that a folder contains all files that streams list. Raises as `check_files` does."""
     check_files(at, (pair for one in streams for pair in _sizes(one)), hint)
 
 
 def check_files(at: Location, files: Iterable[tuple[str, int | None]], hint: str) -> None:
-    """Check that files are in a folder, each with its size; None: any size.
+    """Check that a folder contains files with the given sizes; None accepts any size.
 
     raises  MissingError for the first missing file; IntegrityError for the first file with another
             size
@@ -260,8 +265,9 @@ def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
 
 
 def _listed(at: Location) -> set[str]:
-    """Return the names of the files that the playlist, index.json or spec.json of a folder lists;
-    empty if none of them can be read.
+    """Return the names of all files that the playlist and the indexes of a folder list.
+
+    Lists that cannot be read are skipped.
     """
     names: set[str] = set()
     with contextlib.suppress(FlareError):
@@ -277,7 +283,7 @@ def _listed(at: Location) -> set[str]:
             if (at / index).exists():
                 names.update(_files(find(format).open_dataset(at)))
     folders = {name.rpartition("/")[0] for name in names} - {""}
-    names.update([f"{folder}/{INDEX}" for folder in folders])  # of merged parts
+    names.update([f"{folder}/{INDEX}" for folder in folders])  # indexes of merged parts
     return names
 
 

@@ -1,4 +1,4 @@
-"""The Writer: turns rows into shards; writing the playlist, as the last file, is the commit."""
+"""Writer, which writes rows as shards and commits the dataset by writing the playlist last."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ from flarecli.write.target import Target, check_files
 __all__ = ["Writer"]
 
 MAX_BUFFERED_SAMPLES, MAX_BUFFERED_BYTES = 1024, 1 << 24
-_KEYS_HINT = "Make the keys unique, or leave the column out: each row then gets its own key."
+_KEYS_HINT = "Make the keys unique, or omit the column, so that each row gets a generated key."
 
 
 class Writer:
-    """Write rows as shards into a folder, on a disk or in a bucket.
+    """A writer of rows as shards in a folder, on a disk or in a bucket.
 
         with Writer("out", columns={"image": "jpeg", "label": "int"}) as writer:
             writer.write({"image": data, "label": 3})
 
     At the end of the block, `close()` writes the index and then the playlist. After an exception,
-    `abandon()` keeps the finished shards. A later Writer with `resume=True` continues after them;
-    its `rows` is the number of rows in them. A Writer that is garbage collected while open is
+    `abandon()` keeps the finished shards. A later Writer with `resume=True` continues after these
+    shards, and its `rows` is their number of rows. A Writer that is garbage collected while open is
     abandoned with a ResourceWarning.
 
-    columns    name -> encoding, or Columns; None: inferred by the first `write_batch`
+    columns    name -> encoding, or Columns; None infers the columns from the first `write_batch`
     settings   shard limits, compression and checksums
     head       source and options that a resumed pack must repeat
-    source_checksum  checksum of a source that is computed while the source is read: see `Journal`
+    source_checksum  checksum that is computed while the source is read; see `Journal`
     guard      limits of requests to a remote target
-    jobs       maximum number of shards that are compressed and written at a time; their errors are
-               raised by a later call
+    jobs       maximum number of shards that are compressed and written at a time; a later call
+               raises their errors
     playlist   write `playlist.yaml`; if False, the format's own index marks the dataset as
                complete, as in the original library
-    unrecorded  batches of rows that are in no shard of the journal, with the position of each row
-               in the selection, in order
+    unrecorded  batches of rows that are not in a recorded shard, in order, with the position of
+               each row in the selection
     raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown format
     """
 
@@ -102,9 +102,8 @@ class Writer:
         self._measured: tuple[pa.RecordBatch | None, IntArray] = (None, np.zeros(0, np.int64))
         self.unrecorded = deque[tuple[pa.RecordBatch, IntArray]]()
         self._samples = _SampleBuffer()
-        self._shard_keys: set[bytes] = (
-            set()
-        )  # keys in the unfinished shard, if the format needs them
+        # keys in the unfinished shard, if the format requires unique keys
+        self._shard_keys: set[bytes] = set()
         # writing uncompressed bytes costs less than a thread
         self._queue = ShardQueue(jobs if self.settings.compression else 1)
         self._ended = self.target.is_done
@@ -135,7 +134,7 @@ class Writer:
         self._dropped = weakref.finalize(
             self, _drop, os.getpid(), self.target, self.failed, self._journal
         )
-        self._dropped.atexit = False  # the lock dies with its process
+        self._dropped.atexit = False  # the lock ends with its process
 
     def _begin(self, head: dict[str, Any], source_checksum: SourceChecksum | None) -> None:
         self._journal = Journal(self.target.at, head, source_checksum)
@@ -156,7 +155,7 @@ class Writer:
             )
 
     def _listed_rows(self) -> int:
-        """Return the rows of a finished dataset; 0 if no playlist lists them."""
+        """Return the number of rows in a finished dataset; 0 if no playlist lists it."""
         with contextlib.suppress(FlareError):
             return sum(
                 0 if one.rows is None else int(one.rows.sum())
@@ -202,12 +201,12 @@ class Writer:
 
     @property
     def is_done(self) -> bool:
-        """Whether the target was already a finished dataset; then nothing is written."""
+        """True if the target was already a finished dataset, so that no rows are written."""
         return self.target.is_done
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row was written so far."""
+        """True if no row has been written."""
         return not (self._chunks or len(self._queue) or self._buffered_rows or self._samples)
 
     @property
@@ -274,10 +273,10 @@ class Writer:
         """Write a batch or a table: cast each column to its encoding, and check every value.
 
         Columns are matched by name. If the Writer has no columns yet, they are inferred from the
-        first batch. If a value cannot be stored, nothing of the batch is written.
+        first batch. If a value cannot be stored, no row of the batch is written.
 
         rows    int64 [rows of the batch], ascending: the source row of each row, for the journal;
-                default: rows are counted
+                by default, rows are numbered as they are written
         raises  UsageError for a missing or unknown column; ValueFitError with row and column for a
                 null, or a value that the encoding or the format cannot store
         """
@@ -292,7 +291,7 @@ class Writer:
             self.name_columns(chosen_encodings(batches[0], names, {}, {}, {}))
         columns = self.columns or ()
         check_columns(names, [column.name for column in columns])
-        self._write_samples()  # rows keep their order
+        self._write_samples()  # keep the order of the rows
         if places is None:
             first = self.rows + self._buffered_rows
             places = np.arange(first, first + batch.num_rows)
@@ -311,7 +310,7 @@ class Writer:
         """Write columns that `ColumnConverter.convert` returned. Types are checked, values are not.
 
         rows    int64 [rows of the batch]: the position of each row in the selection
-        raises  ValueFitError with `row` for a row that the format cannot store; nothing of the
+        raises  ValueFitError with `row` for a row that the format cannot store; no row of the
                 batch is written. ValueFitError for a key that is already in the shard; earlier
                 rows are written
         """
@@ -424,8 +423,9 @@ class Writer:
         self._journal.is_kept = True
 
     def source_state(self) -> list[Any] | None:
-        """Return the number of bytes of the source read so far, and their checksum; None if the
-        checksum was known before the pack started.
+        """Return the number of source bytes read so far, and their checksum.
+
+        Return None if the checksum was known before the pack started.
         """
         return self._journal.source_state()
 
@@ -434,7 +434,7 @@ class Writer:
         return self._journal.source_matches(state)
 
     def fail(self, failure: Failure) -> None:
-        """Add a failed row to the list. Call it in row order, before later rows are written."""
+        """Add a failed row to the list. Failed rows are added in row order, before later rows."""
         self.failed.add(failure)
 
     @checked
@@ -512,8 +512,9 @@ class Writer:
         )
 
     def abandon(self) -> None:
-        """Stop without writing a playlist. Keep finished shards for a resume; if there are none,
-        remove the output.
+        """Stop without writing a playlist.
+
+        Finished shards are kept for a resume; without finished shards, the output is removed.
         """
         if self._ended:
             return
@@ -560,7 +561,7 @@ class _SampleBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the samples should be written as a batch."""
+        """True if the samples should be written as a batch."""
         return len(self._buffered) >= MAX_BUFFERED_SAMPLES or self._size >= MAX_BUFFERED_BYTES
 
     def add(self, columns: Columns, sample: Mapping[str, Any], first: int) -> None:
@@ -593,7 +594,7 @@ class _SampleBuffer:
     def batch(self, columns: Columns, first: int) -> pa.RecordBatch:
         """Return the samples as typed columns; `first` is the row of the first sample.
 
-        raises  ValueFitError with the row of bytes that are not UTF-8
+        raises  ValueFitError with the row whose bytes are not valid UTF-8
         """
         arrays = []
         for column in columns:
@@ -648,7 +649,7 @@ def _drop(pid: int, target: Target, *logs: Any) -> None:
     """Abandon the target of a garbage collected Writer; do nothing in a forked process."""
     if os.getpid() != pid:
         return
-    # Release first: if the warning is raised as an error, its handler may open the target.
+    # Release first, because code that handles the warning may open the target.
     target.run_finalizer(partial(_release, target, *logs))
     warnings.warn(
         f"{target.shown}: a Writer was garbage collected without close()",

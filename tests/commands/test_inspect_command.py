@@ -207,7 +207,7 @@ def test_bytes_in_lists_are_shown_by_their_length(tmp_path):
 def test_a_format_that_contradicts_the_list_is_refused(out, tmp_path):
     """Only the list is read: its facts would be reported for the wrong format."""
     shards = sorted(str(path) for path in out.glob("*.mds"))
-    hint = "Omit -f: it is for data without a list."
+    hint = "Omit -f, which is only for data without a playlist or index."
     for address, at in (
         (out, "playlist.yaml"),
         (out / "playlist.yaml", "playlist.yaml"),

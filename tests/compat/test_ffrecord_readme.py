@@ -265,7 +265,7 @@ def test_arguments_of_a_packed_folder_have_the_names_of_the_original(tmp_path):
 def test_tables_of_missing_files_are_an_index_error(fname, file):
     with FileReader(fname) as reader:
         assert len(reader.get_offsets(0)) == len(reader.get_checksums(0)) + 1 == 101
-        with pytest.raises(RowsError, match=f"^file {file} is out of range; there are 1$"):
+        with pytest.raises(RowsError, match=f"^file {file} is out of range; there are 1 files$"):
             reader.get_offsets(file)
 
 

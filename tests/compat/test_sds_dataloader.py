@@ -245,9 +245,9 @@ def test_contradictory_options_are_rejected(configs, strategy, message):
     [
         ({"schedule": "alphabetical"}, "schedule: expected one of random, consecutive"),
         ({"num_workers": 2}, "num_workers: expected 0 or at least 3, got 2"),
-        ({"num_workers": [1, 1, 1]}, "a list of num_workers needs reweight_workers=False"),
+        ({"num_workers": [1, 1, 1]}, "a list of num_workers requires reweight_workers=False"),
         ({"num_workers": [1], "reweight_workers": False}, "num_workers: expected 3 numbers"),
-        ({"counts_precision": 0}, "ratios [0.125, 0.25, 0.625] are 0 with 0 decimals"),
+        ({"counts_precision": 0}, "ratios [0.125, 0.25, 0.625]: a ratio is 0 with 0 decimals"),
     ],
 )
 def test_invalid_loader_arguments_are_rejected(more, message):

@@ -53,7 +53,7 @@ def test_an_epoch_of_paths_outside_the_index_folder_fails(files, prefix):
         f"{src}: all rows of epoch 0 failed; first error: row 0: column 'url': "
         f"the address '{address}' leaves the folder"
     )
-    assert caught.value.hint == "Give allow_local=True if you trust this index."
+    assert caught.value.hint == "Pass allow_local=True if you trust this index."
     assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
 
 
@@ -82,7 +82,7 @@ def test_the_error_of_a_private_host_names_the_argument_that_allows_it(files, we
     src = web.file("/i.parquet", Path(path).read_bytes())
     with pytest.raises(UnsafeError) as caught:
         list(opened(src, files))
-    assert caught.value.hint == "Give allow_private=True if you trust this index."
+    assert caught.value.hint == "Pass allow_private=True if you trust this index."
 
 
 def test_an_epoch_of_missing_files_fails(files):

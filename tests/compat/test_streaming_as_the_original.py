@@ -394,7 +394,9 @@ def test_the_spanner_finds_the_shard_of_each_sample(folders):
         (shard, i) for shard, size in enumerate(data.samples_per_shard) for i in range(size)
     ]
     for wrong in (-1, 60):
-        with pytest.raises(RowsError, match=f"Invalid sample index `{wrong}`: the data has 60"):
+        with pytest.raises(
+            RowsError, match=f"Invalid sample index `{wrong}`: there are 60 samples"
+        ):
             data.spanner[wrong]
 
 

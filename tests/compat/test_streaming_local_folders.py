@@ -66,7 +66,7 @@ def test_a_local_folder_of_another_remote_is_rejected(tmp_path):
     with pytest.raises(UsageError) as caught:
         StreamingDataset(remote=far[1], local=near)
     assert caught.value.message == (
-        f"Reused local directory: its index.json is not that of {far[1]}. Provide a different one."
+        f"Reused local directory: its index.json differs from {far[1]}. Provide a different one."
     )
     assert ids(StreamingDataset(remote=far[0], local=near)) == list(range(90))
 

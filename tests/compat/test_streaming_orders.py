@@ -160,7 +160,9 @@ def test_batches_by_stream_resume_from_a_state(folders, method):
     whole = ids(data)
     other.load_state_dict(data.state_dict(12, True))
     assert ids(other) == whole[12:]
-    with pytest.raises(UsageError, match="expected a global batch of 4 samples, the state has 8"):
+    with pytest.raises(
+        UsageError, match="expected a global batch of 4 samples, but the state has 8"
+    ):
         other.load_state_dict({**data.state_dict(12, True), "samples_in_batch": 8})
 
 

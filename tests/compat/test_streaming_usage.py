@@ -134,7 +134,7 @@ def test_invalid_writer_use_is_rejected(tmp_path):
     with pytest.raises(ValueError):
         JSONWriter(out=str(tmp_path / "e"), columns={"a": "pkl"})
     with MDSWriter(out=str(tmp_path / "f"), columns={"a": "int", "b": "uint8"}) as writer:
-        with pytest.raises(KeyError, match="the sample has no 'b'"):
+        with pytest.raises(KeyError, match="the sample has no column 'b'"):
             writer.write({"a": 1})
         for wrong in ({"a": 1 << 63, "b": 0}, {"a": 1, "b": 300}):
             with pytest.raises(ValueFitError):

@@ -35,7 +35,7 @@ OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 NOT_PREPARED = {
-    "error": "accelerate runs 2 processes, and did not prepare this DataLoader",
+    "error": "accelerate runs 2 processes, but did not prepare this DataLoader",
     "hint": "Pass it to accelerator.prepare, or create the dataset with rank=accelerator.process_index, "
     "ranks=accelerator.num_processes.",
 }

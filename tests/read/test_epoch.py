@@ -97,7 +97,7 @@ def test_invalid_arguments_of_a_run_are_refused(data):
 
 
 ANEW = "Use the `cursor` of a run, or create one: flare.Cursor(seed, epoch, step, order)."
-OTHER = "Open the data that it was saved with."
+OTHER = "Open the data with which the position was saved."
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ OTHER = "Open the data that it was saved with."
         ),
         (
             {"cursor": Cursor(0, 0, 9, "shuffle", rows=200)},
-            f"saved with data of 200 rows; this data has {ROWS}",
+            f"position was saved with data of 200 rows; this data has {ROWS} rows",
             OTHER,
         ),
         (
             {"cursor": Cursor(0, 0, 9, "windows", rows=50)},
-            f"saved with data of 50 rows; this data has {ROWS}",
+            f"position was saved with data of 50 rows; this data has {ROWS} rows",
             OTHER,
         ),
         (
@@ -126,23 +126,23 @@ OTHER = "Open the data that it was saved with."
         ),
         (
             {"cursor": Cursor(1, 0, 9, "shuffle"), "seed": 2},
-            "seed is 2, the cursor's is 1",
-            "Omit seed: the cursor sets it.",
+            "seed is 2, but the cursor has 1",
+            "Omit seed, because the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 4, 9, "shuffle"), "epoch": 5},
-            "epoch is 5, the cursor's is 4",
-            "Omit epoch: the cursor sets it.",
+            "epoch is 5, but the cursor has 4",
+            "Omit epoch, because the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 0, 9, "shuffle"), "order": "windows"},
-            "order is 'windows', the cursor's is 'shuffle'",
-            "Omit order: the cursor sets it.",
+            "order is 'windows', but the cursor has 'shuffle'",
+            "Omit order, because the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 0, 9, "windows", window=3), "window": 4},
-            "window is 4, the cursor's is 3",
-            "Omit window: the cursor sets it.",
+            "window is 4, but the cursor has 3",
+            "Omit window, because the cursor sets it.",
         ),
         (
             {"cursor": Cursor(1, 0, 1.5, "shuffle")},
@@ -178,7 +178,9 @@ def test_a_cursor_contains_the_options_of_its_run(data, order):
     )
     assert sorted(seen + rest) == list(range(ROWS))
     less = data.where("n < 50")
-    with pytest.raises(UsageError, match=f"^saved with data of {ROWS} rows; this data has 50$"):
+    with pytest.raises(
+        UsageError, match=f"^position was saved with data of {ROWS} rows; this data has 50 rows$"
+    ):
         less.run(cursor=cursor)
 
 

@@ -21,7 +21,7 @@ NO_LINKS = [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK]
 NO_LOCKS = [errno.ENOLCK, errno.EOPNOTSUPP]
 
 
-HINT = "Write to a local disk or a bucket, then copy the result there."
+HINT = "Write to a local disk or a bucket, then copy the result to this folder."
 
 
 def lacking(monkeypatch, module, name, code):
@@ -149,7 +149,7 @@ def test_a_streaming_dataset_without_locks_raises_an_error_with_a_hint(
     lacking(monkeypatch, fcntl, "flock", errno.ENOLCK)
     with pytest.raises(ReachError, match="the file system has no locks") as caught:
         list(StreamingDataset(local=str(packed), batch_size=1))
-    assert caught.value.hint == "Give a `local` on a local disk."
+    assert caught.value.hint == "Pass a `local` on a local disk."
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP])

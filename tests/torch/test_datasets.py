@@ -141,8 +141,8 @@ def test_another_number_of_ranks_resumes_from_a_step(data):
 def test_states_of_another_dataset_are_refused(data):
     stream = IterableDataset(data, 8, seed=6)
     for change, message in (
-        ({"seed": 7}, "saved with seed 7, this dataset has 6"),
-        ({"ranks": 2}, "saved with ranks 2, this dataset has 1"),
+        ({"seed": 7}, "state was saved with seed 7; this dataset has 6"),
+        ({"ranks": 2}, "state was saved with ranks 2; this dataset has 1"),
         ({"step": 999}, "step 999 is outside the epoch, which has 103 steps"),
         ({"more": 1}, "not a state that an IterableDataset saved"),
     ):
@@ -150,7 +150,7 @@ def test_states_of_another_dataset_are_refused(data):
             stream.load_state_dict(stream.state_dict() | change)
         assert str(caught.value) == message
     stream.load_state_dict(stream.state_dict() | {"workers": 2})
-    with pytest.raises(UsageError, match="^saved with 2 workers, not 1$"):
+    with pytest.raises(UsageError, match="^state was saved with 2 workers, not 1$"):
         next(iter(stream))
     with pytest.raises(UsageError, match="^batch: expected at least 1, got 0$"):
         IterableDataset(data, 0)
@@ -162,8 +162,8 @@ def assert_refused(call, message, hint=""):
     assert (str(caught.value), caught.value.hint) == (message, hint)
 
 
-TENSORS = "Use it in a DataLoader of an IterableDataset, with batch_size=None."
-SAVED = "Pass the result of its state_dict()."
+TENSORS = "Use `tensors` in a DataLoader of an IterableDataset, with batch_size=None."
+SAVED = "Pass the result of state_dict()."
 
 
 def test_invalid_arguments_are_refused(data):

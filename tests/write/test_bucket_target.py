@@ -85,7 +85,7 @@ def test_objects_added_to_the_old_dataset_during_a_pack_are_kept():
         pack(out, range(3)),
         {"columns": {"n": "int"}, "settings": Settings(shard_rows=2), "overwrite": True},
     )
-    message = f"{out}: contains another file 'photos.tar', which does not belong to the dataset"
+    message = f"{out}: contains a file 'photos.tar', which is not part of the dataset"
     with pytest.raises(UsageError) as caught, Writer(out, **how) as writer:
         for row in range(100, 104):
             writer.write({"n": row})

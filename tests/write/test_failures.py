@@ -24,7 +24,7 @@ def test_failed_rows_are_listed_without_secrets():
             "unsafe",
             "leads to 10.0.0.1, a private address",
             UnsafeError,
-            "Give --allow-host a, or --on-error skip to leave such rows out.",
+            "Give --allow-host a, or --on-error skip to omit such rows.",
         ),
         ("unsafe", "the name 'https://example.com/a' is a URL", UnsafeError, "Skip it."),
         ("unsafe", "the name '../x' leaves the folder", UnsafeError, "Skip it."),

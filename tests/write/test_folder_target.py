@@ -77,7 +77,7 @@ def test_a_file_that_only_looks_like_a_shard_is_not_removed(tmp_path, name):
         pack(tmp_path / "out", 6, overwrite=True)
     assert (
         str(caught.value)
-        == f"{tmp_path}/out: contains another file {name!r}, which does not belong to the dataset"
+        == f"{tmp_path}/out: contains a file {name!r}, which is not part of the dataset"
     )
     assert (tmp_path / "out" / name).read_text() == "mine"
     with pytest.raises(RuntimeError), Writer(str(tmp_path / "new"), columns=COLUMNS):

@@ -41,7 +41,7 @@ def refused(out, name, **options):
     with pytest.raises(UsageError) as caught:
         pack(out, 9, overwrite=True, **options)
     assert (str(caught.value), caught.value.hint) == (
-        f"{out}: contains another file {name!r}, which does not belong to the dataset",
+        f"{out}: contains a file {name!r}, which is not part of the dataset",
         HINT,
     )
     assert files(out) == before
@@ -119,7 +119,7 @@ def test_files_added_to_the_old_dataset_during_a_pack_are_kept(tmp_path):
         (tmp_path / "out" / "notes.txt").write_text("mine")
     assert (
         str(caught.value)
-        == f"{tmp_path}/out: contains another file 'notes.txt', which does not belong to the dataset"
+        == f"{tmp_path}/out: contains a file 'notes.txt', which is not part of the dataset"
     )
     assert files(tmp_path / "out") == {**old, "notes.txt": b"mine"}
     (tmp_path / "out" / "notes.txt").rename(tmp_path / "notes.txt")

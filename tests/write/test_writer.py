@@ -138,7 +138,7 @@ def test_after_an_exception_there_is_no_index_and_a_resume_produces_the_same_byt
     assert "playlist.yaml" not in left
     with pytest.raises(UnfinishedError) as caught:
         read.open(str(tmp_path / "out"))
-    assert str(caught.value) == f"{tmp_path}/out: an unfinished pack"
+    assert str(caught.value) == f"{tmp_path}/out: contains an unfinished pack"
     assert caught.value.hint == "Run the same `flare pack` command again with --resume."
     with pytest.raises(UnfinishedError) as caught:
         pack(tmp_path / "out", samples(300))
@@ -313,7 +313,7 @@ def test_overwrite_refuses_a_folder_with_other_files(tmp_path):
         pack(tmp_path / "out", samples(300), overwrite=True)
     assert (
         str(caught.value)
-        == f"{tmp_path}/out: contains another file 'notes.txt', which does not belong to the dataset"
+        == f"{tmp_path}/out: contains a file 'notes.txt', which is not part of the dataset"
     )
     assert files(tmp_path / "out") == {**old, "notes.txt": b"mine"}
 
@@ -606,7 +606,7 @@ def test_overwrite_of_an_unfinished_pack_removes_only_its_files(tmp_path):
         pack(tmp_path / "out", rows, overwrite=True)
     assert (
         str(caught.value)
-        == f"{tmp_path}/out: contains another file 'notes.txt', which does not belong to the dataset"
+        == f"{tmp_path}/out: contains a file 'notes.txt', which is not part of the dataset"
     )
     assert (tmp_path / "out" / "notes.txt").read_text() == "precious"
 
@@ -670,7 +670,7 @@ def test_an_unfinished_pack_of_each_format_can_be_overwritten(tmp_path, format, 
         write("out", 5)
     (tmp_path / "out" / "12 notes").write_text("mine")
     with pytest.raises(
-        UsageError, match="contains another file '12 notes', which does not belong to the dataset$"
+        UsageError, match="contains a file '12 notes', which is not part of the dataset$"
     ):
         write("out", 7, overwrite=True)
     (tmp_path / "out" / "12 notes").unlink()

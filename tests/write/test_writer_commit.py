@@ -107,7 +107,10 @@ def test_parts_with_different_checksums_are_not_joined(tmp_path):
     pack(tmp_path / "out" / "00001", 3, Settings(shard_rows=2, hashes=("sha1",)))
     with pytest.raises(FormatError) as caught:
         parts.join(locate(str(tmp_path / "out")), ["00000", "00001"], {})
-    assert str(caught.value) == f"{tmp_path}/out/00001: columns differ from those of earlier parts"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/out/00001: columns differ from the columns of earlier parts"
+    )
     assert not (tmp_path / "out" / "playlist.yaml").exists()
 
 

@@ -1,6 +1,6 @@
 """The API of ffrecord: `import flarecli.compat.ffrecord as ffrecord`.
 
-Names load on first use; only `ffrecord.torch` loads torch.
+Names are loaded on first use; only `ffrecord.torch` loads torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MODULES = {
 }
 
 __all__ = ["FileReader", "FileWriter", "PackedFolder", "dump", "pack_folder"]
-__version__ = "1.4.0"  # the release with this API
+__version__ = "1.4.0"  # the ffrecord release whose API this package has
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""ffrecord's FileWriter and FileReader: byte records by number, the same bytes on disk."""
+"""ffrecord's FileWriter and FileReader for numbered byte records, with the same file format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["FileReader", "FileWriter", "by_part"]
 
 
 class FileWriter(Closeable):
-    """Write `n` records into one file, which gets its name when it is complete.
+    """Writer of `n` records in one file, which has a temporary name until it is complete.
 
     raises  UsageError for a name that does not end in `.ffr`
     """
@@ -46,7 +46,7 @@ class FileWriter(Closeable):
         self._file.seek(12 + 12 * n)
 
     def write_one(self, data: Any) -> None:
-        """Write one record: all bytes of a buffer.
+        """Write all bytes of a buffer as one record.
 
         raises  UsageError after `n` records, or if `data` is not a buffer
         """
@@ -96,10 +96,10 @@ class FileWriter(Closeable):
 
 
 class FileReader(Closeable):
-    """Records of one file, of several files in a row, or of a folder's files in order of name.
+    """Reader of records in one file, in several files, or in a folder's files in order of name.
 
     n           number of records
-    fnames      the files
+    fnames      names of the files
     check_data  check the CRC-32 of each table and record
     raises      MissingError, FormatError, IntegrityError; UsageError for a name that does not end
                 in `.ffr`
@@ -129,19 +129,19 @@ class FileReader(Closeable):
 
     @property
     def n(self) -> int:
-        """Number of records."""
+        """Number of records in all files."""
         return self._starts[-1]
 
     def __len__(self) -> int:
         return self.n
 
     def read(self, indices: Sequence[int] | IntArray) -> list[ByteArray]:
-        """Return records in the order of `indices`, which may repeat: uint8 [bytes] each, writable.
+        """Return records in the order of `indices`, which may repeat, as writable uint8 [bytes].
 
-        The records of one call share their memory: keeping one keeps all of them.
+        The records of one call share memory, which is freed only when none of them is referenced.
 
-        raises  UsageError unless `indices` is a list of integers; RowsError (an IndexError)
-                outside the data or below 0; IntegrityError naming the record
+        raises  UsageError unless `indices` is a list of integers; RowsError (an IndexError) for an
+                index below 0 or outside the data; IntegrityError, which names the record
         """
         if not self._shards:
             raise UsageError("the reader is closed")
@@ -151,7 +151,7 @@ class FileReader(Closeable):
             raise UsageError("expected a list of integers", where=self.fnames[0]) from None
         for row in rows:
             if not 0 <= row < self.n:
-                raise RowsError(f"record {row} is out of range; there are {self.n}")
+                raise RowsError(f"record {row} is out of range; there are {self.n} records")
         out: list[ByteArray] = [np.empty(0, np.uint8)] * len(rows)
         for i, places in by_part(self._starts, rows).items():
             records = ffrecord_table.read_copies(
@@ -171,16 +171,18 @@ class FileReader(Closeable):
             ffrecord_table.open_shard(byte_ranges.single_file_chunk(locate(name)))
 
     def get_offsets(self, file_index: int) -> IntArray:
-        """Return the start of each record of a file, and its size: int64 [records + 1]."""
+        """Return the start of each record in a file, then the file size: int64 [records + 1]."""
         return np.array(self._layout(file_index, "offsets"), np.int64)
 
     def get_checksums(self, file_index: int) -> UInt32Array:
-        """Return the CRC-32 of each record of a file: uint32 [records]."""
+        """Return the CRC-32 of each record in a file: uint32 [records]."""
         return np.array(self._layout(file_index, "sums"), np.uint32)
 
     def _layout(self, file_index: int, what: str) -> Any:
         if not 0 <= file_index < len(self._shards):
-            raise RowsError(f"file {file_index} is out of range; there are {len(self._shards)}")
+            raise RowsError(
+                f"file {file_index} is out of range; there are {len(self._shards)} files"
+            )
         return self._shards[file_index].layout[what]
 
     def close(self) -> None:
@@ -196,9 +198,9 @@ def _open_shard(name: str, check_data: bool) -> Shard:
 
 
 def by_part(starts: Sequence[int], rows: Sequence[int]) -> dict[int, list[int]]:
-    """Group rows of consecutive parts: part -> positions in `rows` of the rows of this part.
+    """Group rows by the part that contains them: part -> positions in `rows`.
 
-    starts  the first row of each part, and the number of rows
+    starts  the first row of each part, then the number of rows
     """
     places: dict[int, list[int]] = {}
     for place, row in enumerate(rows):

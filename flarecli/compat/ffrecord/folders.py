@@ -1,6 +1,6 @@
 """ffrecord's packed folders: the files of a folder as records, and a last record with their names.
 
-The names are pickled; they are parsed without running code.
+The names are pickled, and are parsed without running code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pack_folder(
     """Write the files of a folder and its subfolders as one file. Symbolic links are followed.
 
     verbose  accepted without effect
-    raises   UsageError for a name that does not end in `.ffr`, or a cycle of links; MissingError
+    raises   UsageError for a name that does not end in `.ffr`, or for a link cycle; MissingError
              for a dangling link
     """
     root, name = os.fspath(folder), os.fspath(out_file)
@@ -62,7 +62,7 @@ def _collect(
 
 
 class PackedFolder:
-    """The files of a packed folder by name.
+    """Reader of the files in a packed folder, by name.
 
     raises  FormatError if the file is not a packed folder; UnsafeError for names whose pickle
             would run code, or a name outside the folder
@@ -76,7 +76,7 @@ class PackedFolder:
         )
 
     def num_files(self) -> int:
-        """Return the number of files."""
+        """Return the number of files in the packed folder."""
         return self.reader.n - 1
 
     def _find(self, path: str | os.PathLike[str]) -> Any:
@@ -88,15 +88,15 @@ class PackedFolder:
         return entry
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether there is a file or folder of this name."""
+        """Return whether a file or folder with this name exists."""
         return self._find(path) is not None
 
     def is_file(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether there is a file of this name."""
+        """Return whether a file with this name exists."""
         return isinstance(self._find(path), int)
 
     def is_dir(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether there is a folder of this name."""
+        """Return whether a folder with this name exists."""
         return isinstance(self._find(path), dict)
 
     def read(self, paths: Sequence[str | os.PathLike[str]]) -> list[ByteArray]:
@@ -118,9 +118,9 @@ class PackedFolder:
         list_dir: bool = True,
         recursive: bool = False,
     ) -> list[str | Path]:
-        """List the entries of a folder: names of its own entries, Paths of those in subfolders.
+        """List the entries of a folder: direct entries by name, entries in subfolders as Paths.
 
-        raises  MissingError if there is no such folder
+        raises  MissingError if the folder does not exist
         """
         path = "" if path is None else path
         tree = self._find(path)

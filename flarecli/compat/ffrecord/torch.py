@@ -1,4 +1,4 @@
-"""ffrecord's datasets and loader for torch, which read a batch of records at once. Loads torch."""
+"""ffrecord's torch datasets and loader, which read batches of records. The module loads torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReaderRegistry:
     """An object that finds the FileReaders among its attributes."""
 
     def ffreaders(self) -> list[FileReader]:
-        """Return the readers among the attributes, including those in lists and in other registries."""
+        """Return the readers among the attributes, also inside lists and other registries."""
         readers = []
         for attribute in vars(self).values():
             for value in attribute if isinstance(attribute, list) else [attribute]:
@@ -50,7 +50,7 @@ class Dataset(torch.utils.data.Dataset, ReaderRegistry):  # type: ignore[misc, t
         return self[list(indices)]
 
     def process(self, indices: list[int], data: list[Any]) -> Any:
-        """Return the samples of a batch of records; defined by subclasses."""
+        """Convert a batch of records to samples. Subclasses define this method."""
         raise NotImplementedError
 
     def __add__(self, other: Any) -> ConcatDataset:
@@ -71,7 +71,7 @@ class Subset(Dataset):
 
 
 class ConcatDataset(Dataset):
-    """Several datasets in a row; negative indices count from the end."""
+    """Concatenation of several datasets; negative indices count from the end."""
 
     def __init__(self, datasets: Iterable[Dataset]) -> None:
         self.datasets = list(datasets)
@@ -86,7 +86,7 @@ class ConcatDataset(Dataset):
         rows = [index + len(self) if index < 0 else index for index in indices]
         for index, row in zip(indices, rows, strict=True):
             if not 0 <= row < len(self):
-                raise RowsError(f"sample {index} is out of range; there are {len(self)}")
+                raise RowsError(f"sample {index} is out of range; there are {len(self)} samples")
         starts = [0, *self.cumulative_sizes]
         out: list[Any] = [None] * len(rows)
         for k, places in sorted(by_part(starts, rows).items()):
@@ -97,9 +97,9 @@ class ConcatDataset(Dataset):
 
 
 class _Skipping:
-    """Batches of indices without the first `step`.
+    """Batches of indices without the first `step` batches.
 
-    The skipped batches are drawn too, so that the state of a random sampler stays the same.
+    The skipped batches are also drawn, so that the state of a random sampler is the same.
     """
 
     def __init__(self, batches: Any) -> None:
@@ -113,9 +113,9 @@ class _Skipping:
 
 
 class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, unused-ignore]
-    """torch's DataLoader with forked workers; it can skip the first batches: `set_step(k)`.
+    """torch's DataLoader with forked workers; `set_step(k)` skips the first k batches.
 
-    skippable  False: without `set_step`
+    skippable  False disables `set_step`
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, u
         if batch_sampler is None:
             if batch_size is None:
                 raise UsageError(
-                    "a loader without batch_size cannot skip batches", hint="Give skippable=False."
+                    "a loader without batch_size cannot skip batches", hint="Pass skippable=False."
                 )
             if sampler is None and shuffle:
                 sampler = RandomSampler(dataset, generator=generator)
@@ -171,7 +171,7 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, u
         self._skipping = skipping
 
     def set_step(self, step: int) -> None:
-        """Skip the first `step` batches of every iteration from now on. Raises UsageError."""
+        """Skip the first `step` batches of every later iteration. Raises UsageError."""
         if self._skipping is None:
             raise UsageError("the loader is not skippable")
         if not 0 <= step < len(self._skipping.batches):

@@ -18,7 +18,7 @@ def dump(
 
     nfiles   number of files; each but the last has the same number of records
     verbose  accepted without effect
-    raises   FormatError if there are no records for several files
+    raises   FormatError if the dataset is empty and `nfiles` is above 1
     """
     rows, out = len(dataset), os.fspath(fname)
     each = rows if nfiles <= 1 else -(-rows // nfiles)

@@ -1,4 +1,7 @@
-"""The API of granular: `import flarecli.compat.granular as granular`. Names load on first use."""
+"""The API of granular: `import flarecli.compat.granular as granular`.
+
+Names are loaded on first use.
+"""
 
 from __future__ import annotations
 

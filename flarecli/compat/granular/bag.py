@@ -1,4 +1,4 @@
-"""granular's bags: byte records back to back, and a table of the offsets where they end."""
+"""granular's bags: consecutive byte records, and a table of the offsets at which they end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BAG, _IDX = ".bag", ".idx"
 
 
 class SharedBuffer:
-    """Bytes of a bag or of its table in memory, for `BagReader`; copied to other processes."""
+    """Bytes of a bag or of its table in memory, for `BagReader`; pickling copies the bytes."""
 
     def __init__(self, content: bytes | bytearray | memoryview) -> None:
         self.buf: bytes | None = bytes(content)
@@ -32,7 +32,7 @@ class SharedBuffer:
 
     @property
     def closed(self) -> bool:
-        """True after `close`."""
+        """True after the buffer was closed."""
         return self.buf is None
 
     def _content(self) -> bytes:
@@ -53,15 +53,15 @@ class SharedBuffer:
 
 
 class BagWriter(Closeable):
-    """Write records into one bag and its table, or append to existing ones.
+    """Writer that creates or extends one bag and its table.
 
-    A crash may leave bytes after the last record of the table. The next records must be the same
-    bytes, which are not written twice. Entries of the table that are incomplete, or whose bytes
-    are missing, are dropped.
+    After a crash, the bag may have bytes after the last record in the table. The next records must
+    match these bytes, which are not written again. Table entries that are incomplete, or whose
+    bytes are missing, are dropped.
 
     bag_path  a path, or an object with the methods of a Path
-    idx_path  the table; None: next to the bag, with the suffix `.idx`
-    raises    FormatError for a table whose ends decrease
+    idx_path  path of the table; None means next to the bag, with the suffix `.idx`
+    raises    FormatError for a table whose offsets decrease
     """
 
     def __init__(self, bag_path: Any, idx_path: Any = None) -> None:
@@ -87,8 +87,8 @@ class BagWriter(Closeable):
     def append(self, record: bytes, flush: bool = True) -> int:
         """Append a record and return its number.
 
-        raises  UsageError after `close`; ValueFitError if it is not bytes; IntegrityError: see
-                `flush`
+        raises  UsageError after `close`; ValueFitError if the record is not bytes; IntegrityError
+                as in `flush`
         """
         if self.closed:
             raise UsageError("the writer is closed", where=self._bag)
@@ -101,9 +101,9 @@ class BagWriter(Closeable):
         return self.length - 1
 
     def flush(self) -> None:
-        """Write the pending records, then their entries of the table.
+        """Write the pending records, then their table entries.
 
-        raises  IntegrityError if bytes of another record follow the last one of the table
+        raises  IntegrityError if other bytes follow the last record in the table
         """
         if not self._pending:
             return
@@ -112,10 +112,10 @@ class BagWriter(Closeable):
         existing = self._bag.read(self.offset, min(size, self.offset + len(data)))
         if existing != data[: len(existing)]:
             raise IntegrityError(
-                f"cannot resume: the {size - self.offset} bytes after the last record are of a "
+                f"cannot resume: the {size - self.offset} bytes after the last record are from a "
                 "partial write, and the new data does not match them",
                 where=self._bag,
-                hint="Append the records that were being written, or cut the bag at that byte.",
+                hint="Append the records that were being written, or truncate the bag to its table.",
             )
         if len(existing) < len(data):
             self._bag.extend(size, [data[len(existing) :]])
@@ -131,17 +131,18 @@ class BagWriter(Closeable):
         self.closed = True
 
     def abort(self) -> None:
-        """Close the writer without hiding the error of the block."""
+        """Close the writer, and ignore errors so that the error of the block is raised."""
         with contextlib.suppress(FlareError):
             self.close()
 
 
 class BagReader(Closeable):
-    """Read records of one bag by number or range, whatever release of granular wrote it.
+    """Reader of records in one bag, by number or range, for bags of any granular release.
 
     bag_source  a path, an address, an object with the methods of a Path, bytes, or a SharedBuffer
-    idx_source  the table, likewise; None: `NAME.idx` next to the bag, else the table in the bag
-    cache_index, cache_data, single_file  accepted without effect: the table is kept in memory
+    idx_source  the table as one of these; None means `NAME.idx` next to the bag, if it exists, else
+                the table in the bag
+    cache_index, cache_data, single_file  accepted without effect; the table is always in memory
     raises      MissingError, FormatError
     """
 
@@ -192,12 +193,12 @@ class BagReader(Closeable):
 def rows_of(index: Any, length: int, noun: str) -> range:
     """Return the rows that a number, a range or a slice of step 1 selects.
 
-    noun    what a row is called in messages
+    noun    word for a row in messages
     raises  RowsError (an IndexError) outside the data; UsageError for an invalid index
     """
     if isinstance(index, (int, np.integer)):
         if not -length <= index < length:
-            raise RowsError(f"{noun} {index} is out of range; there are {length}")
+            raise RowsError(f"{noun} {index} is out of range; the length is {length}")
         row = int(index) % length
         return range(row, row + 1)
     if not isinstance(index, (range, slice)) or index.step not in (None, 1):
@@ -209,7 +210,7 @@ def rows_of(index: Any, length: int, noun: str) -> range:
 
 
 def _location(path: Any, writing: bool = False) -> Location:
-    """Return the Location of a file given as a path or as an object with the methods of a Path."""
+    """Return the Location of a file from a path or from an object with the methods of a Path."""
     if isinstance(path, (str, os.PathLike)):
         folder, name = os.path.split(path)
     else:
@@ -218,7 +219,7 @@ def _location(path: Any, writing: bool = False) -> Location:
 
 
 def _source(source: Any, suffix: str) -> Location:
-    """Return the Location of a source of `BagReader`."""
+    """Return the Location of a `BagReader` source."""
     if isinstance(source, SharedBuffer):
         source = source[:]
     if isinstance(source, (bytes, bytearray, memoryview)):

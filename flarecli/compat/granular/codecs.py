@@ -1,4 +1,4 @@
-"""Encoders and decoders of granular's types. All can be pickled, to send a reader to workers."""
+"""Encoders and decoders for granular's types; all can be pickled, to send a reader to workers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _decode_image(name: str, data: bytes) -> Any:
 
 
 def _encode_video(name: str, codec: str, value: Any) -> bytes:
-    """Return a video file.
+    """Encode frames as a video file.
 
     value  the bytes of a file, which are returned unchanged, or uint8 [frames, height, width, 3]
     """
@@ -67,7 +67,7 @@ def _encode_video(name: str, codec: str, value: Any) -> bytes:
         import av
     except ImportError:
         raise MissingLibraryError(
-            f"encoding frames as {name} needs PyAV", hint="Run pip install 'flarecli[media]'."
+            f"encoding frames as {name} requires PyAV", hint="Run `pip install 'flarecli[media]'`."
         ) from None
     file = io.BytesIO()
     try:
@@ -85,7 +85,7 @@ def _encode_video(name: str, codec: str, value: Any) -> bytes:
 
 
 def _decode_video(name: str, data: bytes) -> Any:
-    """Return the frames: uint8 [frames, height, width, 3]."""
+    """Decode a video file to its frames: uint8 [frames, height, width, 3]."""
     return read.decoders.video(sys.maxsize)(data)
 
 

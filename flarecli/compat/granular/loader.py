@@ -20,10 +20,10 @@ Batch = dict[str, Any]
 class Loader:
     """An endless iterator over batches: dicts of arrays, [batch, …] per key.
 
-    source    step -> datapoint; each value of a key has the dtype and shape of the first one
+    source    step -> datapoint; all values of a key have the dtype and shape of the first value
     prefetch  number of batches to prefetch
-    workers   threads, or processes if `mp`, a context of multiprocessing, is given
-    shard_id, num_shards  the part of the batches for this loader, if several share the steps
+    workers   number of threads, or of processes if `mp`, a multiprocessing context, is set
+    shard_id, num_shards  number of this loader, and number of loaders that share the steps
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Loader:
 
     @cached_property
     def spec(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Key -> dtype and shape of its value in one datapoint."""
+        """Key -> dtype and shape of the key's value in one datapoint."""
         return {
             key: (value.dtype, value.shape)
             for key, value in ((key, np.asarray(item)) for key, item in self.source(0).items())
@@ -71,7 +71,7 @@ class Loader:
 
     def __next__(self) -> Batch:
         if self._queue is None:
-            raise UsageError("the loader is not started", hint="Call iter() on it first.")
+            raise UsageError("the loader is not started", hint="Call iter(loader) first.")
         while len(self._queue) <= self.prefetch:
             steps = range(
                 self._submitted + self.shard_id * self.batch,

@@ -1,4 +1,4 @@
-"""Locations of folders that are given as a path, an address, or a path-like object.
+"""Conversion of folders to Locations, from a path, an address or a path-like object.
 
 A path-like object has the methods `/`, `exists`, `open`, `glob`, `mkdir` and `name` of a Path.
 """
@@ -27,7 +27,7 @@ __all__ = ["located"]
 def located(directory: Any, writing: bool = False) -> Location:
     """Return the Location of a folder: a path, an address, or a path-like object.
 
-    writing  files are appended to row by row, so a write does not wait for the disk
+    writing  True if files are extended row by row, so that writes do not wait for the disk
     """
     if isinstance(directory, (str, pathlib.PurePath)):
         at = locate(f"{os.fspath(directory).rstrip('/') or '/'}/")
@@ -40,7 +40,7 @@ def located(directory: Any, writing: bool = False) -> Location:
 
 
 class PathStore(Store):
-    """The files below a path-like object. Can be pickled if the object can."""
+    """Store for the files below a path-like object. It can be pickled if the object can."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -111,7 +111,7 @@ class PathStore(Store):
         def walk(at: Any, prefix: str) -> Iterator[Entry]:
             for child in at.glob("*"):
                 name = f"{prefix}{child.name}"
-                # elements.Path, the type that granular is used with, has `isdir`
+                # elements.Path, with which granular is often used, has `isdir`
                 if child.is_dir() if hasattr(child, "is_dir") else child.isdir():
                     yield from walk(child, f"{name}/")
                 else:

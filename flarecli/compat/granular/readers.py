@@ -1,4 +1,4 @@
-"""granular's readers, for datasets of every release: rows by number or range, some keys of them."""
+"""granular's readers, which read rows by number or range from datasets of any granular release."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Decoders = Mapping[str, Callable[[bytes], Any]]
 
 
 class _Reader(Closeable):
-    """Base class of both readers. It is pickled by its arguments.
+    """Base class of both readers. A reader is pickled as its arguments.
 
     directory    a path, an address, or an object with the methods of a Path
-    decoders     type -> function from bytes to a value; None: bytes
+    decoders     type -> function from bytes to a value; None returns bytes
     cache_keys   keys whose records are all read once and kept in memory
-    shards       number of the first shard and the step to the next; None: a dataset without shards
-    raises       MissingError, FormatError; UsageError for a type without decoder, or for a
-                 sharded dataset where one without shards is expected, and vice versa
+    shards       (first shard, step to the next shard); None means a dataset without shards
+    raises       MissingError, FormatError; UsageError for a type without a decoder, and if the
+                 dataset is sharded but `shards` is None, or vice versa
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class _Reader(Closeable):
             plain = kind.removesuffix("[]") if key in lists else kind
             if decoders is not None and plain not in decoders:
                 raise UsageError(
-                    f"no decoder for type {plain!r:.60}", hint="Give decoders=None for bytes."
+                    f"no decoder for type {plain!r:.60}", hint="Pass decoders=None for bytes."
                 )
             self._decoders[key] = None if decoders is None else decoders[plain]
         # `refs`, the table of lists, is always in memory
@@ -117,8 +117,8 @@ class _Reader(Closeable):
     def __getitem__(self, index: Any) -> dict[str, Any]:
         """Return a datapoint, or a list per key for a range: `[i]`, `[a:b]`, `[range(a, b)]`.
 
-        Keys may follow after a comma: a tuple or list of keys, or a mask, which maps each key to
-        True, False, or a range of its list.
+        The keys to read may follow after a comma, as a tuple or list of keys, or as a mask that
+        maps each key to True, False, or a range of its list.
 
         raises  RowsError (an IndexError) outside the data; UsageError for an unknown key, or a
                 range of a value that is not a list
@@ -167,7 +167,7 @@ class _Reader(Closeable):
         return bytes(data) if decoder is None else decoder(bytes(data))
 
     def available(self, index: int) -> dict[str, Any]:
-        """Return what a datapoint contains: True for a value, a range for a list."""
+        """Return key -> True for each value in a datapoint, or a range for each list."""
         row = rows_of(index, len(self), "datapoint").start
         i = bisect_right(self._starts, row) - 1
         (values,) = formats.find("granular").read_rows(self._shards[i], [row - self._starts[i]])
@@ -184,7 +184,7 @@ class _Reader(Closeable):
 class DatasetReader(_Reader):
     """Reader of one dataset: a folder with a spec.json.
 
-    cache_index, parallel, pool_name  accepted without effect: the tables are kept in memory
+    cache_index, parallel, pool_name  accepted without effect; the tables are always in memory
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class DatasetReader(_Reader):
 class ShardedDatasetReader(_Reader):
     """Reader of a sharded dataset: every `shardstep`-th shard from `shardstart` on.
 
-    cache_index, parallel  accepted without effect: the tables are kept in memory
+    cache_index, parallel  accepted without effect; the tables are always in memory
     """
 
     def __init__(
@@ -226,7 +226,7 @@ def _records(shard: Shard, key: str) -> Any:
 
 
 def _bounds(part: range | slice) -> tuple[int, int]:
-    """Return the first and the last position of a part of a list, exclusive. Raises UsageError."""
+    """Return the start and the exclusive end of a list range. Raises UsageError."""
     start, stop = part.start or 0, part.stop
     if part.step not in (None, 1) or start < 0 or (stop is not None and stop < start):
         raise UsageError(f"expected a range of step 1 within a list, got {part!r:.60}")

@@ -1,6 +1,6 @@
 """granular's sources: functions from a step to a datapoint.
 
-Random orders come from numpy and equal those of the original with the same seed.
+Random orders are drawn by numpy and equal the orders of the original with the same seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _called(source: Any) -> Callable[[int], Any]:
 
 
 class Epochs:
-    """Repeat a source, in another order each time if shuffled; the original ignores `seed`."""
+    """Repeated source, in another order each time if shuffled; the original ignores `seed`."""
 
     def __init__(
         self, source: Any, length: int | None = None, shuffle: bool = True, seed: int = 0
@@ -54,7 +54,7 @@ class Epochs:
 
 
 class Transform:
-    """Apply `fn(datapoint, seed=[seed, step])` to the datapoints of a source."""
+    """Source that applies `fn(datapoint, seed=[seed, step])` to the datapoints of a source."""
 
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
         self.source, self.fn, self.seed = _called(source), fn, seed
@@ -64,7 +64,7 @@ class Transform:
 
 
 class Sample:
-    """Draw a random datapoint for each step, with replacement."""
+    """Source that draws a random datapoint for each step, with replacement."""
 
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
         self.length, self.seed = length or len(source), seed
@@ -75,7 +75,7 @@ class Sample:
 
 
 class Truncate:
-    """Repeat the first `limit` datapoints of a source."""
+    """Source that repeats the first `limit` datapoints of a source."""
 
     def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
         self.limit, self.source = min(length or len(source), limit), _called(source)
@@ -85,7 +85,7 @@ class Truncate:
 
 
 class Interleave:
-    """Take datapoints from several sources in turn."""
+    """Source that reads several sources in turn."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
         self.sources = [_called(source) for source in sources]
@@ -96,7 +96,7 @@ class Interleave:
 
 
 class Mix:
-    """Draw one of several sources by weight for each step, and call it with the step."""
+    """Source that draws one of several sources by weight for each step."""
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float], seed: int = 0) -> None:
         self.sources, self.seed = [_called(source) for source in sources], seed

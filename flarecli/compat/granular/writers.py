@@ -1,7 +1,7 @@
-"""granular's writers: one bag per key, the same bytes; existing datasets are extended.
+"""granular's writers, which write or extend datasets with one bag per key and the same bytes.
 
-A type such as `utf8[]` without an encoder of that name is a list: the dataset is then written in
-the format of granular 0.21.
+A type such as `utf8[]` without an encoder of that name is a list type. A dataset with list types is
+written in the format of granular 0.21.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flarecli.storage.local import LocalStore
 
 __all__ = ["DatasetWriter", "ShardedDatasetWriter"]
 
-MAX_PENDING_ROWS, MAX_PENDING_BYTES = 1024, 1 << 24  # before a flush
+MAX_PENDING_ROWS, MAX_PENDING_BYTES = 1024, 1 << 24  # limits that trigger a flush
 _UNLIMITED = 1 << 62
 Encoders = Mapping[str, Callable[[Any], bytes]]
 
@@ -40,8 +40,8 @@ class _Writer(Closeable):
 
     directory  a path, or an object with the methods of a Path
     spec       key -> type; `TYPE[]` for lists
-    encoders   type -> function from a value to bytes; None: the values are bytes
-    raises     UsageError for an invalid key or type, or a type without encoder; IntegrityError
+    encoders   type -> function from a value to bytes; None means that the values are bytes
+    raises     UsageError for an invalid key or type, or a type without an encoder; IntegrityError
                if the folder has a dataset with another spec
     """
 
@@ -105,11 +105,11 @@ class _Writer(Closeable):
         )
 
     def _is_own(self, name: str) -> bool:
-        """Return whether a file belongs to a shard of this writer."""
+        """Return whether a file is in a shard of this writer."""
         return True
 
     def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Append one datapoint and return its number; with `flush`, it is written at once.
+        """Append one datapoint and return its number; `flush` writes the datapoint at once.
 
         raises  UsageError for keys that differ from the spec, or after `close`; ValueFitError for
                 a value that is not bytes; IntegrityError if another datapoint was partly written
@@ -119,7 +119,9 @@ class _Writer(Closeable):
         if datapoint.keys() != self._spec.keys():
             key = min(datapoint.keys() ^ self._spec.keys())
             raise UsageError(f"missing or unknown key {key!r:.60}")
-        row = [self._encoded(key, datapoint[key]) for key in self._spec]  # before any is written
+        row = [
+            self._encoded(key, datapoint[key]) for key in self._spec
+        ]  # encode all values before a value is written
         self._pending.append(row)
         self._pending_bytes += sum(
             len(value) if isinstance(value, bytes) else sum(map(len, value)) for value in row
@@ -133,7 +135,7 @@ class _Writer(Closeable):
         return len(self) - 1
 
     def _encoded(self, key: str, value: Any) -> bytes | list[bytes]:
-        """Return the bytes of a value, or those of each item of a list."""
+        """Return the bytes of a value, or the bytes of each item in a list."""
         if key in self._lists and not isinstance(value, (list, tuple)):
             raise ValueFitError(f"key {key!r}: expected a list, got {type(value).__name__}")
         encoder, encoded = self._encoders[key], []
@@ -191,9 +193,9 @@ class _LegacyWriter:
     at          the folder of the dataset
     columns     columns with the encodings `bytes` and `bytes[]`
     words       type names of the columns for spec.json, sorted by column
-    shard_rows  rows per shard; None: the folder is one dataset
+    shard_rows  rows per shard; None means that the folder is one dataset
     start, step  number of the first shard, and the increment
-    spool       the folder for the unnamed file; None: the one for temporary files
+    spool       folder for the unnamed file; None means the folder for temporary files
     rows        number of appended rows
     raises      UsageError if the folder contains a dataset, because it cannot be extended
     """
@@ -223,7 +225,7 @@ class _LegacyWriter:
         self._spooled: tuple[IO[bytes], pa.RecordBatchStreamWriter] | None = None
 
     def begin(self) -> None:
-        """Do nothing: nothing is written before all rows are known."""
+        """Do nothing, because files are written only after all rows are known."""
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Append rows and write complete shards."""
@@ -236,7 +238,7 @@ class _LegacyWriter:
                 self._write()
 
     def close(self) -> None:
-        """Write the pending rows. A dataset may be empty; a shard may not."""
+        """Write the pending rows. A dataset may be empty, but a shard must have rows."""
         if self._pending or (self._shard_rows is None and not self.rows):
             self._write()
 
@@ -270,7 +272,7 @@ class _LegacyWriter:
 
 
 class DatasetWriter(_Writer):
-    """Writer of one dataset; appends to an existing one."""
+    """Writer of one dataset, which extends an existing dataset."""
 
     def __init__(self, directory: Any, spec: Mapping[str, str], encoders: Encoders | None) -> None:
         super().__init__(directory, spec, encoders)
@@ -278,9 +280,9 @@ class DatasetWriter(_Writer):
 
 
 class ShardedDatasetWriter(_Writer):
-    """Writer of every `shardstep`-th shard from `shardstart` on, of `shardlen` datapoints each.
+    """Writer of every `shardstep`-th shard from `shardstart` on, with `shardlen` datapoints each.
 
-    The first shard that is not full is filled first.
+    An existing shard that is not full is filled first.
     """
 
     def __init__(

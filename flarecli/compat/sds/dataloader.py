@@ -1,4 +1,4 @@
-"""sds's MultiStreamDataLoader: batches of several datasets by a schedule. Loads torch."""
+"""sds's MultiStreamDataLoader: scheduled batches of several datasets. The module loads torch."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from flarecli.errors import FormatError, UsageError
 
 __all__ = ["Batch", "MultiStreamDataLoader", "ScheduleType", "Stream", "StreamOptions"]
 
-_SEED_STEP, _RANK_STEP, _SEEDS = 1007, 1_000_003, 1 << 32  # those of the original
-MAX_ROUND_BATCHES = 100_000  # of a schedule
+_SEED_STEP, _RANK_STEP, _SEEDS = 1007, 1_000_003, 1 << 32  # the constants of the original
+MAX_ROUND_BATCHES = 100_000  # maximum batches in one round of a schedule
 _STRATEGIES = ("no_mixing", "mix_all", "custom")
 
 
 class ScheduleType(Enum):
-    """Order of the batches of mixing groups. For counts a: 2, b: 3 one round is
+    """Order in which mixing groups provide batches. For counts a: 2, b: 3, one round is
 
     consecutive              aabbb
     consecutive_interleaved  ababb
     random_order             a new permutation in each round
     fixed_random_order       the same permutation in each round
 
-    `random` draws a group for each batch by its ratio.
+    `random` draws a group for each batch in proportion to the ratios.
     """
 
     RANDOM = "random"
@@ -82,7 +82,7 @@ def _draw(seed: int, values: Sequence[int], weights: Sequence[float]) -> int:
 
 
 class Batch(dict[str, Any]):
-    """A collated batch and its stream.
+    """A collated batch and the name of its stream.
 
     num_accum_rounds_left  number of following batches of the same stream, for gradient
                            accumulation
@@ -110,13 +110,13 @@ class Batch(dict[str, Any]):
 class StreamOptions:
     """Options of one dataset in a mix.
 
-    ratio             its share of the batches; 0: unused
-    mixing_group_id   all ranks use the same group for a batch, each a stream of it
-    dataloader_kwargs  more arguments of torch's DataLoader
-    is_main           the loader's `main_stream`
-    batch_size, batch_gpu  samples per batch on all ranks, and per rank; None for both: samples
-                      are not batched
-    num_accum_rounds  consecutive batches, for gradient accumulation
+    ratio             share of the batches; 0 means that the dataset is unused
+    mixing_group_id   for each batch, all ranks use the same group, and each rank draws a stream
+    dataloader_kwargs  additional arguments for torch's DataLoader
+    is_main           True for the loader's `main_stream`
+    batch_size, batch_gpu  samples per batch on all ranks, and per rank; None for both disables
+                      batching
+    num_accum_rounds  number of consecutive batches, for gradient accumulation
     """
 
     name: str
@@ -134,7 +134,7 @@ class StreamOptions:
         batch_gpu: int | None = None,
         num_accum_rounds: int | None = None,
     ) -> tuple[int, int, int]:
-        """Return batch_size, batch_gpu and num_accum_rounds; derive the missing ones.
+        """Return batch_size, batch_gpu and num_accum_rounds; derive the missing values.
 
         raises  UsageError without a size, or if the sizes do not divide evenly
         """
@@ -161,7 +161,7 @@ class StreamOptions:
     ) -> list[StreamOptions]:
         """Return the options of the streams of a mix, with ratios whose sum is 1.
 
-        drop_unused      drop streams of ratio 0
+        drop_unused      drop streams with ratio 0
         mixing_strategy  no_mixing: a group per stream; mix_all: one group; custom: by
                          mixing_group_id
         raises           UsageError for incomplete ratios or groups, and for duplicate names
@@ -217,7 +217,7 @@ def _check_groups(groups: Sequence[int | None], strategy: str) -> None:
 
 
 def _normalized(ratios: Sequence[float | None]) -> list[float]:
-    """Return ratios whose sum is 1; equal ones if none is given."""
+    """Scale ratios so that their sum is 1; return equal ratios if no ratio is set."""
     numbers = [float(ratio) for ratio in ratios if ratio is not None]
     if not numbers:
         return [1.0 / len(ratios)] * len(ratios) if ratios else []
@@ -239,14 +239,15 @@ class Stream:
 
 
 class MultiStreamDataLoader:
-    """Endless iterator over batches of several datasets: `Batch`es of one stream each.
+    """Endless iterator over batches of several datasets; each `Batch` is from one stream.
 
     datasets          StreamingDatasets
-    stream_opts       their options; a stream of ratio 0 is unused
-    num_workers       total number of processes, divided by ratio; or a list per stream
+    stream_opts       options of each dataset; datasets with ratio 0 are unused
+    num_workers       total number of processes, divided by ratio, or a list with one number per
+                      stream
     schedule          see `ScheduleType`
     counts_precision  decimals of the ratios that determine the length of a round
-    reweight_workers  False: the same number of workers for each stream
+    reweight_workers  False uses the same number of workers for each stream
     raises            UsageError for contradictory options
     """
 
@@ -310,9 +311,9 @@ class MultiStreamDataLoader:
 
     @staticmethod
     def split_across_consumers(ratios: Sequence[float], total: int) -> list[int]:
-        """Divide a number of workers by ratios whose sum is 1.
+        """Divide a number of workers in proportion to ratios whose sum is 1.
 
-        Each ratio above 0 gets at least one worker if there are enough.
+        Each ratio above 0 receives at least one worker if the number is sufficient.
         """
         portions = [math.ceil(total * ratio) for ratio in ratios]
         if sum(portions) < total:
@@ -323,7 +324,7 @@ class MultiStreamDataLoader:
 
     @property
     def main_stream(self) -> Stream:
-        """The stream with `is_main`, else the first one with the largest ratio."""
+        """The stream with `is_main`, or else the first stream with the largest ratio."""
         return max(self.streams, key=lambda stream: (stream.opts.is_main, stream.opts.ratio))
 
     def state_dict(self) -> dict[str, Any]:
@@ -334,12 +335,12 @@ class MultiStreamDataLoader:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state of this class or of the original.
 
-        Raises UsageError if the state belongs to other streams.
+        Raises UsageError if the state has another number of streams.
         """
         states = state_dict.get("stream_states")
         if not isinstance(states, Sequence) or len(states) != len(self.streams):
             raise UsageError(
-                f"stream_states: expected those of {len(self.streams)} streams, "
+                f"stream_states: expected the states of {len(self.streams)} streams, "
                 f"got {len(states) if isinstance(states, Sequence) else None}"
             )
         for stream, state in zip(self.streams, states, strict=True):
@@ -359,7 +360,7 @@ class MultiStreamDataLoader:
             for left in reversed(range(stream.opts.num_accum_rounds)):
                 raw = next(stream.iterator)
                 if left == 0:
-                    self._yielded += 1  # before the yield, so that a state saved there counts it
+                    self._yielded += 1  # before the yield, so that a saved state counts this batch
                 yield Batch(raw, stream.opts.name, left, stream.dataset.data_type)
 
 
@@ -379,7 +380,7 @@ def _endless(loader: Iterable[Any], name: str) -> Iterator[Any]:
 
 
 def _batch_size(opts: StreamOptions) -> int | None:
-    """Return the samples per batch and rank of a stream."""
+    """Return the number of samples per batch and rank for a stream."""
     size = opts.batch_gpu
     if size is None and opts.batch_size is not None:
         _, size, _ = StreamOptions.infer_batch_info(opts.batch_size)
@@ -389,7 +390,7 @@ def _batch_size(opts: StreamOptions) -> int | None:
             f"expected batches of at least 1 sample and at least 1 round, got {size} and "
             f"{opts.num_accum_rounds}",
             where=where,
-            hint="Give ratio=0 to skip the stream.",
+            hint="Pass ratio=0 to skip the stream.",
         )
     size_of_loader = opts.dataloader_kwargs.get("batch_size", size)
     if size_of_loader != size:
@@ -413,20 +414,20 @@ def _workers_of(total: int, ratios: Sequence[float], reweight: bool) -> list[int
 def _workers_listed(
     workers: Sequence[int], streams: int, used: Sequence[int], reweight: bool
 ) -> list[int]:
-    """Return the workers of the used streams."""
+    """Return the number of workers for each used stream."""
     if reweight:
-        raise UsageError("a list of num_workers needs reweight_workers=False")
+        raise UsageError("a list of num_workers requires reweight_workers=False")
     if len(workers) != streams or min(workers) < 0:
         raise UsageError(f"num_workers: expected {streams} numbers >= 0, got {list(workers)!r:.80}")
     return [workers[i] for i in used]
 
 
 def _counts(ratios: Sequence[float], precision: int) -> list[int]:
-    """Return the batches per round of each group: its ratio divided by the smallest one."""
+    """Return the batches per round for each group: its ratio divided by the smallest ratio."""
     shares = np.round(np.array(ratios), precision)
     if not (shares > 0).all():
         raise UsageError(
-            f"ratios {list(ratios)} are 0 with {precision} decimals",
-            hint="Raise counts_precision.",
+            f"ratios {list(ratios)}: a ratio is 0 with {precision} decimals",
+            hint="Increase counts_precision.",
         )
     return [max(1, round(float(share))) for share in shares / shares.min()]

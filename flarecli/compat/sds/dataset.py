@@ -1,6 +1,6 @@
 """sds's StreamingDataset: fetches the files of an index on demand, by position or by epoch.
 
-It does not load torch. If torch is loaded, it is an IterableDataset.
+The module does not load torch. If torch is loaded, StreamingDataset is an IterableDataset.
 """
 
 from __future__ import annotations
@@ -36,34 +36,35 @@ _log = logging.getLogger("flarecli.sds")
 
 
 class IndexMetaData(NamedTuple):
-    """The number of samples of an index."""
+    """The number of samples in an index."""
 
     num_samples: int
 
 
 class StreamingDataset:
-    """Samples of an index: its columns, with paths of fetched files instead of their addresses.
+    """Samples of an index, in which addresses are replaced by the paths of fetched files.
 
-    src                  an index (Parquet, CSV, JSON), several by a wildcard, a list of them, or
-                         a folder of files; local or remote
-    dst                  the folder for fetched files, in a subfolder per dataset
-    data_type            image, video, audio, text, or one of those with `_latent`; added to
-                         each sample
+    src                  an index (Parquet, CSV, JSON), a wildcard for several indexes, a list of
+                         indexes, or a folder of files; local or remote
+    dst                  folder for fetched files, with a subfolder per dataset
+    data_type            `image`, `video`, `audio` or `text`, with or without the suffix `_latent`;
+                         added to each sample
     columns_to_download  columns of addresses, also called `columns_to_load`
-    index_col_name       the column whose values name the files
-    num_downloading_workers  parallel transfers
-    shuffle_seed         seed of the order of an epoch; None: the order of the index; -1: random
-    cache_limit          bytes of files kept on this machine; None: unlimited. The oldest files
-                         are removed first
-    transforms           functions of a sample that return one sample or several
-    max_index_files_to_use  maximum number of indexes that a wildcard matches
-    unaligned_worker_index  each worker of each rank reads all samples in an order of its own
-    infinite_iteration   start the next epoch after each one
+    index_col_name       column whose values name the files
+    num_downloading_workers  number of parallel transfers
+    shuffle_seed         seed of the epoch order; None keeps the order of the index, and -1 draws a
+                         random seed
+    cache_limit          maximum bytes of files kept on this machine; None means unlimited; the
+                         oldest files are removed first
+    transforms           functions that convert a sample to one or several samples
+    max_index_files_to_use  maximum number of indexes to read for a wildcard
+    unaligned_worker_index  let each worker of each rank read all samples, in different orders
+    infinite_iteration   start another epoch at the end of each epoch
     allow_private        allow addresses in private networks
     allow_local          allow local paths outside the folder of the index, `file://` and links
     resolution, num_random_access_retries, print_…, lazy_index_…, min_num_pending_tasks_thresh
                          accepted without effect
-    failed               number of rows that were skipped, each reported in the log
+    failed               number of skipped rows, each of which is reported in the log
     raises               UsageError, MissingError, FormatError; the error of the first row if all
                          rows of an epoch failed
     """
@@ -107,7 +108,7 @@ class StreamingDataset:
         lazy_index_prefetch_factor: int = 3,
         min_num_pending_tasks_thresh: int | None = None,
     ) -> None:
-        # the original takes a member of an enum or its value
+        # the original accepts an enum member or its value
         self.data_type = (
             None if data_type is None else str(getattr(data_type, "value", data_type)).lower()
         )
@@ -147,13 +148,13 @@ class StreamingDataset:
         )
         self._block = max(prefetch, 2 * num_downloading_workers, 1)
         self._stored: deque[FetchedRow] = deque()
-        self._refs: Counter[int] = Counter()  # row -> uses of its files, which stay until it is 0
+        self._refs: Counter[int] = Counter()  # row -> use count; files with a count are not removed
         self._used = self._yielded = self.failed = 0
-        self._first_error: FlareError | None = None  # of this epoch, in this process
+        self._first_error: FlareError | None = None  # first error of this epoch in this process
         self._epoch_counter = EpochCounter()
 
     def build_index(self) -> None:
-        """Read the index again, such as when its files have changed."""
+        """Read the index again, for example after its files have changed."""
         self._rows = self._open_rows()
         self.index_meta = IndexMetaData(len(self._rows))
 
@@ -166,12 +167,12 @@ class StreamingDataset:
         return len(self)
 
     def __getitem__(self, idx: int) -> Any:
-        """Fetch the files of one sample and return it after its transforms; of several, the first.
+        """Fetch the files of one sample, and return the first result of the transforms.
 
         raises  RowsError (an IndexError) outside the data; ReachError if a file cannot be fetched
         """
         if not -len(self) <= idx < len(self):
-            raise RowsError(f"sample {idx} is out of range; there are {len(self)}")
+            raise RowsError(f"sample {idx} is out of range; there are {len(self)} samples")
         row = int(idx) % len(self)
         self._refs[row] += 1
         try:
@@ -200,7 +201,7 @@ class StreamingDataset:
             raise
 
     def _store(self, fetched: FetchedRow, sharers: int) -> None:
-        """Count the files of a returned sample, and remove older ones to keep the limit."""
+        """Count the files of a returned sample, and remove older files if the limit is exceeded."""
         if self.cache_limit is None:
             return
         self._stored.append(fetched)
@@ -245,11 +246,11 @@ class StreamingDataset:
                 self._epoch_counter.advance(epoch)
 
     def _shares(self, step: int, workers: int) -> int:
-        """Return how many workers of this rank have a row of the epoch from a step on."""
+        """Return the number of workers of this rank that read rows from a step on."""
         return min(workers, -(-(len(self) - step) // ranks()[1]))
 
     def _all_failed(self, epoch: int, first: FlareError) -> FlareError:
-        """Return the error for an epoch in which all rows failed, based on that of its first row."""
+        """Return the error for an epoch in which all rows failed, from the first row's error."""
         error = type(first)(
             f"all rows of epoch {epoch} failed; first error: {first}",
             where=self.src,
@@ -298,7 +299,7 @@ class StreamingDataset:
     def _submit(
         self, blocks: Iterator[list[int]], in_flight: deque[int]
     ) -> Future[list[FetchedRow]] | None:
-        """Start fetching the next rows; count their uses first, so that present files stay."""
+        """Start fetching the next rows; count their uses first, so that their files are kept."""
         rows = next(blocks, None)
         if rows is None:
             return None
@@ -307,9 +308,9 @@ class StreamingDataset:
         return submit(lambda: self._rows.fetch(rows))
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position by the samples that this process has yielded.
+        """Return the position, computed from the samples that this process has yielded.
 
-        With workers of a DataLoader, use `set_progress` instead.
+        With DataLoader workers, use `set_progress` instead.
         """
         epoch, step = self._epoch_counter.last()
         return {"epoch": epoch, "sample_in_epoch": step + self._yielded * ranks()[1]}
@@ -325,7 +326,7 @@ class StreamingDataset:
 
     @property
     def sample_in_epoch(self) -> int:
-        """Samples of the epoch that all ranks have yielded; setting it keeps `epoch`."""
+        """Number of samples that all ranks have yielded in the epoch; setting it keeps `epoch`."""
         return self.state_dict()["sample_in_epoch"]
 
     @sample_in_epoch.setter
@@ -337,14 +338,14 @@ class StreamingDataset:
         self.set_progress(state_dict["epoch"], state_dict["sample_in_epoch"])
 
     def set_progress(self, epoch: int, sample_in_epoch: int | None = None) -> None:
-        """Set the epoch of the next iteration, and the samples of all ranks to skip.
+        """Set the epoch of the next iteration, and the number of samples that all ranks skip.
 
-        raises  UsageError outside the epoch
+        raises  UsageError for a position outside the epoch
         """
         step = sample_in_epoch or 0
         if epoch < 0 or not 0 <= step <= len(self) + ranks()[1]:
             raise UsageError(
-                f"sample {step} of epoch {epoch} is out of range; there are {len(self)}"
+                f"sample {step} of epoch {epoch} is out of range; there are {len(self)} samples"
             )
         self._yielded = 0
         self._epoch_counter.resume(epoch, step)
@@ -367,8 +368,8 @@ def _random_seed() -> int:
             has_group = False
         if not has_group:
             raise UsageError(
-                "shuffle_seed=-1 with several ranks needs torch.distributed",
-                hint="Initialize torch.distributed first, or give a seed.",
+                "shuffle_seed=-1 with several ranks requires torch.distributed",
+                hint="Initialize torch.distributed first, or pass a seed.",
             )
         distributed.broadcast_object_list(seed)
     return seed[0]

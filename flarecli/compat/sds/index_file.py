@@ -25,14 +25,14 @@ MIN_STALE_AGE_S = 60.0
 
 
 class IndexFile:
-    """Rows of batches by position.
+    """Rows of batches by position, stored in a file.
 
-    It is pickled by file name. The process that created the file removes it.
+    An IndexFile is pickled as the name of its file. The process that created the file removes it.
 
-    folder    folder of the file; files left by killed processes are removed from it
-    key       a column of unique values
-    suffixes  no two keys may differ only by `-` and one of these
-    raises    UsageError for duplicate keys, and for two such keys
+    folder    folder for the file, from which old files of killed processes are removed
+    key       name of a column with unique values
+    suffixes  suffixes, such that one key must not be another key followed by `-SUFFIX`
+    raises    UsageError for duplicate keys, and for two keys that differ by a suffix
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class IndexFile:
         return int(self._starts[-1])
 
     def take(self, rows: Sequence[int]) -> pa.Table:
-        """Return rows in the given order; only their batches are read."""
+        """Return rows in the given order; only the batches with these rows are read."""
         positions = np.asarray(rows, np.int64)
         number = np.searchsorted(self._starts, positions, "right") - 1
         order = np.argsort(number, kind="stable")
@@ -109,9 +109,9 @@ def _check_unique(keys: Keys, column: pa.Array, first: int, where: str) -> None:
 
 
 def _check_suffix(both: Keys, column: pa.Array, suffix: str, where: str) -> None:
-    """Raise UsageError if one key is another one with a suffix.
+    """Raise UsageError if one key is another key with the suffix.
 
-    both  the keys so far, with and without the suffix
+    both  all earlier keys, with and without the suffix
     """
     texts = [key_text(key) for key in column if key.is_valid]
     clash = np.flatnonzero(
@@ -131,7 +131,7 @@ def _check_suffix(both: Keys, column: pa.Array, suffix: str, where: str) -> None
 
 
 def _remove_stale(folder: str) -> None:
-    """Remove files of killed processes: old ones that are not locked."""
+    """Remove the files of killed processes, which are old and not locked."""
     for path in glob.glob(os.path.join(glob.escape(folder), ".flare-index-*.arrow")):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The rows of an index, and the files they name, downloaded into a folder under checked names."""
+"""Rows of an index, and the files that they name, which are downloaded under checked names."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MAX_EXTENSION_LENGTH = 12
 
 @dataclass(frozen=True, slots=True)
 class FetchedRow:
-    """A row whose files are present, or why they are not.
+    """A row whose files are present, or the error of fetching them.
 
-    sample  its columns, those of files as paths
+    sample  columns of the row, with file paths instead of addresses
     files   column -> path
-    size    bytes of the files
+    size    total bytes of the files
     """
 
     row: int
@@ -45,8 +45,8 @@ class FetchedRow:
 class Rows:
     """The rows of an index or of a folder of files; their files are fetched on request.
 
-    key     the column whose values name the files; the row number if it is `index` and there
-            is no such column
+    key     column whose values name the files; the row number is used if `key` is `index` and no
+            such column exists
     raises  UsageError for a missing column or a duplicate key
     """
 
@@ -122,7 +122,7 @@ class Rows:
         return self._source
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_source": None}  # opened again if needed
+        return {**self.__dict__, "_source": None}  # the source is opened again if needed
 
     def __len__(self) -> int:
         return len(self.table)
@@ -146,7 +146,7 @@ class Rows:
         return [row if row.error is not None else self._paths(row) for row in fetched]
 
     def _names(self, row: int, sample: dict[str, Any]) -> dict[str, str]:
-        """Return the names of the files of a row, `KEY-COLUMN.ext`: column -> name."""
+        """Return the file names of a row: column -> `KEY-COLUMN.ext`."""
         key = str(sample[self.key] if self.key else row)
         names = {}
         for column in self.columns:
@@ -156,7 +156,7 @@ class Rows:
                     raise ValueFitError(
                         f"column {column!r} has no address",
                         row=row,
-                        hint="Give allow_missing_columns=True.",
+                        hint="Pass allow_missing_columns=True.",
                         column=column,
                     )
                 continue
@@ -169,10 +169,10 @@ class Rows:
         return names
 
     def _fetch_files(self, table: pa.Table, missing: list[int], fetched: list[FetchedRow]) -> None:
-        """Write the files of rows, and replace those that failed.
+        """Write the files of rows, and replace failed rows in `fetched`.
 
-        table    the rows
-        missing  their positions in `fetched`
+        table    rows whose files are fetched
+        missing  positions of these rows in `fetched`
         """
         (batch,) = table.combine_chunks().to_batches() or [
             pa.RecordBatch.from_pylist([], table.schema)
@@ -180,7 +180,7 @@ class Rows:
         if self._files:
             self._read_files(batch, missing, fetched)
             return
-        for column in self.columns:  # one at a time: a row may lack a column
+        for column in self.columns:  # one column at a time, because a row may lack a column
             at = [
                 k
                 for k, i in enumerate(missing)
@@ -250,12 +250,12 @@ def _error_of(failure: Failure, column: str, address: str, row: int) -> FlareErr
         message,
         row=row,
         column=column,
-        hint=f"Give {switch}=True if you trust this index.",
+        hint=f"Pass {switch}=True if you trust this index.",
     )
 
 
 def _suffixes(columns: Sequence[str]) -> list[str]:
-    """Return suffixes of keys that make file names ambiguous.
+    """Return key suffixes that make file names ambiguous.
 
     With columns `url` and `thumb-url`, `KEY-thumb-url` may be a file of `KEY` or `KEY-thumb`.
     """
@@ -270,7 +270,7 @@ def _suffixes(columns: Sequence[str]) -> list[str]:
 
 
 def _first(src: str, count: int | None) -> str | list[str]:
-    """Return the first indexes that match a wildcard. Raises UsageError."""
+    """Return the first `count` indexes that match a wildcard. Raises UsageError."""
     if count is None:
         return src
     if count < 1 or src.endswith(".txt"):
@@ -284,7 +284,7 @@ def _first(src: str, count: int | None) -> str | list[str]:
 def _batches(
     source: Source, names: list[str], limit: int | None, sql: str | None
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the selected columns and rows."""
+    """Return the schema and the batches of the selected columns and rows."""
     schema, batches = (
         pa.schema([source.schema.field(name) for name in names]),
         source.batches(RowRequest(names)),

@@ -1,6 +1,6 @@
 """The API of mosaicml-streaming: `import flarecli.compat.streaming as streaming`.
 
-The modules below `base` have the same paths as in the original. Names load on first use; only
+The modules below `base` have the same paths as in the original. Names are loaded on first use; only
 `StreamingDataLoader` loads torch.
 """
 

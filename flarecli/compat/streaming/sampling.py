@@ -1,4 +1,4 @@
-"""The samples of an epoch of a StreamingDataset: how many of each stream, and their order."""
+"""Samples of a StreamingDataset epoch: the number of samples per stream, and their order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_EDGES = 1 << 20
 def samples_per_stream(
     streams: Sequence[Stream], sizes: Sequence[int], epoch_size: int | None
 ) -> list[int]:
-    """Return the number of samples of each stream in an epoch.
+    """Return the number of samples that each stream has in an epoch.
 
     raises  UsageError if only some streams have a proportion, or if `epoch_size` is given with
             `repeat` or `choose`
@@ -35,7 +35,7 @@ def samples_per_stream(
         if any(share is None for share in shares) or not sum(share or 0 for share in shares):
             raise UsageError(
                 "expected a proportion for each stream, or for none",
-                hint="Leave out repeat and choose.",
+                hint="Omit repeat and choose.",
             )
         return _divide([share or 0 for share in shares], total)
     if epoch_size is not None and any(
@@ -43,7 +43,7 @@ def samples_per_stream(
     ):
         raise UsageError(
             "epoch_size cannot be combined with repeat or choose",
-            hint="Leave out epoch_size, or repeat and choose.",
+            hint="Omit epoch_size, or omit repeat and choose.",
         )
     counts = [
         weight.choose
@@ -57,14 +57,14 @@ def samples_per_stream(
 
 
 def _divide(weights: Sequence[float], total: int) -> list[int]:
-    """Divide a number in proportion to weights."""
+    """Divide `total` into integers in proportion to the weights."""
     weight = sum(weights) or 1
     ends = [round(total * end / weight) for end in accumulate(weights)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def parse_count(value: float | str) -> int:
-    """Return a number of samples given as 1000, `10k` or `1.5m`. Raises UsageError."""
+    """Parse a number of samples such as 1000, `10k` or `1.5m`. Raises UsageError."""
     text = str(value).lower().strip()
     unit = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}.get(text[-1:], 1)
     try:
@@ -77,12 +77,12 @@ def parse_count(value: float | str) -> int:
 
 
 class Sampler:
-    """The samples of an epoch: each stream is repeated as a whole, and then in part.
+    """The samples of an epoch: complete passes over each stream, and then a partial pass.
 
-    starts       per stream: the first sample of each shard, and the end
-    counts       number of samples of each stream
-    method       `balanced`: the part is drawn for each epoch; `fixed`: it is always the same
-    granularity  number of consecutive samples in the part
+    starts       per stream: the first sample of each shard, then the number of samples
+    counts       number of samples that each stream has in the epoch
+    method       `balanced` draws another partial pass in each epoch; `fixed` always the same
+    granularity  number of consecutive samples that are drawn together in a partial pass
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Sampler:
         return int(self._places[-1])
 
     def samples(self, steps: IntArray, epoch: int, order: str, window: int) -> IntArray:
-        """Return the sample of each step, all streams mixed: int64 [k]."""
+        """Return the sample of each step with all streams mixed: int64 [k]."""
         places = Epoch(self.edges, self._seed, epoch, order, window).at(steps)
         streams: IntArray = np.searchsorted(self._places, places, "right") - 1
         return self._at(streams, places - self._places[streams], epoch)
@@ -122,7 +122,7 @@ class Sampler:
     def samples_of_streams(
         self, streams: IntArray, places: IntArray, epoch: int, order: str, window: int
     ) -> IntArray:
-        """Return samples by stream and position in the order of that stream: int64 [k]."""
+        """Return the samples at positions in the orders of their streams: int64 [k]."""
         in_stream: IntArray = np.empty(len(places), np.int64)
         for k in np.unique(streams).tolist():
             of_k = streams == k
@@ -132,7 +132,7 @@ class Sampler:
         return self._at(streams, in_stream, epoch)
 
     def _at(self, streams: IntArray, in_stream: IntArray, epoch: int) -> IntArray:
-        """Return the samples at positions of streams."""
+        """Return the samples at positions within their streams."""
         out: IntArray = np.empty(len(in_stream), np.int64)
         for k in np.unique(streams).tolist():
             of_k, size = streams == k, self._sizes[k]
@@ -145,7 +145,7 @@ class Sampler:
         return out
 
     def _partial(self, part: IntArray, size: int, epoch: int) -> IntArray:
-        """Return samples of a pass over a part of a stream, in random groups.
+        """Return the samples of a partial pass over a stream, drawn in random groups.
 
         If groups do not divide the stream evenly, the remaining samples differ in each epoch.
         """
@@ -165,10 +165,10 @@ class Sampler:
 
 
 def _edges(starts: Sequence[int], count: int) -> IntArray:
-    """Return where each shard begins among `count` samples of a repeated stream, and the end.
+    """Return the start of each shard among `count` samples of a repeated stream, then `count`.
 
-    More than MAX_EDGES are replaced by evenly spaced positions, so that a shuffled order uses
-    more shards at a time.
+    More than MAX_EDGES starts are replaced by evenly spaced positions, so that a shuffled order
+    uses more shards at a time.
     """
     size, ends = starts[-1], np.array(starts[1:], np.int64)
     turns = -(-count // size) if size else 0
@@ -179,12 +179,13 @@ def _edges(starts: Sequence[int], count: int) -> IntArray:
 
 
 class Batching:
-    """The stream of each step. Step s belongs to rank s % ranks.
+    """The stream of each step, where rank s % ranks reads step s.
 
-    A global batch consists of batch × ranks steps in a row.
+    A global batch consists of batch × ranks consecutive steps.
 
-    method  stratified: each global batch has the same proportions of streams as the epoch;
-            per_stream: each has one stream; device_per_stream: each rank's part has one stream
+    method  stratified: each global batch has the same stream proportions as the epoch;
+            per_stream: each global batch has one stream; device_per_stream: each rank's batch has
+            one stream
     counts  samples of each stream in an epoch; an incomplete last batch is dropped
     raises  UsageError for another method, or a stream too small to be in every batch
     """
@@ -212,7 +213,7 @@ class Batching:
         self.steps = self.batches * self._size // self.global_size * self.global_size
 
     def at(self, steps: IntArray, epoch: int, shuffle: bool) -> tuple[IntArray, IntArray]:
-        """Return the stream of each step and the position in its order: int64 [k] each."""
+        """Return the stream of each step and the position in the stream's order: int64 [k] each."""
         if self._method == "stratified":
             bounds = np.cumsum(self._shares)
             number, offset = np.divmod(steps, self.global_size)
@@ -233,7 +234,8 @@ class Batching:
 def _shares(counts: Sequence[int], whole: int) -> IntArray:
     """Divide a batch in proportion to the counts.
 
-    The largest remainders are rounded up; among equal remainders, the last ones, as in the original.
+    The largest remainders are rounded up. Among equal remainders, the last are rounded up, as in
+    the original.
     """
     exact = np.array(counts, np.float64) * whole / max(1, sum(counts))
     shares: IntArray = np.floor(exact).astype(np.int64)
@@ -243,6 +245,6 @@ def _shares(counts: Sequence[int], whole: int) -> IntArray:
         k = int(np.flatnonzero(shares == 0)[0])
         raise UsageError(
             f"Number of samples for stream {k} is 0 in a batch of {whole}: its share is too small",
-            hint="Raise its proportion, or batch_size.",
+            hint="Increase the proportion of the stream, or batch_size.",
         )
     return shares

@@ -1,4 +1,4 @@
-"""The shards of a StreamingDataset in its local folders: fetched, counted and evicted."""
+"""Shard cache of a StreamingDataset, which fetches shards into local folders and evicts them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from flarecli.formats import INDEX
 
 __all__ = ["ShardCache"]
 
-MIN_SHARDS_IN_LIMIT = 4  # of the size of the largest shard
+MIN_SHARDS_IN_LIMIT = 4  # minimum cache limit, in sizes of the largest shard
 
 
 class ShardCache(Sequence[Any]):
-    """The shards of all streams in a row.
+    """The concatenated shards of all streams.
 
-    firsts  the first shard of each stream, and the number of shards
-    limit   bytes for the local folders, indexes included; None: unlimited
+    firsts  the first shard of each stream, then the number of shards
+    limit   maximum bytes in the local folders, including indexes; None means unlimited
     raises  UsageError for a limit that is too small
     """
 
@@ -45,7 +45,7 @@ class ShardCache(Sequence[Any]):
             raise UsageError(
                 f"Minimum cache usage ({self._index_bytes} bytes) is larger than the cache limit "
                 f"({limit} bytes)",
-                hint="Raise `cache_limit`: the indexes alone take that much.",
+                hint="Increase `cache_limit`, because the indexes alone use the minimum.",
             )
         largest = max(
             sum(size for _, size in part.files(i)) for part in parts for i in range(len(part))
@@ -70,7 +70,7 @@ class ShardCache(Sequence[Any]):
         return self._streams[k], self._parts[k][shard - self._firsts[k]]
 
     def fetch(self, shard: int) -> None:
-        """Fetch a shard into its folder; evict others first if the limit requires it."""
+        """Fetch a shard into its folder; evict other shards first if the limit requires it."""
         stream, reader = self.of(shard)
         if not stream.is_present(reader):
             with stream.lock():
@@ -81,11 +81,11 @@ class ShardCache(Sequence[Any]):
                         stream.prepare(reader)
         if self.limit:
             for raw, _ in reader.file_pairs:
-                with suppress(FileNotFoundError):  # another process has evicted it
+                with suppress(FileNotFoundError):  # another process has evicted the file
                     os.utime(os.path.join(stream.folder, raw.basename))
 
     def evict(self, shard: int) -> int:
-        """Remove a shard from its folder unless that is its only copy; return the bytes freed."""
+        """Remove a shard from its folder, except an only copy; return the number of freed bytes."""
         stream, reader = self.of(shard)
         if not stream.is_copied:
             return 0
@@ -121,7 +121,7 @@ class ShardCache(Sequence[Any]):
         return {folder: NamedFiles(folder, files) for folder, files in sizes.items()}
 
     def _files(self, shard: int) -> Iterator[tuple[str, str, int]]:
-        """Yield folder, name and bytes of each file of a shard, compressed ones included."""
+        """Yield the folder, name and size of each file of a shard, including compressed files."""
         k = bisect_right(self._firsts, shard) - 1
         for name, size in self._parts[k].files(shard - self._firsts[k]):
             folder, name = os.path.split(os.path.join(self._streams[k].folder, name))
@@ -129,7 +129,7 @@ class ShardCache(Sequence[Any]):
 
     @contextmanager
     def _changing(self, shard: int) -> Iterator[None]:
-        """Count the files of a shard that the block adds or removes, if folders are counted."""
+        """Update the folder sizes, if counted, for shard files that the block adds or removes."""
         with ExitStack() as stack:
             if "_folders" in self.__dict__:
                 names: dict[str, list[str]] = {}
@@ -140,7 +140,7 @@ class ShardCache(Sequence[Any]):
             yield
 
     def _by_use(self) -> list[tuple[float, int, int]]:
-        """List the shards in the folders: time of last use, number, bytes; the coldest first."""
+        """List the present shards, least recently used first: time of use, number, bytes."""
         uses: dict[int, tuple[float, int, int]] = {}
         for folder, files in self._folders.items():
             for used, name, size in files.copies():
@@ -150,9 +150,9 @@ class ShardCache(Sequence[Any]):
         return least_recently_used_first(uses.values())
 
     def _make_room(self, new: int) -> None:
-        """Evict the coldest shards until one more fits.
+        """Evict the least recently used shards until shard `new` fits.
 
-        If there are many shards, evict a batch of them, so that they are listed less often.
+        If there are many shards, evict more of them, so that shards are listed less often.
         """
         files = list(self._files(new))
         present = sum(self._folders[folder].present([name]) for folder, name, _ in files)

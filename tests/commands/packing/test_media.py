@@ -196,8 +196,7 @@ def test_content_that_contradicts_its_extension_is_counted_or_fails(images, tmp_
         == f"{folder}/i.parquet[2]: k2: p/02.jpg: content does not match the file extension: png, not jpeg"
     )
     assert (
-        caught.value.hint
-        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+        caught.value.hint == "Use --on-error skip to omit such rows and list them in failed.jsonl."
     )
     assert (
         pack(folder, tmp_path / "strict", strict=True, on_error="skip", overwrite=True).failed == 4

@@ -17,7 +17,7 @@ from flarecli.errors import UsageError, ValueFitError
 
 NULL_HINT = (
     "Use --null COL=VALUE or --null fill to store a value in place of a null, or --on-error skip "
-    "to leave such rows out and list them in failed.jsonl."
+    "to omit such rows and list them in failed.jsonl."
 )
 
 

@@ -345,14 +345,13 @@ def test_overwrite_replaces_only_parts(
         with pytest.raises(UsageError) as caught:
             flarecli.pack(index, str(out), format=format, part_rows=30, overwrite=True)
         assert (
-            caught.value.message
-            == "contains another file 'notes.txt', which does not belong to the dataset"
+            caught.value.message == "contains a file 'notes.txt', which is not part of the dataset"
         )
         assert (out / name).read_text() == "mine"
         (out / name).unlink()
     (out / "00007").mkdir()
     with pytest.raises(
-        UsageError, match="contains another file '00007', which does not belong to the dataset"
+        UsageError, match="contains a file '00007', which is not part of the dataset"
     ):
         flarecli.pack(index, str(out), format=format, part_rows=30, overwrite=True)
     (out / "00007").rmdir()
@@ -369,8 +368,7 @@ def test_if_all_links_fail_the_reason_is_reported(tmp_path: Path) -> None:
         )
     assert str(caught.value) == f"{tmp_path}/i.parquet[0]: gone0.jpg: no such file or folder"
     assert (
-        caught.value.hint
-        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+        caught.value.hint == "Use --on-error skip to omit such rows and list them in failed.jsonl."
     )
     assert not (tmp_path / "out").exists()
 
@@ -461,7 +459,9 @@ def test_parts_with_different_columns_are_not_joined(tmp_path: Path) -> None:
     _part(tmp_path / "00001", {"n": "str"}, [{"n": "1"}], [])
     with pytest.raises(FormatError) as caught:
         parts.parts.join(locate(str(tmp_path)), ["00000", "00001"], {})
-    assert str(caught.value) == f"{tmp_path}/00001: columns differ from those of earlier parts"
+    assert (
+        str(caught.value) == f"{tmp_path}/00001: columns differ from the columns of earlier parts"
+    )
     assert not (tmp_path / "playlist.yaml").exists()
 
 

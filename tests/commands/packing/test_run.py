@@ -149,8 +149,7 @@ def test_the_first_failed_row_ends_the_pack_without_a_dataset(tmp_path, server):
         commands.pack(index(tmp_path, server, bad={90}), f"{tmp_path}/out", **LINK)
     assert str(caught.value).startswith(f"{tmp_path}/index.parquet[90]: k0090: ")
     assert (
-        caught.value.hint
-        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+        caught.value.hint == "Use --on-error skip to omit such rows and list them in failed.jsonl."
     )
     assert not {"index.json", "playlist.yaml"} & set(files(tmp_path / "out"))
 
@@ -505,7 +504,7 @@ def test_a_dry_run_and_parts_treat_rows_that_a_format_cannot_store_like_a_pack(t
         caught.value.hint,
     )
     assert str(caught.value).removeprefix("part 00000: ") == error
-    assert hint == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+    assert hint == "Use --on-error skip to omit such rows and list them in failed.jsonl."
     packed = commands.pack(source, str(tmp_path / "skip"), on_error="skip", **fixed)
     assert packed.failed == 2
     assert packed.rows == (4 if packed.dry_run else 2)

@@ -134,8 +134,7 @@ def test_a_file_that_is_deleted_during_the_pack_is_a_failed_row(tmp_path, monkey
         commands.pack(folder, str(tmp_path / "all"))
     assert str(caught.value) == f"{folder}[3]: 3: 3.txt: no such file or folder"
     assert (
-        caught.value.hint
-        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+        caught.value.hint == "Use --on-error skip to omit such rows and list them in failed.jsonl."
     )
 
 

@@ -39,7 +39,7 @@ def test_images_with_another_extension_fail_by_name(tmp_path, capsys):
     assert main(["pack", folder, str(out)]) == 4
     assert capsys.readouterr().err == (
         f"error: {folder}[3]: d.png: no column for this file (columns: jpg)\n"
-        "hint: Select the columns to pack with -c, or use --on-error skip to leave such rows out and list them in failed.jsonl.\n"
+        "hint: Select the columns to pack with -c, or use --on-error skip to omit such rows and list them in failed.jsonl.\n"
     )
     assert main(["pack", folder, str(out), "--on-error", "skip", "--overwrite"]) == 1
     reason = "no column for this file (columns: jpg)"

@@ -62,8 +62,7 @@ def test_a_failed_link_ends_the_unpack_or_is_listed(index, tmp_path):
         commands.unpack(str(index), str(to), fetch=["url"], **LIMITS)
     assert str(caught.value) == f"{index}[1]: b: two.txt: no such file or folder"
     assert (
-        caught.value.hint
-        == "Use --on-error skip to leave such rows out and list them in failed.jsonl."
+        caught.value.hint == "Use --on-error skip to omit such rows and list them in failed.jsonl."
     )
     done = commands.unpack(
         str(index),
@@ -153,7 +152,7 @@ def test_the_command_line_downloads_names_by_key_and_resumes(web, tmp_path, capf
     output = capfd.readouterr()
     assert output.err.splitlines()[-2:] == [
         f"error: {tmp_path}/index.parquet[30]: id30: {web.url('/p/30')}: 404 Not Found",
-        "hint: Use --on-error skip to leave such rows out and list them in failed.jsonl.",
+        "hint: Use --on-error skip to omit such rows and list them in failed.jsonl.",
     ]
     web.pages["/p/30"] = gone
     assert main([*line, "--resume"]) == 0

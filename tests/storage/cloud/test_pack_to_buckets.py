@@ -128,7 +128,7 @@ def test_an_existing_dataset_is_refused_resumed_or_replaced(s3, index):
     put(out, "thesis.doc", b"mine")
     with pytest.raises(
         UsageError,
-        match=r"contains another file 'thesis.doc', which does not belong to the dataset",
+        match=r"contains a file 'thesis.doc', which is not part of the dataset",
     ):
         commands.pack(index, out, **options(overwrite=True))
     assert objects(out) == {**second, "thesis.doc": b"mine"}
@@ -161,7 +161,7 @@ def test_an_unfinished_pack_is_restarted_only_with_overwrite(s3, index, tmp_path
     assert ".flare/lock" not in objects(out) and ".flare/journal/00000.json" in objects(out)
     with pytest.raises(UnfinishedError) as caught:
         commands.pack(index, out, shard_size=6_000)
-    assert str(caught.value) == f"{out}: an unfinished pack"
+    assert str(caught.value) == f"{out}: contains an unfinished pack"
     with pytest.raises(UnfinishedError):
         commands.inspect(out)
     with pytest.raises(UsageError, match="the unfinished pack was started with on_error"):

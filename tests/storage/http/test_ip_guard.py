@@ -165,7 +165,7 @@ def test_a_local_index_may_not_name_a_private_address(web, tmp_path, capfd):
     assert err == (
         f"error: {source}[0]: k0: {url}: leads to 127.0.0.1, a loopback address\n"
         f"hint: Give --allow-host 127.0.0.1:{web.port} if you trust the data that names it, or "
-        "--on-error skip to leave such rows out.\n"
+        "--on-error skip to omit such rows.\n"
     )
     assert not web.asked
     assert packed(capfd, source, out, "--resume", "--allow-host", f"127.0.0.1:{web.port}")[0] == 0

@@ -1,1 +1,1 @@
-"""Functions of a sample for `transforms=`: `from flarecli.compat.sds.transforms import presets`."""
+"""Transform functions for `transforms=`: `from flarecli.compat.sds.transforms import presets`."""

@@ -1,6 +1,6 @@
-"""The transforms of sds's README: decode an image as a tensor, and check the fields of a sample.
+"""Transforms from sds's README, which decode an image as a tensor and check the fields of a sample.
 
-For others, `flarecli.presets` decodes images, audio, video and text.
+`flarecli.presets` has further decoders for images, audio, video and text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["DecodeImageTransform", "EnsureFieldsTransform", "create_standard_ima
 
 @dataclass(frozen=True, slots=True)
 class DecodeImageTransform:
-    """Decode an image by its path to torch.uint8 [3, height, width], cropped and scaled."""
+    """Transform from an image path to torch.uint8 [3, height, width], cropped and scaled."""
 
     input_field: str
     output_field: str
@@ -35,7 +35,10 @@ class DecodeImageTransform:
 
 @dataclass(frozen=True, slots=True)
 class EnsureFieldsTransform:
-    """Raise ValueFitError for a missing field or one of another type; drop others if asked."""
+    """Transform that raises ValueFitError if a field is missing or has another type.
+
+    drop_others  drop all fields that are not listed
+    """
 
     fields_whitelist: Sequence[str] | Mapping[str, type]
     check_dummy_values: bool = False

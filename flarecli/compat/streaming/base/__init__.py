@@ -1,4 +1,4 @@
-"""Modules at the paths of the original's `streaming.base`, and its names that load on first use."""
+"""Modules at the paths of the original's `streaming.base`; names are loaded on first use."""
 
 from __future__ import annotations
 

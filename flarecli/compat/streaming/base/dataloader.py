@@ -1,4 +1,4 @@
-"""StreamingDataLoader: a DataLoader that counts its samples, to save its position. Loads torch."""
+"""StreamingDataLoader, a DataLoader that can save its position. The module loads torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[misc, type-arg, unused-ig
         for batch in super().__iter__():
             if isinstance(batch, Mapping):
                 self.num_samples_yielded += len(next(iter(batch.values())))
-            else:  # any array type; else a sequence of columns
+            else:  # an array of any library, or a sequence of columns
                 self.num_samples_yielded += len(batch if hasattr(batch, "shape") else batch[0])
             yield batch
 

@@ -1,6 +1,6 @@
-"""StreamingDataset: remote shards through a local folder; the order depends on seed and epoch.
+"""StreamingDataset, which reads remote shards through a local folder.
 
-It does not load torch. If torch is loaded, it is an IterableDataset.
+The module does not load torch. If torch is loaded, StreamingDataset is an IterableDataset.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from flarecli.prefetch import OrderedQueue
 
 __all__ = ["StreamingDataset"]
 
-DEFAULT_BLOCK_SIZE = 1 << 18  # samples that are shuffled together, approximately
+DEFAULT_BLOCK_SIZE = 1 << 18  # approximate number of samples that are shuffled together
 MAX_FETCHES = 4  # shards fetched in parallel
 STEPS_PER_BLOCK = 1 << 16  # steps whose samples are computed at a time
-_ORDER = "flare-1"  # in a state: the order of samples that `sample_in_epoch` counts
+_ORDER = "flare-1"  # name of the sample order, in saved states
 _PARTITIONS, _ALGORITHMS = ("orig", "relaxed"), ("naive", "py1b", "py1br", "py1e", "py1s", "py2s")
 
 
 class StreamingDataset(Array):
-    """Samples by position, or the part of an epoch for this rank and DataLoader worker.
+    """Samples by position, or the samples of an epoch for this rank and DataLoader worker.
 
-    streams       several datasets, instead of `remote`, `local` and `split` of one
-    download_retry, download_timeout, validate_hash, keep_zip  defaults of streams without them
-    epoch_size    samples per epoch, a number or `10k`: of streams with proportions, or of whole
-                  streams in proportion to their size
-    predownload   number of samples ahead for which shards are fetched
-    cache_limit   bytes for the local folders, indexes included: at least four times the largest
-                  shard; the least recently used shard is evicted first
-    sampling_method, sampling_granularity  how a part of a stream is drawn: see `Sampler`
+    streams       several datasets, instead of one dataset in `remote`, `local` and `split`
+    download_retry, download_timeout, validate_hash, keep_zip  defaults for all streams
+    epoch_size    samples per epoch, such as 10000 or `10k`; streams are drawn in proportion to
+                  their proportions or sizes
+    predownload   number of samples for which shards are fetched in advance
+    cache_limit   maximum bytes in the local folders, including indexes; at least four times the
+                  largest shard; the least recently used shard is evicted first
+    sampling_method, sampling_granularity  how partial passes over a stream are drawn; see `Sampler`
     batch_size    consecutive samples per worker, so that a DataLoader's batches keep the order
-    shuffle       shuffle the samples; `shuffle_algo="naive"` shuffles all of them, any other value
-                  those of some shards at a time
-    shuffle_seed  seed of the order
-    batching_method  random batches, batches with equal proportions, or of one stream each
-    replication   number of consecutive ranks that get the same samples
-    stream_config  more arguments of the Stream of `remote` and `local`
-    num_canonical_nodes  an epoch is filled up to a multiple of it with repeated samples; the
-                  order does not depend on it
+    shuffle       shuffle the samples; `shuffle_algo="naive"` shuffles all samples, any other value
+                  the samples of some shards at a time
+    shuffle_seed  random seed of the order
+    batching_method  random batches, batches with equal stream proportions, or batches of one stream
+    replication   number of consecutive ranks that receive the same samples
+    stream_config  additional arguments for the Stream of `remote` and `local`
+    num_canonical_nodes  an epoch is padded with repeated samples to a multiple of this number,
+                  which does not change the order
     partition_algo  accepted without effect
     stream_name   name of a class in `streams_registry`, for `remote`, `local` and `stream_config`
     raises        UsageError, MissingError, FormatError, UnsafeError (pickles, unless
@@ -179,11 +179,11 @@ class StreamingDataset(Array):
         if reused:
             raise UsageError(
                 f"Reused local directory: {', '.join(reused)}. Provide a different one.",
-                hint="Give each stream its own `local` or `split`.",
+                hint="Pass another `local` or `split` for each stream.",
             )
 
     def _set_seed(self, seed: int) -> None:
-        """Set the seed of the order of samples."""
+        """Set the seed of the sample order."""
         self.shuffle_seed = seed
         self._sampler = Sampler(
             [part.starts for part in self._parts],
@@ -196,13 +196,13 @@ class StreamingDataset(Array):
         if self.batching_method != "random" and not self.batch_size:
             raise UsageError(
                 "Please pass `batch_size` to StreamingDataset: batching_method "
-                f"{self.batching_method!r} needs it",
-                hint="Give the same batch_size as the DataLoader.",
+                f"{self.batching_method!r} requires it",
+                hint="Pass the same batch_size as to the DataLoader.",
             )
 
     @property
     def _batching(self) -> Batching | None:
-        """Batches by stream; None for random batches.
+        """The streams of batches; None for random batches.
 
         raises  UsageError if a stream is too small to be in every batch
         """
@@ -217,13 +217,14 @@ class StreamingDataset(Array):
         return self._cached_batching
 
     def _filled(self, count: int) -> int:
-        """Round up to a multiple of the canonical nodes, as the original does."""
+        """Round a sample count up to a multiple of `num_canonical_nodes`, as the original does."""
         nodes = self.num_canonical_nodes or 1
         return -(-count // nodes) * nodes
 
     def _without_filling(self, steps: IntArray) -> IntArray:
-        """Map the steps that fill up an epoch to evenly spaced steps of the epoch, so that the streams
-        keep their proportions.
+        """Map the steps that pad an epoch to evenly spaced steps of the epoch.
+
+        The streams therefore keep their proportions.
         """
         extra = self._filled(self.epoch_size) - self.epoch_size
         again: IntArray = (steps - self.epoch_size) * self.epoch_size // max(1, extra)
@@ -233,16 +234,16 @@ class StreamingDataset(Array):
 
     @property
     def size(self) -> int:
-        """Number of samples."""
+        """Number of samples in the dataset."""
         return self.num_samples
 
     def __len__(self) -> int:
-        """Return the samples per epoch and rank, without those that fill up the epoch."""
+        """Return the number of samples per epoch and rank, without padding."""
         steps = self.epoch_size if self._batching is None else self._batching.steps
         return -(-steps // self._ranks()[1])
 
     def get_item(self, sample_id: int, retry: int = 7) -> Sample:
-        """Return one sample by its position; fetch its shard first if it is missing."""
+        """Return one sample by its position; fetch its shard first if the shard is missing."""
         k = bisect_right(self._first_samples, sample_id) - 1
         shard, row = self._parts[k].find(sample_id - self._first_samples[k])
         for retries in range(retry, -1, -1):
@@ -252,7 +253,7 @@ class StreamingDataset(Array):
                     self.prepare_shard(self._first_shards[k] + shard)
                 sample: Sample = reader.get_item(row)
                 return sample
-            except MissingError:  # another process has evicted it
+            except MissingError:  # another process has evicted the shard
                 if not retries or not self.streams[k].is_copied:
                     raise
         raise MissingError("shard is missing", where=self.streams[k].folder)
@@ -260,11 +261,11 @@ class StreamingDataset(Array):
     # -- shards
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
-        """Fetch a shard into its folder; evict others first if the limit requires it."""
+        """Fetch a shard into its folder; evict other shards first if the limit requires it."""
         self.shards.fetch(shard_id)
 
     def evict_shard(self, shard_id: int) -> None:
-        """Remove a shard from its folder unless that is its only copy."""
+        """Remove a shard from its folder, unless the folder has the only copy."""
         self.shards.evict(shard_id)
 
     def evict_coldest_shard(self) -> None:
@@ -294,7 +295,7 @@ class StreamingDataset(Array):
     def _ids(self, epoch: int, step: int, worker: int, workers: int) -> Iterator[IntArray]:
         """Yield the samples of this rank and worker from a step on.
 
-        All ranks get the same number of samples; the first ones are repeated if needed.
+        All ranks receive the same number of samples; the first samples are repeated if needed.
         """
         rank, ranks = self._ranks()
         total, window, each = self._steps(), self._window(), self.batch_size or 1
@@ -317,8 +318,8 @@ class StreamingDataset(Array):
         if 0 < self.epoch_size < (self.num_canonical_nodes or 1):
             raise UsageError(
                 "The number of samples assigned to a canonical node is 0: the epoch has "
-                f"{self.epoch_size}, num_canonical_nodes is {self.num_canonical_nodes}",
-                hint="Lower num_canonical_nodes, or leave it out.",
+                f"{self.epoch_size} samples, num_canonical_nodes is {self.num_canonical_nodes}",
+                hint="Lower or omit num_canonical_nodes.",
             )
         largest = int(self.samples_per_shard.max())
         if self.shuffle and self.shuffle_algo != "naive" and self.shuffle_block_size < largest:
@@ -379,7 +380,7 @@ class StreamingDataset(Array):
         """Return the position in the epoch.
 
         num_samples     samples yielded on all ranks since the epoch began or was resumed
-        from_beginning  True: since it began
+        from_beginning  True if the samples of a resumed epoch are counted from its beginning
         """
         epoch, step = self._epochs.last()
         state: dict[str, Any] = {
@@ -396,9 +397,9 @@ class StreamingDataset(Array):
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Resume at a saved position, with its seed, on any number of ranks and workers.
 
-        raises  UsageError for a position outside the epoch; for one within an epoch that
-                mosaicml-streaming saved, which has another order; for batches by stream, if the
-                size of a global batch differs
+        raises  UsageError for a position outside the epoch, for a position that mosaicml-streaming
+                saved within an epoch, because its order differs, and for another size of a global
+                batch if batches are drawn by stream
         """
         seed = int(obj.get("shuffle_seed", self.shuffle_seed))
         epoch, step = int(obj.get("epoch", 0)), int(obj.get("sample_in_epoch", 0))
@@ -411,13 +412,13 @@ class StreamingDataset(Array):
             )
         if seed < 0 or epoch < 0 or not 0 <= step <= -(-self._steps() // ranks) * ranks:
             raise UsageError(
-                f"sample {step} of epoch {epoch} is out of range; there are {self._steps()}"
+                f"sample {step} of epoch {epoch} is out of range; there are {self._steps()} samples"
             )
         if self._batching is not None:
             size = self._batching.global_size
             if (saved := obj.get("samples_in_batch", size)) != size:
                 raise UsageError(
-                    f"expected a global batch of {size} samples, the state has {saved!r:.60}"
+                    f"expected a global batch of {size} samples, but the state has {saved!r:.60}"
                 )
         self._set_seed(seed)
         self._epochs.resume(epoch, step)

@@ -1,4 +1,4 @@
-"""LocalDataset: access by position to the samples in a local folder of shards."""
+"""LocalDataset, which reads samples by position from a local folder of shards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LocalDataset(Array):
 
     @property
     def size(self) -> int:
-        """Number of samples."""
+        """Number of samples in the dataset."""
         return self.num_samples
 
     def get_item(self, sample_id: int) -> Sample:

@@ -1,4 +1,4 @@
-"""Classes of streams by name, for `StreamingDataset(stream_name=…)`."""
+"""Registry of stream classes by name, for `StreamingDataset(stream_name=…)`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Registry", "construct_from_registry"]
 
 
 class Registry:
-    """Classes or functions by name; `register` is a function or a decorator."""
+    """Registry of classes or functions by name; `register` is also a decorator."""
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str, *, func: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Register a class or a function; without `func`, return a decorator that does."""
+        """Register a class or a function; without `func`, return a decorator that registers."""
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             self._functions[name] = function
@@ -27,7 +27,7 @@ class Registry:
         return add if func is None else add(func)
 
     def get(self, name: str) -> Callable[..., Any]:
-        """Return the class or function of a name. Raises UsageError (a ValueError)."""
+        """Return the class or function registered as `name`. Raises UsageError (a ValueError)."""
         if name not in self._functions:
             raise UsageError(
                 f"no stream is registered as {name!r:.60}",
@@ -53,10 +53,10 @@ def construct_from_registry(
 ) -> Any:
     """Call the class or function that is registered under a name.
 
-    partial_function          do not call a function, but return it with its arguments bound
-    pre_validation_function   called with the class or function; or its required base class
-    post_validation_function  called with the result
-    raises                    UsageError; errors of these functions
+    partial_function          True returns a function with its arguments bound, without calling it
+    pre_validation_function   function that is called with the class or function, or a base class
+    post_validation_function  function that is called with the result
+    raises                    UsageError; errors that the called functions raise
     """
     registered = registry.get(name)
     if isinstance(pre_validation_function, type):

@@ -1,4 +1,4 @@
-"""The shard of a sample and its position there."""
+"""Spanner, which finds the shard that contains a sample."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Spanner"]
 
 
 class Spanner:
-    """Map the number of a sample to its shard and its position there.
+    """Mapping from a sample number to the shard and the position in the shard.
 
     shard_sizes  number of samples of each shard: int64 [shards]
     span_size    accepted without effect
@@ -23,8 +23,8 @@ class Spanner:
         self.num_samples = int(self.shard_bounds[-1])
 
     def __getitem__(self, index: int) -> tuple[int, int]:
-        """Return shard and position of a sample. Raises RowsError (an IndexError)."""
+        """Return the shard and the position of a sample. Raises RowsError (an IndexError)."""
         if not 0 <= index < self.num_samples:
-            raise RowsError(f"Invalid sample index `{index}`: the data has {self.num_samples}")
+            raise RowsError(f"Invalid sample index `{index}`: there are {self.num_samples} samples")
         shard = int(np.searchsorted(self.shard_bounds, index, "right")) - 1
         return shard, int(index - self.shard_bounds[shard])

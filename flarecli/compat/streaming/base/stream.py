@@ -1,4 +1,4 @@
-"""A Stream: a remote dataset and the local folder for verified copies of its shards."""
+"""Stream: a remote dataset and the local folder for verified copies of its shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NoSamplesError(UsageError, RuntimeError):
 
 
 class Weights(NamedTuple):
-    """How much of a stream is in an epoch: a share, a factor, or a number of samples."""
+    """Amount of a stream in an epoch: a share, a factor, or a number of samples."""
 
     proportion: float | None
     repeat: float | None
@@ -43,10 +43,10 @@ class Stream:
     """One dataset of a StreamingDataset.
 
     remote, local, split  the dataset, the folder for its shards, and a subfolder of both
-    proportion, repeat, choose  how much of it is in an epoch: a share, a factor, or a number of
-                          samples. At most one may be given; a StreamingDataset sets the others
-    download_retry, download_timeout  number of retries, and seconds
-    validate_hash         name of a listed hash, also used to check files that are in `local`
+    proportion, repeat, choose  amount of the stream in an epoch: a share, a factor, or a number of
+                          samples; pass at most one, and a StreamingDataset sets the others
+    download_retry, download_timeout  number of retries, and timeout in seconds
+    validate_hash         name of a listed hash that is also used to check files in `local`
     keep_zip              keep the compressed file next to the decompressed one
     raises                UsageError
     """
@@ -96,22 +96,22 @@ class Stream:
 
     @property
     def given(self) -> Weights:
-        """The weights given by the user: those derived by a dataset only if changed since."""
+        """The weights that the user set, before or after a dataset derived the others."""
         return self._given if self._weights == self._derived else self._weights
 
     def derive(self, size: int, count: int, total: int) -> None:
         """Set proportion, repeat and choose for an epoch.
 
-        size   samples in this stream
-        count  samples of this stream in the epoch
-        total  samples in the epoch
+        size   number of samples in this stream
+        count  number of samples of this stream in the epoch
+        total  number of samples in the epoch
         """
         self._given = self.given
         self.proportion, self.repeat, self.choose = count / (total or 1), count / size, count
         self._derived = self._weights
 
     def apply_default(self, default: Mapping[str, Any]) -> None:
-        """Set options that this stream does not set itself."""
+        """Set the options that this stream does not set itself."""
         self.split = self.split or default.get("split") or ""
         if self.download_retry is None:
             self.download_retry = default.get("download_retry")
@@ -124,14 +124,14 @@ class Stream:
 
     @property
     def local(self) -> str:
-        """The folder for its shards; by default a private temporary folder named by the address."""
+        """Folder for the shards; by default a private temporary folder named after the address."""
         if self._local is None:
             key = digest(f"{self.remote}\0{self.split or ''}".encode(), "sha256")[:24]
             folder = os.path.join(tempfile.gettempdir(), f"flare-stream-{os.getuid()}-{key}")
             os.makedirs(folder, 0o700, exist_ok=True)
             if os.path.islink(folder) or os.stat(folder).st_uid != os.getuid():
                 raise UnsafeError(
-                    "the folder belongs to another user", where=folder, hint="Give another `local`."
+                    "the folder belongs to another user", where=folder, hint="Pass another `local`."
                 )
             self._local = folder
         return self._local
@@ -147,14 +147,14 @@ class Stream:
 
     @property
     def is_copied(self) -> bool:
-        """True if the local files are copies of remote ones, so that they may be removed."""
+        """True if the local files are copies of remote files, so that they may be removed."""
         return self.remote is not None and os.path.realpath(self.remote) != os.path.realpath(
             self.local
         )
 
     @property
     def safe_keep_zip(self) -> bool:
-        """True if compressed files are kept; files without a remote copy always are."""
+        """True if compressed files are kept; files without a remote copy are always kept."""
         return bool(self.keep_zip) or not self.is_copied
 
     @property
@@ -166,8 +166,8 @@ class Stream:
         """Fetch the index if it is not in the folder, and return the shards.
 
         raises  NoIndexError without an index and a remote; CorruptIndexError; NoSamplesError;
-                UsageError if the folder has another dataset than `remote`, or if `validate_hash`
-                is not listed; UnsafeError for pickles that are not allowed
+                UsageError if the folder has another dataset than `remote`, or if the index does
+                not list `validate_hash`; UnsafeError for pickles that are not allowed
         """
         os.makedirs(self.folder, exist_ok=True)
         path = os.path.join(self.folder, INDEX)
@@ -196,7 +196,7 @@ class Stream:
         return shards
 
     def _fetch_index(self, path: str, is_present: bool) -> None:
-        """Fetch the index, or compare it with the one in the folder.
+        """Fetch the index, or compare it with the index in the folder.
 
         If the remote cannot be reached, the index in the folder is used.
         """
@@ -216,7 +216,7 @@ class Stream:
             is_same = file.read(len(data) + 1) == data
         if not is_same:
             raise UsageError(
-                f"Reused local directory: its {INDEX} is not that of {redact(str(self.remote))}. "
+                f"Reused local directory: its {INDEX} differs from {redact(str(self.remote))}. "
                 "Provide a different one.",
                 where=self.folder,
                 hint="If the remote dataset was replaced, remove the folder.",
@@ -233,7 +233,7 @@ class Stream:
     def is_present(self, shard: Reader) -> bool:
         """Return whether the shard can be read from the folder.
 
-        Its files must have the listed sizes, and be checked if `validate_hash` is set.
+        Its files must have the listed sizes. If `validate_hash` is set, they must also be verified.
         """
         return all(
             self._has(raw) and (not self.validate_hash or raw.basename in self._verified)
@@ -272,11 +272,11 @@ class Stream:
             self._verified.add(raw.basename)
 
     def forget(self, shard: Reader) -> None:
-        """Forget which files of a shard are checked, before they are removed."""
+        """Mark the files of a shard as not verified, before the files are removed."""
         self._verified.difference_update(raw.basename for raw, _ in shard.file_pairs)
 
     def _is_intact(self, raw: FileInfo) -> bool:
-        """Return whether the folder has a raw file as listed.
+        """Return whether the folder contains an undamaged raw file.
 
         raises  IntegrityError for a damaged file that has no remote copy
         """
@@ -299,7 +299,7 @@ class Stream:
             self._verified.add(raw.basename)
             return True
         if not self.is_copied:
-            raise IntegrityError(fault, where=here, hint="Download or pack it again.")
+            raise IntegrityError(fault, where=here, hint="Download or pack the file again.")
         return False
 
     def _read_kept(self, zipped: FileInfo) -> bytes | None:
@@ -317,10 +317,10 @@ class Stream:
         return data
 
     def _fetch(self, stored: FileInfo) -> bytes:
-        """Read a file from the remote and check it."""
+        """Read a remote file and check it."""
         if not self.is_copied:
             at = self._local_file(stored.basename)
-            data = at.read(0, at.size())  # raises if it is missing
+            data = at.read(0, at.size())  # raises if the file is missing
         else:
             at = self._remote_file(stored.basename)
             data = at.read(0, stored.bytes or at.size())
@@ -332,14 +332,14 @@ class Stream:
         """Lock the folder, so that one process at a time fetches shards into it."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            flock(fd, fcntl.LOCK_EX, self.folder, "Give a `local` on a local disk.")
+            flock(fd, fcntl.LOCK_EX, self.folder, "Pass a `local` on a local disk.")
             yield
         finally:
             os.close(fd)
 
 
 def _check(info: FileInfo, data: bytes, where: object) -> None:
-    hint = "Download or pack it again."
+    hint = "Download or pack the file again."
     if len(data) != info.bytes:
         raise IntegrityError(
             f"file is {len(data)} bytes; the index lists {info.bytes}", where=where, hint=hint

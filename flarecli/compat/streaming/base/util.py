@@ -1,4 +1,4 @@
-"""Import path `streaming.base.util`."""
+"""Functions at the original's import path `streaming.base.util`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["clean_stale_shared_memory", "merge_index"]
 
 
 def clean_stale_shared_memory() -> None:
-    """Do nothing: flare uses no shared memory."""
+    """Do nothing, because flare uses no named shared memory."""
 
 
 def merge_index(
@@ -22,13 +22,13 @@ def merge_index(
     out: str | os.PathLike[str] | None = None,
     index_file_urls: Sequence[str] | None = None,
 ) -> None:
-    """Write one `index.json` over the datasets below a folder.
+    """Write one `index.json` for all datasets below a folder.
 
-    Called as `merge_index(out)` or `merge_index(index_file_urls, out)`.
+    The arguments are `merge_index(out)` or `merge_index(index_file_urls, out)`.
 
     index_file_urls  the `index.json` of each dataset, in order; default: all below `out`
-    keep_local, download_timeout  accepted without effect: indexes are read where they are
-    raises           UsageError for a remote `out`; UnsafeError, MissingError, FormatError: see
+    keep_local, download_timeout  accepted without effect, because indexes are not copied
+    raises           UsageError for a remote `out`; UnsafeError, MissingError, FormatError; see
                      `flarecli.merge_index`
     """
     arguments = list(args)
@@ -39,6 +39,6 @@ def merge_index(
     if len(arguments) > 2 or not isinstance(out, str | os.PathLike):
         raise UsageError(
             "Invalid arguments to merge_index",
-            hint="Give a local folder, or a list of index files and the folder.",
+            hint="Pass a local folder, or a list of index files and the folder.",
         )
     commands.merge_index(out, index_file_urls)

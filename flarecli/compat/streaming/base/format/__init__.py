@@ -1,4 +1,4 @@
-"""Reader and writers of shards; the names load on first use."""
+"""Shard reader and shard writers; the names are loaded on first use."""
 
 from __future__ import annotations
 

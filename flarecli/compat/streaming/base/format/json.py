@@ -1,4 +1,4 @@
-"""JSONWriter: shards of JSON lines."""
+"""JSONWriter, which writes shards of JSON lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["JSONWriter"]
 
 
 class JSONWriter(Writer):
-    """Write JSON shards of `str`, `int` and `float`."""
+    """Writer of JSON shards, for `str`, `int` and `float` columns."""
 
     format = "json"
     encodings: Mapping[str, str] = {"str": "json_str", "int": "json_int", "float": "json_float"}

@@ -1,4 +1,4 @@
-"""Reader: the samples and the files of a shard; and the readers of all shards in an index."""
+"""Reader (the samples and files of a shard) and Shards (the readers of all shards in an index)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CorruptIndexError(FormatError, JSONDecodeError):
 
 
 class FileInfo(NamedTuple):
-    """A file as listed in the index: name below the folder, bytes, hash name -> hex."""
+    """A file that the index lists: name relative to the folder, bytes, hash name -> hex digest."""
 
     basename: str
     bytes: int
@@ -55,7 +55,7 @@ class Array:
 
     @property
     def size(self) -> int:
-        """Number of samples."""
+        """Number of samples in the array."""
         raise NotImplementedError
 
     def get_item(self, sample_id: int) -> Sample:
@@ -72,7 +72,7 @@ class Array:
         if isinstance(at, (int, np.integer)):
             row = int(at) + self.size if at < 0 else int(at)
             if not 0 <= row < self.size:
-                raise RowsError(f"sample {int(at)} is out of range; there are {self.size}")
+                raise RowsError(f"sample {int(at)} is out of range; there are {self.size} samples")
             return self.get_item(row)
         if isinstance(at, slice):
             return [self.get_item(row) for row in range(self.size)[at]]
@@ -84,12 +84,12 @@ class Array:
 
 
 class Reader(Array):
-    """The samples of a shard, and the methods of the original.
+    """The samples of a shard, with the methods of the original.
 
-    dirname, split  its folder
-    entry           its entry in `index.json`
-    raises          FormatError if the entry is invalid; UnsafeError if it names a file outside
-                    the folder
+    dirname, split  folder of the shard
+    entry           the shard's entry in `index.json`
+    raises          FormatError if the entry is invalid; UnsafeError if the entry names a file
+                    outside the folder
     """
 
     def __init__(self, dirname: str, split: str | None, entry: Mapping[str, Any]) -> None:
@@ -127,18 +127,18 @@ class Reader(Array):
 
     @property
     def size(self) -> int:
-        """Number of samples."""
+        """Number of samples in the shard."""
         return self.samples
 
     def validate(self, allow_unsafe_types: bool) -> None:
-        """Raise PicklesError if the shard has pickles and they are not allowed."""
+        """Raise PicklesError if the shard has pickles and pickles are not allowed."""
         self.allow_unsafe_types = allow_unsafe_types
         for column in self.columns:
             if column.encoding == "pkl" and not allow_unsafe_types:
                 raise PicklesError(
                     f"column {column.name!r} contains an unsafe type: pickles",
                     where=self._where,
-                    hint="Give allow_unsafe_types=True if you trust the data.",
+                    hint="Pass allow_unsafe_types=True if you trust the data.",
                     column=column.name,
                 )
 
@@ -149,7 +149,7 @@ class Reader(Array):
         return self.get_items([idx])[0]
 
     def get_items(self, rows: Sequence[int]) -> list[Sample]:
-        """Return samples in the given order; near ones share a read."""
+        """Return samples in the given order; adjacent samples share a read."""
         for row in rows:
             self._check(row)
         shard = self._open()
@@ -163,7 +163,7 @@ class Reader(Array):
         return bytes(byte_ranges.read(shard.chunk, [(int(starts[idx]), int(starts[idx + 1]))])[0])
 
     def decode_sample(self, data: bytes) -> Sample:
-        """Return the sample that is stored as these bytes. Raises FormatError."""
+        """Decode the stored bytes of one sample. Raises FormatError."""
         settings = Settings(newline=self.newline, separator=self.separator)
         config = mds_config.dumped(mds_config.config(self.format, self.columns, settings))
         name, head = f"sample.{self.format}", b""
@@ -190,7 +190,7 @@ class Reader(Array):
     def _check(self, row: int) -> None:
         if not 0 <= row < self.samples:
             raise RowsError(
-                f"sample {row} is out of range; there are {self.samples}", where=self._where
+                f"sample {row} is out of range; there are {self.samples} samples", where=self._where
             )
 
     def _decoded(self, row: Mapping[str, Any]) -> Sample:
@@ -225,24 +225,24 @@ class Reader(Array):
         return os.path.join(self.dirname, self.split, info.basename)
 
     def get_raw_size(self) -> int:
-        """Return the listed bytes of its uncompressed files."""
+        """Return the total listed bytes of the uncompressed files."""
         return sum(raw.bytes for raw, _ in self.file_pairs)
 
     def get_zip_size(self) -> int | None:
-        """Return the listed bytes of its compressed files; None if there are none."""
+        """Return the total listed bytes of the compressed files; None without compressed files."""
         zips = [zipped.bytes for _, zipped in self.file_pairs if zipped is not None]
         return sum(zips) if len(zips) == len(self.file_pairs) else None
 
     def get_max_size(self) -> int:
-        """Return the listed bytes of both."""
+        """Return the total listed bytes of the uncompressed and compressed files."""
         return self.get_raw_size() + (self.get_zip_size() or 0)
 
     def get_persistent_size(self, keep_zip: bool) -> int:
-        """Return the bytes that the shard takes in the folder while it is used."""
+        """Return the bytes that the shard occupies in the folder while it is used."""
         return self.get_max_size() if self.compression and keep_zip else self.get_raw_size()
 
     def evict(self) -> int:
-        """Remove its files from the folder; return their listed bytes."""
+        """Remove the shard's files from the folder; return their listed bytes."""
         self.close()
         return sum(
             self._remove(info) for pair in self.file_pairs for info in pair if info is not None
@@ -259,9 +259,9 @@ class Reader(Array):
         """Remove incomplete files, and compressed files unless they are kept.
 
         listing        paths of the present files, as `os.path.join(dirname, split, basename)`
-        safe_keep_zip  keep the compressed files, and remove raw files without them
-        return         listed bytes of the files that stay
-        raises         UsageError for a shard that lists a compressed file and no compression
+        safe_keep_zip  keep compressed files, and remove raw files without a compressed file
+        return         listed bytes of the files that remain
+        raises         UsageError for a shard that lists a compressed file but no compression
         """
         raws = [raw for raw, _ in self.file_pairs]
         zips = [zipped for _, zipped in self.file_pairs if zipped is not None]
@@ -269,7 +269,7 @@ class Reader(Array):
         has_zip = len(zips) == len(raws) and all(self._path(info) in listing for info in zips)
         if has_zip and not self.compression:
             raise UsageError(
-                "the shard lists a compressed file and no compression", where=self._where
+                "the shard lists a compressed file but no compression", where=self._where
             )
         if has_raw and self.compression and safe_keep_zip and not has_zip:
             has_raw = False
@@ -294,13 +294,13 @@ def _reader(
 
 
 def _scalar(encoding: str) -> Any:
-    """Return numpy's type for the encodings that the original decodes to numpy scalars."""
+    """Return numpy's type if the original decodes the encoding to numpy scalars, else None."""
     is_number = encoding.rstrip("0123456789") in ("int", "uint", "float") and encoding[-1].isdigit()
     return np.dtype(encoding).type if is_number else None
 
 
 def reader_from_json(dirname: str, split: str | None, obj: Mapping[str, Any]) -> Reader:
-    """Return the Reader of an entry of `index.json`. Raises FormatError unless its version is 2."""
+    """Return the Reader for an `index.json` entry. Raises FormatError unless its version is 2."""
     if obj.get("version") != 2:
         raise FormatError(f"expected version 2, got {obj.get('version')!r:.60}", where=dirname)
     return Reader(dirname, split, obj)
@@ -309,7 +309,7 @@ def reader_from_json(dirname: str, split: str | None, obj: Mapping[str, Any]) ->
 class Shards(Sequence[Reader]):
     """Readers of the shards in an index, each created on first use.
 
-    starts  the first sample of each shard, and the number of samples
+    starts  the first sample of each shard, then the number of samples
     """
 
     def __init__(
@@ -339,19 +339,19 @@ class Shards(Sequence[Reader]):
         return self._reader(range(len(self))[i])
 
     def files(self, i: int) -> list[tuple[str, int]]:
-        """Return name and listed bytes of each file of a shard, compressed ones included."""
+        """Return the name and listed bytes of each file of a shard, including compressed files."""
         entry = self._entries[i]
         infos = (entry.get(key) for key in ("raw_data", "raw_meta", "zip_data", "zip_meta"))
         return [(info["basename"], int(info["bytes"])) for info in infos if info]
 
     def find(self, sample: int) -> tuple[int, int]:
-        """Return the shard of a sample and its position there."""
+        """Return the shard that contains a sample, and the sample's position in the shard."""
         i = bisect_right(self.starts, sample) - 1
         return i, sample - self.starts[i]
 
 
 def read_index(local: str, split: str | None) -> list[dict[str, Any]]:
-    """Return the checked entries of a folder's index.
+    """Return the entries of a folder's index after checking them.
 
     raises  MissingError, CorruptIndexError, FormatError
     """

@@ -1,4 +1,4 @@
-"""The base class of the writers: the same shards and `index.json` as in the original.
+"""Base class of the writers, which write the same shards and `index.json` as the original.
 
 Unlike in the original, no index is written if the `with` block raises, because an index marks a
 dataset as complete.
@@ -36,9 +36,9 @@ class Writer(Closeable):
     """Base class of the writers.
 
     columns     name -> encoding; other keys of a sample are ignored
-    out         a folder or an address; or (folder, address): copy the folder to the address
-    keep_local  with (folder, address): keep the folder
-    size_limit  bytes per shard: a number below 2**32, or text such as `67mb`; None: no limit
+    out         a folder or an address; (folder, address) copies the folder to the address
+    keep_local  keep the folder if `out` is (folder, address)
+    size_limit  bytes per shard: a number below 2**32, or text such as `67mb`; None means no limit
     exist_ok    replace the dataset in `out`
     progress_bar, max_workers, retry  accepted without effect
     raises      UsageError (a ValueError) for invalid settings; OccupiedError (a FileExistsError)
@@ -46,7 +46,7 @@ class Writer(Closeable):
     """
 
     format = ""
-    encodings: Mapping[str, str] | None = None  # names in this format -> flare's names
+    encodings: Mapping[str, str] | None = None  # encoding names in this format -> flare's names
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Writer(Closeable):
         if self.size_limit is not None and self.size_limit >= 1 << 32:
             raise UsageError(
                 f"`size_limit` must be less than 2**32 bytes, got {self.size_limit}",
-                hint="Shards store the offsets of samples as uint32.",
+                hint="Shards store sample offsets as uint32.",
             )
         self._settings = Settings(
             self.compression,
@@ -95,7 +95,7 @@ class Writer(Closeable):
             raise OccupiedError(
                 "Directory is not empty",
                 where=local,
-                hint="Choose another folder, or give exist_ok=True to replace the dataset.",
+                hint="Choose another folder, or pass exist_ok=True to replace the dataset.",
             )
         self._writer = write.Writer(
             local,
@@ -108,7 +108,7 @@ class Writer(Closeable):
         self._pickled = [name for name, encoding in self.columns.items() if encoding == "pkl"]
 
     def _encoding(self, column: str, name: str) -> str:
-        """Return flare's name of the encoding of a column. Raises UsageError."""
+        """Return flare's name for the encoding of a column. Raises UsageError."""
         if self.encodings is None:
             return name
         if name not in self.encodings:
@@ -119,7 +119,7 @@ class Writer(Closeable):
         return self.encodings[name]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the settings that `index.json` has for every shard."""
+        """Return the settings that `index.json` lists for every shard."""
         return mds_config.config(self.format, self._writer.columns or (), self._settings)
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -130,21 +130,21 @@ class Writer(Closeable):
         """
         missing = next((name for name in self.columns if name not in sample), None)
         if missing is not None:
-            raise LacksColumnError(f"the sample has no {missing!r:.60}", where=self.local)
+            raise LacksColumnError(f"the sample has no column {missing!r:.60}", where=self.local)
         row = {name: sample[name] for name in self.columns}
-        for name in self._pickled:  # encoding `pkl` was chosen; writing runs no code
+        for name in self._pickled:  # the user chose `pkl`, and pickling runs no code from data
             if not isinstance(row[name], bytes):
                 row[name] = pickle.dumps(row[name])
         self._writer.write(row)
 
     def finish(self) -> None:
-        """Write the last shard and the index, then copy the files to the address if given."""
+        """Write the last shard and the index, then copy the files to the address, if any."""
         self._writer.close()
         if self.remote is not None:
             _copy(locate(f"{self.local}/"), locate(f"{self.remote.rstrip('/')}/"), self.keep_local)
 
     def close(self) -> None:
-        """Finish the dataset at the end of a block; discard the last shard if that fails."""
+        """Finish the dataset at the end of a block; discard the last shard if an error occurs."""
         try:
             self.finish()
         except BaseException:

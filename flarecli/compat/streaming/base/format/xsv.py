@@ -1,4 +1,4 @@
-"""XSVWriter, CSVWriter and TSVWriter: shards of lines with separated values."""
+"""XSVWriter, CSVWriter and TSVWriter, which write shards of lines with separated values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CSVWriter", "TSVWriter", "XSVWriter"]
 
 
 class XSVWriter(Writer):
-    """Write shards of lines with any separator, of `str`, `int` and `float`."""
+    """Writer of shards with any separator, for `str`, `int` and `float` columns."""
 
     format = "xsv"
     encodings: Mapping[str, str] = {"str": "str", "int": "str_int", "float": "str_float"}
@@ -21,7 +21,7 @@ class XSVWriter(Writer):
 
 
 class CSVWriter(XSVWriter):
-    """Write CSV shards of `str`, `int` and `float`."""
+    """Writer of CSV shards, for `str`, `int` and `float` columns."""
 
     format = "csv"
 
@@ -30,7 +30,7 @@ class CSVWriter(XSVWriter):
 
 
 class TSVWriter(XSVWriter):
-    """Write TSV shards of `str`, `int` and `float`."""
+    """Writer of TSV shards, for `str`, `int` and `float` columns."""
 
     format = "tsv"
 

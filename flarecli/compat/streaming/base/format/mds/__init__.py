@@ -1,4 +1,4 @@
-"""MDSWriter: shards of MDS."""
+"""MDSWriter, which writes MDS shards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ __all__ = ["MDSWriter"]
 
 
 class MDSWriter(Writer):
-    """Write MDS shards."""
+    """Writer of MDS shards."""
 
     format = "mds"

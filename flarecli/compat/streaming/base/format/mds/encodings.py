@@ -1,4 +1,4 @@
-"""Import path `streaming.base.format.mds.encodings`: custom encodings of MDS columns.
+"""Custom encodings of MDS columns, at the original's import path.
 
 class Complex128(Encoding):
     def encode(self, obj): return np.complex128(obj).tobytes()
@@ -59,21 +59,21 @@ _UNSAFE = ("pkl",)
 
 
 class Encoding(ABC):
-    """Base class of encodings."""
+    """Base class of custom encodings."""
 
     size: int | None = None
 
     @abstractmethod
     def encode(self, obj: Any) -> bytes:
-        """Return the bytes of a value."""
+        """Encode a value as bytes."""
 
     @abstractmethod
     def decode(self, data: bytes) -> Any:
-        """Return the value of its bytes."""
+        """Decode bytes to a value."""
 
 
 class _Named(Encoding):
-    """One of flare's encodings."""
+    """Base class of flare's own encodings."""
 
     name = ""
 
@@ -85,13 +85,13 @@ class _Named(Encoding):
 
 
 class _Encodings(dict[str, type[Encoding]]):
-    """Name -> class. A class that is added is used by all readers and writers of this process."""
+    """Encoding name -> class. All readers and writers of this process use an added class."""
 
     def __setitem__(self, name: str, encoding: type[Encoding]) -> None:
         if encoding.size is not None:
             raise UsageError(
                 f"encoding {name!r:.60} has a fixed size of {encoding.size} bytes",
-                hint="Leave out `size`; the length of each value is stored with it.",
+                hint="Omit `size`; the length of each value is stored with the value.",
             )
         coder = encoding()
         encodings.encoding(name, coder.encode, coder.decode)
@@ -120,16 +120,16 @@ def is_mds_encoding(encoding: str) -> bool:
 
 
 def is_mds_encoding_safe(encoding: str) -> bool:
-    """Return False if decoding may run code from the data."""
+    """Return whether decoding is safe; False if it may run code from the data."""
     return encoding not in _UNSAFE
 
 
 def mds_encode(encoding: str, obj: Any) -> bytes:
-    """Return the bytes of a value. Raises ValueFitError if it does not fit the encoding."""
+    """Encode a value as bytes. Raises ValueFitError if the value does not fit the encoding."""
     data = encodings.encode(encodings.lookup(encoding), obj)
     return data if isinstance(data, bytes) else b"".join(data)
 
 
 def mds_decode(encoding: str, data: bytes) -> Any:
-    """Return the value of its bytes. Raises UnsafeError for pickles."""
+    """Decode bytes to a value. Raises UnsafeError for pickles."""
     return encodings.decode(encodings.lookup(encoding), data)
