@@ -85,7 +85,7 @@ def test_bytes_of_another_record_after_the_last_one_are_kept_and_reported(tmp_pa
     with pytest.raises(IntegrityError) as caught:
         writer.flush()
     assert str(caught.value) == (
-        f"{path}: cannot resume: the 5 bytes after the last record are of a partial write, "
+        f"{path}: cannot resume: the 5 bytes after the last record are from a partial write, "
         "and the new data does not match them"
     )
     assert path.read_bytes() == b"firstother" and read_table(path) == table([b"first"])

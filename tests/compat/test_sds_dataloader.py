@@ -142,7 +142,7 @@ def test_states_restore_datasets_and_schedule():
     assert [one.dataset.loaded["sample_in_epoch"] for one in resumed.streams] == [0, 100, 200]
     resumed.load_state_dict({"stream_states": state["stream_states"]})  # as the original writes it
     assert next(iter(resumed)).stream_name == names[0]
-    with pytest.raises(UsageError, match="expected those of 3 streams, got 1"):
+    with pytest.raises(UsageError, match="expected the states of 3 streams, got 1"):
         resumed.load_state_dict({"stream_states": [{}]})
 
 
