@@ -425,13 +425,13 @@ def test_an_unfinished_pack(here, capfd):
             capfd,
             command,
             4,
-            "d: contains an unfinished pack",
+            "d: folder contains an unfinished pack",
             "Run the same `flare pack` command again with --resume.",
         )
     hint = "Run the same command with --resume, or use --overwrite to start again."
-    check_error(capfd, "pack ok.csv d", 4, "d: contains an unfinished pack", hint)
+    check_error(capfd, "pack ok.csv d", 4, "d: folder contains an unfinished pack", hint)
     assert main(["verify", "d"]) == 1
-    assert "contains an unfinished pack" in capfd.readouterr().out
+    assert "folder contains an unfinished pack" in capfd.readouterr().out
 
 
 def test_an_invalid_playlist_with_a_valid_index(here, capfd):

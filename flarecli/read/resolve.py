@@ -278,7 +278,7 @@ def _refuse_unfinished(at: Location) -> None:
     if is_unfinished:
         verb = "unpack" if at.is_local and _is_unpack(at / _UNFINISHED[0]) else "pack"
         raise UnfinishedError(
-            f"contains an unfinished {verb}",
+            f"folder contains an unfinished {verb}",
             where=at,
             hint=f"Run the same `flare {verb}` command again with --resume.",
         )

@@ -28,7 +28,7 @@ __all__ = ["FAILED", "Failed", "Failure", "SKIP_HINT", "drop_rows", "error_of", 
 FAILED = "failed.jsonl"
 NULL_HINT = (
     "Use --null COL=VALUE or --null fill to store a value in place of a null, or --on-error skip "
-    "to skip such rows and list them in failed.jsonl."
+    "to omit such rows and list them in failed.jsonl."
 )
 SKIP_HINT = "Use --on-error skip to omit such rows and list them in failed.jsonl."
 

@@ -176,7 +176,7 @@ class Target(ABC):
 
     def _unfinished(self) -> UnfinishedError:
         return UnfinishedError(
-            f"contains an unfinished {self.contents.noun}",
+            f"folder contains an unfinished {self.contents.noun}",
             where=self.shown,
             hint="Run the same command with --resume, or use --overwrite to start again.",
         )

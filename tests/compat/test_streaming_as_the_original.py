@@ -203,7 +203,7 @@ def test_more_canonical_nodes_than_samples_are_rejected(folders):
     with pytest.raises(ValueError) as caught:
         iter(data)
     assert str(caught.value) == (
-        "The number of samples assigned to a canonical node is 0: the epoch has 40, "
+        "The number of samples assigned to a canonical node is 0: the epoch has 40 samples, "
         "num_canonical_nodes is 41"
     )
 

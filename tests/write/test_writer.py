@@ -138,7 +138,7 @@ def test_after_an_exception_there_is_no_index_and_a_resume_produces_the_same_byt
     assert "playlist.yaml" not in left
     with pytest.raises(UnfinishedError) as caught:
         read.open(str(tmp_path / "out"))
-    assert str(caught.value) == f"{tmp_path}/out: contains an unfinished pack"
+    assert str(caught.value) == f"{tmp_path}/out: folder contains an unfinished pack"
     assert caught.value.hint == "Run the same `flare pack` command again with --resume."
     with pytest.raises(UnfinishedError) as caught:
         pack(tmp_path / "out", samples(300))

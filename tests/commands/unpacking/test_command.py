@@ -358,7 +358,7 @@ def test_an_interrupted_unpack_is_resumed_to_the_same_bytes(
     if to.exists():
         with pytest.raises(UnfinishedError) as caught:
             commands.unpack(str(plain), str(to), **options)
-        assert str(caught.value) == f"{to}: contains an unfinished unpack"
+        assert str(caught.value) == f"{to}: folder contains an unfinished unpack"
         with pytest.raises(UsageError, match="from another source or with other options"):
             commands.unpack(str(plain), str(to), resume=True, name="{row}.x", **options)
     done = commands.unpack(str(plain), str(to), resume=True, **options)
@@ -413,7 +413,7 @@ def test_an_unfinished_unpack_is_refused_by_name(plain, tmp_path, monkeypatch):
     with pytest.raises(UnfinishedError) as caught:
         commands.inspect(str(tmp_path / "f"))
     assert (str(caught.value), caught.value.hint) == (
-        f"{tmp_path}/f: contains an unfinished unpack",
+        f"{tmp_path}/f: folder contains an unfinished unpack",
         "Run the same `flare unpack` command again with --resume.",
     )
 

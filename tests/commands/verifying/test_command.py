@@ -242,7 +242,7 @@ def test_an_unfinished_pack_is_a_finding(out):
         Finding(
             str(out),
             "unfinished",
-            "contains an unfinished pack",
+            "folder contains an unfinished pack",
             "Run the same `flare pack` command again with --resume.",
         )
     ]

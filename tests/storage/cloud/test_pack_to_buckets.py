@@ -161,7 +161,7 @@ def test_an_unfinished_pack_is_restarted_only_with_overwrite(s3, index, tmp_path
     assert ".flare/lock" not in objects(out) and ".flare/journal/00000.json" in objects(out)
     with pytest.raises(UnfinishedError) as caught:
         commands.pack(index, out, shard_size=6_000)
-    assert str(caught.value) == f"{out}: contains an unfinished pack"
+    assert str(caught.value) == f"{out}: folder contains an unfinished pack"
     with pytest.raises(UnfinishedError):
         commands.inspect(out)
     with pytest.raises(UsageError, match="the unfinished pack was started with on_error"):
