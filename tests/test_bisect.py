@@ -68,10 +68,10 @@ def test_after_a_thousand_invalid_rows_one_row_of_each_run_is_reported():
 
 def test_an_error_without_a_row_is_reported_once_for_its_run():
     def check(start, stop):
-        raise ReachError("input/output error, reading from byte 7", where="x.json")
+        raise ReachError("input/output error while reading from byte 7", where="x.json")
 
     assert [one.message for one in findings_of([(0, 10), (10, 20)], check)] == [
-        "input/output error, reading from byte 7"
+        "input/output error while reading from byte 7"
     ] * 2
 
 

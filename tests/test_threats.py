@@ -221,7 +221,7 @@ def test_fifos_and_devices_are_reported_without_waiting(tmp_path, capfd, monkeyp
     Path("d/loop").symlink_to(".")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("d/s.bin")
-        refused = "error: d/f.bin: not a regular file\nhint: Replace it with a regular file.\n"
+        refused = "error: d/f.bin: not a regular file\nhint: Use a regular file instead.\n"
         for args in (
             ["inspect", "d"],
             ["cat", "d"],
@@ -231,7 +231,7 @@ def test_fifos_and_devices_are_reported_without_waiting(tmp_path, capfd, monkeyp
             ["cat", "d/f.bin"],
         ):
             assert (main(args), capfd.readouterr().err) == (5, refused), args
-        link = "a symbolic link, which may lead out of the folder"
+        link = "is a symbolic link; its target may be outside the folder"
         assert main(["verify", "d"]) == 1
         assert [line for line in capfd.readouterr().out.splitlines() if line.startswith("d/")] == [
             "d/f.bin: not a regular file",

@@ -56,8 +56,8 @@ def test_missing_file(here, capfd):
     assert not (here / "out").exists()
 
 
-NO_STORE = "nosuch:// is not an address that flare reads"
-STORES = "Give a path, or an http://, https://, s3://, gs://, az:// or hf:// address."
+NO_STORE = "nosuch:// addresses are not supported"
+STORES = "Use a path, or an http://, https://, s3://, gs://, az:// or hf:// address."
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_an_unknown_scheme_is_not_searched_for_similar_files(here, capfd, args):
 
 def test_an_unknown_scheme_in_a_list_is_refused_for_safety(here, capfd):
     (here / "list.txt").write_text("nosuch://x/a.csv\n")
-    trust = "Give --allow-local to follow it, if you trust this dataset."
+    trust = "Pass --allow-local if you trust this dataset."
     check_error(
         capfd,
         "pack list.txt out",
         5,
-        "list.txt: line 1: nosuch:// is not an address that data may name",
+        "list.txt: line 1: nosuch:// addresses are not allowed in data",
         trust,
     )
     check_error(
@@ -538,7 +538,7 @@ def test_verbose_notes_describe_the_source(here, capfd):
 
 def test_a_link_that_leaves_the_folder_suggests_allow_local(here, capfd):
     (here / "l.csv").write_text("u\nfile:///etc/passwd\n")
-    hint = "Give --allow-local to read it, if you trust this dataset, or --on-error skip to omit such rows."
+    hint = "Pass --allow-local if you trust this dataset, or --on-error skip to omit such rows."
     check_error(
         capfd,
         "pack l.csv out --fetch u",

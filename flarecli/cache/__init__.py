@@ -1,8 +1,8 @@
-"""A cache of remote files: a folder of copies that processes share, with a size limit.
+"""Cache for remote files: a folder of copies with a size limit, which processes can share.
 
-A `Cache` is the keeper of a `Guard`: it puts a `CachedStore` in front of each remote store. The files in the folder are
-the only state: their names are digests of address and version, and a copy is checked before it is used. Data that cannot
-be kept is read as if there were no cache.
+A `Cache` is the `keeper` of a `Guard`, and adds a `CachedStore` in front of each remote store. The cache has no state
+except the files in the folder. The name of a copy is a digest of its address and version, and each copy is checked
+before its first use. Data that cannot be cached is read directly from the remote store.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The cache folder: its layout, space accounting, eviction, and errors of the file system.
+"""The cache folder: layout, space accounting, eviction, and file system errors.
 
-    FOLDER/flare-1/KEY-SIZE                  a copy: see `entry`
-    FOLDER/flare-1/KEY.HOST.PID.N.part       a copy that is being fetched; it has its final size
+    FOLDER/flare-1/KEY-SIZE                  a copy; see `entry`
+    FOLDER/flare-1/KEY.HOST.PID.N.part       a copy that is being fetched, with its final size
     FOLDER/flare-1/HOST.PID.N.room           space that a process has reserved for small copies
     FOLDER/flare-1/lock                      locked while space is reserved
-    FOLDER/flare-1/here/of.HOST.PID.N.here   locked while a process that uses the folder runs: see `locks`
-    FOLDER/flare-1/turns/                    locks of copies that are being fetched: see `locks`
+    FOLDER/flare-1/here/of.HOST.PID.N.here   locked as long as a process uses the folder; see `locks`
+    FOLDER/flare-1/turns/                    locks for copies that are being fetched; see `locks`
 
-The space used is the total size of these files. Space is reserved before any byte is fetched, so that the total never
-exceeds the limit. On file systems without working locks every copy is still correct, but the total may exceed the limit
-by the copies that are fetched at the same time, and two processes may fetch the same copy. Parts of processes that have
-ended are removed by the next process that lists the folder.
+The used space is the total size of these files. Space is reserved before a file is fetched, so that the total never
+exceeds the limit. On file systems without working locks, every copy is still correct, but two processes may fetch the
+same copy, and the total may exceed the limit by the size of the copies in flight. The next process that lists the
+folder removes the parts of processes that have ended.
 """
 
 from __future__ import annotations
@@ -68,52 +68,52 @@ __all__ = [
 ]
 
 LAYOUT = "flare-1"
-MANY_COPIES = 512  # above this number of copies, listings are avoided
+MANY_COPIES = 512  # listings are avoided above this number of copies
 BATCH_SHARE = 32  # with many copies, limit / BATCH_SHARE bytes are evicted at a time
-_MAX_NAMES = 1 << 12  # above, a listing takes longer than a request for a version
-_LISTING_S = 0.25  # how long a listing is reused by the only process that uses the folder
-_MAX_DAMAGED = 2  # a copy that was damaged this often is not written again
-_MAX_DAMAGED_NAMES = 1 << 12  # damaged copies that are counted
+_MAX_NAMES = 1 << 12  # with more names, a listing takes longer than a request for a version
+_LISTING_S = 0.25  # time for which a process reuses its listing if no other process uses the folder
+_MAX_DAMAGED = 2  # copies that were damaged this many times are not written again
+_MAX_DAMAGED_NAMES = 1 << 12  # maximum number of copies whose damages are counted
 # Maximum space reserved at a time for small copies: in bytes, and as a fraction of the limit.
 _RESERVE_BYTES, _RESERVE_SHARE = 64 << 20, 64
-_LOCK_S, _OTHERS_S = 2.0, 30.0  # time limits: the folder's lock, a fetch by another process
-_RETRY_S = 30.0  # delay before a folder is used again after an error
+_LOCK_S, _OTHERS_S = 2.0, 30.0  # maximum wait for the folder's lock, and for another process
+_RETRY_S = 30.0  # delay after an error before the folder is used again
 _number = itertools.count()
 _warned: set[str] = set()
 T = TypeVar("T", str, int)
 
 
 class CacheWarning(UserWarning):
-    """The cache cannot be used; files are read without it."""
+    """The warning that a cache cannot be used, and that files are read without the cache."""
 
 
 class Folder:
     """A cache folder in this process.
 
-    Methods do not raise: errors disable the cache with one warning.
+    Methods do not raise exceptions; an error disables the cache and issues one warning.
     """
 
     def __init__(self, path: str, limit: int) -> None:
         self.path, self.limit = os.path.join(os.path.abspath(whole_path(path)), LAYOUT), limit
         self._shown, self._pid, self._fd = path, 0, -1
-        self.note: Callable[[str], object] | None = None  # called instead of `warnings.warn`
+        self.note: Callable[[str], object] | None = None  # receives warnings; see `Cache`
         self._reserved_fd, self._reserved_bytes = -1, 0
         self._not_before = 0.0
         self._host = host()
         self._presence = Presence(self._host)
         self.open_copies = OpenCopies(self.touch)
-        self._threads = threading.Lock()  # so that threads do not poll the lock file
+        self._threads = threading.Lock()  # lets only one thread poll the lock file
         self._turns, self.prefixes = Turns(), KnownPrefixes()
         self._damage_counts: dict[str, int] = {}
 
-    # -- the folder itself
+    # -- the folder and its descriptor
 
     @property
     def fd(self) -> int:
-        """File descriptor of the folder; -1 while it cannot be used."""
+        """The file descriptor of the folder, or -1 if the folder cannot be used."""
         if self._pid != os.getpid():
             with self._threads:
-                # The descriptors of the parent stay open: other threads may be about to use them.
+                # The parent's descriptors are not closed, because other threads may still use them.
                 if self._pid != os.getpid():
                     self._reserved_fd, self._reserved_bytes = -1, 0
                     self._presence = Presence(self._host)
@@ -134,16 +134,16 @@ class Folder:
             os.mkdir(self.path, 0o700)
         fd = os.open(self.path, FOLDER_FLAGS)
         status = os.fstat(fd)
-        # Another user could replace the data.
+        # The folder must not be writable by other users, who could replace the data.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             os.close(fd)
-            self.warn("it belongs to another user, or others may write to it")
+            self.warn("the folder belongs to another user, or other users have write access")
             return -1
         self._presence.register(fd)
         return fd
 
     def close(self) -> None:
-        """Close the folder and open copies; the next use opens it again."""
+        """Close the folder and all open copies. The next use opens the folder again."""
         self.open_copies.clear()
         with self._threads:
             if self._pid == os.getpid():
@@ -154,12 +154,12 @@ class Folder:
                 self._fd, self._pid = -1, 0
 
     def is_alone(self) -> bool:
-        """Return whether no other running process uses the folder, as far as known."""
+        """Return whether this is the only running process that uses the folder, as far as known."""
         fd = self.fd
         return self._presence.is_alone(fd)
 
     def warn(self, why: str) -> None:
-        """Warn once per folder and process that the cache is not used."""
+        """Warn that the cache is not used, once per folder and process."""
         self._not_before = time.monotonic() + _RETRY_S
         if self.path not in _warned:
             _warned.add(self.path)
@@ -174,7 +174,7 @@ class Folder:
     # -- copies
 
     def view(self, identity: Entry) -> memoryview | None:
-        """Return a copy that exists and is undamaged, or None. A damaged copy is removed."""
+        """Return the data of an undamaged copy, or None if there is none. Remove a damaged copy."""
         view = self.open_copies.get(identity.name)
         if view is not None or self.fd < 0:
             return view
@@ -192,7 +192,7 @@ class Folder:
         return view
 
     def touch(self, name: str) -> bool:
-        """Record that a copy is used; return False if it does not exist any longer."""
+        """Record the use of a copy; return False if the copy no longer exists."""
         try:
             os.utime(name, dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -202,7 +202,7 @@ class Folder:
         return True
 
     def remove(self, name: str) -> None:
-        """Remove a copy, or an empty folder of that name; open maps of it stay valid."""
+        """Remove a copy, or an empty folder with the same name. Open maps of the copy remain valid."""
         with contextlib.suppress(OSError):
             try:
                 os.unlink(name, dir_fd=self._fd)
@@ -210,16 +210,16 @@ class Folder:
                 os.rmdir(name, dir_fd=self._fd)
 
     def may_have(self, prefix: str) -> bool:
-        """Return whether a copy of any version may exist; see `entry.name_prefix`."""
+        """Return whether a copy with a name prefix may exist, in any version; see `entry.name_prefix`."""
         is_alone = self.is_alone()
         return self.prefixes.may_have(self._fd, prefix, is_alone)
 
     # -- space
 
     def part(self, identity: Entry, since: float = math.inf) -> Part | None:
-        """Reserve space for a copy and create the file for it; None if the copy cannot be kept.
+        """Reserve space for a copy and create its file; return None if the copy cannot be kept.
 
-        since  copies used after that time are not evicted
+        since  time after which a used copy is not evicted
         """
         if (
             self.fd < 0
@@ -232,9 +232,9 @@ class Folder:
         try:
             try:
                 return self._part(identity, since)
-            except FileNotFoundError:  # the folder was removed, with the reservations in it
+            except FileNotFoundError:  # the folder was removed, including its reservations
                 with self._threads:
-                    if self._fd == fd:  # otherwise another thread has done so
+                    if self._fd == fd:  # unless another thread has already reopened the folder
                         self._release_reservation()
                         self._open()
                 return self._part(identity, since) if self._fd >= 0 else None
@@ -250,12 +250,13 @@ class Folder:
                     return None
                 part = self._make(f"{identity.key}.", "part", identity.file_bytes)
         finally:
-            # Unmapped so that the next copy reuses the memory; without the lock, because it is slow.
+            # Evicted copies are unmapped, so that the next copy reuses the memory. This runs without the lock,
+            # because it is slow.
             for name in evicted:
                 self.open_copies.drop(name)
         try:
             if hasattr(os, "posix_fallocate"):
-                # Reports a full disk before anything is fetched.
+                # Reports a full disk before the copy is fetched.
                 os.posix_fallocate(part.fd, 0, identity.file_bytes)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
@@ -264,7 +265,7 @@ class Folder:
         return part
 
     def _make(self, start: str, end: str, size: int) -> Part:
-        """Create a file of this size, which is locked until this process ends."""
+        """Create a file of `size` bytes, which is locked until this process ends."""
         name = f"{start}{self._host}.{os.getpid()}.{next(_number)}.{end}"
         fd = os.open(name, NEW_FILE_FLAGS, 0o600, dir_fd=self._fd)
         with contextlib.suppress(OSError):
@@ -278,14 +279,17 @@ class Folder:
         return part
 
     def _reserve(self, size: int, since: float, evicted: list[str]) -> bool:
-        """Find space: reserved by this process, or by evicting copies, whose names are added to `evicted`."""
+        """Reserve space for a copy from this process's reservation or by eviction; return False if it is not enough.
+
+        evicted  list to which the names of evicted copies are appended
+        """
         if self._reserved_bytes >= size:
             self._reserved_bytes -= size
             os.ftruncate(self._reserved_fd, self._reserved_bytes)
             return True
         used, copies = self._scan()
         has_many = len(copies) > MANY_COPIES
-        # With many small copies, reserve space for the next ones too: it saves listings.
+        # With many small copies, more space is reserved than needed, which saves listings for the next copies.
         extra = 0
         if has_many and size < self.limit // _RESERVE_SHARE:
             reserve = min(_RESERVE_BYTES, self.limit // _RESERVE_SHARE)
@@ -312,9 +316,9 @@ class Folder:
             os.close(fd)
 
     def _scan(self) -> tuple[int, list[tuple[float, str, int]]]:
-        """Return the bytes used, and the time of use, name and size of each copy.
+        """Return the used bytes, and the time of last use, name and size of each copy.
 
-        Removes files of processes that have ended, and files whose size does not match their name.
+        Also remove files of processes that have ended, and files whose size does not match their name.
         """
         used, copies = 0, []
         with listing(self.fd) as folder, os.scandir(folder) as files:
@@ -335,7 +339,7 @@ class Folder:
         return used, copies
 
     def _other_bytes(self, name: str) -> int:
-        """Return the size of a file that is not a copy; remove it if its process has ended."""
+        """Return the size of a file that is not a copy, or remove the file and return 0 if its process has ended."""
         try:
             status = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
@@ -349,7 +353,7 @@ class Folder:
         return status.st_size
 
     def _evict(self, copies: list[tuple[float, str, int]], size: int, evicted: list[str]) -> int:
-        """Evict the least recently used copies until `size` bytes are free; return the bytes freed."""
+        """Evict the least recently used copies until `size` bytes are freed; return the freed bytes."""
         freed = 0
         for _, name, copy_size in least_recently_used_first(copies):
             if freed >= size:
@@ -360,11 +364,11 @@ class Folder:
             evicted.append(name)
         return freed
 
-    # -- locks: they save work; correctness does not depend on them
+    # -- locks, which prevent duplicate work; correctness does not depend on them
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock; continue without it after a time limit."""
+        """Lock the folder for the duration of the block, or run the block without the lock after a time limit."""
         threads = self._threads
         is_mine = threads.acquire(timeout=_LOCK_S)
         try:
@@ -378,7 +382,7 @@ class Folder:
                 threads.release()
 
     def forked(self) -> None:
-        """Replace the locks in a forked child: threads of the parent may hold them."""
+        """Replace the locks in a forked child, because threads of the parent may hold them."""
         self._threads, self._turns, self.prefixes = threading.Lock(), Turns(), KnownPrefixes()
         self.open_copies.forked()
 
@@ -389,10 +393,10 @@ class Folder:
         meanwhile: Callable[[], object] | None = None,
         own: bool = False,
     ) -> AbstractContextManager[None]:
-        """Wait while others fetch the same key, up to a time limit; see `Turns.turn`.
+        """Wait until no other process or thread fetches the same key, up to a time limit; see `Turns.turn`.
 
-        meanwhile  called while waiting
-        own        the copy is for this process alone; do not wait for other processes
+        meanwhile  function to call during the wait
+        own        whether the copy is only for this process, so that other processes need no lock
         """
         return self._turns.turn(
             -1 if own else self.fd, key, kind, _OTHERS_S, meanwhile, self._notify_wait
@@ -405,13 +409,13 @@ class Folder:
 
 
 class Part:
-    """A file that a copy is fetched into; it is renamed when it is complete."""
+    """A temporary file for a copy that is being fetched; the complete file is renamed."""
 
     def __init__(self, folder: Folder, name: str, fd: int) -> None:
         self._folder, self._name, self.fd, self._at, self._pid = folder, name, fd, 0, os.getpid()
 
     def write(self, data: bytes | memoryview) -> bool:
-        """Write the next bytes; on an error, remove the file and return False."""
+        """Write the next bytes; after an error, remove the file and return False."""
         view = memoryview(data)
         try:
             while view:
@@ -424,19 +428,18 @@ class Part:
         return True
 
     def publish(self, identity: Entry, open_now: bool = False) -> bool:
-        """Rename the complete file to the name of its copy; return False on an error.
+        """Rename the complete file to the name of its copy; return False after an error.
 
-        open_now  add it to the open copies, without checking it again
+        open_now  whether to add the copy to the open copies, without verifying it again
         """
         folder = self._folder.fd
         try:
-            with self._folder.locked():  # a listing at the same time could miss the file
+            with self._folder.locked():  # a simultaneous listing could miss the file
                 os.rename(self._name, identity.name, src_dir_fd=folder, dst_dir_fd=folder)
                 self._folder.prefixes.add(identity.name)
         except OSError as error:
-            if not isinstance(
-                error, FileNotFoundError
-            ):  # otherwise another process removed the part
+            # No warning if another process removed the part.
+            if not isinstance(error, FileNotFoundError):
                 self._folder.warn(_reason(error))
             self.drop()
             return False
@@ -447,7 +450,7 @@ class Part:
         return True
 
     def drop(self) -> None:
-        """Remove the file; a forked child only closes it, because the parent still writes it."""
+        """Remove the file; in a forked child, only close it, because the parent still writes to it."""
         if self.fd >= 0:
             if self._pid == os.getpid():
                 self._folder.remove(self._name)
@@ -464,9 +467,9 @@ def _reason(error: OSError) -> str:
 
 
 class KnownPrefixes:
-    """Prefixes of the names of all copies, from a listing and the copies that this process adds.
+    """The name prefixes of all known copies: those in a listing, and those that this process adds.
 
-    A copy that another process adds in between may be fetched again.
+    A copy that another process adds after the listing is unknown, and may be fetched again.
     """
 
     def __init__(self) -> None:
@@ -476,14 +479,18 @@ class KnownPrefixes:
         self._lock = threading.Lock()
 
     def add(self, name: str) -> None:
-        """Record a new copy, so that the folder need not be listed again."""
+        """Record a new copy without listing the folder again."""
         with self._lock:
             self._changes += 1
             if self._known is not None:
                 self._known.add(name[:PREFIX_DIGITS])
 
     def may_have(self, folder: int, prefix: str, is_alone: bool) -> bool:
-        """Return whether a copy of any version may exist. `folder` is a file descriptor."""
+        """Return whether a copy with a name prefix may exist, in any version.
+
+        folder    file descriptor of the folder
+        is_alone  whether no other process uses the folder
+        """
         with self._lock:
             changes = self._changes
             is_recent = time.monotonic() - self._listed < _LISTING_S
@@ -499,14 +506,14 @@ class KnownPrefixes:
             return True
         known = {name[:PREFIX_DIGITS] for name in names if NAME.fullmatch(name)}
         with self._lock:
-            if changes == self._changes:  # otherwise the listing may miss new copies
+            if changes == self._changes:  # the listing contains all copies of this process
                 self._known, self._listed = known, listed
             return prefix[:PREFIX_DIGITS] in known
 
 
 @contextlib.contextmanager
 def listing(folder: int) -> Iterator[int]:
-    """Open a folder again to list it: two listings through one descriptor would share their position."""
+    """Open a second descriptor of a folder for a listing, because listings of one descriptor share their position."""
     own = os.open(".", FOLDER_FLAGS, dir_fd=folder)
     try:
         yield own
@@ -519,7 +526,7 @@ _lock_of_folders = threading.Lock()
 
 
 def shared(path: str, limit: int) -> Folder:
-    """Return the `Folder` that this process shares for a path."""
+    """Return the shared `Folder` of this process for a path and a limit."""
     with _lock_of_folders:
         return _folders.setdefault((os.path.abspath(whole_path(path)), limit), Folder(path, limit))
 
@@ -532,7 +539,7 @@ def _forked() -> None:
 
 
 def close_shared() -> None:
-    """Close the folders that this process uses."""
+    """Close all shared cache folders of this process."""
     with _lock_of_folders:
         open_folders = [*_folders.values()]
     for folder in open_folders:
@@ -544,7 +551,13 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class CachedCopy(NamedTuple):
-    """A copy in a cache: address without secrets, part of the file, bytes, and seconds since last use."""
+    """A copy in a cache folder, for listings.
+
+    address  address of the object, without secrets
+    part     part of the object; see `entry`
+    size     size of the file in bytes
+    idle_s   seconds since the last use
+    """
 
     address: str
     part: str
@@ -553,7 +566,7 @@ class CachedCopy(NamedTuple):
 
 
 def list_copies(path: str) -> Iterator[CachedCopy]:
-    """Yield every copy in a cache folder, in any order; nothing if the folder does not exist.
+    """Yield every copy in a cache folder, in any order. A missing folder contains no copies.
 
     raises  ReachError for a folder that cannot be listed
     """
@@ -565,7 +578,7 @@ def list_copies(path: str) -> Iterator[CachedCopy]:
         raise ReachError(
             error.strerror or str(error),
             where=path,
-            hint="Name a folder that was used as --cache.",
+            hint="Pass a folder that was used with --cache.",
         ) from None
     try:
         now = time.time()
@@ -581,27 +594,27 @@ def list_copies(path: str) -> Iterator[CachedCopy]:
         os.close(folder)
 
 
-# -- files that keep their own names
+# -- files with their original names
 
 
 def least_recently_used_first(
     copies: Iterable[tuple[float, T, int]],
 ) -> list[tuple[float, T, int]]:
-    """Sort copies (time of use, name, bytes) by time of use.
+    """Sort copies (time of last use, name, bytes) by their time of last use.
 
-    A time in the future is from a wrong clock, and counts as the oldest.
+    A time in the future, which a wrong clock must have set, is treated as the oldest.
     """
     now = time.time()
     return sorted((used if used <= now + 1 else 0.0, name, size) for used, name, size in copies)
 
 
 class NamedFiles:
-    """The files of a folder that keep their own names, such as the shards of a streamed dataset; others are ignored.
+    """The files in a folder that have their original names, such as the shards of a streamed dataset.
 
-    The folder is listed again only if its modification time differs from the time after the last change of this
-    process, so that it is not listed for each file that is added.
+    The folder is listed again only if its modification time differs from the time after this process's last change,
+    so that adding a file does not cause a listing.
 
-    sizes  name -> bytes as listed by the dataset that the files belong to
+    sizes  file name -> bytes according to the dataset's index; all other files are ignored
     """
 
     def __init__(self, path: str, sizes: Mapping[str, int]) -> None:
@@ -609,7 +622,7 @@ class NamedFiles:
         self._used, self._changed = 0, -1
 
     def used(self) -> int:
-        """Return the bytes of the files that are in the folder, by their listed sizes."""
+        """Return the total size of the known files in the folder, according to the index."""
         changed = self._mtime_ns()
         if changed != self._changed:
             names = os.listdir(self._path) if changed else []
@@ -617,21 +630,21 @@ class NamedFiles:
         return self._used
 
     def present(self, names: Iterable[str]) -> int:
-        """Return the bytes of those of these files that are in the folder, by their listed sizes."""
+        """Return the total size of the files in `names` that exist in the folder, according to the index."""
         return sum(
             self._sizes[name] for name in names if os.path.exists(os.path.join(self._path, name))
         )
 
     @contextlib.contextmanager
     def changing(self, names: Iterable[str]) -> Iterator[None]:
-        """Add or remove these files inside the block, so that the folder need not be listed for it."""
+        """Update the used size, without a listing, after a block that adds or removes the files in `names`."""
         names = list(names)
         rest = self.used() - self.present(names)
         yield
         self._used, self._changed = rest + self.present(names), self._mtime_ns()
 
     def copies(self) -> list[tuple[float, str, int]]:
-        """List the files that are in the folder: time of use, name, bytes."""
+        """Return the time of last use, name and bytes of each known file in the folder."""
         copies = []
         changed = self._mtime_ns()
         if changed:
@@ -645,7 +658,7 @@ class NamedFiles:
         return copies
 
     def _mtime_ns(self) -> int:
-        """Return the modification time of the folder; 0 if it does not exist."""
+        """Return the modification time of the folder in nanoseconds, or 0 if the folder does not exist."""
         try:
             return os.stat(self._path).st_mtime_ns
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A copy in the cache: its name, its file and its checksum; and the copies that this process has open.
+"""Cached copies: the name, layout and checksum of a copy, and the copies that this process has open.
 
     0        bytes     data of the copy, n bytes
     n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address without secrets
@@ -7,9 +7,9 @@
     +12      bytes     XXH3-128 of the n + m bytes before, 16 bytes, big-endian
     +28      bytes     "flare" and the version of this layout, 8 bytes
 
-Little-endian. The name is the key and the size of the file in hexadecimal. The key is 12 digits of the SHA-256 of the
-address, so that all copies of an object have the same prefix, and 28 digits of the SHA-256 of address, version and part.
-A file is checked without any index.
+Little-endian. The name consists of the key and the size of the file in hexadecimal. The key consists of 12 digits of
+the SHA-256 of the address, which all copies of an object share, and 28 digits of the SHA-256 of address, version and
+part. A copy can be checked without an index.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ __all__ = [
 ]
 
 NAME = re.compile(r"([0-9a-f]{40})-([0-9a-f]{1,16})")
-PREFIX_DIGITS = 12  # digits that the names of all copies of an object start with
+PREFIX_DIGITS = 12  # length of the prefix that the names of all copies of an object share
 MAX_OPEN_COPIES, MAX_OPEN_BYTES = 1024, 256 << 20
-MAX_TRANSIENT_BYTES = 384 << 20  # two windows of three shards of 64 MiB
+MAX_TRANSIENT_BYTES = 384 << 20  # enough for two windows of three shards of 64 MiB each
 _TAIL = struct.Struct("<QI16s8s")
 _MAGIC = b"flare\0\0\1"
 _MAX_NOTE_BYTES = 1 << 16
-_MAX_REMEMBERED = 1 << 10  # entries and prefixes
-_SMALL_BYTES = 1 << 16  # files up to this size are read: a map would use a file handle
-_TOUCH_S = (
-    1.0  # interval at which the use of an open copy is recorded, and its existence is checked
-)
-# Signatures in query strings, which do not change the object: the parameters that identify a kind of signature, and a
-# pattern of the parameters that belong to it. Without the former, such a parameter may select the content.
+_MAX_REMEMBERED = 1 << 10  # maximum number of entries and of prefixes in memory
+_SMALL_BYTES = 1 << 16  # files up to this size are not mapped, because a map uses a file handle
+# Interval at which the use of an open copy is recorded, and at which the existence of the copy is checked.
+_TOUCH_S = 1.0
+# Signatures in query strings, which do not affect the content of an object: the parameters that identify a type of
+# signature, and a pattern for all parameters of the signature. Without the identifying parameters, parameters that
+# match the pattern are kept, because they may affect the content.
 _SIGNATURES: tuple[tuple[frozenset[str], re.Pattern[str]], ...] = (
     (frozenset({"x-amz-signature"}), re.compile(r"x-amz-[a-z-]+")),
     (frozenset({"x-goog-signature"}), re.compile(r"x-goog-[a-z-]+")),
@@ -78,7 +78,12 @@ _SIGNATURES: tuple[tuple[frozenset[str], re.Pattern[str]], ...] = (
 
 
 class Entry(NamedTuple):
-    """The identity of a copy: name of its file, bytes of its data, and the JSON note after the data."""
+    """The identity of a copy.
+
+    name  file name
+    size  bytes of the data
+    note  JSON note that follows the data in the file
+    """
 
     name: str
     size: int
@@ -86,28 +91,28 @@ class Entry(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """Size of the file in bytes."""
+        """The size of the file in bytes."""
         return self.size + len(self.note) + _TAIL.size
 
     @property
     def key(self) -> str:
-        """The first part of the name."""
+        """The key, which is the first component of the name."""
         return self.name.partition("-")[0]
 
 
 @functools.lru_cache(maxsize=_MAX_REMEMBERED)
 def name_prefix(address: str) -> str:
-    """Return the prefix of the names of all copies of an object, for any version and part."""
+    """Return the common prefix of the names of all copies of an object, for any version and part."""
     return _digest(_unsigned(address))[:PREFIX_DIGITS]
 
 
-@functools.lru_cache(maxsize=_MAX_REMEMBERED)  # used several times for each copy
+@functools.lru_cache(maxsize=_MAX_REMEMBERED)  # called several times for each copy
 def entry(address: str, version: str, part: str, size: int) -> Entry:
     """Return the identity of a copy.
 
-    address  complete; its signature is ignored
-    part     `whole`, `4096+1048576` (start and bytes), or the kind of derived data
-    size     bytes of the data
+    address  complete address; its signature is ignored
+    part     `whole`, `START+SIZE` in bytes such as `4096+1048576`, or the kind of derived data
+    size     size of the data in bytes
     """
     key = name_prefix(address) + _digest("\0".join((_unsigned(address), version, part)))[:28]
     note = json.dumps(
@@ -121,7 +126,7 @@ def _digest(text: str) -> str:
 
 
 def _unsigned(address: str) -> str:
-    """Return a web address without user info and without a signature that expires."""
+    """Return a web address without user info and without an expiring signature; return other addresses unchanged."""
     if not address.startswith(("http://", "https://")):
         return address
     parts = urlsplit(address)
@@ -135,52 +140,52 @@ def _unsigned(address: str) -> str:
 
 
 class CopyHasher:
-    """Hashes the data of a copy as it is written, and returns the bytes that follow it."""
+    """A hasher for the data of a copy, which also returns the bytes to write after the data."""
 
     def __init__(self, identity: Entry) -> None:
         self._entry, self._hash, self.size = identity, xxhash.xxh3_128(), 0
 
     def update(self, data: bytes | memoryview) -> None:
-        """Add the next bytes."""
+        """Hash the next bytes of the data."""
         self._hash.update(data)
         self.size += len(data)
 
     def end(self) -> bytes:
-        """Return the note and the tail."""
+        """Return the note and the tail, which follow the data in the file."""
         note = self._entry.note
         self._hash.update(note)
         return note + _TAIL.pack(self.size, len(note), self._hash.digest(), _MAGIC)
 
 
 def open_copy(folder: int, identity: Entry) -> memoryview | None:
-    """Map a copy, or read a small one, and check it completely.
+    """Map a copy, or read it if it is small, and verify its checksum.
 
     folder  file descriptor of the folder
-    return  the data; None if the file does not exist
-    raises  ValueError if the file is not this copy, or is damaged
+    return  the data, or None if the file does not exist
+    raises  ValueError if the file is damaged, or does not contain this copy
     """
     try:
         fd = _opened(folder, identity.name)
     except FileNotFoundError:
         return None
-    except OSError as error:  # a symbolic link
+    except OSError as error:  # for example, a symbolic link
         raise ValueError("not a file") from error
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size != identity.file_bytes:
-            raise ValueError("the size differs from the name")
+            raise ValueError("the size differs from the size in the file name")
         view = mapped_copy(fd, identity)
         end = os.pread(fd, status.st_size - identity.size, identity.size)
     except OSError:
         return None
     finally:
         os.close(fd)
-    if len(view) + len(end) < identity.file_bytes:  # truncated meanwhile
-        raise ValueError("the size differs from the name")
+    if len(view) + len(end) < identity.file_bytes:  # the file was truncated meanwhile
+        raise ValueError("the size differs from the size in the file name")
     hasher = CopyHasher(identity)
     hasher.update(view)
     if end != hasher.end():
-        raise ValueError("the checksum differs")
+        raise ValueError("checksum mismatch")
     return view
 
 
@@ -190,9 +195,9 @@ def _opened(folder: int, name: str) -> int:
 
 
 def mapped_copy(fd: int, identity: Entry) -> memoryview:
-    """Map the data of a copy in an open file, or read a small one, without checking it. Raises OSError.
+    """Map the data of a copy in an open file, or read it if it is small, without verifying it. Raises OSError.
 
-    The map ends with the data, so it can be used like the map of the original file.
+    The map excludes the note and the tail, so it can be used like a map of the original file.
     """
     if identity.file_bytes <= _SMALL_BYTES:
         return memoryview(os.pread(fd, identity.size, 0))
@@ -200,10 +205,7 @@ def mapped_copy(fd: int, identity: Entry) -> memoryview:
 
 
 def read_note(folder: int, name: str) -> dict[str, Any]:
-    """Return the JSON note of a copy; an empty dict if the file is not a copy.
-
-    The checksum is not checked.
-    """
+    """Return the JSON note of a copy, or an empty dict if the file is not a copy. The checksum is not verified."""
     fd = _opened(folder, name)
     try:
         file_bytes = os.fstat(fd).st_size
@@ -226,25 +228,25 @@ def read_note(folder: int, name: str) -> dict[str, Any]:
 class OpenCopies:
     """The copies that this process has open, and transient objects, which are in memory and not in the folder.
 
-    Open copies are checked already; the least recently used ones are closed first. A map uses a file handle, so the
-    number of maps is limited by `files_limit`. A transient object stays until the run that uses it releases it.
+    Open copies are verified, and closed in LRU order. Each map uses a file handle, so `files_limit` limits the number
+    of maps. A transient object remains in memory until the run that uses it releases it.
 
-    touch  records in the folder that a copy is used; returns whether the copy still exists
+    touch  function that records the use of a copy in the folder, and returns whether the copy still exists
     """
 
     def __init__(self, touch: Callable[[str], bool]) -> None:
         self._touch = touch
-        # Name -> data and time of the last touch; the least recently used copy is first.
+        # Name -> (data, time of the last touch); the least recently used copy is first.
         self._open: dict[str, tuple[memoryview, float]] = {}
         self._bytes = self._maps = 0
-        # Prefix of the name -> name, data and reserved bytes; the name is empty while the data is fetched.
+        # Prefix of the name -> (name, data, reserved bytes); the name is empty while the data is being fetched.
         self._transient: dict[str, tuple[str, memoryview, int]] = {}
         self._transient_bytes = 0
         self._buffers: list[mmap.mmap] = []
         self._lock = threading.Lock()
 
     def get(self, name: str) -> memoryview | None:
-        """Return an open copy that still exists in the folder, or a transient object; else None."""
+        """Return the data of an open copy that still exists in the folder, or of a transient object; else None."""
         now = time.monotonic()
         with self._lock:
             copy = self._open.pop(name, None)
@@ -255,12 +257,12 @@ class OpenCopies:
             is_due = now - touched >= _TOUCH_S
             self._open[name] = view, now if is_due else touched
         if is_due and not self._touch(name):
-            self.drop(name)  # a removed file does not count towards the limit of the folder
+            self.drop(name)  # the removed file uses disk space until it is unmapped
             return None
         return view
 
     def put(self, name: str, view: memoryview) -> None:
-        """Add an open copy; close the least recently used ones."""
+        """Add an open copy, and close the least recently used copies above the limits."""
         with self._lock:
             self._drop(name)
             self._open[name] = view, time.monotonic()
@@ -275,7 +277,7 @@ class OpenCopies:
                 self._drop(next(iter(self._open)))
 
     def drop(self, name: str) -> None:
-        """Close a copy; views that are in use stay valid."""
+        """Close a copy; existing views of its data remain valid."""
         with self._lock:
             self._drop(name)
 
@@ -286,7 +288,7 @@ class OpenCopies:
             self._maps -= isinstance(view.obj, mmap.mmap)
 
     def clear(self) -> None:
-        """Close all copies; transient objects stay."""
+        """Close all copies, but keep the transient objects."""
         with self._lock:
             for name in [*self._open]:
                 self._drop(name)
@@ -294,9 +296,10 @@ class OpenCopies:
     # -- transient objects
 
     def reserve(self, prefix: str, size: int) -> bool:
-        """Reserve memory for a transient object until it is added or released; False if there is too little.
+        """Reserve memory for a transient object until the object is added or released.
 
         prefix  see `name_prefix`
+        return  False if the limit for transient objects would be exceeded
         """
         with self._lock:
             self._release(prefix)
@@ -307,7 +310,7 @@ class OpenCopies:
         return True
 
     def buffer(self, size: int) -> memoryview:
-        """Return `size` bytes of memory for a transient object, reused if possible, which saves page faults."""
+        """Return a buffer of `size` bytes for a transient object; buffers are reused to reduce page faults."""
         with self._lock:
             for memory in self._buffers:
                 if size <= len(memory) <= 2 * size and _is_unused(memory):
@@ -318,14 +321,14 @@ class OpenCopies:
             return memoryview(memory)[:size]
 
     def put_transient(self, name: str, view: memoryview) -> None:
-        """Add a transient object."""
+        """Add a transient object with its data."""
         with self._lock:
             self._release(name[:PREFIX_DIGITS])
             self._transient[name[:PREFIX_DIGITS]] = name, view, len(view)
             self._transient_bytes += len(view)
 
     def release(self, prefix: str) -> None:
-        """Release the transient object of a prefix, of any version, or the memory reserved for it."""
+        """Release the transient object with a prefix (any version), or the memory that is reserved for it."""
         with self._lock:
             self._release(prefix)
 
@@ -336,14 +339,14 @@ class OpenCopies:
             self._buffers.clear()
 
     def forked(self) -> None:
-        """Reset in a forked child: threads of the parent may have the lock, or be fetching transient objects."""
+        """Reset the state in a forked child, because threads of the parent may hold the lock or fetch objects."""
         self._lock = threading.Lock()
         self._transient = {key: one for key, one in self._transient.items() if one[0]}
         self._transient_bytes = sum(size for _, _, size in self._transient.values())
 
 
 def _is_unused(memory: mmap.mmap) -> bool:
-    """Return whether there are no views of a buffer: only then Linux can resize it."""
+    """Return whether a buffer has no views. A resize fails as long as views exist (only on Linux)."""
     try:
         memory.resize(len(memory))
     except (BufferError, OSError):

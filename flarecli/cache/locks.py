@@ -1,10 +1,10 @@
-"""Advisory locks that save work, and the presence of processes; correctness never depends on them.
+"""Advisory locks that prevent duplicate work, and the registration of processes; correctness never depends on either.
 
 FOLDER/turns/KIND.NNN          locked while a process fetches a key of that kind; NNN are the last digits of the key
-FOLDER/here/of.HOST.PID.N.here  locked while a process that uses the folder runs
+FOLDER/here/of.HOST.PID.N.here  locked as long as a process uses the folder
 
-The files are empty. Those in `turns` stay, because creating one costs as much as fetching 0.5 MB; two keys that share a
-file wait for each other.
+The files are empty. Files in `turns` are never removed, because creating a file costs as much as fetching 0.5 MB.
+Keys that share a file wait for each other.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ __all__ = [
     "locked_within",
 ]
 
-_PAUSE_S = 0.004  # maximum delay between two attempts
+_PAUSE_S = 0.004  # maximum delay between two attempts to lock a file
 _TURNS, _DIGITS = "turns", 3
-NOTICE_AFTER_S = 10.0  # a longer wait is reported
-_YOUNG_S = 5.0  # younger parts are kept although their lock is free
-_OLD_S = 3600.0  # younger parts are kept where locks do not work
+NOTICE_AFTER_S = 10.0  # longer waits are reported
+_YOUNG_S = 5.0  # younger parts are kept even if they are not locked
+_OLD_S = 3600.0  # younger parts are kept if locks do not work
 _HERE = "here"
-_ALONE_S = 0.25  # how long the count of other processes is reused
+_ALONE_S = 0.25  # time for which the number of other processes is reused
 _number = itertools.count()
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def locked_within(fd: int, seconds: float, notice: Callable[[int], object] | None = None) -> bool:
-    """Lock an open file, waiting up to `seconds`; return False if it is not locked.
+    """Lock an open file within `seconds`; return False if the file could not be locked.
 
-    notice  called once with `fd` if the wait takes longer than NOTICE_AFTER_S
+    notice  function that is called once with `fd` if the wait takes longer than NOTICE_AFTER_S
     """
     begun, pause = time.monotonic(), 0.0005
     while True:
@@ -67,7 +67,7 @@ def locked_within(fd: int, seconds: float, notice: Callable[[int], object] | Non
 
 
 def holder(fd: int) -> str:
-    """Return which process has locked an open file, for messages (source: proc(5), /proc/locks)."""
+    """Return the name of the process that has locked an open file, for messages (source: proc(5), /proc/locks)."""
     own = os.fstat(fd)
     place = f"{os.major(own.st_dev):02x}:{os.minor(own.st_dev):02x}:{own.st_ino}"
     try:
@@ -82,11 +82,11 @@ def holder(fd: int) -> str:
 
 
 class Turns:
-    """Locks by key, for the threads of this process and all processes that use a folder."""
+    """Locks by key, for all threads of this process and all processes that use a folder."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Key -> lock and the number of threads that hold it or wait for it.
+        # Key -> lock, and the number of threads that have locked it or wait for it.
         self._taken: dict[str, tuple[threading.Lock, int]] = {}
 
     @contextlib.contextmanager
@@ -99,13 +99,13 @@ class Turns:
         meanwhile: Callable[[], object] | None = None,
         notice: Callable[[int], object] | None = None,
     ) -> Iterator[None]:
-        """Hold the lock of a key; after `seconds`, continue without it.
+        """Lock a key for the duration of the block, or run the block without the lock after `seconds`.
 
-        folder     file descriptor; -1: lock only against threads of this process
-        key        ends in hex digits
+        folder     file descriptor of the folder, or -1 to lock only against other threads of this process
+        key        string that ends in hexadecimal digits
         kind       one letter; nested locks need different letters
-        meanwhile  called once if another process holds the lock
-        notice     called once with the locked file if another process holds the lock for long
+        meanwhile  function that is called once if another process has locked the key
+        notice     function that is called once with the locked file if the wait is long
         """
         with self._of_threads(kind + key, seconds):
             if folder < 0:
@@ -120,7 +120,7 @@ class Turns:
 
     @contextlib.contextmanager
     def _of_threads(self, key: str, seconds: float) -> Iterator[None]:
-        """Hold the lock of a key among the threads of this process, so that only one of them polls the file."""
+        """Lock a key against other threads of this process, so that only one thread polls the lock file."""
         self._count(key, 1)
         is_mine = self._taken[key][0].acquire(timeout=seconds)
         try:
@@ -140,7 +140,10 @@ class Turns:
 
 @contextlib.contextmanager
 def held(fd: int) -> Iterator[None]:
-    """Unlock and close a file at the end of the block: a forked child may have it open, too."""
+    """Unlock and close a file at the end of the block.
+
+    Closing alone would not unlock the file if a forked child has it open, too.
+    """
     try:
         yield
     finally:
@@ -172,7 +175,7 @@ def _opened(folder: int, name: str) -> Iterator[int]:
 
 
 def host() -> str:
-    """Return an identifier of this machine, boot and process namespace, in which process ids are valid."""
+    """Return an identifier for this machine, boot and process namespace, within which process ids are unique."""
     words = [socket.gethostname()]
     with contextlib.suppress(OSError):
         words.append(os.readlink("/proc/self/ns/pid"))
@@ -196,9 +199,9 @@ def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bo
             os.kill(int(words[-3]), 0)
         except (ProcessLookupError, OverflowError):
             return True
-        except OSError:  # the id belongs to another user's process now; the lock decides
+        except OSError:  # another user's process has the id now, so the lock is checked below
             pass
-    age = abs(time.time() - status.st_mtime)  # a clock may jump
+    age = abs(time.time() - status.st_mtime)  # a clock change may cause a negative difference
     if age < _YOUNG_S:
         return False
     try:
@@ -209,7 +212,7 @@ def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bo
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # locks do not work here
+    except OSError:  # the file system does not support locks
         return age > _OLD_S
     finally:
         os.close(fd)
@@ -217,14 +220,17 @@ def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bo
 
 
 class Presence:
-    """The processes that use a folder: each has a locked file in `here/`. `host` is the result of `host()`."""
+    """The running processes that use a folder, each with a locked file in `here/`.
+
+    host  result of `host()`
+    """
 
     def __init__(self, host: str) -> None:
         self._host, self._fd, self._others, self._counted = host, -1, 0, 0.0
 
     def register(self, folder: int) -> None:
         """Register this process until it ends. `folder` is a file descriptor."""
-        self.unregister()  # the folder was removed, and this one is new
+        self.unregister()  # needed if the folder was removed and created again
         with contextlib.suppress(OSError):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(_HERE, 0o700, dir_fd=folder)
@@ -239,14 +245,14 @@ class Presence:
             self._fd = -1
 
     def is_alone(self, folder: int) -> bool:
-        """Return whether no other running process uses the folder; False if registering failed."""
+        """Return whether this is the only process that uses the folder; False if this process is not registered."""
         now = time.monotonic()
         if now - self._counted > _ALONE_S:
             self._others, self._counted = self._count(folder), now
         return self._fd >= 0 and not self._others
 
     def _count(self, folder: int) -> int:
-        """Return the number of other processes; 1 if it is unknown."""
+        """Return the number of other processes, or 1 if the number is unknown."""
         others = 0
         try:
             fd = os.open(_HERE, FOLDER_FLAGS, dir_fd=folder)

@@ -1,9 +1,9 @@
-"""A store in front of a remote store that reads fetched data from the cache folder.
+"""Store that reads a remote store through a cache folder.
 
-Ranges of an object are kept as blocks of BLOCK bytes, one file each. An object that is read to its end, or mapped after
-half of its blocks were used, is kept as one file, which replaces the blocks. Each process requests the version of an
-object once; objects without a version are not kept. Every copy is checked when a process first uses it; a damaged copy
-is fetched again, once.
+Ranges of an object are cached as blocks of BLOCK bytes, one file per block. An object that is read to its end, or
+mapped after half of its blocks were used, is cached as one file, which replaces the blocks. Each process requests the
+version of an object once; objects without a version are not cached. Every copy is verified when a process first uses
+it, and a damaged copy is fetched again once.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ __all__ = ["BLOCK", "Cache", "CachedStore"]
 
 T = TypeVar("T")
 Piece: TypeAlias = "bytes | memoryview"
-BLOCK = 1 << 20  # bytes of a block
-_REQUEST_BYTES = 8 << 20  # maximum bytes per request of missing blocks
-_FETCH_BYTES = 32 << 20  # bytes of a whole object that are requested at a time
-_JOBS = 8  # parallel requests of one read
-# Objects above limit / _WHOLE_SHARE are kept as blocks. If they are used once in a run, they are kept in memory, or in
-# the folder up to limit / _TRANSIENT_SHARE.
+BLOCK = 1 << 20  # size of a block in bytes
+_REQUEST_BYTES = 8 << 20  # maximum bytes per request for missing blocks
+_FETCH_BYTES = 32 << 20  # bytes to fetch at a time if a whole object is fetched
+_JOBS = 8  # maximum number of parallel requests per read
+# Objects larger than limit / _WHOLE_SHARE are cached as blocks. Objects that are used only once in a run are kept in
+# memory instead, or as one file if they are not larger than limit / _TRANSIENT_SHARE.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
-MAX_OBJECTS = 1 << 16  # objects whose used blocks are recorded
-_FULL_S = 1.0  # how long a folder is assumed to have no older copies
+MAX_OBJECTS = 1 << 16  # maximum number of objects whose used blocks are recorded
+_FULL_S = 1.0  # time for which a folder is assumed to contain no older copies
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
     """A cache folder with a size limit in bytes, used as the `keeper` of a Guard.
 
-    note  called with the texts of warnings in this process; None: they are issued as `CacheWarning`
+    note  function that receives the warnings of this process; None issues them as `CacheWarning`
 
-    Copies stay in the folder; `close`, or the end of a `with` block, releases the maps and handles of this process.
+    `close`, or the end of a `with` block, releases the maps and handles of this process. The copies remain in the
+    folder.
     """
 
     folder: str
@@ -55,7 +56,7 @@ class Cache:
         return Cache, (self.folder, self.limit)
 
     def close(self) -> None:
-        """Release the maps and handles of this process; the cache can be used again."""
+        """Release the maps and handles of this process. The cache can be used again."""
         directory.shared(self.folder, self.limit).close()
 
     def __enter__(self) -> Cache:
@@ -65,7 +66,7 @@ class Cache:
         self.close()
 
     def over(self, store: Store) -> Store:
-        """Return a remote store with the cache in front of it."""
+        """Return a store that reads a remote store through this cache."""
         return (
             store if store.is_local or isinstance(store, CachedStore) else CachedStore(store, self)
         )
@@ -82,8 +83,8 @@ class CachedStore(Store):
         self._folder.note = cache.note or self._folder.note
         self._pins = Pins(store.show)
         self._has_versions = True  # False once an object without a version was found
-        self._since = time.time()  # when the store was opened
-        self._full_until = 0.0  # until then, all copies are assumed to be newer than `_since`
+        self._since = time.time()  # time at which this store was opened
+        self._full_until = 0.0  # time until which all copies are assumed to be newer than `_since`
         self._used: dict[str, set[int]] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -103,7 +104,7 @@ class CachedStore(Store):
         self._used.clear()
         self.store.close()
 
-    # -- passed on to the store
+    # -- delegated to the remote store
 
     def show(self, path: str) -> str:
         return self.store.show(path)
@@ -130,7 +131,7 @@ class CachedStore(Store):
 
     @property
     def room(self) -> int:
-        """Bytes that a run may fetch before they are used: less if other, slower processes use the folder."""
+        """The maximum bytes that a run may fetch ahead of use, which is less if other processes use the folder."""
         if self._folder.is_alone():
             return max(self.cache.limit * 9 // 10, MAX_TRANSIENT_BYTES)
         return self.cache.limit // 2
@@ -138,7 +139,7 @@ class CachedStore(Store):
     # -- reading
 
     def version(self, path: str) -> tuple[str, int]:
-        """Return the version and the size of an object; they are requested once."""
+        """Return the version and the size of an object, which are requested once per process."""
         pin = self._pins.get(path)
         if pin is None:
             pin = self._pins.pin(path, ObjectPin(*self.store.version(path)))
@@ -158,7 +159,7 @@ class CachedStore(Store):
         return self._retry_if_changed(path, lambda: self._ranges(path, ranges)) if ranges else []
 
     def _retry_if_changed(self, path: str, call: Callable[[], T]) -> T:
-        """Call, and call again if the object changed, unless it was pinned before."""
+        """Return the result of `call`; if the object changed and was not pinned before, call it a second time."""
         is_new = path not in self._pins
         try:
             return call()
@@ -207,14 +208,14 @@ class CachedStore(Store):
         )
 
     def _blocks(self, path: str, needed: Sequence[int]) -> dict[int, Piece]:
-        """Return blocks by number; missing ones are fetched, adjacent ones together, and kept."""
+        """Return number -> block; fetch and cache the missing blocks, adjacent blocks with a single request."""
         entries = {k: self._block(path, k) for k in needed}
         blocks = self._kept_blocks(entries)
         missing = [k for k in needed if k not in blocks]
         if not missing:
             return blocks
         with self._folder.turn(entries[missing[0]].key):
-            # Another process may have fetched some meanwhile.
+            # Another process may have fetched some of the blocks meanwhile.
             blocks |= self._kept_blocks({k: entries[k] for k in missing})
             missing = [k for k in needed if k not in blocks]
             return blocks | self._fetch_blocks(path, missing, entries)
@@ -226,7 +227,7 @@ class CachedStore(Store):
     def _fetch_blocks(
         self, path: str, missing: Sequence[int], entries: dict[int, Entry]
     ) -> dict[int, Piece]:
-        """Fetch blocks, adjacent ones by one request, and keep them."""
+        """Fetch and cache blocks, adjacent blocks with a single request."""
         runs: list[list[int]] = []
         for k in missing:
             if runs and k == runs[-1][-1] + 1 and len(runs[-1]) * BLOCK < _REQUEST_BYTES:
@@ -243,7 +244,7 @@ class CachedStore(Store):
             for run, read in zip(runs, data, strict=True):
                 for i, k in enumerate(run):
                     blocks[k] = memoryview(read)[i * BLOCK : (i + 1) * BLOCK]
-            # The first block is written last: until then, others find it missing and wait.
+            # The first block is written last, so that other processes find it missing and wait for all blocks.
             for k in reversed(missing):
                 part = parts.pop(k)
                 if part is not None:
@@ -255,7 +256,7 @@ class CachedStore(Store):
                     part.drop()
 
     def map(self, path: str) -> memoryview | None:
-        """Map an object that is kept whole; fetch it if it is small or half of it was used."""
+        """Map an object that is cached as one file; fetch it if it is small or if half of its blocks were used."""
         if not self._maps:
             return None
         return self._retry_if_changed(path, lambda: self._mapped(path))
@@ -272,24 +273,25 @@ class CachedStore(Store):
         return None
 
     def keep(self, path: str, listed: int | None = None, passing: bool = False) -> bool:
-        """Fetch a whole object, so that it can be mapped; False if it cannot be kept.
+        """Fetch a whole object so that it can be mapped; return False if it cannot be cached.
 
-        listed   its size according to a listing, or None; saves a request for the version of an object that was never
-                 kept
-        passing  the object is used once in a run, and `passed` is called afterwards. It is kept in memory and evicts
-                 nothing, if no other process uses the folder and the folder is small or full of copies in use
+        listed   size of the object according to a listing, or None; a known size saves the request for the version of
+                 an object that was never cached
+        passing  whether the object is used only once in a run; the caller then calls `passed` after use. The object
+                 is kept in memory and evicts no copies if no other process uses the folder, and if the folder is
+                 small or full of copies in use
         """
         return self._retry_if_changed(path, lambda: self._whole(path, listed, passing) is not None)
 
     def passed(self, path: str) -> None:
-        """Release an object that was kept with `passing`."""
+        """Release an object that was fetched by `keep(passing=True)`."""
         self._folder.open_copies.release(name_prefix(self._address(path)))
 
     def _whole(
         self, path: str, listed: int | None = None, passing: bool = False
     ) -> memoryview | None:
         prefix = name_prefix(self._address(path))
-        # A copy in memory is of no use to other processes, so they need not wait for it.
+        # Other processes do not wait for a copy in memory, because they cannot use it.
         own = passing and time.monotonic() < self._full_until and self._folder.is_alone()
         with self._folder.turn(prefix, "w", lambda: self.version(path), own):
             first = self._first_pieces(path, prefix, listed, passing)
@@ -303,7 +305,7 @@ class CachedStore(Store):
             part, is_transient = self._reserve(prefix, identity, passing)
             if part is None and not is_transient:
                 return None
-            if sum(map(len, first)) != min(size, _FETCH_BYTES):  # the size differs from the listing
+            if sum(map(len, first)) != min(size, _FETCH_BYTES):  # the listed size was wrong
                 first = []
             numbers = range(-(-size // BLOCK))
             step = _FETCH_BYTES // BLOCK
@@ -323,7 +325,10 @@ class CachedStore(Store):
     def _reserve(
         self, prefix: str, identity: Entry, passing: bool
     ) -> tuple[directory.Part | None, bool]:
-        """Reserve space for a whole copy: a part in the folder, or memory if the second result is True."""
+        """Reserve space for a whole copy.
+
+        return  the part in the folder, or None; and whether memory was reserved instead
+        """
         copies, limit = self._folder.open_copies, self.cache.limit
         is_once = passing and self._folder.is_alone()
         in_memory = is_once and copies.reserve(prefix, identity.size)
@@ -338,7 +343,7 @@ class CachedStore(Store):
     def _in_memory(
         self, path: str, prefix: str, identity: Entry, pieces: Iterable[Piece]
     ) -> memoryview:
-        """Keep an object in memory until it is released."""
+        """Read an object into memory and keep it there until it is released."""
         copies = self._folder.open_copies
         try:
             view = join_pieces(pieces, identity.size, copies.buffer, self.show(path))
@@ -349,7 +354,7 @@ class CachedStore(Store):
         return view
 
     def _unused_part(self, identity: Entry) -> directory.Part | None:
-        """Reserve space for a copy; evict only copies last used before this store was opened."""
+        """Reserve space for a copy; evict only copies that were last used before this store was opened."""
         now = time.monotonic()
         if now < self._full_until:
             return None
@@ -361,9 +366,9 @@ class CachedStore(Store):
     def _first_pieces(
         self, path: str, prefix: str, listed: int | None, passing: bool
     ) -> list[memoryview]:
-        """Read the first _FETCH_BYTES bytes of an object that is not in the cache; the response has its version.
+        """Read the first _FETCH_BYTES of an uncached object with a request that also returns the version.
 
-        Return an empty list for other objects.
+        return  an empty list if the object may be cached, or if its version is already known
         """
         if not listed or path in self._pins or not self._has_versions:
             return []
@@ -372,13 +377,13 @@ class CachedStore(Store):
             return []
         if self._folder.fd < 0 or self._folder.may_have(prefix):
             return []
-        with contextlib.suppress(FormatError):  # shorter than listed: reported when it is read
+        with contextlib.suppress(FormatError):  # a later read reports an object that is too short
             views = self.store.views(path, 0, min(listed, _FETCH_BYTES))
             return [memoryview(data) for data in views]
         return []
 
     def _pieces(self, path: str, group: Sequence[int]) -> list[Piece]:
-        """Return a group of adjacent blocks, from the cache if all of them are there."""
+        """Return a group of adjacent blocks, from the cache if it contains all of them."""
         kept = self._kept_blocks({k: self._block(path, k) for k in group})
         if len(kept) == len(group):
             return [*kept.values()]
@@ -389,15 +394,15 @@ class CachedStore(Store):
         return [*pieces]
 
     def _check_version(self, path: str, known: tuple[str, int]) -> None:
-        """Check that data is of the version that copies are named after.
+        """Check that the data from the remote store has the same version as the copies.
 
-        The store may have dropped its pin of the object and read a newer version.
+        The remote store may have dropped the pin of the object, and then read a newer version.
         """
         if self.store.version(path) != known:
             raise changed(self.show(path))
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
-        """Read bytes 0..size in order; an object read to its end is kept whole."""
+        """Yield bytes 0..size in order; an object that is read to its end is cached as one file."""
         is_new = path not in self._pins
         version, actual_size = self.version(path)
         if not version or actual_size != size or self._folder.fd < 0:
@@ -457,7 +462,7 @@ class CachedStore(Store):
 def write_copy(
     part: directory.Part, identity: Entry, pieces: Iterable[Piece], open_now: bool = False
 ) -> bool:
-    """Write and publish a copy; on an error or another size, remove it and return False."""
+    """Write and publish a copy; after an error or for a wrong size, remove the copy and return False."""
     hasher = CopyHasher(identity)
     try:
         for piece in pieces:
@@ -474,10 +479,10 @@ def write_copy(
 def join_pieces(
     pieces: Iterable[Piece], size: int, buffer: Callable[[int], memoryview], where: str
 ) -> memoryview:
-    """Join pieces in memory; a single piece is not copied.
+    """Join pieces in memory, without copying a single piece.
 
-    buffer  returns memory of a size
-    raises  FormatError if they are not `size` bytes
+    buffer  function that returns memory with a given number of bytes
+    raises  FormatError if the total size of the pieces is not `size` bytes
     """
     view, at = memoryview(b""), 0
     for piece in pieces:
@@ -498,7 +503,7 @@ def _block_numbers(start: int, stop: int) -> range:
 
 
 def cut_blocks(blocks: dict[int, Piece], start: int, stop: int) -> bytes:
-    """Join a range from numbered blocks."""
+    """Return a range of an object from its numbered blocks."""
     return b"".join(
         blocks[k][max(0, start - k * BLOCK) : stop - k * BLOCK] for k in _block_numbers(start, stop)
     )

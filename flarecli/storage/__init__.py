@@ -1,7 +1,7 @@
-"""Bytes at an address: stores, and `Location`, a store and a path in it.
+"""Storage backends (`Store`), and file addresses (`Location`: a store and a path in it).
 
-Local files are read with `pread` or mapped, HTTP(S) goes through libcurl and nothing else. There is one client
-per scheme: no store falls back to another. A short read is always an error.
+Local files are read with `pread` or mapped, and HTTP(S) requests use libcurl. Each scheme has exactly one client,
+without a fallback. A short read is always an error.
 """
 
 from __future__ import annotations

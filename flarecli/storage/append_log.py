@@ -1,9 +1,9 @@
-"""Append logs: JSON lines that survive a kill and a torn last line, in a local file or in a bucket.
+"""Append logs: JSON lines in a local file or a bucket, which remain readable after a crash or a torn write.
 
-A local log is one file. Objects in a bucket cannot grow, so each addition there is an object:
+A local log is a single file. Objects in a bucket cannot grow, so each append creates an object:
 
     OUT/.flare/journal/00000.json …        a log in the scratch folder
-    OUT/.flare/failed.jsonl/00000.json …   a log that `publish` turns into OUT/failed.jsonl
+    OUT/.flare/failed.jsonl/00000.json …   a log that `publish` copies to OUT/failed.jsonl
 
 Only one process at a time may use a log.
 """
@@ -29,14 +29,18 @@ _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK |
 
 
 class LogLine(NamedTuple):
-    """A complete line: the position after it, and its JSON object, or None if the line is invalid."""
+    """A complete line of a log.
+
+    stop   offset of the end of the line in the log, in bytes
+    entry  JSON object in the line, or None if the line is invalid
+    """
 
     stop: int
     entry: dict[str, Any] | None
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a line, or None."""
+    """Return the JSON object in a line, or None if the line does not contain a JSON object."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -45,24 +49,24 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def format_line(entry: Mapping[str, Any]) -> bytes:
-    """Return the line of an entry, with its newline."""
+    """Return an entry as a JSON line with a newline."""
     return (json.dumps(entry) + "\n").encode()
 
 
 class AppendLog(ABC):
-    """A log at one address. Reading does not create it."""
+    """A log at one address. Reading a missing log does not create it."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """Bytes in the log, a torn last line included."""
+        """The size of the log in bytes, including a torn last line."""
 
     @abstractmethod
     def blocks(self) -> Iterator[bytes]:
-        """Read all bytes in order."""
+        """Yield the bytes of the log in order, in blocks."""
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the complete lines. A torn last line is ignored: its write did not complete."""
+        """Yield the complete lines. A torn last line is ignored, because its write was interrupted."""
         rest = b""
         for block in self.blocks():
             head, newline, tail = block.rpartition(b"\n")
@@ -73,7 +77,7 @@ class AppendLog(ABC):
             rest = tail
 
     def entries(self) -> Iterator[LogLine]:
-        """Yield the complete lines, parsed."""
+        """Parse and yield the complete lines."""
         stop = 0
         for line in self.lines():
             stop += len(line)
@@ -81,27 +85,27 @@ class AppendLog(ABC):
 
     @abstractmethod
     def append(self, data: bytes) -> None:
-        """Add bytes. After this call, they survive a kill and, in a durable store, a power loss."""
+        """Append bytes. After the call, the bytes survive a crash and, in a durable store, a power loss."""
 
     @abstractmethod
     def cut(self, size: int) -> None:
-        """Keep the first `size` bytes."""
+        """Truncate the log to its first `size` bytes."""
 
     @abstractmethod
     def publish(self) -> None:
-        """Make the log readable as one file under its own name."""
+        """Make the complete log readable as a single file with the name of the log."""
 
     @abstractmethod
     def remove(self) -> None:
-        """Remove the log, unless its name belongs to another file now."""
+        """Remove the log, unless its name now refers to a different file."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the file; the log is kept."""
+        """Close the file of the log without removing it."""
 
 
 def open_log(at: Location) -> AppendLog:
-    """Open the log of the file `at`, which may not exist yet. Raises ReachError if it cannot be read."""
+    """Open the log at a location, which may not exist yet. Raises ReachError if the log cannot be read."""
     return FileLog(at, at.store) if isinstance(at.store, LocalStore) else ObjectLog(at)
 
 
@@ -121,7 +125,7 @@ class FileLog(AppendLog):
             yield from self._at.blocks()
 
     def create(self) -> None:
-        """Create the file if it does not exist. Raises the errors of `append`."""
+        """Create the file if it does not exist. Raises the same errors as `append`."""
         if self._fd < 0:
             with self._store.opened(self._at.path, _APPEND) as fd:
                 self._fd = os.dup(fd)
@@ -145,11 +149,11 @@ class FileLog(AppendLog):
             self.truncate(size)
 
     def truncate(self, size: int = 0) -> None:
-        """Keep the first `size` bytes; with size 0, keep an empty file."""
+        """Truncate the file to its first `size` bytes; size 0 keeps an empty file."""
         self.create()
         try:
             os.ftruncate(self._fd, size)
-            self._sync()  # there may be no later `append` that syncs
+            self._sync()  # needed because a later `append` is not certain
         except OSError as error:
             raise self._store.error(error, self._at.path) from None
 
@@ -158,7 +162,7 @@ class FileLog(AppendLog):
             os.fsync(self._fd)
 
     def publish(self) -> None:
-        """Do nothing: the file has its own name from the start."""
+        """Do nothing, because the file has its final name from the start."""
 
     def remove(self) -> None:
         path = os.path.join(self._store.root, self._at.path)
@@ -174,7 +178,7 @@ class FileLog(AppendLog):
 
 
 class ObjectLog(AppendLog):
-    """A log in a bucket: one object for each addition, numbered from 0."""
+    """A log in a bucket, with one object per append, numbered from 0."""
 
     def __init__(self, at: Location) -> None:
         self._at, self._is_in_scratch = at, at.folder.name == SCRATCH
@@ -188,7 +192,7 @@ class ObjectLog(AppendLog):
                 if (named := _PIECE.fullmatch(entry.name))
             }
         for number in range(len(found)):
-            if number not in found:  # an object is missing: the ones after it are written again
+            if number not in found:  # objects after a missing one are deleted and written again
                 break
             self._sizes.append(found.pop(number).size)
         self._delete([entry.name for entry in found.values()])
@@ -197,9 +201,8 @@ class ObjectLog(AppendLog):
         return f"{number:05d}.json"
 
     def _delete(self, names: list[str]) -> None:
-        for name in sorted(
-            names, reverse=True
-        ):  # last first: after a kill, the start of the log is left
+        # The last object is deleted first, so that an interruption leaves the start of the log.
+        for name in sorted(names, reverse=True):
             (self._folder / name).delete()
 
     @property
@@ -214,12 +217,12 @@ class ObjectLog(AppendLog):
         at = self._folder / self._name(len(self._sizes))
         try:
             at.write([data], replace=False)
-        except UsageError:  # the object exists: ours if a response was lost, else another pack's
+        except UsageError:  # the object exists because a response was lost or another pack wrote it
             if at.read() != data:
                 raise BusyError(
-                    "another pack is writing there",
+                    "another pack is writing to this folder",
                     where=at,
-                    hint="Stop one of the two, then run this one again with --resume.",
+                    hint="Stop one of the two packs, then repeat this command with --resume.",
                 ) from None
         self._sizes.append(len(data))
 
@@ -230,9 +233,9 @@ class ObjectLog(AppendLog):
             number += 1
         if stop != size:
             raise FormatError(
-                "its size differs from the journal",
+                "the size of the log differs from the journal",
                 where=self._folder,
-                hint="Start again with --overwrite.",
+                hint="Pack again with --overwrite.",
             )
         self._delete([self._name(at) for at in range(number, len(self._sizes))])
         del self._sizes[number:]
@@ -245,4 +248,4 @@ class ObjectLog(AppendLog):
         self.cut(0)
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Do nothing, because no file is open."""

@@ -1,6 +1,6 @@
-"""The interface of all stores; `Location`, a store and a path in it; and `Guard`, the addresses that data may name.
+"""Store interface, `Location` (a store and a path in it), and `Guard` (restrictions on addresses found in data).
 
-This module imports no store. A store that must open an address of another store calls `Guard.locate`, which
+This module does not import any store. To open an address of another store, a store calls `Guard.locate`, which
 `storage.locator` sets.
 """
 
@@ -47,27 +47,27 @@ __all__ = [
 
 Part: TypeAlias = "bytes | bytearray | memoryview"
 SHORT_HINT = "The file was cut short; fetch or pack it again."
-ALLOW_LOCAL_HINT = "Give --allow-local to read it, if you trust this dataset."
+ALLOW_LOCAL_HINT = "Pass --allow-local if you trust this dataset."
 S = TypeVar("S", bound="Store")
-MAX_DEPTH = 100  # nested folders of a listing
-MAX_LISTED = 1 << 20  # files that are compared with a pattern
-REQUEST_BYTES = 8 << 20  # maximum size of a request, and size of the parts of an upload
-_GAP_BYTES = 1 << 16  # a smaller gap costs less to read than another request
-MAX_READ_AHEAD = 4096  # files that `read_each` reads ahead of the one that it yields
-# Per read of a whole file: large enough to stream, small enough for the CPU cache.
+MAX_DEPTH = 100  # maximum depth of nested folders in a listing
+MAX_LISTED = 1 << 20  # maximum number of files to compare with a pattern
+REQUEST_BYTES = 8 << 20  # maximum size of a range request, and size of each upload part
+_GAP_BYTES = 1 << 16  # reading a smaller gap costs less than another request
+MAX_READ_AHEAD = 4096  # maximum number of files that `read_each` prefetches
+# Bytes per read of a whole file: large enough to stream, small enough for the CPU cache.
 _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of transfers; each has its option on the command line.
+    """Limits for transfers, each with a command-line option.
 
-    jobs         parallel transfers
-    retries      retries of transient errors for each object
-    timeout_s    a transfer fails if it is slower than 1 kB/s for this time
-    deadline_s   time limit for an object, with its redirects, retries and delays
+    jobs         maximum number of parallel transfers
+    retries      maximum number of retries per object after transient errors
+    timeout_s    maximum time during which a transfer may be slower than 1 kB/s
+    deadline_s   maximum time per object, including redirects, retries and delays
     max_bytes    maximum size of an object
-    ahead_bytes  bytes in flight, or fetched and not used yet; a single object may exceed this
+    ahead_bytes  maximum bytes in flight or fetched ahead of use; a single object may exceed this limit
     """
 
     jobs: int = 32
@@ -79,23 +79,27 @@ class Limits:
 
 
 class Entry(NamedTuple):
-    """One file of a listing: its path below the listed folder, with `/`, and its size in bytes, or -1 if it cannot be opened."""
+    """A file in a listing.
+
+    name  path relative to the listed folder, with `/` as separator
+    size  bytes; -1 if the file cannot be opened
+    """
 
     name: str
     size: int
 
 
 class Written(NamedTuple):
-    """A written file: its size in bytes, and hash name -> hexadecimal digest."""
+    """The size in bytes and the digests of a written file: hash name -> hexadecimal digest."""
 
     size: int
     hashes: dict[str, str]
 
 
 class Locate(Protocol):
-    """Opens an address that data names.
+    """A function that opens an address found in data.
 
-    is_remote  the data came over the network: the user's credentials are not used for other buckets
+    is_remote  whether the data came over the network; if so, other buckets are read without the user's credentials
     """
 
     def __call__(self, address: str, guard: Guard, is_remote: bool = False) -> Location: ...
@@ -107,16 +111,16 @@ def _refuse(address: str, guard: Guard, is_remote: bool = False) -> Location:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The addresses that data may name, and the limits of transfers. Options of the user set the fields.
+    """Restrictions on addresses found in data, and limits for transfers. The user's options set the fields.
 
-    allow_private  private, loopback and link-local addresses are allowed
-    allow_local    `file://`, absolute paths, paths above the folder of the data, and symbolic links are allowed
-    named          `scheme://host:port` of addresses that the user typed; these may be private
+    allow_private  whether private, loopback and link-local addresses are allowed
+    allow_local    whether `file://`, absolute paths, paths above the data's folder, and symbolic links are allowed
+    named          origins (`scheme://host:port`) of the addresses that the user typed; these may be private
     allow_hosts    private hosts and networks that are allowed, such as `10.0.0.7:8080`
-    anonymous      buckets are read without the user's credentials
-    limits         of transfers; files in stores have no maximum size
-    keeper         puts a cache in front of each remote store, or None
-    locate         opens addresses that data names; the default opens none
+    anonymous      whether buckets are read without the user's credentials
+    limits         limits for transfers; `max_bytes` does not limit the files in stores
+    keeper         object that adds a cache in front of each remote store, or None
+    locate         function that opens addresses found in data; the default rejects every address
     """
 
     allow_private: bool = False
@@ -130,25 +134,26 @@ class Guard:
 
 
 class Keeper(Protocol):
-    """A cache. Hashable and picklable."""
+    """A cache for remote stores. Hashable and picklable."""
 
     def over(self, store: Store) -> Store:
-        """Return a store that keeps copies of the data that it reads from `store`."""
+        """Return a store that caches the data that it reads from `store`."""
         ...
 
 
 class Store(ABC):
-    """Reads, writes and lists files by path. Every error is a FlareError with the address.
+    """A storage backend that reads, writes and lists files by path. Every error is a FlareError with the address.
 
-    Subclasses implement the abstract methods, and override the others where they can do better. Stores are picklable,
-    and usable after a fork: connections are opened per process.
+    Subclasses implement the abstract methods, and override other methods where a faster way exists. Stores are
+    picklable, and usable after a fork because each process opens its own connections.
 
-    is_local      files can be mapped, and read in any order, without a network
-    keeps_copies  `map` and `derived` may return copies that a cache keeps
-    guard         the addresses that data in this store may name
-    origin        the service, if it is not the default one of the scheme: two services may have buckets of one name
-    root          local path of the folder with all files; empty if they are not on a local disk
-    room          bytes of files that `keep` may fetch before they are used; 0 without a cache
+    is_local      whether files can be mapped, and read in any order, without network access
+    keeps_copies  whether `map` and `derived` may return copies from a cache
+    guard         restrictions on addresses found in the data of this store
+    origin        service that the store uses, or empty for the scheme's default service; distinguishes buckets of
+                  different services with the same name
+    root          local path of the folder that contains all files; empty if the files are not on a local disk
+    room          maximum size in bytes of the files that `keep` may fetch ahead of use; 0 without a cache
     """
 
     is_local: bool = False
@@ -172,19 +177,22 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Read all bytes start..stop; `stop` None is the end. Raises FormatError if the file is shorter."""
+        """Read bytes start..stop; `stop` None means the end. Raises FormatError if the file is shorter."""
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read ranges of one file; return them in their order. Ranges that are close to each other are read together."""
+        """Read ranges of a file and return their bytes in the order of `ranges`. Close ranges are read together."""
         pieces, piece_of = join_near(ranges)
         return cut(self.read_pieces(path, pieces), pieces, piece_of, ranges)
 
     def read_pieces(self, path: str, pieces: Sequence[tuple[int, int]]) -> Sequence[Part]:
-        """Read ranges that are not empty and do not overlap, by one request each, all of one version of the file."""
+        """Read ranges of one version of a file, with one request per range.
+
+        pieces  non-empty ranges (start, stop) that do not overlap
+        """
         return [self.read(path, start, stop) for start, stop in pieces]
 
     def read_each(self, paths: Sequence[str]) -> Iterator[Part]:
-        """Read whole files in their order, with read-ahead. Raises the first error."""
+        """Yield the content of each file in order, with read-ahead. Raises the first error."""
         limits = self.guard.limits
         return ordered_map(
             self.read,
@@ -196,48 +204,51 @@ class Store(ABC):
         )
 
     def views(self, path: str, start: int, stop: int) -> Sequence[Part]:
-        """Read a range; return its parts in order, without copying them where possible."""
+        """Read a range and return it as a sequence of parts, without a copy where possible."""
         return [self.read(path, start, stop)]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
-        """Read bytes 0..size of a file in order, in parts of any size."""
+        """Yield bytes 0..size of a file in order, in blocks of any size."""
         for start in range(0, size, _BLOCK_BYTES):
             yield self.read(path, start, min(start + _BLOCK_BYTES, size))
 
     def version(self, path: str) -> tuple[str, int]:
-        """Return a token that changes with the content of a file, or empty, and the size of the file in bytes."""
+        """Return the version token of a file, and its size in bytes.
+
+        The token changes with the content of the file; it is empty if the store cannot detect changes.
+        """
         return "", self.size(path)
 
     def map(self, path: str) -> memoryview | None:
-        """Map a file for reading; None if that is not possible. The file must not be truncated meanwhile."""
+        """Map a file for reading, or return None if it cannot be mapped. A mapped file must not be truncated."""
         return None
 
     def unmapped(self: S) -> S:
-        """Return a store of the same files that never maps them."""
+        """Return a store for the same files that never maps a file."""
         return self
 
     def forget(self, path: str) -> None:
-        """Close the map of a file, as soon as it is unused."""
+        """Close the map of a file as soon as all views of it are released."""
         return
 
     # -- copies in a cache
 
     def keep(self, path: str, listed: int | None = None, passing: bool = False) -> bool:
-        """Fetch a whole file into the cache, so that it can be mapped; return False if it cannot be kept.
+        """Fetch a whole file into the cache so that it can be mapped; return False if the cache cannot keep it.
 
-        listed   its size in bytes according to a listing, or None
-        passing  the file is used once in a run; `passed` is called afterwards
+        listed   size of the file in bytes according to a listing, or None
+        passing  whether the file is used only once in a run; if so, the caller calls `passed` after use
         """
         return False
 
     def passed(self, path: str) -> None:
-        """Release a file that was kept with `passing`."""
+        """Release a file that was fetched by `keep(passing=True)`."""
         return
 
     def derived(
         self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map data derived from a file, if a cache keeps it; see `Location.derived`."""
+        """Map data derived from a file, or return None if no cache keeps it; see `Location.derived`."""
         return None
 
     # -- writing and listing
@@ -250,7 +261,7 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, path: str) -> Iterator[Entry]:
-        """Yield the files below a folder, in bytewise order of their names. Raises MissingError if there are none."""
+        """Yield all files below a folder, in bytewise order of their names. Raises MissingError if there are none."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
@@ -261,7 +272,7 @@ class Store(ABC):
         raise self._fixed(path)
 
     def extend(self, path: str, size: int, parts: Iterable[Part]) -> None:
-        """Append to a file that has `size` bytes now. Raises UsageError if the store cannot change files."""
+        """Append to a file whose current size is `size` bytes. Raises UsageError if the store cannot change files."""
         raise self._fixed(path)
 
     def _fixed(self, path: str) -> UsageError:
@@ -278,19 +289,19 @@ class Store(ABC):
         """Return the address of a path for messages, without secrets."""
 
     def child(self, path: str, name: str) -> str:
-        """Return the path of a checked name below a folder."""
+        """Return the path of a name in a folder; `check_name` must have accepted the name."""
         return f"{path}/{name}" if path else name
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve an address that data in the folder `path` names. Raises UnsafeError if data may not name it."""
+        """Resolve an address found in data in the folder `path`. Raises UnsafeError if the guard forbids it."""
         return Location(self, self.child(path, check_name(bare(url), where=self.show(path))))
 
     # -- lifetime
 
     def close(self) -> None:
-        """Release maps, handles, buffers and version pins of this store; it can be used again.
+        """Release the maps, handles, buffers and version pins of this store. The store can be used again.
 
-        Connections are shared by the stores of a process: `flare.close()` closes them.
+        All stores of a process share their connections, which `flare.close()` closes.
         """
         return
 
@@ -303,7 +314,7 @@ class Store(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A store and a path in it. Picklable; `str` shows no secrets."""
+    """A store and a path in it. Picklable; `str` omits secrets."""
 
     store: Store
     path: str = ""
@@ -312,44 +323,44 @@ class Location:
         return self.store.show(self.path)
 
     def __repr__(self) -> str:
-        return f"Location({str(self)!r})"  # the path of a web address may contain secrets
+        return f"Location({str(self)!r})"  # `self.path` may contain the secrets of a web address
 
     def __truediv__(self, name: str) -> Location:
-        """Return the location of a relative path below. Raises UnsafeError for a path that leaves the folder."""
+        """Return the location of a relative path in this folder. Raises UnsafeError if the path leaves the folder."""
         return Location(self.store, self.store.child(self.path, check_name(name, where=self)))
 
     @property
     def name(self) -> str:
-        """The last part of the path, without the query of a web address."""
+        """The last component of the path, without the query of a web address."""
         return _without_query(self.path).rstrip("/").rpartition("/")[2]
 
     @property
     def key(self) -> str:
-        """A text that is different for each file, for comparisons only: it may contain secrets."""
+        """A string that identifies the file; only for comparisons, because the string may contain secrets."""
         shown = str(self)
         return address_key(self.path) if scheme_of(shown) in ("http", "https") else shown
 
     @property
     def folder(self) -> Location:
-        """The folder of this file. Relative URLs in the file start here."""
+        """The folder that contains this file, which is the base of relative URLs in the file."""
         return replace(self, path=_without_query(self.path).rpartition("/")[0])
 
     def unmapped(self) -> Location:
-        """Return the same address in a store that never maps it, for files that may be truncated while they are read."""
+        """Return this location in a store that never maps files, for a file that may be truncated during a read."""
         return replace(self, store=self.store.unmapped())
 
     @property
     def is_local(self) -> bool:
-        """Whether the file is read without a network."""
+        """Whether the file can be read without network access."""
         return self.store.is_local
 
     @property
     def may_map(self) -> bool:
-        """Whether reading may open maps: of local files, or of copies in a cache."""
+        """Whether a read may map a local file or a cached copy."""
         return self.store.is_local or self.store.keeps_copies
 
     def join(self, url: str) -> Location:
-        """Resolve a URL in data of this folder (RFC 3986). Raises UnsafeError if data may not name it."""
+        """Resolve a URL found in data in this folder (RFC 3986). Raises UnsafeError if the guard forbids it."""
         return self.store.join(self.path, url)
 
     def size(self) -> int:
@@ -357,35 +368,38 @@ class Location:
         return self.store.size(self.path)
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
-        """Read all bytes start..stop; `stop` None is the end. Raises FormatError if the file is shorter."""
+        """Read bytes start..stop; `stop` None means the end. Raises FormatError if the file is shorter."""
         return self.store.read(self.path, start, stop)
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read ranges; return them in their order. A remote store reads close ranges together, and others in parallel."""
+        """Read ranges and return their bytes in the order of `ranges`.
+
+        A remote store reads ranges that are close to each other together, and all other ranges in parallel.
+        """
         return self.store.read_many(self.path, ranges)
 
     def map(self) -> memoryview | None:
-        """Map a file for reading; None if that is not possible. The file must not be truncated meanwhile."""
+        """Map the file for reading, or return None if it cannot be mapped. A mapped file must not be truncated."""
         return self.store.map(self.path)
 
     def forget(self) -> None:
-        """Close the map of a file, as soon as it is unused."""
+        """Close the map of the file as soon as all views of it are released."""
         self.store.forget(self.path)
 
     def derived(
         self, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map data derived from this file, such as its decompressed bytes, if a cache keeps it.
+        """Map data derived from this file, such as its decompressed bytes, if a cache keeps that data.
 
-        kind    how it is derived, such as `zstd`
-        size    bytes of the derived data
-        make    returns the derived data in order; called if it is not in the cache
-        return  None if it cannot be kept, or has another size
+        kind    name of the derivation, such as `zstd`
+        size    size of the derived data in bytes
+        make    returns the parts of the derived data in order; called if the data is not in the cache
+        return  None if the data cannot be cached, or if its size is not `size`
         """
         return self.store.derived(self.path, kind, size, make)
 
     def blocks(self, size: int | None = None) -> Iterator[bytes]:
-        """Read the whole file in order, in parts; a known `size` saves a request."""
+        """Yield the bytes of the whole file in order, in blocks. A known `size` saves a request."""
         return self.store.blocks(self.path, self.size() if size is None else size)
 
     def write(
@@ -393,7 +407,7 @@ class Location:
     ) -> Written:
         """Write the file atomically and durably, and hash it in the same pass.
 
-        raises  UsageError if `replace` is False and the file exists; ReachError if it cannot be written
+        raises  UsageError if `replace` is False and the file exists; ReachError if the write fails
         """
         return self.store.write(self.path, parts, hashes, replace)
 
@@ -402,22 +416,24 @@ class Location:
         self.store.cut(self.path, size)
 
     def extend(self, size: int, parts: Iterable[Part]) -> None:
-        """Append to the file, which has `size` bytes now, and sync it. After an error, the file may be longer.
+        """Append to the file, whose current size is `size` bytes, and sync it.
 
-        raises  BusyError if it has another size; UsageError if the store cannot change files
+        After an error, the file may contain a part of the new bytes.
+
+        raises  BusyError if the file has another size; UsageError if the store cannot change files
         """
         self.store.extend(self.path, size, parts)
 
     def list(self) -> Iterator[Entry]:
-        """Yield the files below, in bytewise order. Raises MissingError if the folder does not exist."""
+        """Yield all files below this folder, in bytewise order. Raises MissingError if the folder does not exist."""
         return self.store.list(self.path)
 
     def matching(self, parts: Sequence[str], folders: bool = False) -> Iterator[str]:
-        """Yield the names of the files below that match a pattern, in bytewise order.
+        """Yield the names of the files below this folder that match a pattern, in bytewise order.
 
         parts    components of the pattern
-        folders  also yield matching folders, before their files; none if the pattern ends in `**`, only folders if it
-                 ends in a slash
+        folders  whether to yield matching folders, too, before their files; a pattern that ends in `**` matches no
+                 folders, and a pattern that ends in a slash matches only folders
         raises   UsageError for an invalid pattern, or more than MAX_LISTED files; MissingError if the folder does not
                  exist
         """
@@ -439,18 +455,18 @@ class Location:
         self.store.delete(self.path)
 
     def exists(self) -> bool:
-        """Return whether the file or folder exists. Raises any error but MissingError."""
+        """Return whether the file or folder exists. Raises every error except MissingError."""
         try:
             self.size()
         except MissingError:
             return False
-        except FormatError:  # a folder
+        except FormatError:  # the path is a folder
             pass
         return True
 
 
 def read_each(locations: Sequence[Location]) -> Iterator[Part]:
-    """Read whole files in their order, with read-ahead of at most `ahead_bytes`. Raises the first error at once."""
+    """Yield the content of each file in order, with read-ahead of at most `ahead_bytes`. Raises the first error."""
     if not locations:
         return iter(())
     store = locations[0].store
@@ -475,14 +491,14 @@ def short_read(where: object, start: int, stop: int, got: int) -> FormatError:
 def too_many_files(limit: int, where: object = "") -> UsageError:
     """Return the error for a pattern that would be compared with more than `limit` files."""
     return UsageError(
-        f"contains more than {limit} files", where=where, hint="Use one of its subfolders."
+        f"contains more than {limit} files", where=where, hint="Use a subfolder of this folder."
     )
 
 
 def bytewise(entry: tuple[str, bool, int | None]) -> bytes:
-    """Return the sort key of an entry of a folder (name, is it a folder, size).
+    """Return the sort key for a folder's entry (name, whether it is a folder, size).
 
-    Folders are sorted as their files are, by names that continue with a slash.
+    The key of a folder ends with a slash, so that entries are sorted like the paths of the files in them.
     """
     name, is_folder, _ = entry
     return os.fsencode(name) + (b"/" if is_folder else b"")
@@ -491,9 +507,9 @@ def bytewise(entry: tuple[str, bool, int | None]) -> bytes:
 def too_deep(where: object) -> FormatError:
     """Return the error for folders that are nested deeper than MAX_DEPTH."""
     return FormatError(
-        f"folders are nested more than {MAX_DEPTH} deep",
+        f"folders are nested more than {MAX_DEPTH} levels deep",
         where=where,
-        hint="Use one of its subfolders.",
+        hint="Use a subfolder of this folder.",
     )
 
 
@@ -503,7 +519,7 @@ def short_message(size: int, stop: int) -> str:
 
 
 def _entered(name: str, previous: str) -> list[str]:
-    """Return the folders of a file that do not contain the previous file of the listing."""
+    """Return the parent folders of a file that do not contain the previous file in the listing."""
     return [
         name[:i]
         for i, sign in enumerate(name)
@@ -512,12 +528,12 @@ def _entered(name: str, previous: str) -> list[str]:
 
 
 def _without_query(path: str) -> str:
-    """Remove the query of a web address, which is its path; names of files may contain question marks."""
+    """Remove the query if the path is a web address; the names of other files may contain question marks."""
     return path.partition("?")[0] if "://" in path else path
 
 
 def split(start: int, stop: int) -> list[tuple[int, int]]:
-    """Split a range that is larger than two requests into pieces of REQUEST_BYTES."""
+    """Split a range into pieces of REQUEST_BYTES if it is larger than two of them."""
     if stop - start <= 2 * REQUEST_BYTES:
         return [(start, stop)]
     return [(at, min(at + REQUEST_BYTES, stop)) for at in range(start, stop, REQUEST_BYTES)]
@@ -552,7 +568,7 @@ def cut(
     piece_of: Sequence[int],
     ranges: Sequence[tuple[int, int]],
 ) -> list[bytes]:
-    """Cut the ranges out of the pieces that `join_near` returned and that were read as `data`."""
+    """Return the bytes of each range; `data` contains the bytes of the pieces that `join_near` returned."""
     firsts = [start for start, _ in pieces]
     return [
         bytes(data[k][start - firsts[k] : stop - firsts[k]]) if start != stop else b""
@@ -561,13 +577,13 @@ def cut(
 
 
 def resolve(store: Store, home: str, path: str, url: str, guard: Guard) -> Location:
-    """Resolve an address that data in the folder `path` of a remote store names.
+    """Resolve an address found in data in the folder `path` of a remote store.
 
-    A key is opaque: `%20`, `?` and `#` are not special. Other buckets are read without credentials, because data from
-    the network must not use them at an address of its choice.
+    Keys are opaque, so `%20`, `?` and `#` have no special meaning. Other buckets are read without credentials,
+    because data from the network must not decide where the user's credentials are used.
 
-    home    address of all files of the store, such as `s3://bucket/`
-    raises  UnsafeError for `file://`, another store, or a path out of the folder, unless the guard allows it
+    home    common prefix of the addresses of all files in the store, such as `s3://bucket/`
+    raises  UnsafeError for `file://`, another store or a path outside the folder, unless the guard allows it
     """
     where = store.show(path)
     scheme = scheme_of(url)
@@ -581,7 +597,7 @@ def resolve(store: Store, home: str, path: str, url: str, guard: Guard) -> Locat
             return guard.locate(url, guard, is_remote=True)
         if not guard.allow_local:
             what = (
-                "a file:// address in data from the network"
+                "data from the network must not contain file:// addresses"
                 if scheme == "file"
                 else f"{redact(url)} is not in {home.rstrip('/')}"
             )

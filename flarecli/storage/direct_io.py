@@ -1,8 +1,8 @@
-"""Direct I/O (O_DIRECT): write a large new file without the page cache.
+"""Direct I/O (O_DIRECT), which writes a large new file without the page cache.
 
-A shard is written once, synced, and read much later. The page cache would copy it and evict data that other processes
-read. Direct I/O is used on file systems that report its alignment (statx, STATX_DIOALIGN), such as ext4 and XFS, and
-not on network file systems, where writes would be serialized.
+A shard is written once, synced, and read much later. A write through the page cache would cost a copy and evict data
+that other processes read. Direct I/O is used on file systems that report an alignment (statx, STATX_DIOALIGN), such
+as ext4 and XFS, but not on network file systems, which would serialize the writes.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from flarecli.storage.mmap import large_memory
 
 __all__ = ["FileWriter", "write_all"]
 
-_BUFFER_BYTES = 4 << 20  # bytes per direct write; smaller files go through the page cache
-_ALIGNMENT = 4096  # alignment of the buffer and its writes
-_MAX_IDLE = 2  # buffers kept for reuse, which saves page faults
+_BUFFER_BYTES = 4 << 20  # bytes per direct write; smaller files use the page cache
+_ALIGNMENT = 4096  # alignment of the buffer and of direct writes, in bytes
+_MAX_IDLE = 2  # maximum number of buffers kept for reuse, which saves page faults
 _idle: list[mmap.mmap] = []
 lifetimes.register("write buffers", _idle.clear)
 
 
 class FileWriter:
-    """Write a new file front to back.
+    """A sequential writer for a new file.
 
-    fd      open for writing, the file empty
+    fd      descriptor of an empty file, open for writing
     direct  whether a large file may be written with direct I/O
     """
 
     def __init__(self, fd: int, direct: bool) -> None:
         self._fd = fd
-        # None: write through the page cache.
+        # The buffer for direct writes, or None to write through the page cache.
         self._memory = _buffer() if direct and 0 < _alignment(fd) <= _ALIGNMENT else None
         self._held, self._is_direct = 0, False
 
     def write(self, data: memoryview) -> None:
-        """Add bytes, uint8 [n]. Raises OSError as `os.write` does, perhaps for bytes of an earlier call."""
+        """Write bytes, uint8 [n]. Raises the OSError of `os.write`, possibly for buffered bytes of an earlier call."""
         while data and self._memory is not None:
             if self._held == _BUFFER_BYTES:
                 self._is_direct = self._is_direct or _set_direct(self._fd, True)
@@ -56,7 +56,7 @@ class FileWriter:
         """Write the buffered bytes."""
         if self._memory is not None and self._is_direct:
             self._flush(self._held // _ALIGNMENT * _ALIGNMENT)
-            _set_direct(self._fd, False)  # the last block is not complete
+            _set_direct(self._fd, False)  # the last block is incomplete and not aligned
         memory, self._memory = self._memory, None
         if memory is not None:
             write_all(self._fd, memoryview(memory)[: self._held])
@@ -64,7 +64,7 @@ class FileWriter:
                 _idle.append(memory)
 
     def _flush(self, size: int) -> None:
-        """Write the first `size` buffered bytes; keep the rest, less than a block."""
+        """Write the first `size` buffered bytes; keep the remaining bytes, which are less than a block."""
         memory = memoryview(self._memory or b"")
         at = 0
         try:
@@ -89,13 +89,13 @@ def _buffer() -> mmap.mmap:
 
 
 def write_all(fd: int, data: memoryview) -> None:
-    """Write all bytes, uint8 [n], with as many calls as needed."""
+    """Write all bytes, uint8 [n], with as many system calls as needed."""
     while data:
         data = data[os.write(fd, data) :]
 
 
 def _set_direct(fd: int, on: bool) -> bool:
-    """Switch direct I/O of a file on or off; return False if that is not possible."""
+    """Switch direct I/O of a file on or off; return False if the file does not support it."""
     flag = getattr(os, "O_DIRECT", 0)
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -105,13 +105,13 @@ def _set_direct(fd: int, on: bool) -> bool:
     return bool(flag)
 
 
-_AT_EMPTY_PATH, _STATX_DIOALIGN = 0x1000, 0x2000  # constants of Linux
-# struct statx: size, and offsets of stx_mask, stx_dio_mem_align and stx_dio_offset_align, uint32 each
+_AT_EMPTY_PATH, _STATX_DIOALIGN = 0x1000, 0x2000  # Linux constants
+# struct statx: size of the struct, and offsets of the uint32 fields stx_mask, stx_dio_mem_align, stx_dio_offset_align
 _STATX_BYTES, _MASK, _MEMORY_ALIGNMENT, _OFFSET_ALIGNMENT = 256, 0, 0x98, 0x9C
 
 
 def _alignment(fd: int) -> int:
-    """Return the alignment of direct writes in bytes; 0 if the file system does not report it."""
+    """Return the alignment of direct writes in bytes, or 0 if the file system does not report an alignment."""
     statx = _statx()
     result = ctypes.create_string_buffer(_STATX_BYTES)
     if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, result):

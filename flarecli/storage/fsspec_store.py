@@ -1,7 +1,7 @@
-"""Files of other services through fsspec: Hugging Face, FTP, SFTP, SMB, HDFS, …; and S3 through s3fs if FLARE_S3=s3fs.
+"""Store for services that fsspec supports, such as Hugging Face, FTP, SFTP, SMB and HDFS.
 
-Chained addresses of fsspec (`simplecache::…`, `zip://`) and its local file systems are not supported: an address is one
-scheme and one path.
+The store is also used for S3 if FLARE_S3=s3fs is set. An address consists of one scheme and one path: fsspec's
+chained addresses (`simplecache::…`, `zip://`) and its local file systems are not supported.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from flarecli.storage.versions import SETTLED_S, ObjectPin, Pins
 __all__ = ["FsspecStore"]
 
 T = TypeVar("T")
-LIBRARIES = {  # scheme -> package that fsspec needs for it, or empty
+LIBRARIES = {  # scheme -> package that fsspec needs for the scheme, or empty
     "abfs": "adlfs",
     "box": "boxfs",
     "dropbox": "dropboxdrivefs",
@@ -69,18 +69,18 @@ LIBRARIES = {  # scheme -> package that fsspec needs for it, or empty
     "webdav": "webdav4",
     "webhdfs": "requests",
 }
-# A file appears when its upload is complete.
+# Schemes of services in which a file becomes visible only when its upload is complete.
 _ATOMIC = ("abfs", "gcs", "hf", "memory", "oci", "oss", "s3")
 _HOST_SCHEMES = ("ftp", "sftp", "smb", "hdfs", "webhdfs", "webdav")  # addresses start with a host
 _TOKEN_FIELDS = ("ETag", "etag", "e_tag", "md5", "blob_id", "last_commit")  # identify a version
-# Used if there is no token.
+# Fields with a modification time, used if a file has none of the token fields.
 _TIME_FIELDS = ("mtime", "modified", "modify", "LastModified", "created")
 _ACCESS_HINT = "Check the credentials and their permissions."
 _DAY_S = 24 * 3600
 _FTP_TIME = re.compile(r"\d{14}(\.\d{3,6})?", re.ASCII)  # RFC 3659, section 2.3
 _ERROR_CODE = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,59}")
 _DENIED = ("GatedRepoError", "error_perm")
-_CREDENTIAL_ERRORS = (  # these end the run: all other files would fail, too
+_CREDENTIAL_ERRORS = (  # they end the run, because all other files would fail, too
     "NoCredentialsError",
     "PartialCredentialsError",
     "CredentialRetrievalError",
@@ -93,11 +93,11 @@ _CREDENTIAL_ERRORS = (  # these end the run: all other files would fail, too
 
 
 class FsspecStore(Store):
-    """The files of one file system of fsspec; the path of a Location is fsspec's own path.
+    """A store for the files of one fsspec file system; the path of a Location is the path in fsspec.
 
-    address  the address that the user typed, with its secrets: used to connect, never shown
+    Picklable, and usable after a fork and in many threads, because each process and thread has its own file system.
 
-    Picklable, and usable after a fork and in many threads: each has a file system of its own.
+    address  address that the user typed; it may contain secrets, so it is used to connect but never shown
     """
 
     def __init__(self, address: str, guard: Guard) -> None:
@@ -119,21 +119,22 @@ class FsspecStore(Store):
 
     @classmethod
     def locate(cls, address: str, guard: Guard, unknown: type[FlareError] = UsageError) -> Location:
-        """Return the Location of an address that the user typed.
+        """Return the Location for an address that the user typed.
 
-        raises  `unknown` for a scheme that is not supported; MissingLibraryError if its library is not installed
+        raises  `unknown` for an unsupported scheme; MissingLibraryError if the library for the scheme is not
+                installed
         """
         scheme = scheme_of(address)
         if scheme not in LIBRARIES:
-            hint = "Give a path, or an http://, https://, s3://, gs://, az:// or hf:// address."
+            hint = "Use a path, or an http://, https://, s3://, gs://, az:// or hf:// address."
             raise unknown(
-                f"{scheme}:// is not an address that flare reads", where=redact(address), hint=hint
+                f"{scheme}:// addresses are not supported", where=redact(address), hint=hint
             )
         store = cls(scheme + address[len(scheme) :], guard)
         return Location(store, store.file_system_class()._strip_protocol(store.address).strip("/"))
 
     def file_system_class(self) -> Any:
-        """Return fsspec's class for the scheme."""
+        """Return fsspec's file system class for the scheme."""
         packages = " ".join(("fsspec", LIBRARIES[self.scheme])).strip()
         try:
             return importlib.import_module("fsspec").get_filesystem_class(self.scheme)
@@ -145,7 +146,7 @@ class FsspecStore(Store):
             ) from None
 
     def _file_system(self) -> Any:
-        """Return the file system of this process and thread: not all of them can be shared."""
+        """Return the file system of this process and thread, because some file systems are not thread-safe."""
         if getattr(self._local, "pid", 0) != os.getpid():
             file_system_class = self.file_system_class()
             options = dict(file_system_class._get_kwargs_from_urls(self.address))
@@ -165,7 +166,7 @@ class FsspecStore(Store):
 
     @property
     def home(self) -> str:
-        """The address of all files that absolute addresses in data may name: a bucket, a host or a repository."""
+        """The address prefix (bucket, host or repository) that absolute addresses in data must have."""
         scheme, _, rest = redact(self.address).partition("://")
         return f"{scheme}://{'/'.join(rest.lstrip('/').split('/')[: 3 if scheme == 'hf' else 1])}/"
 
@@ -173,7 +174,7 @@ class FsspecStore(Store):
         return f"{self.home}{path}" if self.scheme in _HOST_SCHEMES else f"{self.scheme}://{path}"
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve an address that was found in data; see `base.resolve`."""
+        """Resolve an address found in data; see `base.resolve`."""
         if scheme_of(url) == self.scheme and url.startswith(self.home):
             below = self.file_system_class()._strip_protocol(url).strip("/")
             return Location(self, check_name(below, where=self.show(path)))
@@ -185,7 +186,7 @@ class FsspecStore(Store):
     # -- errors
 
     def _call(self, path: str, call: Callable[[Any, str], T]) -> T:
-        """Call the file system, and convert its errors; their texts may contain secrets."""
+        """Call the file system and convert its errors, whose messages may contain secrets."""
         try:
             return call(self._file_system(), self._full_path(path))
         except FlareError:
@@ -217,7 +218,7 @@ class FsspecStore(Store):
     def _denied_by_s3(self, error: Exception, path: str) -> FlareError | None:
         """Return the error if S3 denied access, else None.
 
-        A HEAD response has no error code, so the first byte is requested to get it.
+        A HEAD response has no error code, so the first byte is requested to read the code from its response.
         """
         status, code = _response_of(error)
         if status in (400, 401, 403) and not code:
@@ -232,7 +233,7 @@ class FsspecStore(Store):
         return access_denied(status, code, self.show(path), _tried_sources())
 
     def _text_of(self, error: Exception) -> str:
-        """Return the library's message in one line, without the secrets of the address."""
+        """Return the library's error message in one line, without the secrets of the address."""
         text = redact_text(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
         user_info = self.address.partition("://")[2].partition("/")[0].rpartition("@")[0]
         password = unquote(user_info.partition(":")[2])
@@ -241,7 +242,7 @@ class FsspecStore(Store):
     # -- reading
 
     def _request_version(self, path: str, pin: ObjectPin | None = None) -> ObjectPin:
-        """Request the version of a file. Raises IntegrityError if it differs from the pin."""
+        """Request the version of a file. Raises IntegrityError if the version differs from the pin."""
         info = self._call(path, lambda files, name: files.info(name))
         if info.get("type") == "directory" or info.get("size") is None:
             raise FormatError("is a folder; expected a file", where=self.show(path))
@@ -297,7 +298,10 @@ class FsspecStore(Store):
         return data, pin
 
     def list(self, path: str) -> Iterator[Entry]:
-        """List all files below a folder. If the library lists single folders, at most one per level is in memory."""
+        """Yield all files below a folder.
+
+        If the library can only list single folders, at most one folder per level is in memory.
+        """
         base = importlib.import_module("fsspec").AbstractFileSystem
         lists_trees = self.file_system_class().find is not base.find
         is_empty = True
@@ -312,7 +316,7 @@ class FsspecStore(Store):
             lambda: self._call(path, lambda files, name: files.find(name, detail=True))
         )
         top, entries = self._full_path(path).strip("/"), list[Entry]()
-        while infos:  # freed one by one: the library's records are several times larger
+        while infos:  # frees the library's records one by one; they are larger than entries
             name, info = infos.popitem()
             below = str(name).strip("/")[len(top) + 1 if top else 0 :]
             entries.append(Entry(below, int(info.get("size") or 0)))
@@ -329,7 +333,7 @@ class FsspecStore(Store):
         except MissingError:
             if not depth:
                 raise
-            return  # deleted meanwhile
+            return  # the folder was deleted meanwhile
         names = [str(info["name"]).strip("/") for info in infos if info.get("type") != "directory"]
         if len(infos) == 1 and names == [self._full_path(path).strip("/")]:
             return  # the path is a file
@@ -347,7 +351,7 @@ class FsspecStore(Store):
     def write(
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
-        """Write a file. The data is buffered on the local disk, so that an incomplete file is never uploaded."""
+        """Write a file. Its bytes are buffered on the local disk, so that an incomplete file is never uploaded."""
         sums = Sums(hashes)
         with contextlib.ExitStack() as stack:
             try:
@@ -357,12 +361,12 @@ class FsspecStore(Store):
                     sums.update(part)
                 file.flush()
             except OSError as error:
-                if isinstance(error, FlareError):  # raised by the iterator of the parts
+                if isinstance(error, FlareError):  # raised by the iterator `parts`
                     raise
                 raise ReachError(
                     f"cannot buffer the upload: {os.strerror(error.errno or 0).lower()}",
                     where=tempfile.gettempdir(),
-                    hint="Set TMPDIR to a folder with room for the largest file.",
+                    hint="Set TMPDIR to a folder with enough free space for the largest file.",
                 ) from None
             run_interruptibly(
                 lambda: self._call(
@@ -396,7 +400,7 @@ class FsspecStore(Store):
 
 
 def _folder_entry(info: dict[str, Any]) -> tuple[str, bool, int]:
-    """Return the name, whether it is a folder, and the size of an entry of a folder."""
+    """Return the name of a folder's entry, whether it is a folder, and its size in bytes."""
     name = str(info["name"]).rstrip("/").rpartition("/")[2]
     return name, info.get("type") == "directory", int(info.get("size") or 0)
 
@@ -415,14 +419,14 @@ def _is_settled(when: Any) -> bool:
             return time.time() - float(when) >= SETTLED_S
         if when.tzinfo is not None:
             return time.time() - when.timestamp() >= SETTLED_S
-        # The time zone is unknown.
+        # The time zone is unknown, so the time must be one more day old.
         return time.time() - when.replace(tzinfo=UTC).timestamp() >= SETTLED_S + _DAY_S
     except (ValueError, TypeError, OverflowError):
         return False
 
 
 def _response_of(error: BaseException | None) -> tuple[int, str]:
-    """Return the status and the error code of the S3 response that caused an error; 0 and empty without a response."""
+    """Return the status and error code of the S3 response that caused an error, or 0 and "" without a response."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):
@@ -434,10 +438,10 @@ def _response_of(error: BaseException | None) -> tuple[int, str]:
 
 
 def _tried_sources() -> str:
-    """Return the credentials and the endpoint that S3 was called with, in words."""
+    """Return a description of the credentials and the endpoint that were used for S3."""
     try:
         sources = credential_sources("s3")
-    except FlareError:  # s3fs supports more sources than flare
+    except FlareError:  # s3fs supports credential sources that flare does not support
         return "with the credentials that s3fs finds"
     endpoint = redact(str(sources[0].config.get("endpoint", "")))
     names = " and ".join(source.name for source in sources)

@@ -1,8 +1,8 @@
-"""Local files below one root folder, which names from data cannot leave.
+"""Store for local files below a root folder; names found in data cannot leave the root.
 
-Each component of a path is opened in the folder before it (openat), and no symbolic link below the root is followed.
-Pipes, devices and sockets are refused; a pipe would block. A write goes to a temporary file, which is synced and then
-renamed.
+Each component of a path is opened relative to its parent folder (openat), and symbolic links below the root are not
+followed. Pipes, devices and sockets are rejected, because reading a pipe would block. A file is written under a
+temporary name, synced, and then renamed.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from flarecli.storage.mmap import read_ahead_of_file
 __all__ = ["LocalStore", "SCRATCH", "flock", "made_folder", "sync_folder"]
 
 SCRATCH = ".flare"  # folder of the lock, journal and temporary files of a pack
-SCHEMES_IN_DATA = ("http", "https", "s3", "gs", "az", "hf")  # others only the user may name
-MAX_MAPS = 128  # open maps per store
-_COPY_BYTES = 1 << 20  # bytes hashed, then written, at a time: they stay in the CPU cache
+SCHEMES_IN_DATA = ("http", "https", "s3", "gs", "az", "hf")  # schemes allowed in data
+MAX_MAPS = 128  # maximum number of open maps per store
+_COPY_BYTES = 1 << 20  # bytes hashed and then written at a time; small enough for the CPU cache
 _BLOCK_BYTES = 1 << 18  # bytes per read of a whole file
-_MAX_LINKS = 40  # symbolic links that Linux follows in one path
+_MAX_LINKS = 40  # maximum number of symbolic links that Linux follows in one path
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -68,17 +68,16 @@ _NO_HARD_LINKS = (
     errno.ENOSYS,
     errno.EMLINK,
 )
-_REPLACE_HINT = "Replace it with a regular file."
+_REPLACE_HINT = "Use a regular file instead."
 _number = itertools.count(time.time_ns())
 
 
 class LocalStore(Store):
-    """The files below `root`. `shown` is the root as the user typed it, for messages.
+    """A store for the files below `root`. Picklable, because each process creates its own maps.
 
-    maps     whether files are mapped for reading; reading a truncated map ends the process
-    durable  whether files are synced before they are renamed; for small files, this takes longer than writing them
-
-    Picklable: maps are made again in each process.
+    shown    the root as the user typed it, for messages
+    maps     whether files are mapped for reading; reading a map of a truncated file ends the process
+    durable  whether files are synced before they are renamed; for small files, the sync takes longer than the write
     """
 
     is_local = True
@@ -113,14 +112,14 @@ class LocalStore(Store):
 
     @classmethod
     def locate(cls, path: str, guard: Guard) -> Location:
-        """Return the Location of a path that the user typed: a folder, or a file in its folder."""
+        """Return the Location for a path that the user typed. The root is the folder itself, or the file's folder."""
         if "\0" in path:
             raise UsageError("the path contains a NUL byte", where=path.replace("\0", "\\0"))
         real = os.path.realpath(whole_path(path))
         if os.path.isdir(real) or path.endswith("/"):
             return Location(cls(real, path.rstrip("/") or "/", guard))
         folder, name = os.path.split(real)
-        # The user may type a link; then the root is the folder of its target, and messages show that.
+        # If the user typed a link, the root is the folder of the link's target, which messages show.
         is_link = os.path.basename(path) != name
         return Location(cls(folder, folder if is_link else os.path.dirname(path), guard), name)
 
@@ -129,7 +128,7 @@ class LocalStore(Store):
             self._maps.clear()
 
     def pin(self) -> None:
-        """Use only the folder that `root` names now: later calls raise ReachError if it was moved or deleted."""
+        """Pin the folder at `root`: all later calls raise ReachError if the folder was moved or deleted."""
         self._pinned = None
         fd = self._open_root()
         try:
@@ -155,9 +154,9 @@ class LocalStore(Store):
 
     def _moved(self) -> ReachError:
         return ReachError(
-            "the folder was moved or deleted while it was written",
+            "the folder was moved or deleted during the write",
             where=self.show(""),
-            hint="Move it back and run the same command with --resume, or name another folder.",
+            hint="Move the folder back and run the command with --resume, or use another folder.",
         )
 
     # -- addresses
@@ -166,19 +165,19 @@ class LocalStore(Store):
         return os.path.join(self.shown, path) if path else self.shown or "."
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve an address in a local file: a path inside its folder, or an address on the network.
+        """Resolve an address found in a local file: a path in the folder of the file, or a network address.
 
-        An absolute path, a `file://` URL or a path with `..` is accepted if it names something inside the folder.
+        Absolute paths, `file://` URLs and paths with `..` are accepted if they name a file inside the folder.
 
-        raises  UnsafeError for any other path, unless the guard allows local paths
+        raises  UnsafeError for a path outside the folder, unless the guard allows local paths
         """
         scheme = scheme_of(url)
         if is_url(url) and scheme != "file":
             if scheme not in SCHEMES_IN_DATA and not self.guard.allow_local:
                 raise UnsafeError(
-                    f"{scheme}:// is not an address that data may name",
+                    f"{scheme}:// addresses are not allowed in data",
                     where=redact(url),
-                    hint="Give --allow-local to follow it, if you trust this dataset.",
+                    hint="Pass --allow-local if you trust this dataset.",
                 )
             return self.guard.locate(url, self.guard)
         if self.guard.allow_local:
@@ -197,10 +196,10 @@ class LocalStore(Store):
         return Location(self, self.child(path, check_name(name, where=self.show(path))))
 
     def _any_path(self, path: str, url: str) -> Location:
-        """Resolve any local address, relative to the folder `path`."""
+        """Resolve a local address without restrictions, relative to the folder `path`."""
         address = local_path(url)
         if scheme_of(url) == "file" and not address.startswith("/"):
-            raise FormatError("file:// names another machine", where=self.show(path))
+            raise FormatError("file:// with a remote host is not supported", where=self.show(path))
         target = os.path.join(self.root, path, address)
         if "\0" in target:
             raise FormatError("the address contains a control character", where=self.show(path))
@@ -208,18 +207,18 @@ class LocalStore(Store):
         return Location(LocalStore(folder, None, self.guard, self.maps), name)
 
     def _name_inside(self, path: str, url: str) -> str | None:
-        """Return the name that an address has in the folder `path`, or None if it is outside of that folder.
+        """Return the name of an address relative to the folder `path`, or None if the address is outside the folder.
 
-        Only text is compared; the file system is not asked about a path that data names. Links below the root are
-        refused when the name is opened, so `..` after a link cannot leave the folder.
+        Only strings are compared, because data must not choose which paths are looked up in the file system. Opening
+        the name rejects links below the root, so `..` after a link cannot leave the folder.
         """
         address = local_path(url)
         if scheme_of(url) == "file" and not address.startswith("/"):
-            return None  # file://HOST/path
+            return None  # the address has a remote host (file://HOST/path)
         for root in self._roots() if address.startswith("/") else [self.root]:
             folder = os.path.join("/", root, path).rstrip("/")
             target = os.path.normpath(os.path.join(f"{folder}/", address))
-            target = f"/{target.lstrip('/')}"  # POSIX lets normpath keep two slashes
+            target = f"/{target.lstrip('/')}"  # `normpath` keeps two leading slashes (POSIX)
             if target == (folder or "/"):
                 return ""
             if target.startswith(f"{folder}/"):
@@ -227,7 +226,7 @@ class LocalStore(Store):
         return None
 
     def _roots(self) -> list[str]:
-        """Return the absolute paths of the root: without links, as the user typed it, and as the shell shows it."""
+        """Return the absolute paths of the root: without links, as the user typed it, and relative to $PWD."""
         if self._root_names is None:
             typed = [os.path.join(os.environ.get("PWD", ""), self.shown)]
             with contextlib.suppress(OSError):  # the working folder was deleted
@@ -259,14 +258,14 @@ class LocalStore(Store):
             ]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
-        """Read bytes 0..size in order, in parts that fit into the CPU cache, where the caller hashes them."""
+        """Yield bytes 0..size in order, in blocks that fit in the CPU cache so that the caller can hash them fast."""
         with self.opened(path) as fd:
             for start in range(0, size, _BLOCK_BYTES):
                 yield self.pread(fd, path, start, min(start + _BLOCK_BYTES, size), size)
 
     def pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
         """Read all bytes start..stop of an open file of `size` bytes."""
-        # Checked first: an invalid length must not be allocated.
+        # Checked before the read, because `os.pread` would allocate an invalid length.
         if max(start, stop) > size:
             raise short_read(self.show(path), 0, max(start, stop), size)
         try:
@@ -294,12 +293,12 @@ class LocalStore(Store):
             if size:
                 try:
                     view = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
-                except OSError:  # no address space, or a file system without maps
+                except OSError:  # no address space left, or the file system does not support maps
                     return None
         with self._lock:
             self._maps[path] = view
             if len(self._maps) > MAX_MAPS:
-                self._maps.popitem(last=False)  # views that are in use keep their map open
+                self._maps.popitem(last=False)  # the map stays open as long as it has views
         return view
 
     def forget(self, path: str) -> None:
@@ -325,14 +324,14 @@ class LocalStore(Store):
                         yield Entry(f"{name}/{entry.name}", entry.size)
                 else:
                     yield Entry(name, self.size(below) if size is None else size)
-            except MissingError:  # deleted meanwhile
+            except MissingError:  # the entry was deleted meanwhile
                 continue
-            except (UnsafeError, ReachError):  # a link or a pipe: opening it raises the error
+            except (UnsafeError, ReachError):  # a link or a pipe; opening it raises the error again
                 yield Entry(name, -1)
 
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = _READ) -> Iterator[int]:
-        """Open a regular file below the root; yield its file descriptor."""
+        """Open a regular file below the root and yield its file descriptor."""
         folder = self._folder(os.path.dirname(path), path)
         name = os.path.basename(path)
         try:
@@ -354,7 +353,7 @@ class LocalStore(Store):
             _close(fd)
 
     def status(self, fd: int, path: str) -> os.stat_result:
-        """Return the status of an open file. Raises ReachError if the disk or the server fails."""
+        """Return the status of an open file. Raises ReachError for an I/O error."""
         try:
             return os.fstat(fd)
         except OSError as error:
@@ -364,7 +363,7 @@ class LocalStore(Store):
         return flags & ~os.O_NOFOLLOW if self.guard.allow_local else flags
 
     def _folder(self, path: str, wanted: str = "") -> int:
-        """Open a folder below the root, component by component; errors name `wanted`, a path in it."""
+        """Open a folder below the root, component by component; `wanted` is the path in error messages."""
         try:
             fd = self._open_root()
         except OSError as error:
@@ -374,7 +373,7 @@ class LocalStore(Store):
         return fd
 
     def _enter(self, fd: int, part: str, path: str) -> int:
-        """Open a folder in an open folder, and close the latter."""
+        """Open a folder in the open folder `fd`, and close `fd`."""
         try:
             return os.open(part, self._flags(_FOLDER), dir_fd=fd)
         except OSError as error:
@@ -387,7 +386,7 @@ class LocalStore(Store):
     # -- errors
 
     def error(self, error: OSError, path: str, start: int | None = None) -> FlareError:
-        """Convert an error of the system; `start` is the first byte of a failed read."""
+        """Convert an OSError to a FlareError; `start` is the first byte of a failed read."""
         if isinstance(error, FlareError):
             return error
         check_exhausted(error)
@@ -398,9 +397,9 @@ class LocalStore(Store):
             return UnsafeError("symbolic link loop", where=where, hint=_REPLACE_HINT)
         if code == errno.ELOOP:
             return UnsafeError(
-                "a symbolic link, which may lead out of the folder",
+                "is a symbolic link; its target may be outside the folder",
                 where=where,
-                hint="Give --allow-local to follow links, if you trust this dataset.",
+                hint="Pass --allow-local to follow links if you trust this dataset.",
             )
         if code == errno.ENXIO:
             return self._not_regular(path)
@@ -408,11 +407,11 @@ class LocalStore(Store):
             return ReachError(
                 f"the disk is full: {os.strerror(code)}",
                 where=where,
-                hint="Make room, then run the same command with --resume.",
+                hint="Free disk space, then run the same command with --resume.",
             )
         message = os.strerror(code).lower() if code else str(error)
         return ReachError(
-            message if start is None else f"{message}, reading from byte {start}", where=where
+            message if start is None else f"{message} while reading from byte {start}", where=where
         )
 
     def _is_folder(self, path: str) -> FormatError:
@@ -435,9 +434,9 @@ class LocalStore(Store):
             try:
                 if is_special(name, folder):
                     raise UsageError(
-                        "not a regular file; it would be replaced",
+                        "not a regular file; writing would replace it",
                         where=self.show(path),
-                        hint="Name a file.",
+                        hint="Write to a regular file or a new file.",
                     )
                 fd = os.open(part, _CREATE, 0o666, dir_fd=scratch)
                 try:
@@ -461,7 +460,7 @@ class LocalStore(Store):
 
     def _fill(self, fd: int, parts: Iterable[Part], sums: Sums) -> None:
         """Write, hash and sync a new file."""
-        from flarecli.storage.direct_io import FileWriter  # not needed for reading
+        from flarecli.storage.direct_io import FileWriter  # imported late: reads do not need it
 
         writer = FileWriter(fd, self.durable)
         for data in parts:
@@ -490,7 +489,7 @@ class LocalStore(Store):
                 raise BusyError(
                     f"file is {actual} bytes; expected {size}",
                     where=self.show(path),
-                    hint="Another process writes there; stop one of the two.",
+                    hint="Another process is writing this file; stop one of the two processes.",
                 )
             try:
                 for data in parts:
@@ -508,11 +507,12 @@ class LocalStore(Store):
             _sync_folder(folder)
 
     def _scratch(self, folder: int, name: str) -> tuple[int, str]:
-        """Open the folder for a temporary file, and name the file: in the scratch folder of a pack, or beside `name`.
+        """Open the folder for a temporary file, and return it with a unique name for the file.
 
-        The name is unique, because files such as `0/x` and `1/x` may be written at the same time.
+        The folder is the scratch folder of a pack, or else `folder`. The name must be unique, because files such as
+        `0/x` and `1/x` may be written at the same time.
         """
-        name = os.fsdecode(os.fsencode(name)[:200])  # the suffix must fit into 255 bytes
+        name = os.fsdecode(os.fsencode(name)[:200])  # name and suffix must fit in 255 bytes
         name = f"{name}.{os.getpid()}.{next(_number)}.part"
         root = self._folder("")
         try:
@@ -523,7 +523,7 @@ class LocalStore(Store):
             os.close(root)
 
     def _made_folder(self, path: str) -> int:
-        """Open a folder below the root; create and sync missing folders."""
+        """Open a folder below the root; create and sync all missing folders in its path."""
         if self._pinned is None:
             made_folder(self.root, self)
         fd = self._folder("")
@@ -539,7 +539,7 @@ class LocalStore(Store):
         return fd
 
     def sync_names(self, path: str) -> None:
-        """Sync a folder, so that the names in it survive a power loss."""
+        """Sync a folder, so that new file names in it survive a power loss."""
         folder = self._folder(path)
         try:
             self._sync_names(folder)
@@ -565,9 +565,9 @@ class LocalStore(Store):
 
 
 def _rename_new(part: str, name: str, scratch: int, folder: int) -> None:
-    """Rename a file of the open folder `scratch` to a new name in another one. Raises FileExistsError if it exists.
+    """Move a file from one open folder to another under a new name. Raises FileExistsError if the name exists.
 
-    On a file system without hard links (FAT, exFAT, SMB), an empty file is created exclusively, and replaced.
+    On a file system without hard links (FAT, exFAT, SMB), an empty file is created exclusively, and then replaced.
     """
     try:
         os.link(part, name, src_dir_fd=scratch, dst_dir_fd=folder, follow_symlinks=False)
@@ -586,13 +586,13 @@ def _rename_new(part: str, name: str, scratch: int, folder: int) -> None:
 
 
 def _close(fd: int) -> None:
-    """Close a folder, or a file that was read or synced: an error loses no data."""
+    """Close a folder or a file and ignore errors; the file must have been synced or only read."""
     with contextlib.suppress(OSError):
         os.close(fd)
 
 
 def sync_folder(path: str) -> None:
-    """Sync a folder, so that the names in it survive a power loss."""
+    """Sync a folder, so that new file names in it survive a power loss."""
     fd = os.open(path, _FOLDER & ~os.O_NOFOLLOW)
     try:
         _sync_folder(fd)
@@ -601,7 +601,7 @@ def sync_folder(path: str) -> None:
 
 
 def _sync_folder(fd: int) -> None:
-    """Sync an open folder, if the file system can: some network and FUSE file systems sync only files."""
+    """Sync an open folder. Ignore the error of file systems that can only sync files (some network and FUSE)."""
     try:
         os.fsync(fd)
     except OSError as error:
@@ -610,7 +610,7 @@ def _sync_folder(fd: int) -> None:
 
 
 def made_folder(path: str, store: LocalStore) -> None:
-    """Create and sync a folder and its parents, unless they exist."""
+    """Create and sync a folder and its missing parents."""
     if os.path.isdir(path):
         return
     if os.path.lexists(path):
@@ -626,13 +626,13 @@ def made_folder(path: str, store: LocalStore) -> None:
 
 
 def is_special(name: str, folder: int) -> bool:
-    """Return whether a name in an open folder is a device, a pipe or a socket, or in /dev.
+    """Return whether a name in an open folder is a device, a pipe or a socket, or any file in /dev.
 
-    A rename would replace it: for root, that could be `/dev/null`.
+    A rename would replace such a file; root could replace even `/dev/null`.
     """
     with contextlib.suppress(OSError):
         device = os.fstat(folder).st_dev
-        if device == os.stat("/dev").st_dev != os.stat("/").st_dev:  # not /dev/shm
+        if device == os.stat("/dev").st_dev != os.stat("/").st_dev:  # /dev, but not /dev/shm
             return True
         mode = os.stat(name, dir_fd=folder).st_mode
         return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
@@ -647,10 +647,10 @@ def is_link(name: str, folder: int) -> bool:
 
 
 def is_link_loop(root: str, path: str, follows: bool) -> bool:
-    """Return whether the symbolic link at which opening a path below the root failed is a loop.
+    """Return whether a path below the root could not be opened because of a symbolic link loop.
 
-    The user typed the root, so it may be resolved. A path below it is resolved only if links are followed anyway; else
-    only a loop through names of one folder is detected, because others could lead out of the root.
+    The root may be resolved, because the user typed it. A path below the root is resolved only if links are followed.
+    Otherwise, only a loop within a single folder is detected, because a longer loop could leave the root.
     """
     if _is_loop(root) or (follows and _is_loop(os.path.join(root, path))):
         return True
@@ -680,19 +680,19 @@ def _is_loop(path: str) -> bool:
 
 
 def _scanned(entry: os.DirEntry[str]) -> tuple[str, bool, int | None]:
-    """Return the name of an entry, whether it is a folder, and its size if it is a regular file, else None."""
+    """Return the name of an entry, whether it is a folder, and the size of a regular file or None."""
     size = None
-    with contextlib.suppress(OSError):  # deleted meanwhile
+    with contextlib.suppress(OSError):  # the entry was deleted meanwhile
         if entry.is_file(follow_symlinks=False):
             size = entry.stat(follow_symlinks=False).st_size
     return entry.name, entry.is_dir(follow_symlinks=False), size
 
 
 def flock(fd: int, operation: int, where: str, hint: str) -> None:
-    """Lock an open file or folder (flock).
+    """Lock an open file or folder with `fcntl.flock`.
 
-    operation  as for `fcntl.flock`
-    hint       for file systems without locks
+    operation  flags for `fcntl.flock`
+    hint       hint of the error if the file system has no locks
     raises     BlockingIOError if LOCK_NB is set and another process has the lock; ReachError if locking fails
     """
     try:
@@ -703,6 +703,8 @@ def flock(fd: int, operation: int, where: str, hint: str) -> None:
         reason = os.strerror(error.errno or 0).lower()
         if error.errno in _NO_LOCKS:
             raise ReachError(
-                f"cannot lock: the file system has no locks ({reason})", where=where, hint=hint
+                f"cannot lock: the file system does not support locks ({reason})",
+                where=where,
+                hint=hint,
             ) from None
         raise ReachError(f"cannot lock: {reason}", where=where) from None

@@ -1,6 +1,6 @@
-"""Addresses: open the store that serves one, find what matches a pattern, and set what data may reach.
+"""Open addresses, find the files that match an address pattern, and set which addresses found in data are allowed.
 
-The one module that knows all stores.
+This is the only module that imports all stores.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from flarecli.storage.base import MAX_LISTED, Guard, Location, too_many_files
 __all__ = ["bucket_in", "bucket_note", "globbed", "locate", "locate_named", "with_reach"]
 
 BUCKET_SCHEMES = ("s3", "gs", "az")
-HOST_SCHEMES = ("ftp", "hdfs", "sftp", "smb", "webdav", "webhdfs")  # their address names a host
-MAX_NOTED = 20  # buckets that a note names
+HOST_SCHEMES = ("ftp", "hdfs", "sftp", "smb", "webdav", "webhdfs")  # addresses contain a host
+MAX_NOTED = 20  # maximum number of buckets in a note
 
 
 def locate(
     address: str, guard: Guard | None = None, unknown: type[FlareError] = UsageError
 ) -> Location:
-    """Return the Location of an address that the user typed: a path, `file://`, `http(s)://`, `s3://`, `hf://`, ….
+    """Return the Location for an address that the user typed: a path, `file://`, `http(s)://`, `s3://`, `hf://`, ….
 
-    The address may be private or a symbolic link; addresses that the data below it names may not.
+    The typed address may be private or a symbolic link; addresses found in its data may not.
 
-    unknown  the error for a scheme that no store serves
-    raises   UsageError for an invalid address, or `unknown`; MissingLibraryError if the library for the scheme is not
-             installed
+    unknown  exception class for an unsupported scheme
+    raises   UsageError for an invalid address; `unknown` for an unsupported scheme; MissingLibraryError if the
+             library for the scheme is not installed
     """
     if not address:
         raise UsageError(
-            "the address is empty", hint="Name what to read; `.` is the current folder."
+            "the address is empty", hint="Pass a path or an address; `.` is the current folder."
         )
     guard = replace(guard or Guard(), locate=locate_named)
     scheme = scheme_of(address)
@@ -54,13 +54,13 @@ def locate(
 
 
 def locate_named(address: str, guard: Guard, is_remote: bool = False) -> Location:
-    """Return the Location of an address with a scheme that data names.
+    """Return the Location for an address that was found in data and has a scheme.
 
     A web address may be private only if the guard allows it. Buckets are read with the user's credentials, unless
-    `is_remote`: the data came over the network.
+    `is_remote` is set because the data came over the network.
 
-    raises  UnsafeError for a scheme that no store serves, or a host that the guard does not allow; FormatError for an
-            invalid web address, or the address of a bucket without its name
+    raises  UnsafeError for an unsupported scheme, or a host that the guard forbids; FormatError for an invalid web
+            address, or a bucket address without a bucket name
     """
     scheme = scheme_of(address)
     if scheme in ("http", "https"):
@@ -79,13 +79,13 @@ def locate_named(address: str, guard: Guard, is_remote: bool = False) -> Locatio
             raise UnsafeError(
                 f"flare cannot check which address {scheme}:// connects to",
                 where=redact(address),
-                hint="Give --allow-host with its host and port if you trust the data that names it.",
+                hint="Pass --allow-host with the host and port, if you trust the data.",
             )
     return locate(address, guard, UnsafeError)
 
 
 def _remote(scheme: str, address: str, guard: Guard, unknown: type[FlareError]) -> Location:
-    """Open the store that serves a scheme; s3fs serves S3 only if FLARE_S3=s3fs is set."""
+    """Open the store for a remote address. S3 uses s3fs only if FLARE_S3=s3fs is set."""
     if scheme in ("http", "https"):
         from flarecli.storage.http.store import HttpStore
 
@@ -100,16 +100,16 @@ def _remote(scheme: str, address: str, guard: Guard, unknown: type[FlareError]) 
 
 
 def _cached(at: Location, guard: Guard) -> Location:
-    """Put the cache, if there is one, in front of a remote store."""
+    """Add the cache, if any, in front of the remote store."""
     return at if guard.keeper is None else replace(at, store=guard.keeper.over(at.store))
 
 
 def with_reach(
     guard: Guard, allow_host: str | Sequence[str] = (), sources: Sequence[str] = ()
 ) -> Guard:
-    """Return a guard that also allows some hosts, and the origins of the web addresses among `sources`.
+    """Return a guard that also allows the hosts in `allow_host`, and the origins of the web addresses in `sources`.
 
-    raises  UsageError for a value of `allow_host` that is neither a host nor a network
+    raises  UsageError for a value in `allow_host` that is neither a host nor a network
     """
     if allow_host:
         from flarecli.storage.http.ip_guard import check_hosts
@@ -124,7 +124,7 @@ def with_reach(
 
 
 def bucket_in(url: str) -> str:
-    """Return the bucket of an address, such as `s3://bucket`, or the repository of an `hf://` address; else empty."""
+    """Return the bucket (`s3://bucket`) or the Hugging Face repository in an address, or an empty string."""
     scheme = scheme_of(url)
     if scheme in ("", "file", "http", "https"):
         return ""
@@ -133,7 +133,7 @@ def bucket_in(url: str) -> str:
 
 
 def bucket_note(by: object, buckets: Sequence[str]) -> str:
-    """Return the note on buckets that local data names, and that are read with the user's credentials."""
+    """Return the note about buckets that were found in local data and are read with the user's credentials."""
     more = f" and {len(buckets) - MAX_NOTED} more" if len(buckets) > MAX_NOTED else ""
     return f"{by} names {', '.join(buckets[:MAX_NOTED])}{more}: read with your credentials, if you have any"
 
@@ -144,11 +144,11 @@ def bucket_note(by: object, buckets: Sequence[str]) -> str:
 def globbed(address: str, guard: Guard | None = None) -> list[str]:
     """Return the addresses of the files and folders that match a pattern, in bytewise order.
 
-    A `**` at the end matches files only, and a slash at the end folders only. On a disk, links to folders are followed
-    except by `**`. In a bucket, everything below the last folder without a wildcard is listed.
+    A trailing `**` matches only files, and a trailing slash matches only folders. On a disk, all wildcards except
+    `**` follow links to folders. In a bucket, all files below the last folder without a wildcard are listed.
 
-    raises  MissingError if nothing matches; ReachError for a folder that cannot be listed; UsageError for an invalid
-            pattern, a wildcard in the name of a bucket, or more than MAX_LISTED files to compare
+    raises  MissingError if there is no match; ReachError for a folder that cannot be listed; UsageError for an
+            invalid pattern, a wildcard in a bucket name, or more than MAX_LISTED files to compare
     """
     is_path = not is_url(address) or scheme_of(address) == "file"
     try:
@@ -161,16 +161,16 @@ def globbed(address: str, guard: Guard | None = None) -> list[str]:
     except MissingError as error:
         if is_path:
             raise
-        raise MissingError("nothing matches", where=redact(address), hint=error.hint) from None
+        raise MissingError("no matches found", where=redact(address), hint=error.hint) from None
     except UsageError as error:
         raise error.changed(address=error.address or redact(address)) from None
     if not matches:
-        raise MissingError("nothing matches", where=redact(address))
+        raise MissingError("no matches found", where=redact(address))
     return sorted(matches, key=os.fsencode)
 
 
 def _local_matches(head: str, parts: Sequence[str]) -> list[str]:
-    """Match a pattern part by part; the paths so far are written as the user would type them."""
+    """Return the local paths that match a pattern; each path starts with `head` as the user typed it."""
     whole_path(head)  # raises an error if the working folder was deleted
     lister = _FolderLister()
     paths: Iterable[str] = [head] if os.path.isdir(head or ".") else []
@@ -195,13 +195,13 @@ def _local_matches(head: str, parts: Sequence[str]) -> list[str]:
 
 
 class _FolderLister:
-    """Lists folders, up to MAX_LISTED entries in all."""
+    """A folder lister that raises UsageError after MAX_LISTED entries in total."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def entries(self, folder: str) -> Iterator[tuple[str, str, bool]]:
-        """Yield the name and path of each entry, and whether it is a folder and not a link to one."""
+        """Yield the name and path of each entry, and whether the entry is a folder (not a link to a folder)."""
         try:
             with os.scandir(folder or ".") as entries:
                 for entry in entries:
@@ -210,17 +210,17 @@ class _FolderLister:
                         raise too_many_files(MAX_LISTED)
                     is_folder = entry.is_dir(follow_symlinks=False)
                     yield entry.name, os.path.join(folder, entry.name), is_folder
-        except FileNotFoundError:  # deleted meanwhile
+        except FileNotFoundError:  # the folder was deleted meanwhile
             return
         except OSError as error:
             raise ReachError(
                 os.strerror(error.errno or 0).lower(),
                 where=folder or ".",
-                hint="Name the folders below it without wildcards.",
+                hint="Replace the wildcard with the names of the folders.",
             ) from None
 
     def below(self, top: str, folders: bool) -> Iterator[str]:
-        """Yield a folder and all folders below it that are not hidden, or the files in them."""
+        """Yield a folder and all non-hidden folders below it, or their non-hidden files if `folders` is False."""
         waiting = [top]
         while waiting:
             folder = waiting.pop()

@@ -1,4 +1,4 @@
-"""Files in memory, for bytes that were read or decompressed already, and for tests."""
+"""In-memory store, for bytes that were already read or decompressed, and for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore(Store):
-    """Files in a dict, path -> bytes. `shown` is the address of the empty path, and the start of all others, in messages."""
+    """A store for files in a dict, path -> bytes.
+
+    shown  prefix of all addresses in messages
+    """
 
     is_local = True
 

@@ -1,4 +1,4 @@
-"""Memory maps: read-ahead, large pages, and the number of files that a process may map."""
+"""Memory maps: read-ahead, large pages, and the maximum number of mapped files per process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
     "use_large_pages",
 ]
 
-_HANDLES_SHARE = 4  # maps may use 1 / _HANDLES_SHARE of the file handles of a process
+_HANDLES_SHARE = 4  # maps may use 1 / _HANDLES_SHARE of a process's file handles
 _WILLNEED: int | None = mmap.MADV_WILLNEED if hasattr(mmap, "MADV_WILLNEED") else None
 _HUGEPAGE: int | None = mmap.MADV_HUGEPAGE if hasattr(mmap, "MADV_HUGEPAGE") else None
 _NOWAIT: int | None = os.RWF_NOWAIT if hasattr(os, "RWF_NOWAIT") else None
@@ -27,10 +27,10 @@ _requested_bytes: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDic
 
 
 def files_limit(most: int) -> int:
-    """Return how many files one kind of owner may have open as maps: at least 8, at most `most`."""
+    """Return the maximum number of files that one store or cache may map at a time: from 8 to `most`."""
     try:
         import resource
-    except ImportError:  # not on this operating system
+    except ImportError:  # not available on this operating system
         return most
     handles, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if handles == resource.RLIM_INFINITY:
@@ -41,8 +41,10 @@ def files_limit(most: int) -> int:
 def expect(view: memoryview, together: int) -> None:
     """Hint that all of a mapped file will be read at random (madvise).
 
-    together  bytes of all files that are read at random with this one. The file gets large pages, which speed up an
-              epoch, if `together` is at most half of the memory; else large pages would be evicted before they are read
+    Large pages speed up an epoch. They are used only if `together` is at most half of the memory; otherwise they
+    would be evicted before all of their bytes are read.
+
+    together  total bytes of the files that are read at random, including this file
     """
     if 2 * together <= _memory_bytes():
         use_large_pages(view)
@@ -51,7 +53,7 @@ def expect(view: memoryview, together: int) -> None:
 def _memory_bytes() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # unknown on this operating system
+    except (ValueError, OSError):  # not supported by this operating system
         return 0
 
 
@@ -60,15 +62,16 @@ def use_large_pages(view: memoryview) -> None:
     map_ = view.obj
     if _HUGEPAGE is None or not isinstance(map_, mmap.mmap):
         return
-    with contextlib.suppress(OSError):  # not supported
+    with contextlib.suppress(OSError):  # the kernel does not support large pages
         map_.madvise(_HUGEPAGE)
         _in_large_pages.add(map_)
 
 
 def needs_read_ahead(view: memoryview) -> bool:
-    """Return whether `read_ahead` may help: not after it was called for as many bytes as the map has.
+    """Return whether `read_ahead` may be useful for a map.
 
-    Then the page cache has as much of the file as memory allows, and a call would only cost system calls.
+    Once read-ahead was requested for as many bytes as the map has, the page cache contains as much of the file as
+    memory allows, and another request would only cost system calls.
     """
     map_ = view.obj
     return (
@@ -82,7 +85,7 @@ def needs_read_ahead(view: memoryview) -> bool:
 def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
     """Hint that ranges (start, stop) of a mapped file are about to be read (madvise).
 
-    Then a batch of rows that are not in the page cache waits for the disk once, and not once per row.
+    A batch of rows that are not in the page cache then waits for the disk once, instead of once per row.
     """
     map_, page, requested = view.obj, mmap.PAGESIZE, 0
     if _WILLNEED is None or not isinstance(map_, mmap.mmap) or not needs_read_ahead(view):
@@ -98,7 +101,7 @@ def read_ahead(view: memoryview, ranges: Iterable[tuple[int, int]]) -> None:
 def read_ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) -> None:
     """Hint that ranges of an open file are about to be read, if they are not in the page cache (fadvise).
 
-    size  bytes of the file; ranges outside of it are ignored
+    size  bytes of the file; ranges outside the file are ignored
     """
     if (
         len(ranges) < 2
@@ -125,7 +128,7 @@ def _would_wait(fd: int, size: int, start: int) -> bool:
 
 
 def large_memory(size: int) -> mmap.mmap:
-    """Return private memory, in large pages where the system has them: these cause fewer page faults."""
+    """Return private memory, in large pages if the system supports them, to reduce page faults."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     use_large_pages(memoryview(memory))
     return memory

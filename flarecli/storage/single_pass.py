@@ -1,6 +1,6 @@
 """Read a local file once, front to back, while its structure is checked and its bytes are hashed.
 
-A window of the file is in memory, in a buffer that is reused for the next file: it stays in the CPU cache while its
+A memory buffer contains a window of the file, and is reused for the next file. It stays in the CPU cache while its
 bytes are hashed and checked.
 """
 
@@ -21,22 +21,23 @@ from flarecli.storage.mmap import large_memory
 
 __all__ = ["single_pass"]
 
-_WINDOW_BYTES = 4 << 20  # minimum size of the window for reading
-_MAX_KEPT_BYTES = 256 << 20  # a larger window is not kept for the next file
-# Bytes read, then hashed, at a time: large, so that threads seldom wait for the interpreter lock.
+_WINDOW_BYTES = 4 << 20  # minimum size of the read window
+_MAX_KEPT_BYTES = 256 << 20  # a larger window is not reused for the next file
+# Bytes per read and hash call: a large value, so that threads seldom wait for the interpreter lock.
 _READ_BYTES = 4 << 20
 _window = threading.local()
 
 
 @contextlib.contextmanager
 def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
-    """Yield a Location whose first `size` bytes are read once; `sums` gets each byte in the same pass.
+    """Yield a Location whose first `size` bytes are read once and hashed by `sums` in the same pass.
 
-    At the end of the block, bytes that were not read yet are read for `sums`. A single range that `read_many` returns
-    is a view of the window, valid until the next call. Ranges that start before the window are read again.
+    At the end of the block, the bytes that were not read yet are read and hashed. If `read_many` is called with a
+    single range, the result is a view of the window, valid until the next call. Ranges that start before the window
+    are read again.
 
-    raises  ReachError with the first byte that could not be read, or FormatError for a file that is shorter, at the
-            latest at the end of the block
+    raises  ReachError with the offset of the first unreadable byte; FormatError if the file is shorter than `size`;
+            both at the end of the block at the latest
     """
     store = at.store
     if not isinstance(store, LocalStore):
@@ -48,7 +49,10 @@ def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
 
 
 class _SinglePassStore(LocalStore):
-    """The folder of the file. `_memory` has the bytes `_start` to `_end`; all bytes before `_end` are in the checksums."""
+    """A store for the folder of the file.
+
+    `_memory` contains bytes `_start` to `_end` of the file. All bytes before `_end` are already hashed.
+    """
 
     def __init__(self, store: LocalStore, path: str, fd: int, size: int, sums: Sums) -> None:
         super().__init__(store.root, store.shown, store.guard, maps=False)
@@ -79,7 +83,7 @@ class _SinglePassStore(LocalStore):
         return self._memory[start - self._start : stop - self._start]
 
     def _move(self, start: int, stop: int) -> None:
-        """Move the window to `start`, and read until it contains `stop`."""
+        """Move the start of the window to `start`, and read until its end reaches `stop`."""
         self._skip(start)
         kept = bytes(self._memory[start - self._start : self._end - self._start])
         if stop - start > len(self._memory):
@@ -90,13 +94,13 @@ class _SinglePassStore(LocalStore):
             self._read_on(stop)
 
     def _skip(self, stop: int) -> None:
-        """Read the bytes before `stop` for the checksums."""
+        """Read and hash the unread bytes before `stop`."""
         while self._end < stop:
             self._start = self._end
             self._read_on(stop)
 
     def _read_on(self, stop: int) -> None:
-        """Read and hash bytes after the window, up to `stop` at most."""
+        """Read and hash the next bytes after the window, at most _READ_BYTES and up to `stop`."""
         stop = min(self._end + _READ_BYTES, stop)
         piece = self._memory[self._end - self._start : stop - self._start]
         try:
@@ -111,14 +115,14 @@ class _SinglePassStore(LocalStore):
         self._end += count
 
     def finish(self) -> None:
-        """Hash the rest of the file. Raises the error of an earlier read that failed."""
+        """Read and hash the remaining bytes of the file. Raises the error if an earlier read failed."""
         if self._failed is not None:
             raise self._failed
         self._skip(self._size)
 
 
 def _window_memory(size: int) -> memoryview:
-    """Return memory of at least `size` bytes, reused by this thread."""
+    """Return a buffer of at least `size` bytes, which this thread reuses."""
     memory: mmap.mmap | None = getattr(_window, "memory", None)
     if memory is None or len(memory) < size:
         memory = large_memory(max(size, _WINDOW_BYTES))

@@ -1,7 +1,7 @@
-"""Version pins of remote objects, so that versions are never mixed.
+"""Version pins for remote objects, which prevent reads from mixing two versions of an object.
 
-The first response for an object pins its version; all later responses must be of the same version. If an object changes
-before any of its data was returned, it is read again, once; otherwise an IntegrityError is raised.
+The first response for an object pins its version, and all later responses must have the same version. If the object
+changes before any of its data was returned, it is read again once; otherwise an IntegrityError is raised.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from flarecli.errors import IntegrityError
 __all__ = ["NO_PIN", "SETTLED_S", "ObjectPin", "Pins", "changed"]
 
 T = TypeVar("T")
-MAX_PINS = 1 << 16  # of each store
-SETTLED_S = (
-    60  # age at which a modification time identifies a version: most times are whole seconds
-)
+MAX_PINS = 1 << 16  # maximum number of pins per store
+# Minimum age of a modification time that identifies a version, because most times are whole seconds.
+SETTLED_S = 60
 
 
 class ObjectPin(NamedTuple):
-    """A version of an object, as far as a response identifies it.
+    """The version of an object according to a response.
 
-    token      changes with the content, such as a strong ETag; empty if the response has none
+    token      string that changes with the content, such as a strong ETag; empty if the response contains none
     size       bytes of the object; -1 if unknown
-    is_strong  whether it identifies the version; a modification time does only if it is SETTLED_S old
+    is_strong  whether the pin identifies the version; a modification time does so only after SETTLED_S
     modified   modification time, compared in addition to the token
     """
 
@@ -38,11 +37,11 @@ class ObjectPin(NamedTuple):
 
     @property
     def version(self) -> str:
-        """A token for the names of copies, or empty if a change could go unnoticed."""
+        """The token for the names of cached copies; empty if a change of the object could be missed."""
         return (self.token or self.modified) if self.is_strong else ""
 
     def differs(self, other: ObjectPin) -> bool:
-        """Return whether two responses are of different versions, by the fields that both have."""
+        """Return whether the versions differ in a field that is set in both."""
         return bool(
             (self.token and other.token and self.token != other.token)
             or (self.modified and other.modified and self.modified != other.modified)
@@ -54,11 +53,11 @@ NO_PIN = ObjectPin("", -1, False)
 
 
 class Pins:
-    """The pinned versions of the objects of a store by path; the least recently used ones are dropped.
+    """An LRU mapping from the path of an object to its pinned version, for one store.
 
-    Uses no lock, which a fork could copy while it is held: single operations of a dict are atomic.
+    Single dict operations are atomic and need no lock, which a fork could copy in its locked state.
 
-    show  returns the address of a path for messages
+    show  function that returns the address of a path for messages
     """
 
     def __init__(self, show: Callable[[str], str]) -> None:
@@ -72,7 +71,7 @@ class Pins:
         """Return the pinned version of an object, or None."""
         pin = self._pins.get(path)
         if pin is not None:
-            with contextlib.suppress(KeyError):  # dropped meanwhile
+            with contextlib.suppress(KeyError):  # another thread dropped the pin
                 self._pins.move_to_end(path)
         return pin
 
@@ -85,7 +84,7 @@ class Pins:
         return pin
 
     def check(self, path: str, pin: ObjectPin | None, seen: ObjectPin) -> ObjectPin:
-        """Return `pin`, or `seen` if it is None. Raises IntegrityError if they differ."""
+        """Return `pin`, or `seen` if `pin` is None. Raises IntegrityError if the two versions differ."""
         if pin is None:
             return seen
         if pin.differs(seen):
@@ -93,22 +92,22 @@ class Pins:
         return pin
 
     def read(self, path: str, read: Callable[[ObjectPin | None], tuple[T, ObjectPin]]) -> T:
-        """Read data of the pinned version, and pin its version.
+        """Return the data that `read` returns, and pin its version.
 
-        read  called with the pin or None; returns the data and its version
+        read  function that takes the pin, or None without a pin, and returns the data and its version
         """
         pin = self.get(path)
         try:
             data, seen = read(pin)
         except IntegrityError:
-            if pin is not None or path in self._pins:  # data was returned before
+            if pin is not None or path in self._pins:  # data of the old version was returned
                 raise
             data, seen = read(None)
         self.pin(path, seen)
         return data
 
     def drop(self, path: str) -> None:
-        """Drop the pin of an object, because it was written or deleted."""
+        """Drop the pin of an object that was written or deleted."""
         self._pins.pop(path, None)
 
     def clear(self) -> None:
@@ -117,5 +116,5 @@ class Pins:
 
 
 def changed(where: object) -> IntegrityError:
-    """Return the error for an object that is not of the pinned version."""
+    """Return the error for an object whose version differs from the pin."""
     return IntegrityError("changed while it was read", where=where, hint="Run the command again.")

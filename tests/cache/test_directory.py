@@ -151,7 +151,9 @@ def test_a_folder_of_another_user_is_not_used(web, tmp_path, monkeypatch, owner)
     at = locate(web.file("/a", data, '"one"'), Guard(keeper=Cache(str(tmp_path / "cache"))))
     monkeypatch.setattr(os, "geteuid", lambda: owner)
     monkeypatch.setattr(directory, "_warned", set())
-    with pytest.warns(CacheWarning, match="it belongs to another user, or others may write to it"):
+    with pytest.warns(
+        CacheWarning, match="the folder belongs to another user, or other users have write access"
+    ):
         assert at.read() == data
     assert os.listdir(tmp_path / "cache" / directory.LAYOUT) == []
 

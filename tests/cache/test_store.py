@@ -386,9 +386,7 @@ def test_a_folder_that_cannot_be_created_causes_one_warning(web, tmp_path):
 def test_a_folder_that_others_may_write_to_is_not_used(web, home):
     (home / directory.LAYOUT).mkdir(parents=True)
     (home / directory.LAYOUT).chmod(0o777)
-    expected = (
-        f"the cache in {home} is not used: it belongs to another user, or others may write to it"
-    )
+    expected = f"the cache in {home} is not used: the folder belongs to another user, or other users have write access"
     assert one_warning(lambda: read_all(web, home)) == [expected]
     assert files(home) == []
 

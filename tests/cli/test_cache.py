@@ -115,7 +115,7 @@ def test_inspect_of_a_missing_cache_and_without_arguments(flare_forked, tmp_path
     assert (ran.code, ran.out, ran.err) == (0, f"{tmp_path}/none: 0 copies, 0 B\n", "")
     (tmp_path / "file").touch()
     ran = flare_forked(["inspect", "--cache", str(tmp_path / "file")])
-    hint = "hint: Name a folder that was used as --cache.\n"
+    hint = "hint: Pass a folder that was used with --cache.\n"
     assert (ran.code, ran.out, ran.err) == (
         3,
         "",

@@ -185,7 +185,7 @@ def test_mistakes_are_reported_with_a_suggestion(run_line, line, error, hint):
         ),
         (
             "cat files/*.png",
-            "files/*.png: nothing matches",
+            "files/*.png: no matches found",
             "files contains names such as a.jpg, a.txt, b.jpg.",
         ),
         (

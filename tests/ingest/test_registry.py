@@ -88,13 +88,13 @@ def test_a_remote_list_names_files_in_its_folder(web):
         (
             {"l.txt": "../a.csv"},
             "l.txt: line 1: the address '../a.csv' leaves the folder",
-            "Give --allow-local to read it, if you trust this dataset.",
+            "Pass --allow-local if you trust this dataset.",
         ),
         ({"l.txt": "a.csv\nx/*.csv"}, "l.txt: line 2: nothing matches 'x/*.csv'", ""),
         (
             {"l.txt": "../*.csv"},
             "l.txt: line 1: the address '../*.csv' leaves the folder",
-            "Give --allow-local to read it, if you trust this dataset.",
+            "Pass --allow-local if you trust this dataset.",
         ),
         (
             {"l.txt": "http://h/*.csv"},
@@ -107,7 +107,7 @@ def test_a_remote_list_names_files_in_its_folder(web):
             "l.txt: line 1: {1..9999999} expands to more than 1048576 addresses",
             "",
         ),
-        ({"l.txt": "pipe://x"}, "l.txt: line 1: pipe:// is not an address that data may name", ""),
+        ({"l.txt": "pipe://x"}, "l.txt: line 1: pipe:// addresses are not allowed in data", ""),
         ({"l.txt": "\n# nothing\n"}, "l.txt: the list contains no addresses", ""),
         (
             {"l.txt": b"caf\xe9.csv"},

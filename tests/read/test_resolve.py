@@ -51,7 +51,7 @@ def test_too_many_files_are_refused(tmp_path, monkeypatch):
         list(locate(str(tmp_path)).matching(["*"]))
     assert (str(caught.value), caught.value.hint) == (
         f"{tmp_path}: contains more than 2 files",
-        "Use one of its subfolders.",
+        "Use a subfolder of this folder.",
     )
 
 
@@ -166,7 +166,7 @@ def test_a_playlist_with_paths_outside_its_folder_is_refused_unless_allowed(out,
     with pytest.raises(UnsafeError) as caught:
         read.open(str(tmp_path / "sub" / "p.yaml"))[0]
     assert caught.value.exit_code == 5
-    assert caught.value.hint == "Give --allow-local to read it, if you trust this dataset."
+    assert caught.value.hint == "Pass --allow-local if you trust this dataset."
     assert read.open(str(tmp_path / "sub" / "p.yaml"), allow_local=True)[7] == ROWS[7]
 
 

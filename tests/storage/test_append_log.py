@@ -126,7 +126,7 @@ def test_an_object_that_another_process_added_is_kept():
     theirs.append(b'{"n": 2}\n')
     with pytest.raises(BusyError) as caught:
         mine.append(b'{"n": 3}\n')
-    assert caught.value.message == "another pack is writing there"
+    assert caught.value.message == "another pack is writing to this folder"
     assert entries(open_log(out / ".flare/journal")) == [{"n": 1}, {"n": 2}]
     with pytest.raises(FormatError):
         mine.cut(4)

@@ -158,7 +158,10 @@ def test_fsspec_folders_nested_too_deep_are_refused(made):
     at, _ = made(endless)
     with pytest.raises(FormatError) as caught:
         list(at.list())
-    assert str(caught.value) == f"memory://top{'/a' * 101}: folders are nested more than 100 deep"
+    assert (
+        str(caught.value)
+        == f"memory://top{'/a' * 101}: folders are nested more than 100 levels deep"
+    )
 
 
 class Full:

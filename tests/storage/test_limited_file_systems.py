@@ -109,7 +109,7 @@ def test_a_pack_without_locks_is_an_error_and_leaves_no_files(
     assert main(["pack", str(source), out]) == 3
     why = os.strerror(code).lower()
     assert capsys.readouterr().err.splitlines() == [
-        f"error: {out}: cannot lock: the file system has no locks ({why})",
+        f"error: {out}: cannot lock: the file system does not support locks ({why})",
         f"hint: {HINT}",
     ]
     assert below(tmp_path) == before
@@ -130,7 +130,7 @@ def test_an_unfinished_pack_is_kept_if_locks_stop_working(source, tmp_path, monk
     writer.abandon()
     before = below(tmp_path)
     lacking(monkeypatch, fcntl, "flock", errno.ENOLCK)
-    with pytest.raises(ReachError, match="the file system has no locks"):
+    with pytest.raises(ReachError, match="the file system does not support locks"):
         Writer(str(tmp_path / "out"), columns={"id": "int"}, resume=True)
     assert below(tmp_path) == before
 
@@ -147,7 +147,7 @@ def test_a_streaming_dataset_without_locks_raises_an_error_with_a_hint(
     packed, tmp_path, monkeypatch
 ):
     lacking(monkeypatch, fcntl, "flock", errno.ENOLCK)
-    with pytest.raises(ReachError, match="the file system has no locks") as caught:
+    with pytest.raises(ReachError, match="the file system does not support locks") as caught:
         list(StreamingDataset(local=str(packed), batch_size=1))
     assert caught.value.hint == "Pass a `local` on a local disk."
 

@@ -80,7 +80,7 @@ def _matches(base):
         try:
             found[pattern] = [one.removeprefix(f"{base}/") for one in expand(f"{base}/{pattern}")]
         except MissingError as error:
-            assert error.message == "nothing matches"
+            assert error.message == "no matches found"
             found[pattern] = None
     return found
 

@@ -97,4 +97,4 @@ def test_bytes_after_an_unreadable_part_can_still_be_read(file, monkeypatch):
         with pytest.raises(ReachError):
             at.read(250_000, 400_000)
         assert at.read(500_000, 500_100) == DATA[500_000:500_100]
-    assert str(caught.value) == f"{file}: input/output error, reading from byte 250000"
+    assert str(caught.value) == f"{file}: input/output error while reading from byte 250000"

@@ -229,7 +229,10 @@ def test_a_journal_entry_of_another_pack_is_not_accepted():
         for row in range(5):
             writer.write({"n": row})
         writer._write_samples()
-    assert str(caught.value) == f"{out}/.flare/journal/00002.json: another pack is writing there"
+    assert (
+        str(caught.value)
+        == f"{out}/.flare/journal/00002.json: another pack is writing to this folder"
+    )
     writer.abandon()
 
 

@@ -24,7 +24,7 @@ def test_failed_rows_are_listed_without_secrets():
             "unsafe",
             "leads to 10.0.0.1, a private address",
             UnsafeError,
-            "Give --allow-host a, or --on-error skip to omit such rows.",
+            "Pass --allow-host a, or --on-error skip to omit such rows.",
         ),
         ("unsafe", "the name 'https://example.com/a' is a URL", UnsafeError, "Skip it."),
         ("unsafe", "the name '../x' leaves the folder", UnsafeError, "Skip it."),
@@ -32,7 +32,7 @@ def test_failed_rows_are_listed_without_secrets():
     ],
 )
 def test_the_hint_of_a_failed_row_depends_on_the_kind_of_failure(kind, reason, error, hint):
-    allows = "Give --allow-host a." if "leads to" in reason else "Repair it."
+    allows = "Pass --allow-host a." if "leads to" in reason else "Repair it."
     result = error_of(Failure(3, "", "url", kind, reason, hint=allows), "i.parquet", "Skip it.")
     assert (type(result), str(result)) == (error, f"i.parquet[3]: {reason}")
     assert result.hint.startswith(hint)

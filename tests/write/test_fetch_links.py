@@ -141,7 +141,7 @@ def test_a_local_index_may_link_only_to_files_in_its_folder(at, tmp_path):
         ("unsafe", "the address '../secret' leaves the folder"),
         ("unsafe", f"the address '{up}/secret' leaves the folder"),
         ("unsafe", f"the address 'file://{up}/secret' leaves the folder"),
-        ("unsafe", "link: a symbolic link, which may lead out of the folder"),
+        ("unsafe", "link: is a symbolic link; its target may be outside the folder"),
         ("format", "sub: is a folder; expected a file"),
         ("missing", "missing.jpg: no such file or folder"),
         ("unsafe", "'pipe' is not a supported address scheme"),

@@ -19,7 +19,7 @@ from flarecli.write import Failure, Writer, parts
 from tests.servers import stop_server
 
 COLUMNS = {"n": "int"}
-MOVED = "the folder was moved or deleted while it was written"
+MOVED = "the folder was moved or deleted during the write"
 AGAIN = "Run the same command with --resume to write the file again."
 
 

@@ -1,1 +1,1 @@
-"""Objects in S3, GCS and Azure, through obstore."""
+"""Stores for S3, Google Cloud Storage and Azure, through obstore."""

@@ -1,10 +1,11 @@
-"""Checksums that S3 stores for an object, read by one HEAD request.
+"""Read the checksums that S3 stores for an object, with one HEAD request.
 
     x-amz-checksum-sha256: base64      also -sha1, -crc32, -crc32c, -crc64nvme; big-endian
     x-amz-checksum-type: FULL_OBJECT   COMPOSITE: a checksum of the checksums of the parts, not of the bytes
 
-obstore cannot read them, so the request is signed here with AWS Signature Version 4 (source: API reference of Amazon S3,
-"Authenticating Requests"). Only obstore knows the credentials of a role; then no request is sent.
+obstore cannot read these headers, so the request is signed here with AWS Signature Version 4 (source: Amazon S3 API
+reference, "Authenticating Requests"). No request is sent if only the role of the machine has credentials, because
+flare cannot access these.
 """
 
 from __future__ import annotations
@@ -30,24 +31,28 @@ from flarecli.storage.http.transfer import certificates
 __all__ = ["StoredChecksums", "signed", "stored_checksums"]
 
 _PREFIX, _MODE = "x-amz-checksum-", {"x-amz-checksum-mode": "ENABLED"}
-# bytes of each checksum
+# Algorithm -> size of the checksum in bytes.
 _SIZES = {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}
 _CONNECT_S = 10
-_RETRIES, _WAIT_S = 4, 0.25  # delays are random below _WAIT_S * 2**n
+_RETRIES, _WAIT_S = 4, 0.25  # delay before retry n: random in [0, _WAIT_S * 2**n]
 _HEAD_BYTES = 1 << 16  # maximum size of the response headers
 _thread = threading.local()
 _inherited: list[Any] = []
 
 
 class StoredChecksums(NamedTuple):
-    """Checksums of an object: name -> lowercase hexadecimal; and the reason why they could not be read, or empty."""
+    """The checksums of an object.
+
+    hashes       algorithm -> lowercase hexadecimal checksum
+    unavailable  reason why the checksums could not be read, or empty
+    """
 
     hashes: Mapping[str, str] = {}
     unavailable: str = ""
 
 
 def stored_checksums(at: Location) -> StoredChecksums:
-    """Return the checksums that S3 stores for an object; none for other stores. Never raises."""
+    """Return the checksums that S3 stores for an object; they are empty for other stores. Never raises."""
     store = at.store
     if not isinstance(store, ObjectStore) or store.scheme != "s3":
         return StoredChecksums()
@@ -80,7 +85,7 @@ def _parsed(response: Response) -> StoredChecksums:
         try:
             value = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
-            value = b""  # a composite checksum ends with the number of parts
+            value = b""  # a composite checksum, which ends with the number of parts
         if len(value) == size:
             found[name] = value.hex()
         elif text:
@@ -95,8 +100,10 @@ def signed(
 ) -> dict[str, str]:
     """Return the headers of a signed request without a body.
 
-    url      escaped, without a query
-    config   access_key_id, secret_access_key, region; session_token if there is one
+    url      percent-encoded URL without a query
+    headers  headers to sign in addition to the required headers
+    config   access_key_id, secret_access_key, region, and optionally session_token
+    now      time of the signature in UTC
     """
     parts, day = urlsplit(url), f"{now:%Y%m%d}"
     payload = "UNSIGNED-PAYLOAD"
@@ -135,7 +142,7 @@ def _head(url: str, headers: Mapping[str, str], timeout_s: float) -> Response | 
 
     connection: tuple[int, Any] = getattr(_thread, "connection", (0, None))
     pid, easy = connection
-    if pid != os.getpid():  # a forked child must neither use nor close the connection of its parent
+    if pid != os.getpid():  # a forked child must not use or close the connection of its parent
         _inherited.append(easy)
         easy = pycurl.Curl()
         _thread.connection = os.getpid(), easy

@@ -1,7 +1,7 @@
-"""Clients of obstore: opened on first use in each process, with one credential source after another; and outages.
+"""Client pool for obstore, with a fallback to the next credential source and retries during outages.
 
-Stores with the same configuration share a client and its connections, because opening a client takes as long as about a
-hundred small requests.
+Each process opens its clients on first use. Stores with the same configuration share a client and its connections,
+because opening a client takes as long as about a hundred small requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Clients", "Outage", "outage_of"]
 
 
 class Retry(NamedTuple):
-    """Retries by the library itself: minimum number of attempts, and time limit in seconds."""
+    """The retry settings of the library: minimum number of attempts, and time limit in seconds."""
 
     attempts: int
     seconds: float
@@ -31,16 +31,17 @@ class Retry(NamedTuple):
 
 _SHORT_RETRY, _OUTAGE_RETRY = Retry(0, FIRST_CONTACT_S), Retry(60, OUTAGE_S)
 _CONNECT_S = 10
-MAX_CLIENTS = 64  # shared clients per process
-MAX_OUTAGES = 1024  # services whose availability is known
+MAX_CLIENTS = 64  # maximum number of shared clients per process
+MAX_OUTAGES = 1024  # maximum number of services whose availability is recorded
 _shared: dict[tuple[int, bytes], Any] = {}  # (process id, digest of the configuration) -> client
 _outages: dict[tuple[str, Limits], Outage] = {}
 
 
 def close_shared() -> None:
-    """Drop the shared clients; each closes when its last user releases it."""
+    """Drop the shared clients, each of which closes when its last user releases it."""
     with fork_safety.opening:
-        for key in [key for key in _shared if key[0] == fork_safety.pid()]:  # not a parent's
+        # The clients of a parent process are kept, because closing them here could block.
+        for key in [key for key in _shared if key[0] == fork_safety.pid()]:
             del _shared[key]
 
 
@@ -48,15 +49,15 @@ lifetimes.register("bucket clients", close_shared)
 
 
 class Clients:
-    """The clients of a bucket, for all threads of a process.
+    """The clients for a bucket, for all threads of a process.
 
-    home       `s3://bucket/`
-    anonymous  use no credentials, even if the environment has some
+    home       address of the bucket, such as `s3://bucket/`
+    anonymous  whether to ignore the credentials in the environment
     """
 
     def __init__(self, home: str, limits: Limits, anonymous: bool = False) -> None:
         self._home, self._limits, self._anonymous = home, limits, anonymous
-        # Process id and the clients opened there; the last one is in use.
+        # Process id, and the clients that this process opened; the last client is in use.
         self._open: tuple[int, list[tuple[CredentialSource, Any]]] = (0, [])
         self._sources: list[CredentialSource] = []
 
@@ -65,23 +66,27 @@ class Clients:
         library = fork_safety.compiled()
         pid, clients = self._open
         if pid != fork_safety.pid():
-            with fork_safety.opening:  # one thread opens the client for all
+            with fork_safety.opening:  # one thread opens the client for all threads
                 pid, clients = self._open
                 if pid != fork_safety.pid():
-                    # Closing a client of the parent could wait for threads that do not exist here.
+                    # Kept open, because closing a client of the parent could wait for threads that do not exist here.
                     fork_safety.inherited.append(clients)
                     clients = [self._opened(library, 0)]
                     self._open = fork_safety.pid(), clients
         return library, clients[-1][1]
 
     def use_next_source(self, denied: Any) -> bool:
-        """Switch to the next credential source because the client `denied` was denied access; False if there is none."""
+        """Switch to the next credential source after access was denied to a client.
+
+        denied  the client without access
+        return  False if there are no more sources
+        """
         library = fork_safety.compiled()
         with fork_safety.opening:
             _, clients = self._open
             if clients[-1][1] is not denied:
-                return True  # another thread has switched
-            # Not shared any longer: its credentials may be renewed later.
+                return True  # another thread has already switched
+            # No longer shared, so that stores opened later try these credentials again after a renewal.
             for key in [key for key, client in _shared.items() if client is denied]:
                 del _shared[key]
             for i in range(len(clients), len(self._sources)):
@@ -91,13 +96,13 @@ class Clients:
             return False
 
     def close(self) -> None:
-        """Drop the clients of this bucket; the next call opens one again."""
+        """Drop the clients of this bucket; the next call opens a new client."""
         with fork_safety.opening:
             if self._open[0] == fork_safety.pid():
                 self._open = 0, []
 
     def source(self, i: int) -> CredentialSource:
-        """Return credential source number `i`. Raises ReachError for incomplete settings."""
+        """Return the credential source at index `i`. Raises ReachError for incomplete settings."""
         if not self._sources:
             scheme = self._home.partition(":")[0]
             self._sources = credential_sources(scheme, anonymous=self._anonymous)
@@ -105,11 +110,11 @@ class Clients:
 
     @property
     def tried(self) -> list[CredentialSource]:
-        """The credential sources tried so far; the last one is in use."""
+        """The credential sources that were tried; the last source is in use."""
         return [source for source, _ in self._open[1]]
 
     def outage_client(self, library: Any) -> Any:
-        """Return a client that retries during an outage by itself, for calls that cannot be repeated."""
+        """Return a client that itself retries during an outage, for calls that cannot be repeated."""
         with fork_safety.opening:
             return self._client_for(library, self.tried[-1], _OUTAGE_RETRY)
 
@@ -118,7 +123,7 @@ class Clients:
         return source, self._client_for(library, source, _SHORT_RETRY)
 
     def _client_for(self, library: Any, source: CredentialSource, retry: Retry) -> Any:
-        # The library reads the environment, too.
+        # The environment is a part of the key, because the library reads environment variables, too.
         settings = (
             self._home,
             sorted(source.config.items()),
@@ -129,7 +134,7 @@ class Clients:
         key = fork_safety.pid(), hashlib.sha256(repr(settings).encode()).digest()
         if key not in _shared:
             client = _client(library, self._home, source, self._limits, retry)
-            # Closing a client of the parent could wait for threads that do not exist here.
+            # Clients of a parent are kept, because closing them could wait for threads that do not exist here.
             own = [one for one in _shared if one[0] == fork_safety.pid()]
             for one in own[: len(own) + 1 - MAX_CLIENTS]:
                 del _shared[one]
@@ -140,15 +145,15 @@ class Clients:
 def _client(library: Any, home: str, source: CredentialSource, limits: Limits, retry: Retry) -> Any:
     """Open a client for a bucket.
 
-    library  obstore's compiled module, as this process has it
-    home     `s3://bucket/`
-    retry    how the library itself retries
-    raises   ReachError if the library rejects the settings; its message may contain secrets, so it is not shown
+    library  the copy of obstore's compiled module that this process loaded
+    home     address of the bucket, such as `s3://bucket/`
+    retry    retry settings of the library
+    raises   ReachError if the library rejects the settings, without its message, which may contain secrets
     """
     scheme, _, bucket = home.rstrip("/").partition("://")
     endpoint = str(source.config.get("endpoint") or source.config.get("base_url") or "")
     options = {
-        # The Azure emulator uses http; the address of a real account is https.
+        # The Azure emulator uses http; the endpoints of real accounts always use https.
         "allow_http": endpoint.startswith("http://") or scheme == "az",
         "timeout": timedelta(seconds=limits.deadline_s),
         "read_timeout": timedelta(seconds=limits.timeout_s),
@@ -174,14 +179,15 @@ def _client(library: Any, home: str, source: CredentialSource, limits: Limits, r
         raise ReachError(
             f"invalid settings, tried {source.name}",
             where=home,
-            hint="Check the environment variables and the files that they name.",
+            hint="Check the environment variables, and the files to which they refer.",
         ) from None
 
 
 class Outage:
-    """Availability of a service, shared by the threads that call it; races between them are harmless.
+    """The availability of a service, shared by all threads that use it; races between the threads are harmless.
 
-    The library retries for some seconds by itself. After that, calls are repeated here, if the service responded before.
+    The library itself retries for some seconds. After that, `wait` lets the caller retry if the service has responded
+    before.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -196,8 +202,8 @@ class Outage:
     def wait(self, began: float, is_overload: bool) -> bool:
         """Wait before the next attempt and return True, or return False if the error is final.
 
-        began        time of the first attempt, by the monotonic clock
-        is_overload  the service responded, and asked for fewer requests
+        began        monotonic time of the first attempt
+        is_overload  whether the service responded that it is overloaded
         """
         now = time.monotonic()
         if not (self.was_reached and self._limits.retries):
@@ -213,7 +219,7 @@ class Outage:
 
 
 def outage_of(service: str, limits: Limits) -> Outage:
-    """Return the availability of a service, which the stores of this process share.
+    """Return the availability of a service, which all stores of this process share.
 
     service  endpoint and bucket
     """

@@ -1,7 +1,7 @@
-"""Sources of credentials for object stores: environment variables, files and roles, with names for messages.
+"""Credential sources for object stores: environment variables, files and roles, each with a name for messages.
 
-If nothing is configured, a bucket is read without credentials first, because it may be public, and with the role of the
-machine if that is denied. Values of credentials never appear in messages.
+Without a configured source, a bucket is first read without credentials, because it may be public. If the access is
+denied, the role of the machine is used. Messages never contain the values of credentials.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ _UNSIGNED = {
     "gs": "GOOGLE_SKIP_SIGNATURE",
     "az": "AZURE_SKIP_SIGNATURE",
 }
-_PROBE_S = 1.0  # timeout; the metadata service is on the local network
+_PROBE_S = 1.0  # short timeout: the metadata service is on the local network
 _ON = ("1", "true", "yes", "on")
 
 
 @dataclass(frozen=True)
 class CredentialSource:
-    """A source of credentials: its name in messages, and the settings of the client.
+    """A source of credentials.
 
-    probe  host and port that must accept a connection before the source is used
+    name    name in messages
+    config  settings for the client
+    probe   host and port that must accept a connection before the source is used, or None
     """
 
     name: str
@@ -51,7 +53,7 @@ class CredentialSource:
         return True
 
 
-# A service account for emulators, for which the library requests no token.
+# A service account for emulators; with `disable_oauth`, the library does not request a token.
 _EMULATED = '{"private_key": "", "private_key_id": "", "client_email": "", "disable_oauth": true}'
 _ANONYMOUS = CredentialSource("without credentials", {"skip_signature": True})
 
@@ -59,11 +61,11 @@ _ANONYMOUS = CredentialSource("without credentials", {"skip_signature": True})
 def credential_sources(
     scheme: str, env: Mapping[str, str] | None = None, anonymous: bool = False
 ) -> list[CredentialSource]:
-    """Return the credential sources to try, in order; the next is tried if access is denied.
+    """Return the credential sources to try in order, as long as access is denied.
 
     scheme     s3, gs or az
-    env        environment; by default the one of the process
-    anonymous  use no credentials, only the configured endpoint and region
+    env        environment variables; default: those of the process
+    anonymous  whether to use the configured endpoint and region without credentials
     raises     ReachError for incomplete settings, or settings that name a missing file or profile
     """
     env = os.environ if env is None else env
@@ -77,7 +79,7 @@ def _is_on(env: Mapping[str, str], *names: str) -> bool:
 
 
 def is_unsigned(env: Mapping[str, str]) -> bool:
-    """Return whether the environment asks for requests to S3 without a signature."""
+    """Return whether the environment disables signatures of S3 requests."""
     return _is_on(env, "AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST")
 
 
@@ -109,8 +111,8 @@ def _aws(env: Mapping[str, str]) -> list[CredentialSource]:
                 else ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID")
             )
             raise ReachError(
-                f"{present} is set in the environment, {missing} is not",
-                hint=f"Set {missing}, or neither.",
+                f"{present} is set in the environment, but {missing} is not set",
+                hint=f"Set {missing}, or unset both variables.",
             )
         return [
             CredentialSource(
@@ -131,7 +133,7 @@ def _aws(env: Mapping[str, str]) -> list[CredentialSource]:
         if name in profile:
             raise ReachError(
                 f"the profile {profile['']!r} uses {name}, which flare does not support",
-                hint="Run `aws configure export-credentials --format env` and set the variables that it prints.",
+                hint="Set the variables that `aws configure export-credentials --format env` prints.",
             )
     if env.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") or env.get(
         "AWS_CONTAINER_CREDENTIALS_FULL_URI"
@@ -170,7 +172,7 @@ def _keys(key: str, secret: str, token: str | None) -> dict[str, str]:
 
 
 def _profile(env: Mapping[str, str]) -> dict[str, str]:
-    """Read a profile from the AWS config and credentials files; its name is the value of the empty key."""
+    """Read a profile from the AWS config and credentials files; the empty key contains the name of the profile."""
     home = env.get("HOME") or os.path.expanduser("~")
     name = env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default"
     files = (
@@ -189,11 +191,11 @@ def _profile(env: Mapping[str, str]) -> dict[str, str]:
         except OSError:
             continue
         except (configparser.Error, UnicodeDecodeError):
-            raise ReachError("not a valid file of AWS profiles", where=path) from None
+            raise ReachError("not a valid AWS profile file", where=path) from None
         found |= dict(parser[section]) if parser.has_section(section) else {}
     if not found and name != "default":
         raise ReachError(
-            f"AWS_PROFILE names {name!r}, which does not exist",
+            f"the profile {name!r} in AWS_PROFILE does not exist",
             hint="List the profiles with `aws configure list-profiles`.",
         )
     return {**found, "": name}
@@ -233,7 +235,7 @@ def _google(env: Mapping[str, str]) -> list[CredentialSource]:
             )
         ]
     if common:
-        # Without a service account, the library would ask the metadata service for a token.
+        # Without a service account, the library would request a token from the metadata service.
         return [
             CredentialSource(
                 "without credentials, for an emulator",
@@ -260,7 +262,7 @@ def _azure(env: Mapping[str, str]) -> list[CredentialSource]:
     ):
         raise ReachError(
             "AZURE_STORAGE_ACCOUNT_NAME is not set in the environment",
-            hint="Set it to the name of the storage account.",
+            hint="Set AZURE_STORAGE_ACCOUNT_NAME to the name of the storage account.",
         )
     if _is_on(env, "AZURE_SKIP_SIGNATURE"):
         return [_ANONYMOUS]

@@ -1,4 +1,4 @@
-"""Classify and convert errors of object stores. Their own texts are never shown: they may contain secrets."""
+"""Classify and convert object store errors. Original messages are never shown, because they may contain secrets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
-# Parts of the text that quote the request; a key may be `status 403`.
+# Quotes of the request in an error message, removed because a key such as `status 403` would match _STATUS.
 _REQUEST = re.compile(r'path: "(?:[^"\\]|\\.)*"|https?://[^\s,]+')
 _CREDENTIAL_CODES = {
     "ExpiredToken",
@@ -50,18 +50,18 @@ _REGION_CODES = (
     "PermanentRedirect",
     "IllegalLocationConstraintException",
 )
-_NEW_CREDENTIALS = "Get new credentials, then run the same command again."
+_NEW_CREDENTIALS = "Renew the credentials, then run the same command again."
 _HINTS = {
     "ExpiredToken": _NEW_CREDENTIALS,
     "TokenRefreshRequired": _NEW_CREDENTIALS,
-    "RequestTimeTooSkewed": "Set this machine's clock.",
-    "RequestExpired": "Set this machine's clock.",
-    "InvalidObjectState": "The object is archived: restore it first.",
+    "RequestTimeTooSkewed": "Correct the clock of this machine.",
+    "RequestExpired": "Correct the clock of this machine.",
+    "InvalidObjectState": "Restore the archived object first.",
 }
 _ACCESS_HINT = "Check the credentials and their permissions; some stores also deny access to objects that do not exist."
-ANONYMOUS_HINT = "Data from the network reads other buckets without credentials; save it to a local file if you trust it."
+ANONYMOUS_HINT = "Links from network data to other buckets are read without credentials; if you trust the data, save it locally."
 _NO_CONNECTION = ("ConnectionRefused", "dns error", "failed to lookup", "kind: Connect")
-_CAUSES = (  # part of the text of an error without a response -> message
+_CAUSES = (  # substring of a library error without a response -> message
     ("ConnectionRefused", "connection refused"),
     ("dns error", "cannot resolve the host name"),
     ("failed to lookup", "cannot resolve the host name"),
@@ -87,7 +87,10 @@ _CAUSES = (  # part of the text of an error without a response -> message
 
 
 def _parsed(error: Exception) -> tuple[int, str, str]:
-    """Return the status, the error code, and the text without the request; 0 and empty if there was no response."""
+    """Return the status, the error code, and the message without its quotes of the request.
+
+    return  status 0 and an empty code if there was no response
+    """
     message, separator, detail = str(error).partition("\n\nDebug source:")
     text = _REQUEST.sub("", message.rpartition("Error performing ")[2] + separator + detail)
     status, code = _STATUS.search(text), _CODE.search(text)
@@ -95,7 +98,7 @@ def _parsed(error: Exception) -> tuple[int, str, str]:
 
 
 def is_denied(error: Exception) -> bool:
-    """Return whether access was denied: other credentials may help."""
+    """Return whether access was denied, so that other credentials may help."""
     status, code, _ = _parsed(error)
     name = type(error).__name__
     return name in ("PermissionDeniedError", "UnauthenticatedError") or is_access_error(
@@ -110,7 +113,7 @@ def is_past_end(error: Exception) -> bool:
 
 
 def is_unreachable(error: Exception) -> bool:
-    """Return whether no connection could be opened."""
+    """Return whether the connection to the store failed."""
     status, _, text = _parsed(error)
     return not status and any(part in text for part in _NO_CONNECTION)
 
@@ -121,13 +124,13 @@ def has_response(error: Exception) -> bool:
 
 
 def is_overload(error: Exception) -> bool:
-    """Return whether the store asks for fewer requests."""
+    """Return whether the store is overloaded and needs a lower request rate."""
     status, code, _ = _parsed(error)
     return status in (429, 503) or code in ("SlowDown", "Throttling", "ThrottlingException")
 
 
 def is_conflict(error: Exception) -> bool:
-    """Return whether the condition of a write failed: another process has written the object."""
+    """Return whether the condition of a write failed because another process has written the object."""
     status, _, _ = _parsed(error)
     name = type(error).__name__
     return name in ("AlreadyExistsError", "PreconditionError") or status in (409, 412)
@@ -141,10 +144,10 @@ def is_unsupported(error: Exception) -> bool:
 
 
 def converted(error: Exception, where: str, tried: str, endpoint: str) -> FlareError:
-    """Convert an error of the library.
+    """Convert an exception of the library to a FlareError.
 
     tried     names of the credential sources that were tried
-    endpoint  empty for the default endpoint
+    endpoint  URL of the service; empty for the default endpoint
     """
     if isinstance(error, FlareError):
         return error
@@ -162,7 +165,7 @@ def converted(error: Exception, where: str, tried: str, endpoint: str) -> FlareE
         return MissingError("no such bucket" if is_bucket else "not found", where=where)
     if name == "InvalidPathError" or "Could not parse path" in text:
         return FormatError(
-            "contains a key with an empty component, `.`, `..` or a control character, which cannot be read",
+            "cannot read a key with an empty component, `.`, `..` or a control character",
             where=where,
         )
     if "without LOCATION" in text or code in _REGION_CODES:
@@ -171,7 +174,8 @@ def converted(error: Exception, where: str, tried: str, endpoint: str) -> FlareE
             where=where,
             hint="Set AWS_REGION to the bucket's region.",
         )
-    if status == 400 and not code:  # some stores send it for HEAD requests with unknown credentials
+    # Some stores respond with status 400 to a HEAD request with unknown credentials.
+    if status == 400 and not code:
         message = f"{_phrase(status, code)}, tried {tried}{at}"
         return ReachError(message, where=where, hint=_ACCESS_HINT)
     if status:
@@ -181,9 +185,9 @@ def converted(error: Exception, where: str, tried: str, endpoint: str) -> FlareE
 
 
 def access_denied(status: int, code: str, where: str, tried: str) -> FlareError:
-    """Return the error for denied access; a CredentialsError if all other requests would fail, too.
+    """Return the error for denied access, which is a CredentialsError if all other requests would fail, too.
 
-    code   error code of the store, or empty
+    code   error code from the store, or empty
     tried  names of the credential sources that were tried, and the endpoint
     """
     error_class = CredentialsError if code in _CREDENTIAL_CODES else ReachError

@@ -1,9 +1,9 @@
 """Use obstore, the library for S3, GCS and Azure, in a forked process.
 
-The tokio runtime of obstore does not survive a fork: in a child, each call would wait forever. Therefore a child whose
-parent has used the library loads a copy of it, from a temporary file, with a runtime of its own. Upstream documents that
-obstore is not fork-safe (developmentseed/obstore, pull request 441; tokio-rs/tokio, issue 4301). This is the only file
-that uses private names of obstore: a copy can only be loaded from its compiled module.
+The tokio runtime of obstore does not survive a fork, so that each call in a child would block forever. Therefore, a
+child whose parent has used the library loads a copy of it from a temporary file; the copy has its own runtime.
+Upstream documents that obstore is not fork-safe (developmentseed/obstore, pull request 441; tokio-rs/tokio, issue
+4301). Only this file uses private names of obstore, because a copy must be loaded from the compiled module.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from flarecli.errors import MissingLibraryError, ReachError
 __all__ = ["client_classes", "compiled", "inherited", "opening", "pid"]
 
 _lock = threading.Lock()
-opening = threading.Lock()  # held while a client is opened
-# The last copy is in use; the others belong to parent processes and are never finalized.
+opening = threading.Lock()  # locked while a client is opened
+# The last copy is in use. Earlier copies belong to parent processes and are never finalized.
 _loaded: list[ModuleType] = []
 _pid = 0
-inherited: list[Any] = []  # clients of the parent
+inherited: list[Any] = []  # references that keep the parent's clients open
 
 
 def pid() -> int:
-    """Return the id of the process that loaded the copy in use."""
+    """Return the id of the process that loaded the current copy of the library."""
     return _pid
 
 
 def compiled() -> Any:
-    """Return the compiled module of the library. Raises MissingLibraryError if it is not installed."""
+    """Return the compiled module of obstore for this process. Raises MissingLibraryError if it is not installed."""
     global _pid
     if _pid == os.getpid():
         return _loaded[-1]
@@ -48,7 +48,7 @@ def compiled() -> Any:
 
 
 def client_classes(library: Any) -> dict[str, Any]:
-    """Return the client classes of a copy of the library, by scheme."""
+    """Return scheme -> client class for a copy of the library."""
     classes = library._store
     return {"s3": classes.S3Store, "gs": classes.GCSStore, "az": classes.AzureStore}
 
@@ -63,23 +63,23 @@ def _imported() -> ModuleType:
 
 
 def _copied(module: ModuleType) -> ModuleType:
-    """Load a copy of the compiled module. Raises ReachError if that is not possible."""
+    """Load a copy of the compiled module. Raises ReachError if the copy cannot be loaded."""
     try:
         return _loaded_copy(module)
     except (OSError, ImportError) as error:  # the disk is full, or the folder is mounted noexec
         if isinstance(error, OSError) and error.errno:
             reason = os.strerror(error.errno).lower()
         else:
-            reason = "programs cannot be run from this folder"
+            reason = "the folder does not allow executable files"
         raise ReachError(
             f"obstore cannot be loaded again after a fork: {reason}",
             where=tempfile.gettempdir(),
-            hint="Set TMPDIR to a folder from which programs can be run, or start processes by spawn.",
+            hint="Set TMPDIR to a folder that allows executable files, or start processes with spawn.",
         ) from None
 
 
 def _loaded_copy(module: ModuleType) -> ModuleType:
-    """Load the file of the library under another name, so that the linker treats it as another library."""
+    """Load the library from a copied file, so that the dynamic linker treats the copy as a different library."""
     source = str(module.__file__)
     with tempfile.NamedTemporaryFile(prefix="flare-obstore-", suffix=".so") as file:
         with open(source, "rb") as original:
@@ -90,7 +90,7 @@ def _loaded_copy(module: ModuleType) -> ModuleType:
         if spec is None:
             raise MissingLibraryError(
                 "the library obstore cannot be loaded again after a fork",
-                hint="Start processes by spawn.",
+                hint="Start processes with spawn.",
             )
         copy = importlib.util.module_from_spec(spec)
         loader.exec_module(copy)

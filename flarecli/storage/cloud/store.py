@@ -1,8 +1,9 @@
-"""Objects in S3, GCS and Azure, through obstore's blocking calls; and conditional writes of small objects.
+"""Store for S3, GCS and Azure, through obstore's blocking calls, with conditional writes for small objects.
 
-The first response pins the version of an object by its ETag. Later requests are conditional on it, so that versions are
-never mixed. If an object changes before any of its data was returned, it is read again; otherwise that is an error. A
-response that is shorter than requested is an error. Denied credentials end the run at once.
+The first response pins the version of an object by its ETag. Later requests are conditional on the ETag, so that
+reads never mix two versions. If an object changes before any of its data was returned, it is read again; after that,
+a change is an error. A response that is shorter than requested is an error. Invalid credentials end the run
+immediately.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ from flarecli.storage.versions import ObjectPin, Pins
 __all__ = ["ObjectStore", "Snapshot", "snapshot", "swap"]
 
 T = TypeVar("T")
-# Up to this number, ranges are requested one by one, each conditional on the version.
+# Maximum number of ranges that are requested one by one, each conditional on the version.
 _MAX_SINGLE_RANGES = 8
-_RANGES_PER_CALL = 256  # more ranges are requested by calls of the library for many ranges
-_READ_BYTES = 4 << 20  # bytes per request when an object is read from start to end
+_RANGES_PER_CALL = 256  # maximum number of ranges per call of `get_ranges`
+_READ_BYTES = 4 << 20  # bytes per request if `blocks` reads an object from start to end
 _PAGE_OBJECTS = 1000  # objects per page of a listing
-AHEAD = 4  # pieces in flight, of an upload and of `blocks`
+AHEAD = 4  # maximum number of pieces in flight, in an upload and in `blocks`
 _ABORT_S = 2.0  # time limit for aborting an upload
 
 
 def _options(pin: ObjectPin | None, start: int, stop: int | None) -> dict[str, Any]:
-    """Return the options of a request: version and range."""
+    """Return the request options for a version and a range."""
     options: dict[str, Any] = {"if_match": pin.token} if pin and pin.token else {}
     if stop is not None:
         options["range"] = (start, stop)
@@ -63,9 +64,9 @@ def _options(pin: ObjectPin | None, start: int, stop: int | None) -> dict[str, A
 
 
 def parse_address(address: str) -> tuple[str, str, str]:
-    """Parse `SCHEME://BUCKET/KEY`; the key is not decoded, and slashes at its end are dropped.
+    """Parse `SCHEME://BUCKET/KEY` without decoding the key; leading and trailing slashes of the key are removed.
 
-    raises  UsageError for an address without a bucket, or with user info, which belongs in the environment
+    raises  UsageError for an address without a bucket, or with user info, which must be set in the environment
     """
     scheme, _, rest = address.partition("://")
     bucket, _, key = rest.partition("/")
@@ -79,26 +80,26 @@ def parse_address(address: str) -> tuple[str, str, str]:
         raise UsageError(
             "the address has no bucket",
             where=redact(address),
-            hint=f"Write it like {scheme}://bucket/folder.",
+            hint=f"Example: {scheme}://bucket/folder.",
         )
     return scheme.lower(), bucket, key.strip("/")
 
 
 class NoConditionalWrites(UsageError):
-    """The store does not support conditional writes."""
+    """The error for a store without conditional writes."""
 
 
 class AbortedError(Exception):
-    """Raised in an upload if the iterator of its parts raises, so that the upload does not complete."""
+    """The exception that ends an upload if the iterator of its parts raises an exception."""
 
 
 UploadQueue: TypeAlias = "Queue[bytes | AbortedError | None]"
 
 
 class ObjectStore(Store):
-    """The objects of one bucket; the path of a Location is the key.
+    """A store for the objects of one bucket; the path of a Location is the key.
 
-    Picklable, and usable after a fork: each process opens its own clients.
+    Picklable, and usable after a fork because each process opens its own clients.
     """
 
     def __init__(self, scheme: str, bucket: str, guard: Guard) -> None:
@@ -106,7 +107,7 @@ class ObjectStore(Store):
         self._pins = Pins(self.show)
         self._clients = Clients(self.home, guard.limits, guard.anonymous)
         self._known_outage: Outage | None = None
-        self._creates = True  # False once the store has refused a conditional write
+        self._creates = True  # False after the store has rejected a conditional write
 
     def __reduce__(self) -> tuple[object, ...]:
         return ObjectStore, (self.scheme, self.bucket, self.guard)
@@ -123,7 +124,7 @@ class ObjectStore(Store):
 
     @classmethod
     def locate(cls, address: str, guard: Guard) -> Location:
-        """Return the Location of an address that the user typed. Raises UsageError if it is invalid."""
+        """Return the Location for an address that the user typed. Raises UsageError for an invalid address."""
         scheme, bucket, key = parse_address(address)
         return Location(cls(scheme, bucket, guard), key)
 
@@ -134,7 +135,7 @@ class ObjectStore(Store):
 
     @property
     def origin(self) -> str:
-        """The endpoint or account; empty for the default."""
+        """The endpoint or account of the service; empty for the default service."""
         config = self._clients.source(0).config
         account = ""
         if self.scheme == "az":
@@ -156,19 +157,19 @@ class ObjectStore(Store):
         return self.home + path
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve an address that data names; see `base.resolve`."""
+        """Resolve an address found in data; see `base.resolve`."""
         return resolve(self, self.home, path, url, self.guard)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of the client in use: region, endpoint, and credentials that flare has read."""
+        """The settings of the current client: region, endpoint, and the credentials that flare has read."""
         self._clients.current()
         return self._clients.tried[-1].config
 
     def _call(self, path: str, call: Callable[[Any, Any], T], once: bool = False) -> T:
-        """Call the library with a client; convert its errors.
+        """Call the library with a client, and convert its errors.
 
-        once  the call consumes an iterator and cannot be repeated; the library retries by itself
+        once  whether the call consumes an iterator and cannot be repeated; only the library itself retries it
         """
         began = time.monotonic()
         while True:
@@ -188,7 +189,7 @@ class ObjectStore(Store):
     ) -> None:
         """Return if the call should be repeated, with other credentials or after a wait; otherwise raise the error.
 
-        began  when the call was made first, by the monotonic clock; None: it is not repeated during an outage
+        began  monotonic time of the first call; None for a call that must not be repeated during an outage
         """
         if isinstance(error, Exception):
             is_overload = errors.is_overload(error)
@@ -200,12 +201,12 @@ class ObjectStore(Store):
             if errors.is_denied(error) and self._clients.use_next_source(client):
                 return
             raise self._converted(error, path) from None
-        if type(error).__name__ != "PanicException":  # a Rust panic is not an Exception
+        if type(error).__name__ != "PanicException":  # raised for a Rust panic; not an Exception
             raise error
         raise errors.converted(RuntimeError("panic"), self.show(path), "", "") from None
 
     def _converted(self, error: Exception, path: str) -> FlareError:
-        """Convert an error of the library."""
+        """Convert an exception of the library to a FlareError."""
         tried = self._clients.tried
         endpoints = [
             redact(str(one.config["endpoint"])) for one in tried if "endpoint" in one.config
@@ -219,7 +220,7 @@ class ObjectStore(Store):
     # -- reading
 
     def _check(self, path: str, etag: str | None, size: int, pin: ObjectPin | None) -> ObjectPin:
-        """Return the pin, or the version of the response if there is none. Raises IntegrityError if they differ."""
+        """Return the pin, or the response's version if `pin` is None. Raises IntegrityError if the two differ."""
         token = etag if etag and not etag.startswith("W/") else ""
         return self._pins.check(path, pin, ObjectPin(token, size))
 
@@ -228,7 +229,7 @@ class ObjectStore(Store):
             raise FormatError("is a bucket; expected an object", where=self.show(path))
 
     def _head(self, path: str, pin: ObjectPin | None = None) -> ObjectPin:
-        """Request the version of an object. Raises IntegrityError if it differs from the pin."""
+        """Request the version of an object. Raises IntegrityError if the version differs from the pin."""
         self._check_key(path)
         meta = self._call(path, lambda library, client: library.head(client, path))
         return self._check(path, meta["e_tag"], meta["size"], pin)
@@ -236,9 +237,9 @@ class ObjectStore(Store):
     def _get(
         self, path: str, pin: ObjectPin | None, span: tuple[int, int | None]
     ) -> tuple[memoryview, ObjectPin]:
-        """Read one range of the pinned version by one request; return the library's buffer and the pin.
+        """Read a range of the pinned version with one request; return the library's buffer and the pin.
 
-        Small objects are bound by the interpreter lock, so this function does as little as possible.
+        The interpreter lock limits the rate of small objects, so this function does as little as possible.
         """
         self._check_key(path)
         start, stop = span
@@ -268,7 +269,7 @@ class ObjectStore(Store):
     def _empty_range(
         self, path: str, pin: ObjectPin | None, start: int, stop: int | None
     ) -> tuple[memoryview, ObjectPin]:
-        """Return the empty range at the end of an object. Raises FormatError for a range beyond it."""
+        """Return the empty range at the end of an object. Raises FormatError for a range after the end."""
         pin = pin or self._head(path)
         if start == pin.size and stop is None:
             return memoryview(b""), pin
@@ -287,7 +288,7 @@ class ObjectStore(Store):
         return b"" if start == stop else b"".join(self.views(path, start, stop))
 
     def views(self, path: str, start: int, stop: int | None) -> list[memoryview]:
-        """Read a range; return the buffers of the library in order, without copying."""
+        """Read a range and return the library's buffers in order, without a copy."""
         pieces = [] if stop is None else split(start, stop)
         if len(pieces) > 1:
             return self._pins.read(path, lambda pin: self._get_many(path, pieces, pin))
@@ -299,7 +300,7 @@ class ObjectStore(Store):
         ]
 
     def read_each(self, paths: Sequence[str]) -> Iterator[memoryview]:
-        """Read whole objects in their order, without copying."""
+        """Yield the content of each object in order, without a copy."""
         limits, whole = self.guard.limits, (0, None)
         return ordered_map(
             lambda path: self._pins.read(path, lambda pin: self._get(path, pin, whole)),
@@ -322,7 +323,7 @@ class ObjectStore(Store):
         largest = max(stop - start for start, stop in pieces)
         if len(pieces) <= _MAX_SINGLE_RANGES or largest > REQUEST_BYTES >> 3:
             done = list[memoryview]()
-            if pin is None:  # the first responses, all of one version, pin it for the others
+            if pin is None:  # the first responses must have the same version, which becomes the pin
                 first = [*ordered_map(partial(self._get, path, None), pieces[:AHEAD], workers=jobs)]
                 pin = first[0][1]
                 for data, seen in first:
@@ -332,12 +333,12 @@ class ObjectStore(Store):
             return done + [data for data, _ in rest], pin
         pin = pin or run_interruptibly(partial(self._head, path))
         groups = [pieces[i : i + _RANGES_PER_CALL] for i in range(0, len(pieces), _RANGES_PER_CALL)]
-        # The library runs up to 10 requests at a time for each group.
+        # `get_ranges` runs up to 10 requests at a time for each group.
         results = ordered_map(
             partial(self._get_group, path, pin), groups, workers=max(1, jobs // 10)
         )
         views = [view for group in results for view in group]
-        # Calls for many ranges are not conditional, so the version is checked after them.
+        # `get_ranges` is not conditional, so the version is checked after the calls.
         run_interruptibly(partial(self._head, path, pin))
         return views, pin
 
@@ -361,7 +362,7 @@ class ObjectStore(Store):
         return views
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
-        """Read bytes 0..size in order, with read-ahead."""
+        """Yield bytes 0..size in order, with read-ahead."""
         if size <= _READ_BYTES:
             yield self.read(path, 0, size)
             return
@@ -384,16 +385,16 @@ class ObjectStore(Store):
             key = meta["path"]
             if not key.startswith(top):
                 raise FormatError(
-                    "the listing of its folder contains an object outside it", where=self.show(path)
+                    "the listing of the folder contains an object outside the folder",
+                    where=self.show(path),
                 )
             entry = Entry(key[len(top) :], meta["size"])
-            if entry.name == first:  # the server ignores the position of the last page
-                raise FormatError("the listing of its folder repeats", where=self.show(key))
+            if entry.name == first:  # the server ignores the page token and repeats the first page
+                raise FormatError("the listing contains this object twice", where=self.show(key))
             if last is None:
                 first = entry.name
-            elif last.size or not entry.name.startswith(
-                f"{last.name}/"
-            ):  # not the marker of a folder
+            # An empty object with the name of a folder is only the marker of the folder.
+            elif last.size or not entry.name.startswith(f"{last.name}/"):
                 yield last
             last = entry
         if last is None:
@@ -401,7 +402,7 @@ class ObjectStore(Store):
         yield last
 
     def _pages(self, path: str) -> Iterator[Any]:
-        """Yield the metadata of each object, in bytewise order of the keys."""
+        """Yield the metadata of each object below a path, in bytewise order of the keys."""
 
         def first(library: Any, client: Any) -> tuple[Any, Any]:
             stream = library.list(client, path or None, chunk_size=_PAGE_OBJECTS)
@@ -430,11 +431,11 @@ class ObjectStore(Store):
                 partial(self._put_pieces, path, replace),
             )
         finally:
-            self._pins.drop(path)  # the object may exist although the response was lost
+            self._pins.drop(path)  # also after an error, as only the response may have been lost
         return Written(sums.size, sums.hex())
 
     def _put_whole(self, path: str, replace: bool, data: bytes) -> None:
-        """Write an object by one request; unless `replace`, only if it does not exist."""
+        """Write an object with one request. Raises UsageError if it exists, unless `replace` is set."""
 
         def put(library: Any, client: Any) -> None:
             if replace or not self._creates:
@@ -454,8 +455,8 @@ class ObjectStore(Store):
         self._call(path, put)
 
     def _put_pieces(self, path: str, replace: bool, pieces: Iterator[bytes]) -> None:
-        """Write a large object by a multipart upload, which an error aborts."""
-        if not replace:  # not atomic: the library has no conditional multipart uploads
+        """Write a large object with a multipart upload, which is aborted after an error."""
+        if not replace:  # not atomic, because the library has no conditional multipart uploads
             self._refuse_existing(path)
         self._call(
             path,
@@ -478,7 +479,7 @@ class ObjectStore(Store):
         raise UsageError("already exists", where=self.show(path))
 
     def read_current(self, path: str) -> tuple[bytes, dict[str, str]]:
-        """Read a small object, without a pin, and its version, for `put_if`."""
+        """Read a small object without a pin; return its bytes, and its version for `put_if`."""
 
         def get(library: Any, client: Any) -> tuple[bytes, dict[str, str]]:
             result = library.get(client, path)
@@ -487,9 +488,10 @@ class ObjectStore(Store):
         return run_interruptibly(lambda: self._call(path, get))
 
     def put_if(self, path: str, data: bytes, version: dict[str, str] | None) -> dict[str, str]:
-        """Write a small object if its version is `version` (None: it does not exist); return the new version.
+        """Write a small object if its current version is `version`; return the new version.
 
-        raises  BusyError if the version differs; NoConditionalWrites if the store does not support them
+        version  expected version, or None if the object must not exist
+        raises   BusyError if the version differs; NoConditionalWrites if the store has no conditional writes
         """
 
         def put(library: Any, client: Any) -> dict[str, str]:
@@ -501,12 +503,12 @@ class ObjectStore(Store):
                 if errors.is_conflict(error) or is_deleted:
                     raise _another_writer(self.show(path)) from None
                 if errors.is_unsupported(error):
-                    raise NoConditionalWrites("conditional writes are not supported") from None
+                    raise NoConditionalWrites("the store has no conditional writes") from None
                 raise
             return _version_of(result)
 
         if version == {}:
-            raise NoConditionalWrites("objects have no versions", where=self.show(path))
+            raise NoConditionalWrites("the store has no versions", where=self.show(path))
         return run_interruptibly(lambda: self._call(path, put))
 
     def delete(self, path: str) -> None:
@@ -528,11 +530,12 @@ def upload(
 ) -> None:
     """Write all parts and compute their checksums in the same pass.
 
-    This thread iterates over the parts; one of the two functions is called once, on another thread, so that an
-    interrupt aborts it.
+    This thread iterates over the parts. One of the two functions is called once, on another thread, so that an
+    interrupt can abort it.
 
-    put_whole   writes at most REQUEST_BYTES bytes by one request
-    put_pieces  writes pieces of REQUEST_BYTES bytes, the last one shorter; writes nothing if the iterator raises
+    put_whole   function that writes at most REQUEST_BYTES bytes with one request
+    put_pieces  function that writes an iterator of pieces of REQUEST_BYTES bytes (the last piece may be shorter); if
+                the iterator raises an exception, it must not write an object
     """
     pieces = _pieces(parts, sums)
     first, second = next(pieces, b""), next(pieces, None)
@@ -548,7 +551,7 @@ def upload(
         result_interruptibly(task)
     except BaseException:
         _abort(queue)
-        wait([task], _ABORT_S)  # the upload deletes the pieces that it has written
+        wait([task], _ABORT_S)  # until the upload has deleted the pieces that it wrote
         raise
 
 
@@ -570,7 +573,7 @@ def _pieces(parts: Iterable[Part], sums: Sums) -> Iterator[bytes]:
 
 
 def _put(queue: UploadQueue, piece: bytes | None, upload: Future[None]) -> bool:
-    """Put a piece on the queue of the upload; return False if the upload has ended."""
+    """Put a piece in the queue of the upload; return False if the upload has ended."""
     while not upload.done():
         with contextlib.suppress(Full):
             queue.put(piece, timeout=0.2)
@@ -579,13 +582,13 @@ def _put(queue: UploadQueue, piece: bytes | None, upload: Future[None]) -> bool:
 
 
 def _abort(queue: UploadQueue) -> None:
-    """Make the upload raise when it takes the next piece."""
+    """Make the upload raise AbortedError when it reads the next piece."""
     while True:
         try:
             queue.put_nowait(AbortedError())
             return
         except Full:
-            with contextlib.suppress(Empty):  # the upload has just taken a piece
+            with contextlib.suppress(Empty):  # the upload has just removed a piece
                 queue.get_nowait()
 
 
@@ -601,31 +604,31 @@ def _version_of(meta: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _another_writer(where: object) -> BusyError:
-    return BusyError("another process has written there", where=where)
+    return BusyError("another process has changed this file", where=where)
 
 
 class Snapshot(NamedTuple):
-    """A small object as it was read: its bytes and its version; an empty version if the store has none."""
+    """The bytes and the version of a small object; the version is empty if the store has no versions."""
 
     data: bytes
     version: Mapping[str, str] = {}
 
 
 def snapshot(at: Location) -> Snapshot | None:
-    """Read a small object as it is now, without a pin; None if it does not exist."""
+    """Read the current version of a small object, without a pin; return None if the object does not exist."""
     try:
         if isinstance(at.store, ObjectStore):
             return Snapshot(*at.store.read_current(at.path))
-        return Snapshot(replace(at, store=copy.copy(at.store)).read())  # a copy has no pins
+        return Snapshot(replace(at, store=copy.copy(at.store)).read())  # a copied store has no pins
     except MissingError:
         return None
 
 
 def swap(at: Location, data: bytes, old: Snapshot | None) -> Snapshot:
-    """Replace a small object, or create it (`old` None). Raises BusyError if it is not `old` any more.
+    """Replace a small object, or create it if `old` is None. Raises BusyError if the object differs from `old`.
 
-    Object stores check that (`If-Match`, `If-None-Match`). In a store without conditional writes, the object is read
-    before and after: two processes may both succeed, until they read it the next time.
+    Object stores check the condition themselves (`If-Match`, `If-None-Match`). In a store without conditional writes,
+    the object is read before and after the write, which cannot always detect a second process that writes it.
     """
     if isinstance(at.store, ObjectStore):
         with contextlib.suppress(NoConditionalWrites):

@@ -1,1 +1,1 @@
-"""Files on the web: one libcurl engine, its scheduler, and the checks of addresses and responses."""
+"""HTTP client: the libcurl engine, its request scheduler, and checks of addresses and responses."""

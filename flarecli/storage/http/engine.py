@@ -1,13 +1,15 @@
-"""The fetch engine: many transfers on one background thread, by libcurl's multi interface.
+"""Fetch engine: runs many transfers on one background thread with libcurl's multi interface.
 
-Requests wait per host (see `scheduler`). The engine follows redirects itself and checks each hop against the guard.
+Each host has its own queue of requests (see `scheduler`). The engine follows redirects itself and checks each hop
+against the guard.
 
-Connections are pooled per permit, and pools share nothing: otherwise a transfer could reuse a connection to a private
-address that it would not have been allowed to open.
+Each permit has its own connection pool. With a common pool, a transfer could reuse a connection to a private address
+that its own permit forbids.
 
-Stores share one engine per process (`shared`). A thread other than the main one makes a first attempt by itself
-(`transfer_here`), because waking two threads costs more than fetching a small object; redirects, retries and overloaded
-hosts are left to the engine. The main thread never does so, because an interrupt could not end the transfer.
+All stores of a process share one engine (`shared`). Threads other than the main thread make the first attempt of a
+request themselves (`transfer_here`), because waking two threads costs more than fetching a small object. Redirects,
+retries and requests to overloaded hosts always run in the engine. Requests by the main thread run there, too, because
+an interrupt cannot end a transfer in the calling thread.
 """
 
 from __future__ import annotations
@@ -43,12 +45,12 @@ __all__ = ["BatchRequest", "Engine", "Fault", "Page", "Request", "shared", "tran
 SocketAction: TypeAlias = Callable[[int, int], object]
 
 MAX_REDIRECTS = 5
-MIN_SPEED = 1000  # bytes per second: a transfer that is slower for `timeout_s` fails
+MIN_SPEED = 1000  # bytes per second; a transfer fails if it is slower for `timeout_s`
 _TICK_S = 0.2  # interval between two checks of deadlines and speeds
-_FEW_SHARE, _GATHER_S = 8, 0.0001  # if fewer than 1 / _FEW_SHARE are ready, wait for more
-# Per call of a transfer in the caller's thread: large, for fewer waits for the interpreter lock.
+_FEW_SHARE, _GATHER_S = 8, 0.0001  # if fewer than 1 / _FEW_SHARE of the sockets are ready, sleep
+# Buffer size of a transfer in the caller's thread; a large buffer causes fewer waits for the interpreter lock.
 _BUFFER_BYTES = 512 << 10
-_MAX_IDLE = 64  # idle handles of an engine for each permit, each with its connections
+_MAX_IDLE = 64  # maximum number of idle handles, each with its connections, per engine and permit
 _EVENTS = {
     pycurl.POLL_IN: select.POLLIN,
     pycurl.POLL_OUT: select.POLLOUT,
@@ -59,22 +61,22 @@ _FAILED = select.POLLERR | select.POLLNVAL
 
 
 class Sockets:
-    """The sockets that the engine's thread waits for: those of all pools, and `wakeup`, which ends a wait.
+    """The sockets that the engine's thread waits for: the sockets of all pools, and `wakeup`, which ends a wait.
 
-    libcurl releases a connection's socket between two transfers and takes it again. `poll` makes that free of system
-    calls.
+    libcurl removes a connection's socket after each transfer, and adds it again for the next transfer. With `poll`,
+    neither step needs a system call.
     """
 
     def __init__(self, wakeup: int) -> None:
         self._poll = select.poll()
         self._poll.register(wakeup, select.POLLIN)
         self._wakeup = wakeup
-        self._watched: dict[int, int] = {}  # socket -> index of its action, plus the events
+        self._watched: dict[int, int] = {}  # socket -> index of its action + events
         self._actions: list[SocketAction] = []
-        self._released = set[int]()  # most of them are taken again before the next wait
+        self._released = set[int]()  # libcurl adds most of these sockets again before the next wait
 
     def watcher(self, action: SocketAction) -> Callable[[int, int, Any, Any], None]:
-        """Return the socket callback for a multi handle; `action` is called when one of its sockets is ready."""
+        """Return the socket callback for a multi handle; `wait` calls `action` if a socket of the handle is ready."""
         watched, released, number = self._watched, self._released, len(self._actions)
         self._actions += [action] * (pycurl.POLL_REMOVE + 1)
 
@@ -92,8 +94,8 @@ class Sockets:
     def wait(self, seconds: float | None, active: int) -> bool:
         """Wait until a socket is ready and call its action; return True if `wakeup` was signalled.
 
-        active  transfers in flight. If few of many are ready, more will be in a moment: a wake-up for each of them
-                costs more than the wait
+        active  number of transfers in flight; if only a few sockets are ready, wait a moment for more of them,
+                because a wake-up per socket costs more than the wait
         """
         is_woken = False
         for fd in self._released:
@@ -114,7 +116,7 @@ class Sockets:
 
 
 def _selected(events: int) -> int:
-    """Convert events of `poll` to libcurl's."""
+    """Convert the events of `poll` to libcurl's event flags."""
     return (
         (pycurl.CSELECT_IN if events & _READABLE else 0)
         | (pycurl.CSELECT_OUT if events & _WRITABLE else 0)
@@ -122,18 +124,18 @@ def _selected(events: int) -> int:
     )
 
 
-_SELECTED = {events: _selected(events) for events in _EVENTS.values()}  # nearly all that occur
+_SELECTED = {events: _selected(events) for events in _EVENTS.values()}  # the most frequent events
 
 
 class Pool:
-    """A multi handle with its connections and idle handles, for one permit. `active` is the number of its transfers."""
+    """A multi handle for one permit, with its connections and idle handles. `active` is its number of transfers."""
 
     def __init__(self, sockets: Sockets) -> None:
         self.free: list[Handle] = []
         self.handles: dict[pycurl.Curl, Handle] = {}
         self.active = 0
         multi = self.multi = pycurl.CurlMulti()
-        # Cached: attribute access on libcurl objects is slow.
+        # Cached, because attribute access on libcurl objects is slow.
         self.add, self.remove, self.results = (
             multi.add_handle,
             multi.remove_handle,
@@ -145,13 +147,13 @@ class Pool:
     def due(self) -> float | None:
         """Return the seconds until libcurl's next timer, or None.
 
-        It is read once per turn, because a timer callback would cost two calls per transfer.
+        The engine polls the timer once per turn, because a timer callback would cost two calls per transfer.
         """
         milliseconds = self._timeout() if self.active else -1
         return None if milliseconds < 0 else milliseconds / 1000
 
     def run_timer(self) -> bool:
-        """Run libcurl's timer if it is due; return whether it was."""
+        """Run libcurl's timer if it is due; return True if it ran."""
         if not self.active or self._timeout() != 0:
             return False
         self._act(pycurl.SOCKET_TIMEOUT, 0)
@@ -159,30 +161,30 @@ class Pool:
 
 
 class Window:
-    """Bound on the bytes of an engine that are in flight, or delivered and not yet released.
+    """Limit on the bytes of an engine that are in flight, or delivered and not yet released.
 
-    limit   bytes at a time, or None for no bound; the request with the lowest order (`head`) may exceed it
-    held    bytes now
-    paused  transfers that wait for free bytes
+    limit   maximum bytes, or None for no limit; the request with the lowest order (`head`) may exceed the limit
+    held    bytes that currently count towards the limit
+    paused  transfers that wait until bytes are released
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = sys.maxsize if limit is None else limit
         self.held = self.head = 0
-        self._mean = 0.0  # bytes of a recent object
+        self._mean = 0.0  # moving average of object sizes in bytes
         self.paused: list[Handle] = []
 
     def is_full(self, active: int) -> bool:
-        """Return whether one more transfer, beside `active` ones, would probably exceed the limit."""
+        """Return whether another transfer would probably exceed the limit, with `active` transfers in flight."""
         return self.held + self._mean * active >= self.limit
 
     def delivered(self, size: int) -> None:
-        """Count a complete object."""
+        """Add the size of a complete object."""
         self.held += size
         self._mean += (size - self._mean) / 16
 
     def take(self, handle: Handle, size: int) -> bool:
-        """Count `size` bytes of a transfer and return True, or record that it pauses and return False."""
+        """Add `size` bytes of a transfer and return True, or pause the transfer and return False."""
         request = handle.request
         if self.held + size > self.limit or request.sink is not None:
             if not self._fits(request, size):
@@ -199,7 +201,7 @@ class Window:
         return self.held + size <= self.limit or request.order <= self.head
 
     def resume(self, now: float) -> None:
-        """Resume paused transfers that fit now, and move their deadlines by the pause."""
+        """Resume the paused transfers that fit in the limit now, and extend their deadlines by the pause."""
         for handle in sorted(self.paused, key=lambda one: one.request.order):
             if not self._fits(handle.request, 1):
                 continue
@@ -207,16 +209,16 @@ class Window:
             handle.paused = False
             handle.request.deadline += now - handle.paused_at
             handle.checked_at, handle.checked_bytes = now, handle.got
-            with contextlib.suppress(
-                pycurl.error
-            ):  # its buffered bytes exceed a limit: the transfer fails
+            # Fails if the buffered bytes of the transfer exceed a limit; libcurl then ends the transfer with an
+            # error.
+            with contextlib.suppress(pycurl.error):
                 handle.easy.pause(pycurl.PAUSE_CONT)
 
 
 class Engine:
-    """Runs submitted requests, many at a time, and calls `deliver` of each once, on the engine's thread.
+    """A background thread that runs submitted requests in parallel, and calls each request's `deliver` once.
 
-    limits       limits of the transfers
+    limits       limits for the transfers
     ahead_bytes  limit of the `Window`
 
     without_length  number of objects whose responses had no length, so that truncation cannot be detected
@@ -229,11 +231,11 @@ class Engine:
         self._is_woken = self._is_closing = False
         self._crash: BaseException | None = None
         self._open: set[Request] = set()
-        self._batches = WeakSet[BatchRequest]()  # the callers own them
+        self._batches = WeakSet[BatchRequest]()  # weak references, because callers own the batches
         self.hosts = HostQueues()
         self._retries = RetryQueue(limits.retries, self.hosts)
         self._active: set[Handle] = set()
-        # Times of the last check of deadlines and speeds, and of the last start of requests.
+        # Times at which deadlines and speeds were last checked, and at which requests were last started.
         self._checked = self._now = 0.0
         self.idle = defaultdict[Permit, list[Handle]](list)  # handles of `transfer_here`
         self._waker, self._wakeup = socket.socketpair()
@@ -254,7 +256,7 @@ class Engine:
     # -- called by other threads
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests. They start in their order, as far as their hosts allow."""
+        """Queue requests, which start in their order as far as their hosts allow."""
         self._call(self._queue, list(requests))
 
     def submit_batch(self, batch: BatchRequest) -> None:
@@ -262,35 +264,38 @@ class Engine:
         self._call(self._queue_batch, batch)
 
     def release(self, size: int, head: int) -> None:
-        """Report that `size` delivered bytes were released, and which order is needed next."""
+        """Report that `size` delivered bytes were released.
+
+        head  order of the request whose data is needed next
+        """
         self._call(self._release, (size, head))
 
     def consumed(self, request: Request, size: int) -> None:
-        """Report that `size` bytes that a sink got were used."""
+        """Report that the caller used `size` bytes which the request's sink received."""
         self._call(self._consume, (request, size))
 
     def take_over(self, request: Request, fault: Fault) -> None:
-        """Continue a request whose first attempt failed in `transfer_here`: redirect, retry or deliver the fault."""
+        """Continue a request whose first attempt in `transfer_here` failed: redirect, retry or deliver the fault."""
         self._call(self._continue, (request, fault))
 
     def cancel(self, requests: Iterable[Request]) -> None:
-        """Drop requests; they are not delivered."""
+        """Drop requests without calling their `deliver`."""
         self._call(self._drop, list(requests))
 
     def close(self) -> None:
-        """End the thread and its connections, within a second; nothing more is delivered."""
+        """End the thread and its connections within a second, without delivering further requests."""
         if self.pid != os.getpid():
-            return  # a copy in a forked child: the connections are the parent's
+            return  # in a forked child, because the connections still belong to the parent
         self._is_closing = True
         self._wake()
-        self._thread.join(1)  # a name lookup may block it for longer; it is a daemon
+        self._thread.join(1)  # a name lookup may block the daemon thread for longer
         _engines.discard(self)
 
     def _call(self, method: Any, argument: Any) -> None:
         self._calls.append((method, argument))
-        # Checked after queueing, so that either this thread sees the crash or `_run` sees the call.
+        # Checked after queueing, so that either this thread detects the crash or `_run` handles the call.
         if self._crash is not None:
-            raise RuntimeError("the transfer thread has died") from self._crash
+            raise RuntimeError("the transfer thread has crashed") from self._crash
         self._wake()
 
     def _wake(self) -> None:
@@ -305,7 +310,7 @@ class Engine:
         try:
             while not self._is_closing:
                 self._turn()
-        except BaseException as error:  # fail all requests: their callers wait for them
+        except BaseException as error:  # fails all requests, because callers wait for them
             self._crash = error
             while self._calls:
                 method, argument = self._calls.popleft()
@@ -336,7 +341,7 @@ class Engine:
         self._wakeup.close()
 
     def _turn(self) -> None:
-        """Wait for an event; handle calls, finished transfers, deadlines, retries and new requests."""
+        """Wait for an event, then handle calls, finished transfers, deadlines, retries and new requests."""
         if self._sockets.wait(self._timeout(), len(self._active)):
             self._wakeup.recv(64)
             self._is_woken = False
@@ -358,7 +363,7 @@ class Engine:
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
-        # Hosts are compared with the time of the last start: one may have become due since.
+        # Uses the time of the last start, because a host may have become due after it.
         times = [self._retries.next_due(), self.hosts.next_due(self._now)]
         if self._active:
             times.append(self._checked + self._tick_s)
@@ -405,7 +410,7 @@ class Engine:
 
     def _start(self, now: float) -> None:
         active, window = self._active, self._window
-        # Paused transfers do not count: they could keep the head from starting.
+        # Paused transfers are not counted, because they could prevent the head from starting.
         while len(active) - len(window.paused) < self.limits.jobs:
             request = self.hosts.pick(now, window.head if window.is_full(len(active)) else None)
             if request is None:
@@ -428,7 +433,7 @@ class Engine:
             pool.handles[handle.easy] = handle
         try:
             handle.begin(request, now, fresh)
-        except (pycurl.error, ValueError):  # for example an address of many megabytes
+        except (pycurl.error, ValueError):  # for example, if the address has several megabytes
             del pool.handles[handle.easy]
             handle.easy.close()
             self._deliver(request, curl_fault(3))
@@ -439,7 +444,7 @@ class Engine:
         pool.add(handle.easy)
 
     def _stop(self, handle: Handle) -> None:
-        """End a transfer, and free its handle."""
+        """End a transfer and free its handle."""
         self._pools[handle.permit].remove(handle.easy)
         self._free(handle)
 
@@ -455,7 +460,7 @@ class Engine:
         pool.free.append(handle)
 
     def _collect(self, pool: Pool, now: float) -> bool:
-        """Handle the transfers of a pool that have ended; return whether there were any."""
+        """Handle all finished transfers of a pool; return whether there were any."""
         waiting, any_ended, handles = 1, False, pool.handles
         while waiting:
             waiting, complete, failed = pool.results()
@@ -479,7 +484,7 @@ class Engine:
             self._failed(request, fault, now)
 
     def _succeeded(self, pool: Pool, handle: Handle, request: Request, now: float) -> None:
-        """Deliver an object. The next request of the same host reuses the handle, if it may start now."""
+        """Deliver an object, and reuse the handle for the next request to the same host if it may start now."""
         window, active = self._window, len(self._active)
         pool.remove(handle.easy)
         window.held -= handle.got
@@ -511,9 +516,9 @@ class Engine:
             pool.add(handle.easy)
 
     def _failed(self, request: Request, fault: Fault, now: float) -> None:
-        """Handle a response that is not the object, or no response: redirect, retry or deliver the fault."""
+        """Handle an error response or a failed connection: redirect or retry the request, or deliver the fault."""
         response = request.response
-        # A proxy that refuses to connect responds, too.
+        # A response does not always mean that the host responded: a proxy may have refused to connect.
         if response is not None and response.status and fault.kind not in UNREACHABLE:
             self.hosts.responded(request.origin)
         if response is not None and response.status in REDIRECTS and response.get("location"):
@@ -554,11 +559,11 @@ class Engine:
         request.deliver(request)
 
     def _check(self, now: float) -> None:
-        """Stop transfers that exceed their deadline or are too slow."""
+        """Stop all transfers that exceed their deadline or are too slow."""
         for handle in [handle for handle in self._active if not handle.paused]:
             if now >= handle.request.deadline:
-                # After a retry, report the earlier fault. Delays between retries are random, so that
-                # another run would report the deadline of another request.
+                # After a retry, the earlier fault is reported, because it is reproducible. The random delays between
+                # retries determine which request exceeds its deadline.
                 self._abort(handle, handle.request.fault or handle.deadline_fault(), now)
             elif now - handle.checked_at >= self.limits.timeout_s:
                 if handle.got - handle.checked_bytes < MIN_SPEED * self.limits.timeout_s:
@@ -579,7 +584,7 @@ _shared: dict[Limits, Engine] = {}
 
 
 def shared(limits: Limits) -> Engine:
-    """Return the engine that the stores of this process share for these limits."""
+    """Return the engine for these limits, which all stores of this process share."""
     engine = _shared.get(limits)
     if engine is None:
         with _shared_lock:
@@ -590,7 +595,10 @@ def shared(limits: Limits) -> Engine:
 
 
 def transfer_here(request: Request, engine: Engine) -> bool:
-    """Run a request in this thread and deliver it, or leave the rest to the engine; False if nothing was done."""
+    """Run a request in this thread and deliver it, or pass it to the engine if it fails.
+
+    return  False if the engine must run the request from the start
+    """
     if threading.current_thread() is threading.main_thread() or engine.hosts.is_overloaded(
         request.origin
     ):
@@ -605,7 +613,7 @@ def transfer_here(request: Request, engine: Engine) -> bool:
     request.deadline, request.attempts = now + limits.deadline_s, 1
     try:
         handle.begin(request, now)
-    except (pycurl.error, ValueError):  # for example an address of many megabytes
+    except (pycurl.error, ValueError):  # for example, if the address has several megabytes
         engine.take_over(request, curl_fault(3))
         return True
     code = 0
@@ -637,7 +645,7 @@ def _blocking_handle(limits: Limits, permit: Permit) -> Handle:
 
 
 def _timeout_fault(handle: Handle) -> Fault | None:
-    """Return the fault for a transfer that libcurl timed out, or None if it was still connecting."""
+    """Return the fault for a transfer that timed out in libcurl, or None if there was no connection yet."""
     if not handle.easy.getinfo(pycurl.PRETRANSFER_TIME):
         return None
     is_late = time.monotonic() >= handle.request.deadline
@@ -645,7 +653,7 @@ def _timeout_fault(handle: Handle) -> Fault | None:
 
 
 def _close_shared() -> None:
-    """Close the engines that stores share; the next request starts new ones."""
+    """Close all shared engines; the next request starts a new engine."""
     with _shared_lock:
         engines = [*_shared.values()]
         _shared.clear()
@@ -661,7 +669,7 @@ lifetimes.register("http connections", _close_shared)
 
 
 def _forked() -> None:
-    """Forget the engines in a forked child. They are never closed there: that would end the parent's connections."""
+    """Drop the engines in a forked child without closing them, because a close would end the parent's connections."""
     global _shared_lock
     _inherited.extend(_engines)
     _engines.clear()

@@ -1,7 +1,7 @@
-"""The private addresses that requests may reach, and the check of each address that a socket is opened to.
+"""Check the IP address of each connection, and decide which private addresses requests may reach.
 
-A host name proves nothing, so the numeric address is checked. Public addresses are always allowed. Others need a permit:
-an origin that the user typed, `--allow-host` or `--allow-private`.
+The IP address is checked because a public host name may resolve to a private address. Public addresses are always
+allowed. Private addresses need a permit: an origin that the user typed, `--allow-host` or `--allow-private`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = [
     "unwrapped",
 ]
 
-# Metadata services of clouds give credentials to any client, so an option for a network or for all addresses never
-# includes them.
+# Cloud metadata services return credentials to any client, so a permit for a network or for all private addresses
+# never includes them.
 METADATA = (ipaddress.ip_network("169.254.0.0/16"), ipaddress.ip_network("fd00:ec2::254/128"))
-_HINT = "Write it like data.example.com:8080, [::1]:8080 or 10.1.0.0/16."
+_HINT = "Examples: data.example.com:8080, [::1]:8080, 10.1.0.0/16."
 _ENTRY = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(?::(\d{1,5}))?", re.ASCII)
-_TYPED = re.compile(r"(?i)(?:[^/:?=]+=)?(https?://.+)", re.DOTALL)  # also NAME=SOURCE
+_TYPED = re.compile(r"(?i)(?:[^/:?=]+=)?(https?://.+)", re.DOTALL)  # SOURCE or NAME=SOURCE
 
-# IANA special-purpose address registries; all other addresses are public
+# From the IANA special-purpose address registries; all other IPv4 addresses are public.
 _V4 = {
     "0.0.0.0/8": "unspecified",
     "10.0.0.0/8": "private",
@@ -72,8 +72,9 @@ _V6 = {
 }
 _V4_NETWORKS = [(ipaddress.IPv4Network(network), word) for network, word in _V4.items()]
 _V6_NETWORKS = [(ipaddress.IPv6Network(network), word) for network, word in _V6.items()]
-_V6_PUBLIC = ipaddress.IPv6Network("2000::/3")  # the only range assigned so far
-_TRANSLATED = (  # IPv6 networks that contain IPv4 addresses, and the number of bits after those: mapped, NAT64, 6to4
+_V6_PUBLIC = ipaddress.IPv6Network("2000::/3")  # the only public range that IANA has assigned
+# IPv6 networks whose addresses contain an IPv4 address (mapped, NAT64, 6to4), and the number of bits after it.
+_TRANSLATED = (
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
     (ipaddress.IPv6Network("2002::/16"), 80),
@@ -84,11 +85,11 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class AllowedHost(NamedTuple):
-    """One value of `--allow-host`: a host or a network.
+    """A value of `--allow-host`: a host or a network.
 
-    host     as in an address: lower case, IPv6 in brackets; empty for a network
-    network  a network such as 10.1.0.0/16, else None
-    port     the only port; None: for a host the default ports 80 and 443, for a network any port
+    host     host in lower case, IPv6 addresses in brackets; empty for a network
+    network  network such as 10.1.0.0/16; None for a host
+    port     allowed port; None allows ports 80 and 443 of a host, or any port in a network
     """
 
     host: str
@@ -96,18 +97,18 @@ class AllowedHost(NamedTuple):
     port: int | None
 
     def matches(self, host: str, port: int) -> bool:
-        """Return whether this names a host at a port."""
+        """Return whether this value allows a port of a host."""
         ports = DEFAULT_PORTS.values() if self.port is None else (self.port,)
         return self.host == host and port in ports
 
 
 class Permit(NamedTuple):
-    """Private addresses that connections to one origin may reach.
+    """The private addresses that connections to one origin may reach.
 
-    any_private  every private address, whatever the name: `--allow-private`
-    by_name      the user named the host: it may be private, unless its first address was public
-    metadata     the user named this exact address, so it may be a metadata service
-    networks     networks that the user named, for this port
+    any_private  whether all private addresses are allowed (`--allow-private`)
+    by_name      whether the user allowed this host; its addresses may be private unless the first address was public
+    metadata     whether the user allowed this exact IP address, which may be a metadata service
+    networks     networks that the user allowed for this port
     """
 
     any_private: bool = False
@@ -121,7 +122,7 @@ PUBLIC = Permit()
 
 @functools.lru_cache(maxsize=1024)
 def parse_host(text: str) -> AllowedHost:
-    """Parse one value of `--allow-host`. Raises UsageError if it is neither a host nor a network."""
+    """Parse a value of `--allow-host`. Raises UsageError for a value that is neither a host nor a network."""
     entry, port = text.strip(), None
     match = _ENTRY.fullmatch(entry)
     if match is not None:
@@ -145,7 +146,7 @@ def parse_host(text: str) -> AllowedHost:
 
 
 def check_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
-    """Return values of `--allow-host` without repeats. Raises UsageError for an invalid one."""
+    """Return the values of `--allow-host` without duplicates. Raises UsageError for an invalid value."""
     values = dict.fromkeys((hosts,) if isinstance(hosts, str) else hosts)
     for value in values:
         parse_host(value)
@@ -153,26 +154,26 @@ def check_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
 
 
 def typed_origins(sources: Iterable[str]) -> frozenset[str]:
-    """Return the origins of the http(s) addresses among sources that the user typed."""
+    """Return the origins of all http(s) addresses in the sources that the user typed."""
     found = set()
     for source in sources:
         match = _TYPED.fullmatch(source)
         if match is not None:
             try:
                 found.add(parse(match[1]).origin)
-            except FlareError:  # reported when the source is opened
+            except FlareError:  # opening the source reports the error
                 continue
     return frozenset(found)
 
 
 def _host_of(origin: str) -> tuple[str, int]:
-    """Return host and port of an origin, which always has a port."""
+    """Return the host and port of an origin; every origin contains a port."""
     host, _, port = origin.partition("://")[2].rpartition(":")
     return host, int(port)
 
 
 def permit_for(origin: str, guard: Guard) -> Permit:
-    """Return the private addresses that connections to an origin may reach."""
+    """Return the permit for connections to an origin."""
     if not guard.allow_private and not guard.allow_hosts and origin not in guard.named:
         return PUBLIC
     return _permit(origin, origin in guard.named, guard.allow_private, guard.allow_hosts)
@@ -190,15 +191,15 @@ def _permit(origin: str, is_typed: bool, private: bool, hosts: tuple[str, ...]) 
 
 
 def redirect_permit(origin: str, guard: Guard) -> Permit:
-    """Return what a redirect to another origin than the requested one may reach.
+    """Return the permit for a redirect to a different origin.
 
-    Neither the index nor the user chose the target, so nothing but `--allow-private` applies to it.
+    Only `--allow-private` applies to the target, because neither the data nor the user selected it.
     """
     return _permit(origin, False, True, ()) if guard.allow_private else PUBLIC
 
 
 def _literal(host: str) -> str:
-    """Return the numeric address if the host is one, in any form that libcurl accepts; else an empty text."""
+    """Return the IP address if the host is numeric, in any form that libcurl accepts, else an empty string."""
     if host.startswith("["):
         return host[1:-1]
     try:
@@ -218,16 +219,16 @@ def _is_metadata(ip: str) -> bool:
     )
 
 
-# Host that the user named -> whether its first address was public; then no later address may be private. Otherwise the
-# owner of the name could point it at this machine or its network (DNS rebinding). `setdefault` is atomic, so no lock is
-# needed, which a fork could copy while it is held.
+# Host that the user allowed -> whether its first address was public. If so, later addresses must not be private,
+# because the owner of the name could redirect it to this machine or its network (DNS rebinding). There is no lock: a
+# fork could copy it in its locked state, and `setdefault` is atomic.
 _first_is_public: dict[str, bool] = {}
 
 
 def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
-    """Check an address before a connection for an origin is opened to it.
+    """Check the IP address of a new connection for an origin.
 
-    return  reason why it is refused, and hint; both empty if it is allowed
+    return  (reason, hint) if the address is forbidden; two empty strings if it is allowed
     """
     word = reserved(ip)
     host, port = _host_of(origin)
@@ -239,34 +240,34 @@ def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
     if _is_metadata(ip):
         if permit.metadata:
             return "", ""
-        return message, f"Metadata addresses must be named exactly: give {host_option(ip, port)}."
+        return message, f"A metadata address needs its own permit: pass {host_option(ip, port)}."
     if permit.any_private:
         return "", ""
     if permit.by_name:
         if not _first_is_public.setdefault(host, False):
             return "", ""
         return f"{message}; its first address was public", (
-            "The name has public and private addresses; use the numeric address if you trust it."
+            "The host has public and private addresses; use the IP address if you trust the host."
         )
     address = unwrapped(ip)
     if address is not None and any(
         address.version == network.version and address in network for network in permit.networks
     ):
         return "", ""
-    return message, f"Give {host_option(host, port)} if you trust the data that names it."
+    return message, f"Pass {host_option(host, port)} if you trust the data that links to it."
 
 
 def host_option(host: str, port: int) -> str:
-    """Return the narrowest option that allows a host: `--allow-host HOST`, with a port unless it is a default one."""
+    """Return the narrowest option that allows a host: `--allow-host HOST`, with the port unless it is 80 or 443."""
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     return f"--allow-host {host}" + ("" if port in DEFAULT_PORTS.values() else f":{port}")
 
 
 def permits_host(url: str, private: bool, hosts: Iterable[str]) -> bool:
-    """Return whether the user allowed the host of an address of another scheme, such as ftp://.
+    """Return whether the user allowed the host in an address that is not http(s), such as ftp://.
 
-    Its library opens the connections, where no address can be checked, so the host must be named.
+    The host must be allowed by name, because IP addresses of connections that a library opens cannot be checked.
     """
     try:
         parts = urlsplit(url)
@@ -283,9 +284,9 @@ def permits_host(url: str, private: bool, hosts: Iterable[str]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def reserved(ip: str) -> str:
-    """Return the kind of a numeric address that is not public, such as `loopback`; empty if it is public.
+    """Return the kind of a non-public IP address, such as `loopback`, or an empty string for a public address.
 
-    An IPv6 address that contains an IPv4 address has the kind of the latter.
+    For an IPv6 address that contains an IPv4 address, the IPv4 address is classified.
     """
     address = unwrapped(ip)
     if address is None:
@@ -297,7 +298,7 @@ def reserved(ip: str) -> str:
 
 
 def unwrapped(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse a numeric address; return the IPv4 address if an IPv6 address contains one, or None for invalid text."""
+    """Parse an IP address; return the embedded IPv4 address of an IPv6 address, if any, or None for invalid text."""
     try:
         address = ipaddress.ip_address(ip.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""HTTP requests: for one object or a range of it, or for many whole objects in columns, with their outcomes."""
+"""HTTP requests and their outcomes: `Request` for one object or a range, `BatchRequest` for many whole objects."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["BatchRequest", "Page", "Request"]
 
 
 class Request:
-    """A request for an object or a range of it, and after `done`, its outcome.
+    """A request for an object or a range of it, which contains the outcome once `done` is set.
 
-    url, origin, user  as in an Address; a redirect changes them, `original` stays
-    guard       which private addresses it may reach
-    start,stop  the requested range; stop None: to the end; both 0: only the size of the object
+    url, origin, user  fields of the current Address; a redirect changes them, but not `original`
+    guard       restrictions on private addresses
+    start,stop  requested range; stop None means the end; both 0 request only the size of the object
     if_match    ETag that the object must have, or empty
-    order       the request with the lowest order starts first, and is never paused
-    sink        called with the bytes, piece by piece, instead of storing them in `data`; `start` moves along, so that a
-                retry continues at the first missing byte
-    window      maximum number of bytes that the sink got and nobody has used yet (`unused`)
-    version     version of the bytes that the sink got; a retry must get the same one
+    order       priority: the request with the lowest order starts first, and is never paused
+    sink        receives the bytes in pieces, instead of `data`; `start` increases by their size, so that a retry
+                continues at the first missing byte
+    window      maximum value of `unused`, the number of bytes that the sink received and the caller has not used
+    version     version of the bytes that the sink received; a retry must receive the same version
 
-    data        the requested bytes if there is no fault
+    data        requested bytes, if the transfer succeeded
     response    head of the last response
-    whole       the whole object, if the server ignored the range and the object is small
-    total       bytes of the whole object, if known
+    whole       bytes of the whole object, if the server ignored the range and the object is small
+    total       size of the whole object in bytes, if known
 
-    batch,index  the BatchRequest that this is a part of, if any, and its position there
+    batch,index  BatchRequest that contains this request, if any, and the position in it
     """
 
     __slots__ = (
@@ -95,7 +95,7 @@ class Request:
 
     @property
     def address(self) -> Address:
-        """The current address. Its parts are attributes of their own: one object less for each request."""
+        """The current address. Its fields are separate attributes, which saves an object per request."""
         return Address(self.url, self.origin, self.user)
 
     @address.setter
@@ -129,14 +129,14 @@ class Page(NamedTuple):
 
 
 class BatchRequest:
-    """A request for many whole objects, in columns.
+    """A request for many whole objects, whose addresses are passed as columns.
 
-    urls, origins, users  parts of the addresses; the URL is empty where nothing is requested, `users` has only
-                          the positions with user info
-    outcomes  bytes, a Page or a Fault; None: not yet. The caller may use the positions where nothing is requested
-    arrived   called on the engine's thread when position `awaited` gets its outcome
-    guard     which private addresses the requests may reach
-    first     order of position 0; the orders of the others follow
+    urls, origins  fields of the addresses; empty at a position without a request
+    users     position -> user info, for the addresses that contain user info
+    outcomes  bytes, a Page or a Fault; None until the request ends; positions without a request are not used
+    arrived   function that the engine's thread calls when position `awaited` has an outcome
+    guard     restrictions on private addresses
+    first     order of position 0; the order of position i is `first` + i
     """
 
     cancelled = False
@@ -157,7 +157,7 @@ class BatchRequest:
         self.awaited = -1
 
     def by_origin(self) -> Mapping[str, Sequence[int]]:
-        """Return the positions of the objects of each origin, in order."""
+        """Return origin -> positions of its objects, in ascending order."""
         if self.origins and self.origins[0] and len(set(self.origins)) == 1:
             return {self.origins[0]: range(len(self.origins))}
         positions: dict[str, list[int]] = {}
@@ -175,7 +175,7 @@ class BatchRequest:
         return request
 
     def fail(self, fault: Fault) -> None:
-        """Set the outcome of all objects that have none."""
+        """Set the outcome of all unfinished objects to a fault."""
         self.outcomes[:] = [fault if one is None else one for one in self.outcomes]
         self.arrived()
 
@@ -190,6 +190,6 @@ def _store_outcome(request: Request) -> None:
     else:
         is_page = response is not None and response.is_page
         batch.outcomes[index] = Page(request.data) if is_page else request.data
-        request.data = b""  # an idle handle keeps its last request
+        request.data = b""  # frees the memory: an idle handle keeps its last request
     if index == batch.awaited:
         batch.arrived()

@@ -1,4 +1,4 @@
-"""HTTP responses: parse the head, decode the body, and classify faults as transient or final. Performs no I/O."""
+"""Parse the heads of HTTP responses, decode their bodies, and classify faults as transient or final, without I/O."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ __all__ = [
     "is_settled",
 ]
 
-UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # kinds of faults without a connection
-MAX_INFLATION = 100  # ratio of decoded to encoded bytes of a body
-MIN_INFLATION_LIMIT = 16 << 20  # a body up to this size may have any ratio
+UNREACHABLE = frozenset({"connect", "dns", "timeout"})  # faults without a connection to the host
+MAX_INFLATION = 100  # maximum ratio of decoded to encoded bytes of a body
+MIN_INFLATION_LIMIT = 16 << 20  # bodies up to this decoded size may exceed MAX_INFLATION
 _STEP_BYTES, _INFLATED_BYTES = 1 << 14, 1 << 20  # encoded bytes per step; decoded bytes per call
-_MAX_CACHED_LINE = 200  # bytes of a header line; bounds the memory that a hostile server can fill
+_MAX_CACHED_LINE = 200  # bytes; longer header lines could fill memory through the cache
 REDIRECTS = (301, 302, 303, 307, 308)
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 _OVERLOAD = (429, 503)
-# Codes of transient errors in the bodies of S3 and compatible stores; some have status 400 or 403.
+# Error codes in S3 response bodies that mark a transient error, although some have status 400 or 403.
 _OVERLOAD_CODES = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 _TRANSIENT_CODES = _OVERLOAD_CODES | {"RequestTimeout", "InternalError", "ServiceUnavailable"}
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,40})</Code>")
@@ -52,11 +52,11 @@ _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a transfer failed.
+    """The reason for a failed transfer.
 
-    kind          a word that scripts compare, such as `missing`, `cut`, `unsafe`
-    is_transient  a retry may succeed
-    is_overload   the server asks for fewer requests
+    kind          stable identifier for scripts, such as `missing`, `cut` or `unsafe`
+    is_transient  whether a retry may succeed
+    is_overload   whether the server is overloaded and needs a lower request rate
     """
 
     kind: str
@@ -67,13 +67,16 @@ class Fault:
     error: type[FlareError] = ReachError
 
     def raised(self, where: object) -> FlareError:
-        """Return the error to raise."""
+        """Return the exception for this fault."""
         return self.error(self.message, where=where, hint=self.hint)
 
 
 @lru_cache(maxsize=1024)
 def _field(line: bytes) -> tuple[str, str]:
-    """Parse a header line: name in lower case, and value; `HTTP` and the rest of a status line. Most lines repeat in every response."""
+    """Parse a header line into its lower-case name and its value; the name of a status line is `HTTP`.
+
+    Cached, because most lines are the same in every response.
+    """
     text = line.decode("latin-1")
     if text.startswith("HTTP/"):
         return "HTTP", text[5:].strip()
@@ -82,13 +85,15 @@ def _field(line: bytes) -> tuple[str, str]:
 
 
 class Response:
-    """The head of a response: status, and header name in lower case -> value; the last of equal names counts.
+    """The head of a response.
 
-    lines   the lines of the head as received, with their line ends
+    lines    lines of the head as received, with their line ends
 
+    status   HTTP status code; 0 if invalid
+    headers  lower-case name -> value; the last header replaces earlier headers with the same name
     length   bytes of the body as sent, or None if unknown
-    coding   content encoding; empty if there is none
-    range    start, stop and total of the bytes sent, or None if the body is the whole object
+    coding   content encoding; empty without an encoding
+    range    (start, stop, total) of the sent range, or None if the body is the whole object
     total    bytes of the whole object, or None if unknown
     is_page  whether the content type is a web page
     """
@@ -102,7 +107,7 @@ class Response:
             name, value = (
                 _field(line) if len(line) <= _MAX_CACHED_LINE else _field.__wrapped__(line)
             )
-            if name == "HTTP":  # also after an interim head, such as 100 Continue
+            if name == "HTTP":  # may follow an interim response, such as 100 Continue
                 headers.clear()
                 self.version, _, code = value.partition(" ")
                 code = code[:3]
@@ -133,12 +138,12 @@ class Response:
             )
 
     def get(self, name: str) -> str:
-        """Return the value of a header, or an empty text."""
+        """Return the value of a header, or an empty string."""
         return self.headers.get(name, "")
 
     @property
     def detects_truncation(self) -> bool:
-        """Whether libcurl or flare would have noticed a truncated body."""
+        """Whether libcurl or flare can detect a truncated body of this response."""
         return (
             self.length is not None
             or "content-length" in self.headers
@@ -149,23 +154,29 @@ class Response:
 
     @property
     def etag(self) -> str:
-        """The strong ETag, or empty. A weak one does not identify bytes, and an invalid one must not be sent back."""
+        """The strong ETag, or an empty string.
+
+        Weak ETags do not identify bytes, and invalid ETags must not be sent back.
+        """
         etag = self.get("etag")
         return etag if _ETAG.fullmatch(etag) else ""
 
     @property
     def modified(self) -> str:
-        """The value of Last-Modified, or empty."""
+        """The value of Last-Modified, or an empty string."""
         return self.get("last-modified")[:100]
 
     def pin(self, total: int | None) -> ObjectPin:
-        """Return the version of the object that this response is about; `total` is its size, if known."""
+        """Return the version of the object in this response; `total` is the object's size in bytes, if known."""
         etag, modified = self.etag, self.modified
         is_strong = bool(etag) or is_settled(modified, self.get("date")[:100])
         return ObjectPin(etag, -1 if total is None else total, is_strong, modified)
 
     def retry_after(self, now: float) -> float | None:
-        """Return the seconds of Retry-After, or None; `now` is the wall clock, for servers that send a date."""
+        """Return the value of Retry-After in seconds, or None.
+
+        now  current time in seconds since the epoch, for a value that is a date
+        """
         text = self.get("retry-after")
         if _NUMBER.fullmatch(text):
             return float(text)
@@ -178,7 +189,8 @@ class Response:
 def is_settled(modified: str, date: str) -> bool:
     """Return whether a Last-Modified time is old enough to identify a version.
 
-    Both times are whole seconds, so a file could change twice within one (RFC 9110, section 8.8.2.2).
+    Last-Modified has a resolution of one second, so a file could change twice with the same time (RFC 9110, section
+    8.8.2.2).
     """
     try:
         return (
@@ -189,7 +201,10 @@ def is_settled(modified: str, date: str) -> bool:
 
 
 def status_fault(response: Response, body: bytes) -> Fault:
-    """Return the fault for a response that is not the object; `body` is the first bytes of the response, where S3 states the reason."""
+    """Return the fault for an error response.
+
+    body  first bytes of the response body, which contain the error code of S3
+    """
     status = response.status
     match = _CODE.search(body) if b"<" in body[:64] else None
     code = match[1].decode() if match else ""
@@ -214,7 +229,7 @@ def status_fault(response: Response, body: bytes) -> Fault:
 
 
 def changed_fault() -> Fault:
-    """Return the fault for an object whose version differs from the pinned one."""
+    """Return the fault for an object whose version differs from the pin."""
     return Fault(
         "changed", "changed while it was read", hint="Run the command again.", error=IntegrityError
     )
@@ -225,9 +240,9 @@ def private_fault(reason: str, hint: str) -> Fault:
     return Fault("unsafe", reason, hint=hint, error=UnsafeError)
 
 
-# Which code it is depends on when libcurl notices the end of a connection, so they share a message.
+# Several libcurl codes share this fault, because the code only depends on when libcurl detects the closed connection.
 _CUT = ("cut", "the connection ended before the response was complete", True)
-# libcurl error code -> kind, message, and whether it is transient
+# libcurl error code -> kind, message, and whether the error is transient
 _CODES = {
     1: ("protocol", "the response is not HTTP", False),
     3: ("address", "libcurl cannot parse the address", False),
@@ -243,7 +258,7 @@ _CODES = {
     55: _CUT,
     56: _CUT,
     60: ("tls", "the TLS certificate is not trusted", False),
-    77: ("tls", "no CA certificates to verify TLS with", False),
+    77: ("tls", "cannot read the CA certificates", False),
     92: _CUT,
     95: _CUT,
     100: ("protocol", "the head of the response is too long", False),
@@ -254,23 +269,21 @@ _CODES = {
 def curl_fault(code: int) -> Fault:
     """Return the fault for a libcurl error code."""
     kind, message, is_transient = _CODES.get(code, ("network", f"libcurl error {code}", False))
-    hint = (
-        "Set SSL_CERT_FILE to the path of a file with CA certificates." if code in (60, 77) else ""
-    )
+    hint = "Set SSL_CERT_FILE to the path of a CA certificate file." if code in (60, 77) else ""
     return Fault(kind, message, is_transient=is_transient, hint=hint)
 
 
 def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
-    """Decode gzip or deflate, which some servers send although the request does not accept it.
+    """Decode gzip or deflate, which some servers send although the request accepts only `identity`.
 
-    The limits are checked during decoding, because all other transfers wait for this one.
+    The limits are checked after each step, because all other transfers wait during the decoding.
 
     limit   maximum number of decoded bytes
     raises  FormatError for another encoding, a truncated body, bytes after its end, or a body that exceeds the limit
             or MAX_INFLATION
     """
     if coding not in ("gzip", "x-gzip", "deflate"):
-        raise FormatError(f"sent with content encoding {coding[:20]!r}, which was not requested")
+        raise FormatError(f"unexpected content encoding {coding[:20]!r}")
     data, out = memoryview(b"".join(parts)), bytearray()
     if coding != "deflate":
         wbits = 31
@@ -278,9 +291,8 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
         wbits = 15 if data[:1] and (data[0] & 0x0F) == 8 else -15
     member = zlib.decompressobj(wbits)
     try:
-        for start in range(
-            0, len(data), _STEP_BYTES
-        ):  # steps do not depend on the received parts, so errors are reproducible
+        # Steps of a fixed size, so that errors do not depend on the sizes of the received parts.
+        for start in range(0, len(data), _STEP_BYTES):
             piece: bytes | memoryview = data[start : start + _STEP_BYTES]
             while True:
                 if member.eof and piece:  # a gzip file may have several members

@@ -1,8 +1,8 @@
-"""Request scheduler: queues per host, retries with exponential backoff and full jitter, and outages of hosts.
+"""Request scheduler: queues per host, retries with exponential backoff and full jitter, and host outages.
 
-A slow or overloaded host does not delay the others. Faults of one object count towards its retries and the retry budget
-of the run. Faults of a whole host do not use up the budget: an overloaded host is paused, and an unreachable one is
-retried until its outage has lasted too long.
+A slow or overloaded host does not delay other hosts. The fault of an object uses one of the object's retries and one
+retry of the run's budget. The fault of a host does not use the budget: requests to an overloaded host are paused, and
+requests to an unreachable host are retried until the outage has lasted too long.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from flarecli.storage.http.response import UNREACHABLE, Fault
 __all__ = ["FIRST_CONTACT_S", "OUTAGE_S", "HostQueues", "RetryQueue", "outage_delay"]
 
 MIN_PACE_S, MAX_PACE_S = 0.02, 5.0  # delay between two requests to an overloaded host
-PACE_FACTOR = 0.9  # applied to the delay after each success
-MAX_HOSTS = 1 << 16  # hosts whose state (reached, unreachable) is kept
-OVERLOAD_WINDOW_S = 1.0  # refusals within this time count as one
+PACE_FACTOR = 0.9  # each success multiplies the delay between requests by this factor
+MAX_HOSTS = 1 << 16  # maximum number of hosts whose state (reached, unreachable) is kept
+OVERLOAD_WINDOW_S = 1.0  # refusals within this time count as a single refusal
 
 MIN_RETRY_BUDGET, RETRY_BUDGET_SHARE = 100, 0.5  # retries per run: the larger of the two
 BASE_DELAY_S, MAX_DELAY_S = 0.5, 20.0  # delay before retry n: random in [0, BASE_DELAY_S * 2**n]
-OVERLOAD_SHARE = 0.1  # of BASE_DELAY_S after an overload, which also slows down the host
+OVERLOAD_SHARE = 0.1  # fraction of BASE_DELAY_S after an overload, in addition to the host's pause
 MAX_RETRY_AFTER_S = 60.0  # upper bound on a server's Retry-After
-OUTAGE_S = 90.0  # an unreachable host that responded before is retried for this time
-FIRST_CONTACT_S = 8.0  # the same for a host that never responded
-_OUTAGE_DELAYS_S = (0.25, 5.0)  # shortest and longest delay during an outage
+OUTAGE_S = 90.0  # retry time for an unreachable host that has responded before
+FIRST_CONTACT_S = 8.0  # retry time for an unreachable host that has never responded
+_OUTAGE_DELAYS_S = (0.25, 5.0)  # shortest and longest delay between attempts during an outage
 
-# order, request or batch, position in the batch
+# (order, request or batch, position in the batch)
 _Turn: TypeAlias = tuple[int, Request | BatchRequest, int]
 
 
 class _Host:
-    """The requests to one origin: the queue, the number in flight, and when the next may start."""
+    """The state of one origin: queued requests, requests in flight, and the earliest start of the next request."""
 
     __slots__ = ("active", "next_at", "pace", "refused", "served", "waiting", "wave_until")
 
     def __init__(self) -> None:
         self.waiting: deque[_Turn] = deque()
         self.active, self.next_at, self.pace, self.wave_until = 0, 0.0, 0.0, 0.0
-        self.refused = self.served = 0  # responses since the last pause began
+        self.refused = self.served = 0  # number of responses since the last pause began
 
 
 class HostQueues:
-    """The queues of all hosts. One host may use all transfers while no other host has requests."""
+    """The queues of all hosts. A host may use all transfers as long as no other host has requests."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
         self._reached: dict[str, None] = {}  # origins that have responded
-        self._down: dict[str, float] = {}  # unreachable origins -> since when
+        self._down: dict[str, float] = {}  # unreachable origin -> time of the first fault
         self._ready: dict[str, _Host] = {}  # hosts with queued requests
 
     def put(self, request: Request, is_retry: bool = False) -> None:
-        """Queue a request after the others of its host; a retry goes before them.
+        """Queue a request at the end of its host's queue, or a retry before all requests with a higher order.
 
-        The request with the lowest order stays first, because `pick` compares only the first ones.
+        The request with the lowest order must be first, because `pick` compares only the first request of each queue.
         """
         host, turn = self._host(request.origin), (request.order, request, 0)
         if is_retry:
@@ -75,7 +75,7 @@ class HostQueues:
         self._ready[request.origin] = host
 
     def put_batch(self, batch: BatchRequest) -> int:
-        """Queue the requests of a batch after the others of their hosts; return their number."""
+        """Queue the requests of a batch at the end of their hosts' queues; return their number."""
         count = 0
         for origin, indices in batch.by_origin().items():
             host = self._ready[origin] = self._host(origin)
@@ -86,9 +86,9 @@ class HostQueues:
     def pick(self, now: float, head: int | None = None) -> Request | None:
         """Remove and return the request to start next, or None.
 
-        The host with the fewest requests in flight is first, then the lowest order.
+        The host with the fewest requests in flight is preferred, then the request with the lowest order.
 
-        head  highest order that may start
+        head  highest order that may start, or None for any order
         """
         best, fewest, lowest = None, 0, 0
         for host in self._ready.values():
@@ -107,9 +107,9 @@ class HostQueues:
         return request
 
     def follow(self, origin: str, permit: Permit) -> Request | None:
-        """Return the next request of a host whose transfer has just ended, to reuse its connection.
+        """Remove and return the next request for a host whose transfer has just ended, to reuse its connection.
 
-        None if another host has requests, or if this one is overloaded.
+        return  None if another host has requests, if this host is overloaded, or if the request needs another permit
         """
         host = self._ready.get(origin)
         if host is None or host.pace or host.next_at or len(self._ready) > 1:
@@ -124,7 +124,7 @@ class HostQueues:
         return _request(turn)
 
     def next_due(self, now: float) -> float | None:
-        """Return when the next overloaded host with queued requests may get one."""
+        """Return the time at which the next request to an overloaded host may start, or None."""
         due = None
         for host in self._ready.values():
             if host.next_at > now and (due is None or host.next_at < due):
@@ -136,13 +136,13 @@ class HostQueues:
         host = self._hosts.get(origin) or self._host(origin)
         host.active += change
         if not (host.active or host.waiting or host.pace or origin in self._down):
-            del self._hosts[origin]  # a run may use a million hosts
+            del self._hosts[origin]  # saves memory, because a run may use a million hosts
 
     def slow_down(self, origin: str, now: float, wait: float) -> float:
-        """Pause an overloaded host for `wait` seconds; return when the pause is over.
+        """Pause an overloaded host for `wait` seconds; return the end time of the pause.
 
-        Refusals of requests that were in flight together count once. If the host refused most
-        requests since the last pause, the delay between requests doubles afterwards.
+        Refusals of requests that were in flight at the same time count once. If the host refused most requests since
+        the last pause, the delay between requests is doubled.
         """
         host = self._host(origin)
         host.refused += 1
@@ -155,7 +155,7 @@ class HostQueues:
         return host.next_at
 
     def pause(self, origin: str, until: float) -> None:
-        """Start no request to a host before a time."""
+        """Delay all requests to a host until the time `until`."""
         host = self._host(origin)
         host.next_at = max(host.next_at, until)
 
@@ -175,13 +175,13 @@ class HostQueues:
         return origin in self._reached
 
     def unreachable(self, origin: str, now: float) -> float:
-        """Record that a host could not be reached; return since when."""
+        """Record that a host is unreachable; return the time at which the outage began."""
         if len(self._down) >= MAX_HOSTS:
             self._down.clear()
         return self._down.setdefault(origin, now)
 
     def succeeded(self, origin: str) -> None:
-        """Record a success: shorten the delay between requests to an overloaded host."""
+        """Record a success, which shortens the delay between requests if the host is overloaded."""
         host = self._hosts.get(origin)
         if host is not None and host.pace:
             host.served += 1
@@ -190,7 +190,7 @@ class HostQueues:
                 host.next_at = 0.0
 
     def is_overloaded(self, origin: str) -> bool:
-        """Return whether requests to a host are slowed down, or it is unreachable. Thread-safe."""
+        """Return whether a host is overloaded or unreachable. Thread-safe."""
         host = self._hosts.get(origin)
         return (host is not None and host.pace > 0) or origin in self._down
 
@@ -207,7 +207,7 @@ def _request(turn: _Turn) -> Request:
 
 
 def outage_delay(lasted: float) -> float:
-    """Return the delay before the next attempt at a host that has been unreachable for `lasted` seconds."""
+    """Return the delay in seconds before the next attempt, for a host that is unreachable for `lasted` seconds."""
     shortest, longest = _OUTAGE_DELAYS_S
     return random.uniform(0.5, 1.0) * min(longest, max(shortest, lasted / 2))
 
@@ -229,8 +229,8 @@ class RetryQueue:
     def schedule(self, request: Request, fault: Fault, now: float) -> bool:
         """Schedule a retry and return True, or return False if the fault is final.
 
-        A fault is final if it is not transient, if the request has no attempts or time left, or if the retry budget is
-        used up.
+        A fault is final if it is not transient, if the request has no attempts or time left, or if the retry budget
+        is used up.
         """
         if not fault.is_transient:
             return False
@@ -252,7 +252,7 @@ class RetryQueue:
         return True
 
     def _delay_after_response(self, request: Request, fault: Fault, now: float) -> float | None:
-        """Return the delay after a response that is not the object, or None if the request has no attempts left."""
+        """Return the delay in seconds after an error response, or None if the request has no attempts left."""
         base = BASE_DELAY_S * OVERLOAD_SHARE if fault.is_overload else BASE_DELAY_S
         delay = random.random() * min(MAX_DELAY_S, base * 2**request.attempts)
         response = request.response
@@ -263,12 +263,12 @@ class RetryQueue:
             pause = min(delay, max(0.0, request.deadline - now))
             until = self._hosts.slow_down(request.origin, now, pause)
             if retry_after is not None and now < until < now + delay:
-                # An earlier response has paused the host already: its Retry-After counts once.
+                # An earlier response has already paused the host, so the same Retry-After is not added again.
                 delay = until - now + random.random() * BASE_DELAY_S
         return None if request.attempts > self._max_retries else delay
 
     def _delay_if_unreachable(self, request: Request, now: float, is_outage: bool) -> float | None:
-        """Return the delay after a connection that failed, or None if the host was tried for too long."""
+        """Return the delay in seconds after a failed connection, or None if the host is unreachable for too long."""
         since = self._hosts.unreachable(request.origin, now)
         if not self._max_retries:
             return None
@@ -284,7 +284,7 @@ class RetryQueue:
         return delay
 
     def release_due(self, now: float) -> None:
-        """Move requests whose delay has passed back to their hosts."""
+        """Move the requests whose delay has passed back to the queues of their hosts."""
         while self._scheduled and self._scheduled[0][0] <= now:
             self._hosts.put(heapq.heappop(self._scheduled)[2], is_retry=True)
 

@@ -1,8 +1,8 @@
-"""Files on web servers, read-only, through libcurl.
+"""Read-only store for files on web servers, through libcurl.
 
-Status, Content-Range and length of each response are compared with the request. The first strong ETag of a file is sent
-with all later requests, so that versions are never mixed. A server that ignores ranges sends small files whole; these
-are kept for later ranges.
+The status, Content-Range and length of each response are compared with the request. All later requests for a file
+send its first strong ETag, so that reads never mix two versions. If a server ignores ranges, small files are read
+completely and kept in memory for later ranges.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ from flarecli.storage.versions import NO_PIN, ObjectPin, Pins
 
 __all__ = ["HttpStore"]
 
-_ONE_REQUEST_BYTES = 1 << 20  # `blocks` reads a file up to this size by one call
+_ONE_REQUEST_BYTES = 1 << 20  # `blocks` reads files up to this size with a single `read`
 _WINDOW_BYTES = 8 << 20  # read-ahead of `blocks`
-# Total size of the kept files of servers that ignore ranges; the newest may exceed it.
+# Maximum total size of complete files in memory (for servers that ignore ranges); the newest file may exceed it.
 _WHOLE_BYTES = 64 << 20
-# Relative URLs in these files are resolved against the target of their redirects.
+# Relative URLs in files with these suffixes are resolved against the redirect target of the file.
 _LIST_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class HttpStore(Store):
-    """Files at http(s) addresses; the path of a Location is the address, with its user info and query.
+    """A store for files at http(s) addresses.
 
-    moved  folder -> folder of the redirect target of a list in it
+    The path of a Location is the complete address, with its user info and query. The store is picklable, and usable
+    after a fork because each process opens its own connections.
 
-    Picklable, and usable after a fork: connections are opened per process.
+    moved  folder of a redirected playlist or index -> folder of the redirect target
     """
 
     def __init__(self, guard: Guard, moved: dict[str, str] | None = None) -> None:
@@ -69,7 +70,10 @@ class HttpStore(Store):
 
     @classmethod
     def locate(cls, address: str, guard: Guard) -> Location:
-        """Return the Location of an address that the user typed; it may be private. Raises UsageError if it is invalid."""
+        """Return the Location for an address that the user typed; private addresses are allowed.
+
+        raises  UsageError for an invalid address
+        """
         try:
             parsed = parse(address)
         except FormatError as error:
@@ -78,9 +82,9 @@ class HttpStore(Store):
 
     @classmethod
     def named_by_data(cls, url: str, guard: Guard) -> Location:
-        """Return the Location of an address that data names; it may be private only if the guard allows it.
+        """Return the Location for an address found in data; it may be private only if the guard allows it.
 
-        raises  FormatError or UnsafeError for an invalid address
+        raises  FormatError for an invalid address; UnsafeError for a scheme other than http(s)
         """
         return Location(cls(guard), _path(parse(url)))
 
@@ -92,14 +96,15 @@ class HttpStore(Store):
         return redact(path)
 
     def child(self, path: str, name: str) -> str:
-        """Return the address of a checked name below a folder, without the folder's query."""
+        """Return the address of a name in a folder, without the query of the folder's address."""
         return f"{path.partition('?')[0].rstrip('/')}/{quote(name, safe='/!$&()*+,;=:@~', errors='surrogateescape')}"
 
     def join(self, path: str, url: str) -> Location:
-        """Resolve a URL in a file of this folder (RFC 3986), relative to the target of the file's redirects.
+        """Resolve a URL in a file of this folder (RFC 3986), relative to the file's redirect target.
 
-        A bucket is read without credentials. Raises UnsafeError for `file://` and other schemes, unless the guard allows
-        them.
+        Buckets are read without credentials.
+
+        raises  UnsafeError for `file://` and other schemes, unless the guard allows local paths
         """
         if url[:5].lower() == "file:":
             return self._local(path, url)
@@ -114,12 +119,12 @@ class HttpStore(Store):
         parts = urlsplit(url)
         if not self.guard.allow_local:
             raise UnsafeError(
-                "a file:// address in data from the network",
+                "data from the network must not contain file:// addresses",
                 where=self.show(path),
                 hint=ALLOW_LOCAL_HINT,
             )
         if parts.netloc not in ("", "localhost"):
-            raise UsageError("file:// names another machine", where=self.show(path))
+            raise UsageError("file:// with a remote host is not supported", where=self.show(path))
         return self.guard.locate(f"file://{parts.path}", self.guard)
 
     # -- reading
@@ -132,7 +137,7 @@ class HttpStore(Store):
         return pin.version, size
 
     def _sized_pin(self, path: str) -> tuple[ObjectPin, int]:
-        """Return the pin of a file and its size in bytes; request them if they are unknown."""
+        """Return the pin of a file, and its size in bytes. Request both if the size is unknown."""
         pin = self._pins.get(path)
         if pin is not None and pin.size >= 0:
             return pin, pin.size
@@ -144,18 +149,21 @@ class HttpStore(Store):
         return self._pin(path, seen, [request]), request.total
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        if start and stop is None:  # a server would reject the empty range at the end
+        if start and stop is None:  # a server would reject an empty range at the end of the file
             stop = self.size(path)
             if start > stop:
                 raise short_fault(stop, start).raised(self.show(path))
         return b"" if start == stop else self.read_pieces(path, [(start, stop)])[0]
 
     def views(self, path: str, start: int, stop: int) -> list[memoryview]:
-        """Read a range, in parallel if it is large; return its parts in order, without copying them."""
+        """Read a range, with parallel requests if it is large, and return its parts in order without a copy."""
         return [memoryview(data) for data in self.read_pieces(path, split(start, stop))]
 
     def blocks(self, path: str, size: int) -> Iterator[bytes]:
-        """Read bytes 0..size in order, in parts of any size, by one request; a retry continues where it ended."""
+        """Yield bytes 0..size in order, in blocks of any size, from a single request.
+
+        A retry continues after the last received byte.
+        """
         if path in self._wholes or size <= _ONE_REQUEST_BYTES:
             yield self.read(path, 0, size)
             return
@@ -166,7 +174,7 @@ class HttpStore(Store):
         try:
             while not isinstance(data := get_interruptibly(arrived), Request):
                 unused += len(data)
-                if unused >= _WINDOW_BYTES // 8:  # each report wakes the engine
+                if unused >= _WINDOW_BYTES // 8:  # in large steps, as `consumed` wakes the engine
                     engine.consumed(request, unused)
                     unused = 0
                 yield data
@@ -175,9 +183,9 @@ class HttpStore(Store):
         self._pin(path, self._check(path, [request], pin), [request])
 
     def read_each(self, paths: Sequence[str]) -> Iterator[bytes]:
-        """Read many whole files, in order; read ahead as many as their mean size allows.
+        """Yield the content of many files in order, with a read-ahead that depends on their mean size.
 
-        Requests are submitted, and the caller is woken, once for many files.
+        Requests are submitted in groups, and one wake-up of the caller reports many finished requests.
         """
         jobs, ahead_bytes, engine = (
             self._limits.jobs,
@@ -188,7 +196,7 @@ class HttpStore(Store):
         pending = deque[tuple[str, Request, ObjectPin | None]]()
         begun = ended = received = refill = 0
 
-        def deliver(request: Request) -> None:  # called on the engine's thread alone
+        def deliver(request: Request) -> None:  # called only on the engine's thread
             nonlocal ended, received
             ended += 1
             received += len(request.data)
@@ -220,9 +228,7 @@ class HttpStore(Store):
             engine.cancel([request for _, request, _ in pending])
 
     def _result(self, path: str, request: Request, pin: ObjectPin | None) -> bytes:
-        """Return the data of one of many files. A file that changed meanwhile is read again, unless its
-        version was pinned.
-        """
+        """Return the data of a finished request. If the file changed before its version was pinned, read it again."""
         try:
             seen = self._check(path, [request], pin)
         except IntegrityError:
@@ -243,7 +249,7 @@ class HttpStore(Store):
         requests: list[Request] = []
         whole = self._wholes.get(path) if pin is not None else None
         if len(ranges) > 1 and pin is None:
-            # The first response shows whether the server supports ranges, and pins the version of the others.
+            # The first response shows whether the server supports ranges, and pins the version for all other ranges.
             requests, pin = self._fetch(path, ranges[:1], None)
             whole = requests[0].whole
         done = [request.data for request in requests]
@@ -265,7 +271,10 @@ class HttpStore(Store):
     def _fetch(
         self, path: str, ranges: Sequence[tuple[int, int | None]], pin: ObjectPin | None
     ) -> tuple[list[Request], ObjectPin]:
-        """Fetch ranges of the pinned version in parallel; return the finished requests and the pin. Raises the first fault."""
+        """Fetch ranges of the pinned version in parallel; return the finished requests and the pin.
+
+        raises  the error for the first request that failed
+        """
         arrived = SimpleQueue[Request]()
         requests = [self._request(path, start, stop, pin, arrived.put) for start, stop in ranges]
         engine = shared(self._limits)
@@ -274,7 +283,7 @@ class HttpStore(Store):
         try:
             for _ in requests:
                 get_interruptibly(arrived)
-        except BaseException:  # an interrupt
+        except BaseException:  # such as KeyboardInterrupt
             engine.cancel(requests)
             raise
         return requests, self._check(path, requests, pin)
@@ -302,8 +311,9 @@ class HttpStore(Store):
     def _check(self, path: str, requests: Sequence[Request], pin: ObjectPin | None) -> ObjectPin:
         """Check that all responses have the pinned version, and return the pin.
 
-        Without a pin, the version of the first response is used. Raises the fault of the first
-        request that failed.
+        Without a pin, the version of the first response becomes the pin.
+
+        raises  the error for the first request that failed; IntegrityError for another version
         """
         for request in requests:
             if request.fault is not None:
@@ -318,7 +328,10 @@ class HttpStore(Store):
         return NO_PIN if pin is None else pin
 
     def _pin(self, path: str, seen: ObjectPin, requests: Sequence[Request]) -> ObjectPin:
-        """Pin the version of data that is about to be returned. Raises IntegrityError if another thread pinned another one."""
+        """Pin the version of data before the data is returned.
+
+        raises  IntegrityError if another thread has pinned a different version
+        """
         pin = self._pins.pin(path, seen)
         for request in requests:
             if request.whole is not None:
@@ -326,7 +339,10 @@ class HttpStore(Store):
         return pin
 
     def _keep_whole(self, path: str, whole: bytes) -> None:
-        """Keep a file, in place of the oldest ones. Uses no lock, which a fork could copy while it is held."""
+        """Keep a complete file in memory, and drop the oldest files above the limit.
+
+        The dict is replaced instead of locked, because a fork could copy a lock in its locked state.
+        """
         kept = {**self._wholes, path: whole}
         while len(kept) > 1 and sum(map(len, kept.values())) > _WHOLE_BYTES:
             kept.pop(next(iter(kept)))
@@ -338,14 +354,14 @@ class HttpStore(Store):
         self, path: str, parts: Iterable[Part], hashes: Iterable[str] = (), replace: bool = True
     ) -> Written:
         raise UsageError(
-            "an http address is read-only", where=self.show(path), hint="Write to a folder."
+            "an http address is read-only", where=self.show(path), hint="Write to a local folder."
         )
 
     def list(self, path: str) -> Iterator[Entry]:
         raise UsageError(
             "an http address cannot be listed",
             where=self.show(path),
-            hint="Name the files, a playlist or an index.json.",
+            hint="Pass the addresses of the files, or of a playlist or an index.json.",
         )
 
     def delete(self, path: str) -> None:
@@ -353,12 +369,12 @@ class HttpStore(Store):
 
 
 def _is_final(request: Request) -> bool:
-    """Return whether a request failed, and not because the file changed."""
+    """Return whether a request failed for a reason other than a changed file."""
     return request.fault is not None and request.fault.error is not IntegrityError
 
 
 def _path(address: Address) -> str:
-    """Return the path of a Location for an address, with its user info."""
+    """Return the Location path for an address: its URL with user info."""
     if not address.user:
         return address.url
     scheme, rest = address.url.split("://", 1)

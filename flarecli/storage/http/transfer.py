@@ -1,8 +1,7 @@
-"""A libcurl handle that runs one transfer at a time: request, response, and when to stop reading.
+"""A libcurl handle that runs one transfer at a time, checks the response, and stops when all needed bytes arrived.
 
-libcurl does not follow redirects, decode content encodings or read cookie and password files here.
-The IP address of each connection is checked when its socket is created, so that DNS cannot bypass
-the check.
+libcurl is configured not to follow redirects, decode content encodings, or read cookie and password files. The IP
+address of each connection is checked when its socket is created, so that DNS cannot bypass the check.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Handle", "certificates", "short_fault"]
 
-_REDIRECT_HINT = "Give --allow-private, or name the address that it redirects to in the data."
+_REDIRECT_HINT = "Pass --allow-private, or replace the link in the data with its redirect target."
 CONNECT_S = 10.0
-MAX_WHOLE_BYTES = 64 << 20  # if a server ignores a range, an object up to this size is read whole
-_MAX_PROBED_BYTES = 1 << 20  # the same, if only its size is needed
+MAX_WHOLE_BYTES = 64 << 20  # maximum size of objects to read whole if a server ignores ranges
+_MAX_PROBED_BYTES = 1 << 20  # maximum size of objects to read whole if only the size is needed
 _MAX_DECODED_BYTES = 1 << 30  # maximum size of a decoded body, which is in memory
-_ERROR_BYTES = 64 << 10  # maximum size of an error's body; reading all of it keeps the connection
+_ERROR_BYTES = 64 << 10  # maximum bytes to read from an error body, so that the connection is kept
 _SUCCESS = (200, 203, 206)
-_ENDED = (16, 52, 55, 56, 92)  # libcurl codes: the connection ended before the response
-_CERTIFICATE_FILES = (  # of Debian, Red Hat, Alpine and SUSE
+_ENDED = (16, 52, 55, 56, 92)  # libcurl codes for a connection that ended before the response
+_CERTIFICATE_FILES = (  # paths on Debian, Red Hat, Alpine and SUSE
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/cert.pem",
     "/etc/ssl/ca-bundle.pem",
 )
-_ABORT = -1  # returned by a write callback to end the transfer
+_ABORT = -1  # the write callback returns this value to end the transfer
 
 
 class Handle:
-    """A libcurl easy handle and its transfer. `window` bounds and counts the bytes in memory."""
+    """A libcurl easy handle and its current transfer. `window` limits the bytes in memory."""
 
     def __init__(self, limits: Limits, permit: Permit, window: Window) -> None:
         self.permit, self._limits, self._window = permit, limits, window
@@ -66,7 +65,7 @@ class Handle:
         self._headers: list[str] = []
         self._user, self._fresh = "", False
         easy = self.easy = pycurl.Curl()
-        self.set = easy.setopt  # cached: attribute access on libcurl objects is slow
+        self.set = easy.setopt  # cached, because attribute access on libcurl objects is slow
         easy.setopt(pycurl.NOSIGNAL, 1)
         easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         easy.setopt(pycurl.FOLLOWLOCATION, 0)
@@ -76,29 +75,29 @@ class Handle:
         easy.setopt(pycurl.TCP_KEEPALIVE, 1)
         easy.setopt(pycurl.DNS_CACHE_TIMEOUT, 300)
         easy.setopt(pycurl.WRITEFUNCTION, self._take)
-        # Called for each header line: a method in C is fastest.
+        # libcurl calls it for each header line, and a C method is fastest.
         easy.setopt(pycurl.HEADERFUNCTION, self.lines.append)
         if certificates():
             easy.setopt(pycurl.CAINFO, certificates())
         easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open)
         if not permit.any_private:
-            # A proxy would connect in our place, where no address can be checked.
+            # No proxy, because the address to which a proxy connects cannot be checked.
             easy.setopt(pycurl.PROXY, "")
 
     def begin(self, request: Request, now: float, fresh: bool = False) -> None:
-        """Prepare the handle for a request; the caller runs it. `fresh`: use a new connection."""
+        """Prepare the handle for a request, which the caller then runs; `fresh` forces a new connection."""
         self.request = request
-        if request.response is not None:  # from an earlier redirect or attempt
+        if request.response is not None:  # the response of an earlier hop or attempt
             request.response = request.total = request.whole = None
         self.lines.clear()
         self.parts = []
         self.checked_at = now
-        self.checked_bytes = self.got = 0  # bytes of the body: at the last check of the speed, now
-        self._refused: Fault | None = None  # the connection was blocked
+        self.checked_bytes = self.got = 0  # bytes of the body: at the last speed check, and now
+        self._refused: Fault | None = None  # set if the address guard blocked the connection
         self.response: Response | None = None
         self.paused = self._has_all = False
         self._first = 0
-        self._last = sys.maxsize  # bytes _first.._last of the body are kept
+        self._last = sys.maxsize  # only bytes _first.._last of the body are kept
         self._limit = self._limits.max_bytes
         self._fault: Fault | None = None
         self.set(pycurl.URL, request.url)
@@ -113,7 +112,7 @@ class Handle:
             self._fresh = fresh
 
     def rest(self) -> None:
-        """Release the buffers of the last transfer."""
+        """Release the buffers of the last transfer, before the handle is stored for reuse."""
         self.request, self.parts, self.response = _NO_REQUEST, [], None
 
     def _set_user(self, user: str) -> None:
@@ -125,7 +124,7 @@ class Handle:
             else:
                 self.easy.unsetopt(option)
 
-    # -- called by libcurl: an exception here would be printed and lost
+    # -- called by libcurl, which prints and ignores exceptions
 
     def _open(self, purpose: int, address: Any) -> socket.socket | int:
         family, kind, protocol, where = address
@@ -165,7 +164,7 @@ class Handle:
         return None
 
     def _parse_head(self) -> Fault | None:
-        """Parse the head of the response and decide which bytes of the body are kept; return a fault or None."""
+        """Parse the response head and decide which bytes of the body to keep; return a fault or None."""
         request = self.request
         self.response = request.response = response = Response(self.lines)
         request.total = response.total
@@ -178,7 +177,7 @@ class Handle:
         elif request.sink is not None and response.coding:
             self._fault = Fault(
                 "encoding",
-                f"sent with content encoding {response.coding[:20]!r}, which was not requested",
+                f"unexpected content encoding {response.coding[:20]!r}",
                 error=FormatError,
             )
         elif response.range is not None or response.status == 206:
@@ -200,9 +199,9 @@ class Handle:
             or not sent[0] < sent[1]
             or (sent[2] is not None and sent[1] > sent[2])
         ):
-            return Fault("range", "the server sent another range than requested")
+            return Fault("range", "the server sent a different range than requested")
         if response.length not in (None, sent[1] - sent[0]):
-            return Fault("range", "the server sent a range whose length differs from Content-Range")
+            return Fault("range", "the response length differs from its Content-Range")
         if response.coding:
             return Fault(
                 "range", f"the server sent a range with content encoding {response.coding[:20]!r}"
@@ -214,12 +213,12 @@ class Handle:
         if sent[1] < stop:
             if sent[2] in (None, sent[1]):
                 return short_fault(sent[1], stop)
-            return Fault("range", "the server sent less than requested")
+            return Fault("range", "the server sent a shorter range than requested")
         self._last, self._limit = stop - request.start, sys.maxsize
         return None
 
     def _read_whole(self, response: Response) -> None:
-        """Handle a server that ignores ranges: keep a small object whole, of a large one the range."""
+        """Set the bytes to keep if the server ignores ranges: a small object, or the range of a large object."""
         request, total = self.request, response.total
         is_probe = request.stop == 0  # only the size is requested
         max_whole = _MAX_PROBED_BYTES if is_probe else MAX_WHOLE_BYTES
@@ -229,7 +228,7 @@ class Handle:
             return
         self._limit = sys.maxsize
         if is_probe:
-            self._first = sys.maxsize  # count the bytes, keep none
+            self._first = sys.maxsize  # counts the bytes without keeping them
             self._last = 0 if total is not None else sys.maxsize
         else:
             self._first = request.start
@@ -238,10 +237,10 @@ class Handle:
     # -- the result
 
     def was_stale(self, code: int) -> bool:
-        """Return whether the transfer failed only because the server closed reused connections.
+        """Return whether the transfer failed only because the server had closed a reused connection.
 
-        Such a request is safe to repeat on a new connection (RFC 9112, section 9.3.1). libcurl
-        retries a few times by itself, but those connections may be closed too.
+        Such a request is safe to repeat on a new connection (RFC 9112, section 9.3.1). libcurl retries a few times by
+        itself, but on other reused connections, which may be closed, too.
         """
         return (
             code in _ENDED
@@ -251,7 +250,7 @@ class Handle:
         )
 
     def slow_fault(self) -> Fault:
-        """Return the fault for a transfer below the minimum speed."""
+        """Return the fault for a transfer that is slower than the minimum speed."""
         return Fault(
             "slow", f"less than 1 kB/s for {self._limits.timeout_s:g} s", is_transient=True
         )
@@ -261,11 +260,11 @@ class Handle:
         return Fault("deadline", f"incomplete after {self._limits.deadline_s:g} s")
 
     def finish(self, code: int) -> Fault | None:
-        """Set the data of the request, or return the fault; `code` is libcurl's result, 0 for success."""
+        """Set the data of the request, or return a fault; `code` is libcurl's result code, 0 for success."""
         request, failed = self.request, code != 0 and not self._has_all
         if failed:
             if self.response is None and self.lines and self._parse_head() is not None:
-                return self._fault  # the status or headers are the fault
+                return self._fault  # found in the status or the headers
             return self._fault or (self._refused if code in (7, 28) else None) or curl_fault(code)
         if self.response is None and self._parse_head() is not None:
             return self._fault
@@ -288,7 +287,7 @@ class Handle:
         return self._cut(body)
 
     def _cut(self, body: bytes) -> Fault | None:
-        """Set the data of a range request from a response with the whole object."""
+        """Set the data of a range request from a response that contains the whole object."""
         request = self.request
         if not self._has_all and (self._first or request.sink is not None):
             request.total = self.got
@@ -303,7 +302,7 @@ class Handle:
     def _refusal(self, response: Response, parts: list[bytes]) -> Fault | None:
         request = self.request
         if response.status == 416 and request.is_range:
-            if request.stop == 0 and not request.total:  # an empty file has no first byte
+            if request.stop == 0 and not request.total:  # an empty file, which has no byte 0
                 request.total = 0
                 return None
             return short_fault(request.total, max(request.stop or 0, request.start + 1))
@@ -311,8 +310,8 @@ class Handle:
 
 
 def _headers_for(request: Request) -> list[str]:
-    """Return the headers of a request: Range and If-Match, where needed."""
-    headers = ["Accept-Encoding: identity"]  # `Accept: */*` is libcurl's default
+    """Return the headers of a request, including Range and If-Match where needed."""
+    headers = ["Accept-Encoding: identity"]  # libcurl adds `Accept: */*`
     if request.is_range:
         stop = request.stop
         last = "" if stop is None else max(stop, request.start + 1) - 1
@@ -326,20 +325,20 @@ _NO_REQUEST = Request(Address("", "", ""), lambda request: None, Guard())
 
 
 def _too_large(limit: int, max_bytes: int) -> Fault:
-    # The option does not change the limit for servers that ignore ranges.
-    hint = "Raise --max-object." if limit == max_bytes else ""
+    # No hint for the limit of servers that ignore ranges, because the option does not change it.
+    hint = "Increase --max-object." if limit == max_bytes else ""
     return Fault("large", f"larger than the limit of {limit} bytes", hint=hint)
 
 
 def short_fault(size: int | None, stop: int) -> Fault:
-    """Return the fault for an object that ends before byte `stop` was reached; `size` is its size, if known."""
+    """Return the fault for an object that ends before byte `stop`; `size` is the object's size, if known."""
     message = f"ends before byte {stop}" if size is None else short_message(size, stop)
     return Fault("short", message, hint=SHORT_HINT, error=FormatError)
 
 
 @cache
 def certificates() -> str:
-    """Return the path of the CA certificates; the path built into libcurl may not exist here."""
+    """Return the path of the CA certificates, because libcurl's built-in path may not exist on this system."""
     configured = os.environ.get("SSL_CERT_FILE") or os.environ.get("CURL_CA_BUNDLE")
     if configured:
         return configured

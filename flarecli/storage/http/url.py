@@ -1,6 +1,6 @@
-"""Parse http(s) addresses strictly.
+"""Strict parser for http(s) addresses.
 
-libcurl gets an address that is built from the parsed parts, so that two parsers cannot disagree about the host.
+libcurl receives an address that is built from the parsed fields, so that its parser cannot find a different host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HOST = re.compile(r"[a-z0-9_](?:[a-z0-9._-]{0,252}[a-z0-9_.])?", re.ASCII)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NOT_ASCII = re.compile("[^\x00-\x7f]")
-_UNQUOTED = re.compile(r"[^!#-;=?-\[\]_a-z~]")  # characters of a path or query that must be quoted
+_UNQUOTED = re.compile(r"[^!#-;=?-\[\]_a-z~]")  # characters to quote in a path or query
 _SAFE = "/%:=&?~#+!$,;'@()*[]"
 _SAFE_USER = "%:=&~+!$,;'()*"
 
@@ -41,7 +41,7 @@ class Address(NamedTuple):
     """A parsed http(s) address.
 
     url     `scheme://host[:port]/path?query` for the request: percent-encoded, without user info and fragment
-    origin  `scheme://host:port`, always with a port; permits and credentials belong to it
+    origin  `scheme://host:port`, always with a port; permits and credentials are valid for one origin
     user    `name:password`, percent-encoded, or empty
     """
 
@@ -74,7 +74,7 @@ def parse(url: str) -> Address:
 
 @functools.lru_cache(maxsize=4096)
 def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
-    """Return `scheme://host[:port]` without a default port, and the origin."""
+    """Return `scheme://host[:port]` without a default port, and the origin, which always has a port."""
     start = f"{scheme}://{_host(host)}"
     number = int(port) if port else DEFAULT_PORTS[scheme]
     if not 0 < number < 65536:
@@ -84,7 +84,7 @@ def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
 
 
 def _invalid(url: str) -> UnsafeError | FormatError:
-    """Return the error to raise for an address that is not a valid http or https address."""
+    """Return the error for an invalid http(s) address."""
     scheme = _SCHEME.match(url)
     if _CONTROL.search(unquote(url)):
         return FormatError("the address contains a control character", where=_shown(url))
@@ -92,7 +92,7 @@ def _invalid(url: str) -> UnsafeError | FormatError:
         return UnsafeError(
             f"{scheme[0][:-1].lower()[:20]}: addresses are not supported here",
             where=_shown(url),
-            hint="Only http and https addresses are fetched.",
+            hint="Use an http or https address.",
         )
     return FormatError("not an http or https address", where=_shown(url))
 
@@ -103,7 +103,7 @@ def _host(host: str) -> str:
             host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
         except ValueError:
             host = ""
-        if host and "%" not in host:  # a zone is a network interface of this machine
+        if host and "%" not in host:  # a zone after `%` names a network interface of this machine
             return host
     elif not host.isascii():
         try:
@@ -122,11 +122,11 @@ def _shown(url: str) -> str:
 
 
 def join(base: str, url: str) -> str:
-    """Resolve a reference against the address of the file that holds it (RFC 3986, section 5).
+    """Resolve a reference against the address of the file that contains it (RFC 3986, section 5).
 
-    The user info of `base` is kept only if the reference stays at its host. Raises FormatError for an invalid reference.
+    The user info of `base` is kept only if the target has the same host. Raises FormatError for an invalid reference.
     """
-    if _CONTROL.search(url):  # urljoin would drop them silently
+    if _CONTROL.search(url):  # urljoin would drop control characters silently
         raise FormatError("the address contains a control character", where=_shown(url))
     url = url.strip(" ")
     if _SCHEME.match(url):
@@ -138,10 +138,10 @@ def join(base: str, url: str) -> str:
 
 
 def redirected(before: Address, location: str) -> Address:
-    """Return the target of a redirect. User info is kept only within one origin.
+    """Return the target of a redirect. User info is kept only if the origin is the same.
 
-    location  value of the header, one character for each byte
-    raises    UnsafeError for another scheme than http(s); FormatError for an invalid address
+    location  value of the Location header, decoded as Latin-1
+    raises    UnsafeError for a scheme other than http(s); FormatError for an invalid address
     """
     target = parse(
         join(before.url, _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", location))
@@ -152,5 +152,5 @@ def redirected(before: Address, location: str) -> Address:
 
 
 def folder_of(url: str) -> str:
-    """Return the folder of an address, without a query and without a slash at the end."""
+    """Return the folder of an address, without a query and without a trailing slash."""
     return url.partition("?")[0].partition("#")[0].rpartition("/")[0]

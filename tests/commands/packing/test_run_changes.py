@@ -94,7 +94,7 @@ def test_invalid_credentials_end_a_pack_that_skips_rows(tmp_path, monkeypatch):
         raise CredentialsError(
             "403 Forbidden (ExpiredToken)",
             where=at,
-            hint="Get new credentials, then run the same command again.",
+            hint="Renew the credentials, then run the same command again.",
         )
 
     (tmp_path / "i.csv").write_text("url\na\nb\n")

@@ -385,7 +385,7 @@ def test_a_link_at_the_path_of_a_log_is_not_followed(source, tmp_path, monkeypat
             commands.unpack(source, str(to), **options)
         assert (
             str(caught.value)
-            == f"{to}/.flare/{name}: a symbolic link, which may lead out of the folder"
+            == f"{to}/.flare/{name}: is a symbolic link; its target may be outside the folder"
         )
     assert (to / "notes").read_text() == "mine"
     assert (tmp_path / "mine").read_text() == '{"next": 0, "names": ["notes"]}\n'

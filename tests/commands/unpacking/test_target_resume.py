@@ -207,7 +207,7 @@ def test_a_link_at_the_path_of_the_journal_is_not_followed(tmp_path):
             )
         assert (
             str(caught.value)
-            == f"{tmp_path}/f/.flare/journal: a symbolic link, which may lead out of the folder"
+            == f"{tmp_path}/f/.flare/journal: is a symbolic link; its target may be outside the folder"
         )
     assert (tmp_path / "mine").read_text() == "precious"
 

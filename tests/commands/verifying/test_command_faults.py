@@ -42,7 +42,7 @@ def test_an_unreadable_byte_of_a_shard_is_reported_and_other_shards_are_checked(
     monkeypatch.setattr(os, "preadv", preadv)
     done = commands.verify(str(out))
     assert [(one.where, one.kind, one.message) for one in done] == [
-        (str(out / "shard.00001.mds"), "reach", "input/output error, reading from byte 0"),
+        (str(out / "shard.00001.mds"), "reach", "input/output error while reading from byte 0"),
     ]
     assert done.shards == 4
 

@@ -8,7 +8,7 @@ from flarecli import commands
 from flarecli.model import Settings
 from flarecli.write import Writer
 
-LINK = "a symbolic link, which may lead out of the folder"
+LINK = "is a symbolic link; its target may be outside the folder"
 FORMS = ["mds", "mds-zstd", "json", "csv", "webdataset", "granular", "ffrecord"]
 COMPANIONS = [
     ("json", "shard.00000.json.meta"),

@@ -10,8 +10,8 @@ from flarecli.storage import Guard, locate
 from flarecli.storage.locator import locate_named
 
 HINT = (
-    "hint: Data from the network reads other buckets without credentials; "
-    "save it to a local file if you trust it."
+    "hint: Links from network data to other buckets are read without credentials; "
+    "if you trust the data, save it locally."
 )
 
 

@@ -13,7 +13,7 @@ from flarecli.storage import Guard, Limits, locate
 ONCE = Guard(limits=Limits(retries=0, timeout_s=0.5))
 
 
-SETTINGS = "Check the environment variables and the files that they name."
+SETTINGS = "Check the environment variables, and the files to which they refer."
 
 
 @pytest.fixture

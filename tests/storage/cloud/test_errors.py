@@ -44,7 +44,7 @@ def cloud(web, no_cloud, monkeypatch):
             "InvalidObjectState",
             ReachError,
             f"403 Forbidden (InvalidObjectState), {TRIED}",
-            "The object is archived: restore it first.",
+            "Restore the archived object first.",
         ),
         (403, "AccessDenied", ReachError, f"403 Forbidden (AccessDenied), {TRIED}", ACCESS),
         (
@@ -52,14 +52,14 @@ def cloud(web, no_cloud, monkeypatch):
             "ExpiredToken",
             CredentialsError,
             f"400 Bad Request (ExpiredToken), {TRIED}",
-            "Get new credentials, then run the same command again.",
+            "Renew the credentials, then run the same command again.",
         ),
         (
             403,
             "RequestTimeTooSkewed",
             CredentialsError,
             f"403 Forbidden (RequestTimeTooSkewed), {TRIED}",
-            "Set this machine's clock.",
+            "Correct the clock of this machine.",
         ),
         (404, "NoSuchBucket", MissingError, "no such bucket", ""),
         (404, "NoSuchKey", MissingError, "not found", ""),
@@ -101,7 +101,8 @@ def test_a_listing_with_objects_outside_the_folder_is_refused(cloud):
     with pytest.raises(FormatError) as caught:
         list(locate("s3://b/train").list())
     assert (
-        str(caught.value) == "s3://b/train: the listing of its folder contains an object outside it"
+        str(caught.value)
+        == "s3://b/train: the listing of the folder contains an object outside the folder"
     )
 
 
@@ -179,7 +180,7 @@ def test_a_conditional_write_that_fails_is_a_busy_error(cloud, status):
             locate("s3://b/a", Guard(limits=Limits(retries=0))).store.put_if("a", b"new", None)
     finally:
         del cloud.server.RequestHandlerClass.do_PUT
-    assert str(caught.value) == "s3://b/a: another process has written there"
+    assert str(caught.value) == "s3://b/a: another process has changed this file"
 
 
 def put(handler):

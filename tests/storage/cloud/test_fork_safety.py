@@ -23,9 +23,9 @@ def test_a_library_that_cannot_be_loaded_after_a_fork_is_explained(monkeypatch):
         native.compiled()
     assert (
         str(caught.value)
-        == f"{tempfile.gettempdir()}: obstore cannot be loaded again after a fork: programs cannot be run from this folder"
+        == f"{tempfile.gettempdir()}: obstore cannot be loaded again after a fork: the folder does not allow executable files"
     )
     assert (
         caught.value.hint
-        == "Set TMPDIR to a folder from which programs can be run, or start processes by spawn."
+        == "Set TMPDIR to a folder that allows executable files, or start processes with spawn."
     )

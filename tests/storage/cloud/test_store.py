@@ -148,7 +148,7 @@ def pack_until_credentials_expire(cloud, tmp_path, capfd, links, valid, *options
     out, err = capfd.readouterr()
     assert re.sub(r"127\.0\.0\.1:\d+", "HOST", err).splitlines()[-2:] == [
         f"error: s3://b/{valid}: 400 Bad Request (ExpiredToken), tried with the key in AWS_ACCESS_KEY_ID at http://HOST",
-        "hint: Get new credentials, then run the same command again.",
+        "hint: Renew the credentials, then run the same command again.",
     ]
     assert out == "" and not any(secret in err for secret in SECRETS)
     return line, renew
@@ -243,9 +243,9 @@ def test_aws_profiles_are_read(tmp_path):
     assert caught(ReachError, credential_sources, "s3", {**env, "AWS_PROFILE": "sso"}) == expected
     assert (
         caught(ReachError, credential_sources, "s3", {**env, "AWS_PROFILE": "none"})
-        == "AWS_PROFILE names 'none', which does not exist"
+        == "the profile 'none' in AWS_PROFILE does not exist"
     )
-    expected = "AWS_ACCESS_KEY_ID is set in the environment, AWS_SECRET_ACCESS_KEY is not"
+    expected = "AWS_ACCESS_KEY_ID is set in the environment, but AWS_SECRET_ACCESS_KEY is not set"
     assert (
         caught(ReachError, credential_sources, "s3", {**env, "AWS_ACCESS_KEY_ID": "A"}) == expected
     )
@@ -288,7 +288,7 @@ def test_data_may_name_its_own_bucket_and_public_web_addresses(s3, web):
     )
     assert (
         caught(UnsafeError, at.join, "file:///etc/passwd")
-        == f"{s3}/some/folder: a file:// address in data from the network"
+        == f"{s3}/some/folder: data from the network must not contain file:// addresses"
     )
     assert "leads to 127.0.0.1, a loopback address" in caught(
         UnsafeError, at.join(web.page("/x", b"inside")).read
@@ -512,7 +512,7 @@ def test_a_listing_that_repeats_is_an_error(cloud):
     cloud.pages["/b"] = lambda handler, times: handler.answer(
         200, page(["d/0", "d/1"], "more")
     )  # for every requested page
-    wanted = "s3://b/d/0: the listing of its folder repeats"
+    wanted = "s3://b/d/0: the listing contains this object twice"
     assert caught(FormatError, lambda: list(locate("s3://b/d").list())) == wanted
 
 

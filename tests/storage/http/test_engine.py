@@ -511,7 +511,7 @@ def test_requests_queued_during_a_crash_are_delivered(engine, monkeypatch):
     one.submit([request("http://127.0.0.1:9/", arrived.put)])
     submitted.set()
     assert arrived.get(timeout=60).fault.kind == "bug"
-    with pytest.raises(RuntimeError, match="^the transfer thread has died$"):
+    with pytest.raises(RuntimeError, match="^the transfer thread has crashed$"):
         one.submit([request("http://127.0.0.1:9/", arrived.put)])
 
 

@@ -77,7 +77,7 @@ def test_an_invalid_host_is_a_usage_error(text, capfd, tmp_path):
     with pytest.raises(UsageError):
         parse_host(text)
     assert main(["cat", str(tmp_path), "--allow-host", text]) == 2
-    assert "hint: Write it like data.example.com:8080, [::1]:8080 or 10.1.0.0/16." in (
+    assert "hint: Examples: data.example.com:8080, [::1]:8080, 10.1.0.0/16." in (
         capfd.readouterr().err
     )
 
@@ -123,22 +123,22 @@ def test_an_address_is_allowed_by_host_port_or_network(origin, hosts, ip, is_all
         (
             "http://a.example:80",
             "10.0.0.7",
-            "Give --allow-host a.example if you trust the data that names it.",
+            "Pass --allow-host a.example if you trust the data that links to it.",
         ),
         (
             "https://a.example:8443",
             "10.0.0.7",
-            "Give --allow-host a.example:8443 if you trust the data that names it.",
+            "Pass --allow-host a.example:8443 if you trust the data that links to it.",
         ),
         (
             "http://[::1]:8080",
             "::1",
-            "Give --allow-host [::1]:8080 if you trust the data that names it.",
+            "Pass --allow-host [::1]:8080 if you trust the data that links to it.",
         ),
         (
             "http://a.example:80",
             "169.254.169.254",
-            "Metadata addresses must be named exactly: give --allow-host 169.254.169.254.",
+            "A metadata address needs its own permit: pass --allow-host 169.254.169.254.",
         ),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_local_index_may_not_name_a_private_address(web, tmp_path, capfd):
     assert code == 5
     assert err == (
         f"error: {source}[0]: k0: {url}: leads to 127.0.0.1, a loopback address\n"
-        f"hint: Give --allow-host 127.0.0.1:{web.port} if you trust the data that names it, or "
+        f"hint: Pass --allow-host 127.0.0.1:{web.port} if you trust the data that links to it, or "
         "--on-error skip to omit such rows.\n"
     )
     assert not web.asked
@@ -199,8 +199,8 @@ def test_rows_left_out_for_a_private_address_are_noted_with_the_option(web, tmp_
     code, err = packed(capfd, source, str(tmp_path / "out"), "--on-error", "skip")
     assert code == 1
     assert (
-        "rows failed because of a private address: give --allow-host "
-        f"127.0.0.1:{web.port} if you trust the data that names it." in err
+        "rows failed because of a private address: pass --allow-host "
+        f"127.0.0.1:{web.port} if you trust the data that links to it." in err
     )
     (line,) = (tmp_path / "out" / "failed.jsonl").read_text().splitlines()
     assert json.loads(line)["kind"] == "unsafe"
@@ -223,7 +223,10 @@ def test_a_redirect_reaches_a_private_address_only_at_the_origin_of_the_row(
         code, err = packed(capfd, source, str(tmp_path / name), *allowed)
         assert code == 5
         assert "leads to 127.0.0.1, a loopback address\n" in err or "leads to ::1" in err
-        assert "hint: Give --allow-private, or name the address that it redirects to in the" in err
+        assert (
+            "hint: Pass --allow-private, or replace the link in the data with its redirect target"
+            in err
+        )
     assert not other_web.asked
 
 
@@ -276,7 +279,8 @@ def test_every_command_needs_the_option_for_a_playlist_that_names_a_private_host
     err = capfd.readouterr().err
     assert code == (1 if command == "verify" else 5)
     assert (
-        f"hint: Give --allow-host 127.0.0.1:{web.port} if you trust the data that names it" in err
+        f"hint: Pass --allow-host 127.0.0.1:{web.port} if you trust the data that links to it"
+        in err
     )
     assert not web.asked
     assert run("--allow-host", f"127.0.0.1:{web.port}") == 0, capfd.readouterr().err
@@ -308,9 +312,7 @@ def test_a_library_that_opens_connections_itself_needs_its_host_named(tmp_path):
     assert str(caught.value) == (
         "ftp://127.0.0.1:1/x: flare cannot check which address ftp:// connects to"
     )
-    assert caught.value.hint == (
-        "Give --allow-host with its host and port if you trust the data that names it."
-    )
+    assert caught.value.hint == ("Pass --allow-host with the host and port, if you trust the data.")
     allowed = with_reach(Guard(allow_local=True), ["127.0.0.1:1"])
     assert str(locate(f"{tmp_path}/", allowed).join("ftp://127.0.0.1:1/x")) == "ftp://127.0.0.1:1/x"
 

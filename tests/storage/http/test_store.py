@@ -577,7 +577,7 @@ def test_a_range_without_its_last_byte_is_refused(web):
     )
     with pytest.raises(ReachError) as caught:
         locate(web.url("/a")).read(10, 20)
-    assert caught.value.message == "the server sent less than requested"
+    assert caught.value.message == "the server sent a shorter range than requested"
 
 
 def test_an_encoded_whole_object_instead_of_a_range_is_bounded(web, monkeypatch):
