@@ -192,7 +192,7 @@ class ObjectLog(AppendLog):
                 if (named := _PIECE.fullmatch(entry.name))
             }
         for number in range(len(found)):
-            if number not in found:  # objects after a missing one are deleted and written again
+            if number not in found:  # after a missing object, delete and rewrite all objects
                 break
             self._sizes.append(found.pop(number).size)
         self._delete([entry.name for entry in found.values()])

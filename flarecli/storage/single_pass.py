@@ -1,7 +1,7 @@
 """Read a local file once, front to back, while its structure is checked and its bytes are hashed.
 
-A memory buffer contains a window of the file, and is reused for the next file. It stays in the CPU cache while its
-bytes are hashed and checked.
+A memory buffer contains a window of the file, and is reused for the next file. The buffer stays in the CPU cache while
+its bytes are hashed and checked.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def credential_sources(
     scheme     s3, gs or az
     env        environment variables; default: those of the process
     anonymous  whether to use the configured endpoint and region without credentials
-    raises     ReachError for incomplete settings, or settings that name a missing file or profile
+    raises     ReachError for incomplete settings, or settings that refer to a missing file or profile
     """
     env = os.environ if env is None else env
     if anonymous:

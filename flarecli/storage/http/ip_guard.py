@@ -220,8 +220,8 @@ def _is_metadata(ip: str) -> bool:
 
 
 # Host that the user allowed -> whether its first address was public. If so, later addresses must not be private,
-# because the owner of the name could redirect it to this machine or its network (DNS rebinding). There is no lock: a
-# fork could copy it in its locked state, and `setdefault` is atomic.
+# because the owner of the name could redirect it to this machine or its network (DNS rebinding). The dict has no lock,
+# because `setdefault` is atomic, and a fork could copy a lock in its locked state.
 _first_is_public: dict[str, bool] = {}
 
 

@@ -207,7 +207,7 @@ def _request(turn: _Turn) -> Request:
 
 
 def outage_delay(lasted: float) -> float:
-    """Return the delay in seconds before the next attempt, for a host that is unreachable for `lasted` seconds."""
+    """Return the delay in seconds before the next attempt if a host has been unreachable for `lasted` seconds."""
     shortest, longest = _OUTAGE_DELAYS_S
     return random.uniform(0.5, 1.0) * min(longest, max(shortest, lasted / 2))
 
@@ -268,7 +268,7 @@ class RetryQueue:
         return None if request.attempts > self._max_retries else delay
 
     def _delay_if_unreachable(self, request: Request, now: float, is_outage: bool) -> float | None:
-        """Return the delay in seconds after a failed connection, or None if the host is unreachable for too long."""
+        """Return the delay in seconds after a failed connection, or None if the outage has lasted too long."""
         since = self._hosts.unreachable(request.origin, now)
         if not self._max_retries:
             return None
