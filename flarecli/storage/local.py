@@ -460,7 +460,7 @@ class LocalStore(Store):
 
     def _fill(self, fd: int, parts: Iterable[Part], sums: Sums) -> None:
         """Write, hash and sync a new file."""
-        from flarecli.storage.direct_io import FileWriter  # imported late: reads do not need it
+        from flarecli.storage.direct_io import FileWriter  # imported late, as reads do not need it
 
         writer = FileWriter(fd, self.durable)
         for data in parts:

@@ -24,7 +24,7 @@ _UNSIGNED = {
     "gs": "GOOGLE_SKIP_SIGNATURE",
     "az": "AZURE_SKIP_SIGNATURE",
 }
-_PROBE_S = 1.0  # short timeout: the metadata service is on the local network
+_PROBE_S = 1.0  # a short timeout, because the metadata service is on the local network
 _ON = ("1", "true", "yes", "on")
 
 

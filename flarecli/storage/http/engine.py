@@ -518,7 +518,7 @@ class Engine:
     def _failed(self, request: Request, fault: Fault, now: float) -> None:
         """Handle an error response or a failed connection: redirect or retry the request, or deliver the fault."""
         response = request.response
-        # A response does not always mean that the host responded: a proxy may have refused to connect.
+        # A response does not always mean that the host responded, because a proxy may have refused to connect.
         if response is not None and response.status and fault.kind not in UNREACHABLE:
             self.hosts.responded(request.origin)
         if response is not None and response.status in REDIRECTS and response.get("location"):
