@@ -395,7 +395,7 @@ def test_a_truncated_shard(here, capfd):
     assert main(["cat", "d", "-q"]) == 4
     assert (
         capfd.readouterr().err
-        == f"error: {error}\nhint: It was cut short; fetch or pack it again.\n"
+        == f"error: {error}\nhint: The file was cut short; fetch or pack it again.\n"
     )
     assert main(["verify", "d"]) == 1
     assert "shard.00001.mds" in capfd.readouterr().out

@@ -1,4 +1,4 @@
-"""The formats: one class each, found by name. See `base` for the contract and `registry` for the list."""
+"""Shard formats: `base` defines their interface, and `registry` lists them."""
 
 from __future__ import annotations
 

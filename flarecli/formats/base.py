@@ -1,9 +1,9 @@
-"""The contract of a format: what it declares about itself, and how its shards are read, written and
-checked.
+"""The interface of a format: the facts that it declares, and the methods that read, write and check
+its shards.
 
 A format is a subclass of `Format`. It converts between Arrow batches and stored bytes; it does not
 print, read the clock or create Python values. Code outside `formats/` reads every fact from the
-object and never compares format names.
+format object and never compares format names.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ Ranges = Mapping[str, tuple[int, int]]
 Substitutes = Mapping[str, str | None]
 Span = tuple[
     "Location", int | None, int | None
-]  # a file, its first byte and its end byte; None: unknown
+]  # (file, first byte, byte after the last); None for an unknown byte
 
 
 class LargeValue(NamedTuple):
-    """A value of a shard: its row, its column and its number of bytes."""
+    """A large value in a shard: its row, its column and its size in bytes."""
 
     row: int
     column: str
     size: int
 
 
-# Encodings that formats often replace together, see `Format.substitutes`.
+# Groups of encodings that formats often replace together; see `Format.substitutes`.
 SMALL_INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
 INTEGERS = ("int", "int64", "uint64", *SMALL_INTEGERS)
 FLOATS = ("float16", "float32", "float64")
@@ -70,7 +70,7 @@ BINARY = (
     *("bytes", "pkl", "pil", "jpeg", "png", "mp4", "webm", "jpeg_array", "jpegarray"),
     *("list[jpeg]", "list[png]", "list[pil]"),
 )
-EACH = "X[]"  # a list whose items are stored by the substitute of their encoding
+EACH = "X[]"  # store a list as a list of the items' substitute encoding
 LISTED_PICTURES = {f"{name}[]": f"list[{name}]" for name in ("jpeg", "png", "pil")}
 
 _LISTS = ("jpeg[]", "png[]", "pil[]")
@@ -79,11 +79,11 @@ _BYTES = ("bytes", "jpeg_array", "jpegarray", "pkl", "mp4", "webm", "list")
 
 
 def encoding_group(encoding: str) -> str:
-    """Return the key of an encoding in `Format.substitutes`.
+    """Return the key in `Format.substitutes` for an encoding.
 
-    An encoding is its own key, except: `ndarray` for arrays of any dtype and shape, and `bytes` for
-    the user's own encodings. Lists have the keys `ndarray[]` for arrays, `bytes[]` for values of
-    bytes, their own name for images (`jpeg[]`, `png[]`, `pil[]`), and `*[]` for all others.
+    Most encodings are their own key. Arrays of any dtype and shape have the key `ndarray`, and
+    custom encodings have the key `bytes`. The keys for lists are `ndarray[]` for arrays, `jpeg[]`,
+    `png[]` and `pil[]` for images, `bytes[]` for other byte values, and `*[]` for all other items.
     """
     is_list = encoding.endswith("[]")
     item = encoding.removesuffix("[]")
@@ -101,31 +101,31 @@ class Format:
     """A shard format. Subclasses set the facts that differ from the defaults, and override the
     methods.
 
-    name              as users and playlists write it
-    suffixes          endings of the names of its shards
-    index_files       files, relative to the dataset's folder, that list its shards
+    name              format name in options and playlists
+    suffixes          suffixes of shard names
+    index_files       files that list the shards, relative to the dataset's folder
     key_column        the column with each sample's key; the other columns are then named after file
-                      extensions. Empty: samples have no key
-    default_key       the column that names the files of `unpack` by default
-    holds_null        whether a value may be null
-    record_checksums  the hash that protects each record inside the shard; empty: none
-    is_listed         whether a folder of shards needs no index: its files are listed in name order
-    is_plain          whether any file is a shard of one row without structure
-    is_multi_file     whether a shard is several files; `open_shard` finds those that are not listed
-    shards_in         the subfolder of a dataset that contains only shards; empty: the dataset's
-                      folder
-    checks_forward    whether `verify_shard` reads a local shard once, from front to back, in
+                      extensions. Empty if samples have no key
+    default_key       the column with the file names that `unpack` uses by default
+    holds_null        True if values may be null
+    record_checksums  the hash that protects each record inside the shard; empty if there is none
+    is_listed         True if a folder of shards needs no index: its files are listed in name order
+    is_plain          True if every file, of any content, is a shard with one row
+    is_multi_file     True if a shard has several files; `open_shard` finds unlisted files
+    shards_in         the subfolder of a dataset that contains only shards; empty for the dataset's
+                      own folder
+    checks_forward    True if `verify_shard` reads a local shard once, from front to back, in
                       bounded memory
-    options           pack options that apply to it: `newline`, `separator`
-    separator         its only separator; None: the user chooses it, if `separator` is an option
-    writable          whether it can be packed
-    reads_streams     whether `scan_stream` reads a stream that cannot seek
-    typed             whether the Arrow types of `read_batch` are stored in the file; otherwise they
+    options           pack options that the format supports: `newline`, `separator`
+    separator         the fixed separator; None if there is none, or if the user chooses it
+    writable          True if `pack` can write the format
+    reads_streams     True if `scan_stream` can read a stream that cannot seek
+    typed             True if the file stores the Arrow types of `read_batch`; otherwise the types
                       follow from the encodings
-    sizes_are_exact   whether `row_sizes` add up to the size of the shard's main file
-    substitutes       encoding (`encoding_group`) -> the encoding that is written instead; None: the
-                      format cannot store it; EACH: a list of its items' substitutes. Encodings that
-                      are not listed are written unchanged
+    sizes_are_exact   True if the sizes from `row_sizes` add up to the size of the shard's main file
+    substitutes       encoding (`encoding_group`) -> the encoding that is written instead; None if
+                      the format cannot store the encoding; EACH for a list of its items'
+                      substitutes. Encodings without an entry are written unchanged
     """
 
     name: ClassVar[str]
@@ -151,31 +151,33 @@ class Format:
     # -- finding and opening
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return whether a file is a shard of this format, by its name or its first bytes.
+        """Return whether the name or the first bytes of a file identify a shard of this format.
 
         head  the first 64 KiB of the file; b"" if only the name is known
         """
         return name.endswith(self.suffixes)
 
     def open_dataset(self, at: Location) -> Stream:
-        """Read the index of a folder, or list it. No shard is opened.
+        """Read the index of a folder, or list the folder, without opening a shard.
 
         raises  MissingError if the folder has no dataset; FormatError if its index is invalid
         """
         raise NotImplementedError
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the header, footer or companion of a shard; check counts before allocating for them.
+        """Read the header, footer or companion file of a shard.
 
-        columns  the columns that a listing declares: used if the shard declares none, else compared
+        Counts are compared with the file size before memory is allocated.
+
+        columns  the listed columns: used if the shard declares none, else compared with its own
         raises   FormatError, IntegrityError
         """
         raise NotImplementedError
 
     def written_by(self, listed_by: str) -> str | None:
-        """Return the writer of a dataset if the layout shows it.
+        """Return the software that wrote a dataset; None if the layout does not show it.
 
-        listed_by  name of the index in use, or empty
+        listed_by  name of the index file in use; empty if there is none
         """
         return None
 
@@ -190,7 +192,7 @@ class Format:
     ) -> list[Row]:
         """Read the stored bytes of rows, in the requested order.
 
-        ranges  list column -> (start, stop) within each list; only those items are read
+        ranges  name of a list column -> (start, stop): only these items of each list are read
         """
         raise NotImplementedError
 
@@ -200,8 +202,8 @@ class Format:
         """Return a function that reads the stored bytes of one row of a mapped shard, with its
         columns in the requested order.
 
-        For an invalid row it may raise any error. Callers then read the row again with `read_rows`,
-        which raises an error with the row.
+        The function may raise any error for an invalid row. Callers then read the row again with
+        `read_rows`, which raises an error that contains the row number.
         """
         read_rows = self.read_rows
         names = [one.name for one in shard.columns] if columns is None else columns
@@ -222,47 +224,47 @@ class Format:
     ) -> pa.RecordBatch:
         """Read rows start..stop as typed columns.
 
-        views  text and bytes may be Arrow views of the mapped shard
+        views  allow text and bytes to be Arrow views of the mapped shard
         """
         raise NotImplementedError
 
     def read_columns(
         self, shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None
     ) -> LocatedRows | None:
-        """Locate the stored bytes of rows in memory by column; None if they must be read."""
+        """Locate the stored values of rows in memory; return None if the values must be read."""
         return None
 
     def scan_stream(
         self, blocks: Iterable[bytes], columns: Columns | None = None, where: object = "-"
     ) -> Iterator[pa.RecordBatch]:
-        """Read a stream that cannot seek, in bounded memory.
+        """Read batches from a stream that cannot seek, in bounded memory.
 
-        Raises UsageError if the format cannot.
+        raises  UsageError if the format does not support streams
         """
         raise UsageError(f"{self.name} cannot be read from a stream", where=where)
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
-        """Return the file and byte range of a row, or of one of its columns; None if unknown."""
+        """Return the file and byte range of a row or of one of its values; None if unknown."""
         return None
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the values of more than `max_bytes` whose size an open shard knows.
+        """Return the values larger than `max_bytes`, without reading any value.
 
-        No value is read. Default: a shard does not know the sizes of its values.
+        The list is empty if an open shard does not contain the sizes of its values.
         """
         return []
 
     def packed_files(self, chunk: Chunk) -> list[tuple[str, int]] | None:
-        """Return (path, row) of the files that are packed in a shard, in row order; None for a
-        shard of other rows.
+        """Return (path, row) for each file packed in a shard, in row order; None if its rows are
+        not files.
         """
         return None
 
     # -- writing
 
     def store_as(self, encoding: str) -> str | None:
-        """Return the encoding that replaces an encoding in this format, often the same; None if
-        the format cannot store it.
+        """Return the encoding in which this format stores values of an encoding; None if the
+        format cannot store them.
         """
         instead = self.substitutes.get(encoding_group(encoding), encoding)
         if instead != EACH:
@@ -288,16 +290,16 @@ class Format:
         return one if instead == one.encoding else encodings.column(one.name, instead)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return columns in the order of the format, each as it is stored.
+        """Return columns in the order in which the format stores them, with their stored encodings.
 
-        raises  UsageError for columns that it cannot store
+        raises  UsageError for columns that the format cannot store
         """
         raise NotImplementedError
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the size of an empty shard and the bytes that each row adds: int64 [rows].
+        """Return the size of an empty shard, and the bytes that each row adds to it: int64 [rows].
 
         raises  ValueFitError naming the first row that the format cannot store
         """
@@ -311,16 +313,16 @@ class Format:
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as shard `number` of the dataset in `at`; file names are relative to it.
+        """Write rows as shard `number` of the dataset in the folder `at`.
 
-        The rows were accepted by `row_sizes`.
+        `row_sizes` must have accepted the rows. File names in the result are relative to `at`.
         """
         raise NotImplementedError
 
     def write_index(
         self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
     ) -> dict[str, File]:
-        """Write the index of the original library; return name -> File."""
+        """Write the index that the original library reads; return name -> File."""
         return {}
 
     # -- checking and repairing
@@ -330,13 +332,16 @@ class Format:
         raise NotImplementedError
 
     def unprotected(self, shard: Shard) -> str:
-        """Return which part of a shard its checksums do not cover; empty if they cover all of it."""
+        """Return a description of the part of a shard without checksums; empty if there is none."""
         return ""
 
     def merge_indexes(
         self, at: Location, parts: Sequence[Location] | None = None
     ) -> dict[str, File]:
-        """Write one index of all datasets below a folder; return name -> File (empty: no index)."""
+        """Write one index for all datasets below a folder; return name -> File.
+
+        The result is empty if the format has no index.
+        """
         return {}
 
     def repair_index(self, at: Location, replace: bool = False) -> Stream:

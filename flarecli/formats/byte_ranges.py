@@ -1,5 +1,6 @@
-"""Read byte ranges of a shard, mapped, decompressed or in a few joined reads, and make Arrow arrays
-and batches of them.
+"""Read byte ranges of a shard, and convert them to Arrow arrays and batches.
+
+A shard is mapped, decompressed as a whole, or read in ranges.
 """
 
 from __future__ import annotations
@@ -57,27 +58,27 @@ __all__ = [
     "whole",
 ]
 
-# Other suffixes of compressed tar files; no other format uses them.
+# Suffixes that only compressed tar files have -> their compression.
 TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}
 
 _ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
-MAX_CACHED_BYTES = 256 << 20  # of decompressed shards; a larger shard is the only one in the cache
-_MAX_GAP = 1 << 16  # bytes between two ranges: reading them is cheaper than a second request
-# Bytes per read when a file is read in order: fewest, where large members are skipped between reads,
-# and most, where nothing is skipped.
+MAX_CACHED_BYTES = 256 << 20  # cache size for decompressed shards; a larger shard is cached alone
+_MAX_GAP = 1 << 16  # bytes between two ranges that are read together to save a request
+# Limits for the bytes per read of a file that is read in order. Reads become smaller if large
+# members are skipped between them.
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 12, 1 << 20
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
-# The Location keeps the store alive, so that the id in the key is not used again.
+# The Location in an entry keeps its store alive, so the store's id in the key cannot be reused.
 _cache: OrderedDict[object, tuple[Location, bytearray]] = OrderedDict()
 _lock = threading.Lock()
 
 
 class LocatedRows:
-    """Stored bytes of rows of one shard, located in memory.
+    """Stored values of some rows in one shard, located in memory.
 
-    source   bytes, a map or a memoryview; slicing it reads a value
-    columns  name -> values: fixed size: copied values, an array of voids [rows]; variable size: the
-             starts and stops of the values in `source`, int64 [rows] each, or a list of bytes
+    source   bytes, a memory map or a memoryview; slices of `source` are values
+    columns  name -> values. Values of fixed size are copied: an array of voids [rows]. Others are
+             the starts and stops of slices of `source`, int64 [rows] each, or a list of bytes
     """
 
     __slots__ = ("columns", "source")
@@ -86,7 +87,7 @@ class LocatedRows:
         self.source, self.columns = source, columns
 
     def copied(self) -> LocatedRows:
-        """Return a copy that does not refer to the shard."""
+        """Return a copy that does not reference the shard's memory."""
         return LocatedRows(
             b"",
             {
@@ -103,7 +104,7 @@ class LocatedRows:
 
 
 def single_file_chunk(at: Location, file: File | None = None) -> Chunk:
-    """Return a Chunk of a single file, such as a companion; `file` is its listed size and hashes."""
+    """Return a Chunk for one file, such as a companion file; `file` has its size and hashes."""
     return Chunk(at, None, (file,) if file is not None else ())
 
 
@@ -116,9 +117,9 @@ def suffix(chunk: Chunk) -> str:
 
 
 def stored_size(chunk: Chunk) -> int:
-    """Return the size of a chunk's file and compare it with the listed size.
+    """Return the size of a chunk's file; compare the size of a local file with the listed size.
 
-    A listed size is not requested from a remote store: a read past the end is an error anyway.
+    A remote file with a listed size is not checked, because a read past its end is an error anyway.
 
     raises  IntegrityError if the file does not have the listed size
     """
@@ -128,7 +129,7 @@ def stored_size(chunk: Chunk) -> int:
     size = chunk.at.size()
     if listed is not None and size != listed:
         hint = (
-            "It was cut short; fetch or pack it again."
+            "The file was cut short; fetch or pack it again."
             if size < listed
             else "The file was replaced after it was packed; fetch or pack it again."
         )
@@ -139,7 +140,7 @@ def stored_size(chunk: Chunk) -> int:
 
 
 def whole(chunk: Chunk) -> memoryview | None:
-    """Return all bytes of a shard: mapped, or decompressed and cached; None if ranges must be read."""
+    """Return all bytes of a shard, mapped or decompressed; None if ranges must be read."""
     kind = suffix(chunk)
     if not kind:
         view = chunk.at.map()
@@ -147,7 +148,7 @@ def whole(chunk: Chunk) -> memoryview | None:
             stored_size(chunk)
         return view
     file = chunk.files[0] if chunk.files else None
-    # Keyed by the store: a dataset that is opened again may have changed.
+    # The key contains the store because a dataset may have changed when it is opened again.
     key = (id(chunk.at.store), chunk.at.path)
     with _lock:
         if key in _cache:
@@ -165,7 +166,7 @@ def whole(chunk: Chunk) -> memoryview | None:
 
 
 def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
-    """Read byte ranges of a shard in the requested order; ranges with small gaps share a read."""
+    """Read byte ranges of a shard in the requested order; ranges close together share a read."""
     view = whole(chunk)
     if view is not None:
         if len(ranges) > 1:
@@ -191,21 +192,21 @@ def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memory
 
 
 class Source(Protocol):
-    """Bytes that are read in order."""
+    """A source of bytes that are read in order."""
 
     @property
     def size(self) -> int | None:
-        """Number of bytes; None if it is not known yet."""
+        """Total number of bytes; None if the number is not known yet."""
 
     def window(self, start: int, need: int) -> memoryview:
-        """Return at least `need` bytes from `start`, fewer only at the end.
+        """Return at least `need` bytes from the offset `start`, or fewer at the end of the data.
 
-        `start` never decreases.
+        Callers never decrease `start`.
         """
 
 
 class MappedSource:
-    """A file in memory, or mapped."""
+    """Source for a file that is in memory or mapped."""
 
     def __init__(self, view: memoryview) -> None:
         self.size = len(view)
@@ -216,8 +217,8 @@ class MappedSource:
 
 
 class RangeSource:
-    """A file that is read in order. Data between the windows is skipped, so reads are large while
-    windows follow each other, and small after a gap.
+    """Source that reads a file in ranges: large ranges for adjacent windows, and smaller ranges
+    after bytes were skipped between windows.
     """
 
     def __init__(self, at: Location, size: int) -> None:
@@ -232,15 +233,15 @@ class RangeSource:
 
 
 def source_of(chunk: Chunk) -> MappedSource | RangeSource:
-    """Return a source of a shard's decompressed bytes, to read it once from front to back."""
+    """Return a source that reads a shard's decompressed bytes once, from front to back."""
     view = whole(chunk)
     return MappedSource(view) if view is not None else RangeSource(chunk.at, stored_size(chunk))
 
 
 def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
-    """Return the map or the bytes under a view of a whole file; None if there are none.
+    """Return the memory map or the bytes object behind a view of a complete file; None for others.
 
-    Slices of them are bytes, and faster than copies of slices of a view.
+    A slice of such an object is bytes, and is faster than copying a slice of a view.
     """
     if view is None or not isinstance(view.obj, (bytes, mmap.mmap)) or len(view.obj) != len(view):
         return None
@@ -250,9 +251,11 @@ def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
 def runs(
     starts: IntArray | UInt32Array, max_rows: int, max_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of consecutive runs of rows; a row of more than `max_bytes` is a run.
+    """Yield (start, stop) of consecutive runs of rows, within both limits.
 
-    starts  integers [rows + 1], not decreasing: the start of each row, and the end of the last
+    A row larger than `max_bytes` is a run by itself.
+
+    starts  integers [rows + 1], not decreasing: the start of each row, and the end of the last row
     """
     table, start = starts.data, 0
     rows = len(table) - 1
@@ -264,9 +267,9 @@ def runs(
 
 
 def first_decrease(starts: IntArray | UInt32Array) -> int | None:
-    """Return the first row that ends before it starts, or None.
+    """Return the first row that ends before it starts; None if there is none.
 
-    In a crafted table, such a row aims a read at bytes of other rows.
+    A crafted table could use such a row to read the bytes of other rows.
     """
     decreases = starts[1:] < starts[:-1]
     return int(np.argmax(decreases)) if decreases.any() else None
@@ -276,7 +279,7 @@ def first_decrease(starts: IntArray | UInt32Array) -> int | None:
 
 
 def value_offsets(array: pa.Array) -> IntArray:
-    """Return the offsets of a large_binary or large_string array: int64 [rows + 1]."""
+    """Return the value offsets of a large_binary or large_string array: int64 [rows + 1]."""
     return np.frombuffer(array.buffers()[1] or bytes(8), np.int64, len(array) + 1, array.offset * 8)
 
 
@@ -287,17 +290,17 @@ def value_bytes(array: pa.Array) -> memoryview:
 
 
 def rows_by_offsets(data: Any, offsets: IntArray) -> pa.Array:
-    """Return a large_binary array of bytes and the offsets of its values: int64 [rows + 1]."""
+    """Return a large_binary array over `data` with these value offsets: int64 [rows + 1]."""
     return pa.Array.from_buffers(
         encodings.BINARY, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     )
 
 
 def typed(raw: pa.Array, column: Column, where: object, first_row: int) -> pa.Array:
-    """Return the typed column of stored bytes; views of text or bytes stay views.
+    """Convert a column of stored bytes to its Arrow type; views of text or bytes remain views.
 
     raw     large_binary, binary_view, or fixed-size binary of the encoding's size
-    raises  ValueFitError naming column and row of the first invalid value
+    raises  ValueFitError with the column and the row of the first invalid value
     """
     encoding = encodings.lookup(column.encoding)
     try:
@@ -312,7 +315,7 @@ def typed(raw: pa.Array, column: Column, where: object, first_row: int) -> pa.Ar
 def record_batch(
     columns: Sequence[Column], arrays: Sequence[pa.Array], rows: int
 ) -> pa.RecordBatch:
-    """Return typed columns as a batch of `rows` rows, with the encodings in its schema."""
+    """Return typed columns as a batch of `rows` rows, with the encodings in the batch's schema."""
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     fields = [
@@ -323,7 +326,7 @@ def record_batch(
 
 
 def selected_columns(shard: Shard, names: Sequence[str] | None) -> Columns:
-    """Return the columns of a shard with these names, in their order; None selects all."""
+    """Return a shard's columns with these names, in the order of `names`; None selects all."""
     if names is None:
         return shard.columns
     by_name = {one.name: one for one in shard.columns}
@@ -339,7 +342,7 @@ def typed_batch(
 ) -> pa.RecordBatch:
     """Return rows start..stop as typed columns.
 
-    stored  return the stored bytes of a column, as for `typed`
+    stored  function that returns the stored bytes of a column, in a type that `typed` accepts
     """
     columns = selected_columns(shard, names)
     arrays = [typed(stored(one), one, shard.chunk.at, start) for one in columns]
@@ -349,18 +352,18 @@ def typed_batch(
 def values_at(
     data: ByteArray, starts: IntArray, lengths: IntArray, as_views: bool = False
 ) -> pa.Array:
-    """Return runs of bytes as an array; with `as_views`, as views of data of less than 2 GiB.
+    """Return slices of `data` as an array; see `ragged` for the arguments.
 
-    Arguments are those of `ragged`.
+    With `as_views`, slices of data smaller than 2 GiB are views; otherwise they are copies.
     """
     make = views if as_views and len(data) < VIEW_LIMIT else ragged
     return make(data, starts, lengths)
 
 
 def ragged(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
-    """Return runs of bytes as one large_binary array, copied once by Arrow.
+    """Return slices of `data` as one large_binary array, copied once by Arrow.
 
-    A single run in data of 2 GiB or more is not copied.
+    A single slice of data of 2 GiB or more is not copied.
 
     data             uint8 [bytes]
     starts, lengths  int64 [rows], inside `data`; starts do not decrease
@@ -384,10 +387,10 @@ def _halves(values: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def views(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
-    """Return runs of bytes as one binary_view array over `data`, which must be below 2 GiB."""
+    """Return slices of `data`, which must be smaller than 2 GiB, as one binary_view array."""
     views = np.zeros((len(starts), 4), "<i4")
     views[:, 0] = lengths
-    short = lengths <= 12  # stored inside the view, padded with zeros
+    short = lengths <= 12  # Arrow stores short values inside the view, padded with zeros
     if short.any():
         at = starts[short][:, None] + np.arange(12)
         inline = (
@@ -400,7 +403,7 @@ def views(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     long = ~short
     if long.any():
         at = starts[long]
-        # The prefix, which Arrow compares first.
+        # A view contains the first four bytes of its value; Arrow compares them first.
         views[long, 1] = data[at[:, None] + np.arange(4)].view("<i4")[:, 0]
         views[long, 3] = at
     return pa.Array.from_buffers(
@@ -419,5 +422,6 @@ def _viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        encodings.typed(array.cast(encodings.BINARY), encoding)  # raises with the row
+        # This raises an error with the row number.
+        encodings.typed(array.cast(encodings.BINARY), encoding)
     return text

@@ -1,10 +1,10 @@
-"""Plain files as a dataset: one file is one chunk and one row, with its name and its bytes.
+"""Plain files as a dataset: each file is one chunk with one row, its name and its bytes.
 
     name    str    path below the folder, with `/`
-    data    bytes  the file, unchanged: not decompressed and not decoded
+    data    bytes  contents of the file, neither decompressed nor decoded
 
-There is no index: a folder is listed once, in bytewise order of the names. A playlist may list the
-files instead.
+There is no index. A folder is listed once, and its files are sorted by the bytes of their names. A
+playlist may list the files instead.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class PlainFiles(Format):
     default_key = "name"
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return False: this format is only a fallback."""
+        """Return False, because this format is only a fallback."""
         return False
 
     def open_dataset(self, at: Location) -> Stream:
-        """List a folder once. Links and special files are listed too; reading them raises."""
+        """List a folder, including links and special files, which raise an error when read."""
         entries = [entry for entry in at.list() if not entry.name.startswith(_SCRATCH)]
         sizes = np.array([entry.size for entry in entries], np.int64)
         return Stream(
@@ -55,7 +55,7 @@ class PlainFiles(Format):
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Return a shard of one row; the file is not opened before it is read."""
+        """Return a shard with one row, without opening the file."""
         return Shard(chunk, COLUMNS, 1, {})
 
     def read_rows(
@@ -65,7 +65,7 @@ class PlainFiles(Format):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Return the name and the bytes; the file is read only for `data`."""
+        """Return the name and the bytes of the file, which is read only for the column `data`."""
         names = ("name", "data") if columns is None else columns
         values: Row = {name: _name(shard) if name == "name" else _data(shard) for name in names}
         return [dict(values) for _ in rows]
@@ -87,20 +87,20 @@ class PlainFiles(Format):
         return byte_ranges.record_batch(chosen, arrays, stop - start)
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the file if it has more than `max_bytes`."""
+        """Return the contents as a large value if the file is larger than `max_bytes`."""
         listed = shard.chunk.files[0].size if shard.chunk.files else None
         size = shard.chunk.at.size() if listed is None else listed
         return [LargeValue(0, "data", size)] if size > max_bytes else []
 
     def arrange(self, columns: Iterable[Column]) -> NoReturn:
-        """Raise UsageError: plain files are not packed."""
+        """Raise UsageError, because this format cannot be packed."""
         raise UsageError(
-            "format files is read-only",
+            "the format `files` is read-only",
             hint="Run `flare unpack` to write files, or choose another --format.",
         )
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Yield nothing: only a playlist's checksums can show that a plain file is damaged."""
+        """Yield no findings, because a plain file has no structure to check."""
         return iter(())
 
 

@@ -1,7 +1,7 @@
-"""Formats by name: the built-in ones, and those that other packages register through entry points.
+"""Format registry: the built-in formats, and formats that other packages register.
 
-A class is imported when its name or suffix is first used. Entry points are read only if no built-in
-format fits:
+The class of a format is imported when its name or suffix is first used. Entry points are read only
+if no built-in format matches. A package registers a format in its `pyproject.toml`:
 
     [project.entry-points."flarecli.formats"]
     toy = "my_package.toy:Toy"
@@ -42,12 +42,12 @@ __all__ = [
 ]
 
 DEFAULT = "mds"  # the format that `pack` writes
-FALLBACK = "files"  # reads files that no other format claims
-STREAMED = "webdataset"  # the format of standard input
+FALLBACK = "files"  # the format for files that no other format recognizes
+STREAMED = "webdataset"  # the format of data on standard input
 GROUP = "flarecli.formats"
-HEAD_BYTES = 1 << 16  # passed to `sniff` if no format knows the file's name
+HEAD_BYTES = 1 << 16  # bytes passed to `sniff` if no format recognizes the file's name
 INDEX = "index.json"
-# Index file -> the format that reads the folder, in the order of the search.
+# Index file -> the format that reads its folder. Index files are searched in this order.
 INDEX_FILES = {
     INDEX: "mds",
     "spec.json": "granular",
@@ -56,10 +56,10 @@ INDEX_FILES = {
 
 
 class _Line(NamedTuple):
-    """A built-in format; help and completion read `writable` here without importing its class."""
+    """A built-in format. Help and shell completion read `writable` without importing the class."""
 
     name: str
-    suffixes: tuple[str, ...]  # every shard has one of these in its name
+    suffixes: tuple[str, ...]  # every shard name contains one of these
     target: str  # module:Class
     writable: bool = True
 
@@ -93,12 +93,12 @@ _OTHER_WORDS = {
 
 
 def names(writable: bool = False) -> tuple[str, ...]:
-    """Return the names of the built-in formats, or of those that can be written."""
+    """Return the names of the built-in formats; with `writable`, only of writable formats."""
     return tuple(name for name, line in _LINES.items() if line.writable or not writable)
 
 
 def all_names(writable: bool = False) -> tuple[str, ...]:
-    """Return the names of all formats, third-party ones included."""
+    """Return the names of all formats, including third-party formats."""
     return (*names(writable), *_entry_points())
 
 
@@ -111,7 +111,7 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 def is_known(name: str | None) -> bool:
-    """Return whether a format of this name exists."""
+    """Return whether a format with this name exists."""
     return name is not None and (name in _LINES or name in _entry_points())
 
 
@@ -119,7 +119,7 @@ def is_known(name: str | None) -> bool:
 def find(name: str) -> Format:
     """Return a format by name.
 
-    raises  UsageError for an unknown name; MissingLibraryError if its package cannot be imported
+    raises  UsageError for an unknown name; MissingLibraryError if the format cannot be imported
     """
     if name in _LINES:
         module, _, target = _LINES[name].target.partition(":")
@@ -135,7 +135,7 @@ def find(name: str) -> Format:
     except (ImportError, AttributeError) as error:
         raise MissingLibraryError(
             f"format {name!r} cannot be loaded from {point.value}: {error}",
-            hint="Reinstall its package.",
+            hint="Reinstall the package of the format.",
         ) from error
     if not (isinstance(found, type) and issubclass(found, Format) and found.name == name):
         raise UsageError(f"{point.value} is not a Format named {name!r}")
@@ -143,7 +143,7 @@ def find(name: str) -> Format:
 
 
 def facts(name: str | None) -> Format:
-    """Return a format; if its name is None or unknown, a format with all defaults."""
+    """Return a format by name; for None or an unknown name, return one with default facts."""
     return find(name) if name and is_known(name) else _UNKNOWN
 
 
@@ -155,7 +155,7 @@ _UNKNOWN = _Unknown()
 
 
 def of_suffix(name: str) -> str | None:
-    """Return the built-in format that recognizes this file name; None if there is none."""
+    """Return the name of the built-in format that recognizes a file name; None if none does."""
     return next(
         (
             line.name
@@ -167,10 +167,10 @@ def of_suffix(name: str) -> str | None:
 
 
 def sniff(name: str, head: bytes = b"") -> str | None:
-    """Return the format of a shard by its name, then by its first bytes; None if no format claims
-    it.
+    """Return the name of the format that recognizes a file's name or, failing that, its first
+    bytes; None if no format does.
 
-    head  the first HEAD_BYTES of the file; b"" checks only the name
+    head  the first HEAD_BYTES of the file; b"" to check only the name
     """
     found = of_suffix(name)
     if found is None:
@@ -184,7 +184,7 @@ def sniff(name: str, head: bytes = b"") -> str | None:
 
 
 def of_folder(files: Iterable[str]) -> Format | None:
-    """Return the third-party format that reads a folder with these files; None if none does."""
+    """Return the third-party format that can read a folder with these files; None if none can."""
     names = list(files)
     direct = [name for name in names if "/" not in name]
     return next(
@@ -206,5 +206,5 @@ def _third_party() -> Iterator[Format]:
 
 
 def with_option(option: str) -> list[str]:
-    """Return the names of the formats that have a pack option."""
+    """Return the names of the formats that support a pack option."""
     return [name for name in names() if option in find(name).options]

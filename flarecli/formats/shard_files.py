@@ -1,5 +1,5 @@
-"""Operations on the files of a dataset that several formats share: list a folder, write a file,
-read a small JSON file, and compare a shard with its listing.
+"""File operations for several formats: list a folder, write a file, read a small JSON file, and
+compare a shard with its listing.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def list_shards(
     index_name: Callable[[str], str] | None = None,
     columns: Columns | None = None,
 ) -> Stream:
-    """List the shards of a folder by name, without subfolders.
+    """List the shards in a folder, sorted by name; subfolders are ignored.
 
-    name        of the format
-    suffix      of its shards, for the message
-    index_name  name of a shard -> name of its index, which may exist
-    raises      MissingError if there are no shards
+    name        format name
+    suffix      shard suffix for the error message
+    index_name  function from a shard's name to the name of its optional index
+    raises      MissingError if the folder contains no shards
     """
     sizes = {entry.name: entry.size for entry in at.list() if "/" not in entry.name}
     names = sorted(filter(is_shard, sizes))
     if not names:
-        raise MissingError(f"folder contains no {suffix} file", where=at)
+        raise MissingError(f"folder contains no {suffix} files", where=at)
     parts: list[tuple[File, ...]] = []
     if index_name is not None:
         indexes = map(index_name, names)
@@ -80,7 +80,7 @@ def check_row_count(chunk: Chunk, rows: int, noun: str = "rows", where: object =
 def check_names(columns: Columns, needs: str) -> None:
     """Raise UsageError if there are no columns, or two columns have the same name.
 
-    needs  message if there are no columns
+    needs  error message if there are no columns
     """
     if not columns:
         raise UsageError(needs, hint=SELECT_COLUMNS)
@@ -90,14 +90,16 @@ def check_names(columns: Columns, needs: str) -> None:
 
 
 def check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
-    """Raise UsageError for a range of a column that is not a list, or an invalid range."""
+    """Raise UsageError for an invalid range, or for a range of a column that is not a list."""
     lists = {one.name for one in shard.columns if one.encoding.endswith("[]")}
     for name, (start, stop) in ranges.items():
         if name not in lists:
-            raise UsageError(f"column {name!r} is not a list; only lists have ranges", column=name)
+            raise UsageError(
+                f"column {name!r} is not a list; only lists support ranges", column=name
+            )
         if not 0 <= start <= stop:
             raise UsageError(
-                f"invalid range {start}:{stop} of column {name!r}",
+                f"invalid range {start}:{stop} for column {name!r}",
                 hint="Use 0 <= start <= stop.",
                 column=name,
             )
@@ -109,7 +111,10 @@ def check_ranges(shard: Shard, ranges: Mapping[str, tuple[int, int]]) -> None:
 def write_file(
     at: Location, name: str, parts: Iterable[Any], size: int, settings: Settings
 ) -> tuple[Location, File]:
-    """Write a file of `size` bytes, compressed if the settings say so, with the suffix in its name."""
+    """Write a file of `size` bytes; compress it if the settings name a compression.
+
+    The name of a compressed file ends with the suffix of its compression.
+    """
     hashes = {DEFAULT, *settings.hashes}
     if settings.compression is None:
         written = (at / name).write(parts, hashes)
@@ -130,9 +135,9 @@ def _hashed(parts: Iterable[Any], sums: Sums) -> Iterator[Any]:
 
 
 def read_optional(at: Location | None, max_bytes: int) -> bytes | None:
-    """Return the bytes of a file; b"" for more than `max_bytes`, None if it cannot be read.
+    """Return the bytes of a file; b"" if it is larger than `max_bytes`, None if it cannot be read.
 
-    at  None: the file cannot exist
+    at  location of the file; None if such a file cannot exist
     """
     if at is None:
         return None
@@ -168,11 +173,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
+    raise ValueError(f"{word} is not valid JSON")
 
 
 def check_count(value: Any, where: object | Place) -> int:
-    """Return a number of rows or bytes in a JSON file. Raises FormatError for any other value."""
+    """Return a JSON value that must be a number of rows or bytes.
+
+    raises  FormatError for any other value
+    """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _COUNT_LIMIT:
         raise FormatError(f"expected a count, got {value!r:.60}", where=where)
     return value

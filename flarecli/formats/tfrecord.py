@@ -1,14 +1,14 @@
 """TFRecord: records with two checksums each; a record is a `tf.train.Example` or any bytes.
 
-Little-endian, one record after another (source: TensorFlow, documentation of TFRecord):
+Little-endian, one record after another (source: TensorFlow's documentation of TFRecord):
 
     0        uint64  length of the data
     8        uint32  masked CRC-32C of the length
     12       bytes   data
     12+len   uint32  masked CRC-32C of the data
 
-A masked CRC is the CRC-32C rotated right by 15 bits, plus 0xA282EAD8. A file may be compressed as a
-whole (`.gz`).
+A masked CRC is the CRC-32C rotated right by 15 bits, plus 0xA282EAD8. A file may be compressed with
+gzip (`.gz`).
 
 An Example is a protocol buffer: a map from names to lists of bytes, floats or integers. In the wire
 format:
@@ -19,12 +19,12 @@ format:
                2: Feature         Int64List  1: varint, packed (or each)
 
 A column with a list encoding (`int[]`) is stored as a list, any other column as a list of one
-value. A missing feature is null, and so is an empty list in a column that is not a list. Numbers of
-8 bytes other than int64 are stored in a BytesList. If one of the first thousand records is not an
+value. A missing feature is null. In a column that is not a list, an empty list is null too. 8-byte
+numbers other than int64 are stored in a BytesList. If any of the first thousand records is not an
 Example, the file has one column of bytes, `record`.
 
 The optional index `x.tfrecord.idx` has a line `OFFSET SIZE` for each record, as DALI and the
-`tfrecord` package write it; sizes include the checksums. An index that does not fit its file is
+`tfrecord` package write it; sizes include the checksums. An index that does not match its file is
 ignored.
 """
 
@@ -64,9 +64,9 @@ from flarecli.storage import Location
 __all__ = ["TFRecord", "masked_crc"]
 
 RECORD: Columns = (column("record", "bytes"),)
-FRAME = 16  # bytes of a record's length and checksums
+FRAME = 16  # bytes per record for its length and checksums
 HEAD = struct.Struct("<QI")
-SAMPLED_ROWS, SAMPLED_BYTES = 1024, 16 << 20  # records read to find the columns
+SAMPLED_ROWS, SAMPLED_BYTES = 1024, 16 << 20  # limits for the records read to detect columns
 MAX_INDEX_BYTES = 1 << 30  # about 40 million records
 STEP_ROWS, STEP_BYTES = 8192, 16 << 20  # records that `verify_shard` checks together
 _NAME = re.compile(r"\.tfrecords?(?:-\d+-of-\d+)?(?:\.gz)?$")
@@ -77,7 +77,7 @@ _DEFAULTS = {_BYTES: "bytes", _FLOATS: "float32", _INTS: "int"}
 
 
 def masked_crc(data: bytes | memoryview) -> int:
-    """Return the CRC-32C of some bytes as TFRecord stores it."""
+    """Return the masked CRC-32C of `data`, as TFRecord stores it."""
     crc: int = google_crc32c.value(bytes(data))
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -105,27 +105,27 @@ class TFRecord(Format):
     }
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return whether the name is like `x.tfrecord-00000-of-00010`, or the first checksum is
-        valid.
+        """Return whether the name is one such as `x.tfrecord` or `x.tfrecord-00000-of-00010`, or
+        the first checksum is valid.
         """
         if _NAME.search(name):
             return True
         return len(head) >= HEAD.size and HEAD.unpack_from(head)[1] == masked_crc(head[:8])
 
     def open_dataset(self, at: Location) -> Stream:
-        """List the files of a folder and their indexes by name, without subfolders.
+        """List the TFRecord files in a folder and their indexes, sorted by name.
 
-        raises  MissingError if there are no files
+        raises  MissingError if the folder itself contains no TFRecord files
         """
         return shard_files.list_shards(
             at, self.name, ".tfrecord", lambda name: self.sniff(name, b""), _index_name
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Locate the records by the index if it fits the file, else by their lengths.
+        """Locate the records with the index if it matches the file, otherwise by their lengths.
 
-        raises  FormatError for a length that does not fit the file, another number of rows than
-                the listed one, or listed columns that cannot be features; IntegrityError for a
+        raises  FormatError for a record that exceeds the file, a row count that differs from the
+                listed one, or listed columns that features cannot store; IntegrityError for a
                 length with a wrong checksum
         """
         starts = None
@@ -159,7 +159,8 @@ class TFRecord(Format):
                 )
         if is_raw and len(columns) != 1:
             raise IntegrityError(
-                f"{len(columns)} columns are listed; the records are not Examples", where=chunk.at
+                f"records that are not Examples have one column; {len(columns)} are listed",
+                where=chunk.at,
             )
 
     def read_rows(
@@ -203,12 +204,15 @@ class TFRecord(Format):
         )
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
-        """Return the byte range of a record with its checksums."""
+        """Return the byte range of a record, including its length and checksums."""
         starts = shard.layout["starts"]
         return shard.chunk.at, int(starts[row]), int(starts[row + 1])
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return the columns in their order. Raises UsageError for duplicate names, or no columns."""
+        """Return the columns with their stored encodings, in the given order.
+
+        raises  UsageError if there are no columns, or for duplicate names
+        """
         out = tuple(map(self.stored_column, columns))
         shard_files.check_names(out, "an Example needs at least one feature")
         return out
@@ -216,7 +220,7 @@ class TFRecord(Format):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return 0 and the size of each record with its checksums: int64 [rows]."""
+        """Return 0, and the size of each record including its checksums: int64 [rows]."""
         return 0, np.array([len(one) + FRAME for one in _examples(columns, batch)], np.int64)
 
     def write_shard(
@@ -257,7 +261,7 @@ class TFRecord(Format):
                 yield Finding(
                     str(at),
                     "index",
-                    "does not fit its file; the lengths in the file are used instead",
+                    "index does not match its file; its records are located by their lengths",
                     _INDEX_HINT,
                 )
 
@@ -274,7 +278,10 @@ class TFRecord(Format):
 
 
 def _scan(chunk: Chunk) -> IntArray:
-    """Return the start of each record, and the end: int64 [rows + 1]; lengths are checked first."""
+    """Return the start of each record and the end of the last: int64 [rows + 1].
+
+    The checksum of each length is checked before the length is used.
+    """
     source = byte_ranges.source_of(chunk)
     size, starts, at = source.size, [0], 0
     window, base = memoryview(b""), 0
@@ -293,7 +300,7 @@ def _scan(chunk: Chunk) -> IntArray:
 
 
 def _next(chunk: Chunk, head: memoryview, at: int, size: int, row: int) -> int:
-    """Check the header of a record and return where the next one starts."""
+    """Check the header of a record, and return the start of the next record."""
     length, crc = HEAD.unpack_from(head)
     if crc != masked_crc(head[:8]):
         raise IntegrityError(
@@ -313,7 +320,10 @@ def _next(chunk: Chunk, head: memoryview, at: int, size: int, row: int) -> int:
 
 
 def _records(shard: Shard, rows: Sequence[int]) -> list[memoryview]:
-    """Return the data of records. Raises IntegrityError naming a row with a wrong checksum."""
+    """Return the data of some records, without lengths and checksums.
+
+    raises  IntegrityError with the row of a wrong checksum
+    """
     starts = shard.layout["starts"]
     out = []
     ranges = [(int(starts[row]), int(starts[row + 1])) for row in rows]
@@ -321,7 +331,7 @@ def _records(shard: Shard, rows: Sequence[int]) -> list[memoryview]:
         record = memoryview(part)
         if len(record) < FRAME or _next(shard.chunk, record, 0, len(record), row) != len(record):
             raise FormatError(
-                f"length of the record differs from the {len(record)} bytes in its index",
+                f"record length differs from the {len(record)} bytes in the index",
                 where=shard.chunk.at,
                 row=row,
                 hint=_INDEX_HINT,
@@ -354,9 +364,9 @@ def _index_name(name: str) -> str:
 
 
 def _index_of(chunk: Chunk) -> Location | None:
-    """Return the location of the index of a file: the listed one, or the one beside the file.
+    """Return the location of a file's index: the listed index, or `x.tfrecord.idx` in the folder.
 
-    None if no file can have that name, such as one of more than 255 bytes.
+    Return None if the name of the index would be invalid, for example longer than 255 bytes.
     """
     if chunk.companions:
         return chunk.companions[0]
@@ -367,7 +377,7 @@ def _index_of(chunk: Chunk) -> Location | None:
 
 
 def _parse_index(data: bytes, size: int) -> IntArray | None:
-    """Return the start of each record, and the end; None if the index does not fit the file."""
+    """Return the start of each record and the end of the last; None if the index is invalid."""
     if not re.fullmatch(rb"(?:[0-9]{1,18} [0-9]{1,18}\r?\n)*(?:[0-9]{1,18} [0-9]{1,18})?", data):
         return None
     numbers = np.array(data.split(), np.int64).reshape(-1, 2)
@@ -381,14 +391,17 @@ def _parse_index(data: bytes, size: int) -> IntArray | None:
 
 
 class _Feature(NamedTuple):
-    """A feature of an Example: its kind (0: none) and the stored bytes of its values."""
+    """A feature of an Example: the key of its value type in `_KINDS`, and the stored values.
+
+    The type of an empty feature is 0.
+    """
 
     kind: int
     values: list[bytes]
 
 
 def _sampled(shard: Shard) -> dict[str, Column] | None:
-    """Return the columns of the first records by name; None if one of them is not an Example."""
+    """Return name -> column for the first records; None if any of them is not an Example."""
     kinds: dict[str, int] = {}
     lists: set[str] = set()
     starts, rows = shard.layout["starts"], min(shard.rows, SAMPLED_ROWS)
@@ -412,7 +425,7 @@ def _sampled(shard: Shard) -> dict[str, Column] | None:
 
 
 def _values(shard: Shard, row: int, data: memoryview, columns: Columns) -> Row:
-    """Return the stored values of a record by column."""
+    """Return column name -> stored value for one record."""
     if shard.layout["is_raw"]:
         return {one.name: bytes(data) for one in columns}
     try:
@@ -428,7 +441,7 @@ def _values(shard: Shard, row: int, data: memoryview, columns: Columns) -> Row:
             f"feature {name!r:.60} is not listed as a column",
             where=shard.chunk.at,
             row=row,
-            hint="Add it to the columns in the playlist; use -c to read fewer columns.",
+            hint="Add the feature to the columns in the playlist; use -c to read fewer columns.",
         )
     return {one.name: _value(shard, row, one, features.get(one.name)) for one in columns}
 
@@ -462,7 +475,7 @@ def _kind_of(encoding: str) -> int:
 
 
 def _parse(data: memoryview) -> dict[str, _Feature]:
-    """Parse an Example. Raises ValueError for anything else."""
+    """Parse an Example. Raises ValueError for invalid data."""
     raw = bytes(data)
     out: dict[str, _Feature] = {}
     for field, start, stop in _fields(raw, 0, len(raw)):
@@ -485,15 +498,15 @@ def _parse_feature(raw: bytes, start: int, stop: int) -> _Feature:
     kind, values = 0, list[bytes]()
     for field, first, last in _fields(raw, start, stop):
         if field not in _KINDS:
-            raise ValueError(f"unknown kind {field} of a feature")
+            raise ValueError(f"unknown feature type {field}")
         if kind != field:
-            kind, values = field, []  # if there are several kinds, the last one is used
+            kind, values = field, []  # if a feature has several value types, the last is used
         if field == _BYTES:
             values += [raw[low:high] for part, low, high in _fields(raw, first, last) if part == 1]
         elif field == _FLOATS:
             for _, low, high in _fields(raw, first, last, 5):
                 if (high - low) % 4:
-                    raise ValueError(f"floats of {high - low} bytes")
+                    raise ValueError(f"float list is {high - low} bytes, not a multiple of 4")
                 values += [raw[at : at + 4] for at in range(low, high, 4)]
         else:
             for _, low, high in _fields(raw, first, last, 0):
@@ -504,10 +517,10 @@ def _parse_feature(raw: bytes, start: int, stop: int) -> _Feature:
 
 
 def _fields(raw: bytes, at: int, end: int, plain: int = 2) -> Iterator[tuple[int, int, int]]:
-    """Yield (field number, start, stop) of the fields of a message.
+    """Yield (field number, start, stop) for each field of a protocol buffer message.
 
-    plain   second wire type that field 1 may have: numbers that are not packed
-    raises  ValueError for a field that does not fit, or a group
+    plain   the wire type of unpacked numbers, which is also allowed for field 1
+    raises  ValueError for a field that exceeds its message, or for a group
     """
     while at < end:
         tag, at = _varint(raw, at, end)
@@ -527,7 +540,7 @@ def _fields(raw: bytes, at: int, end: int, plain: int = 2) -> Iterator[tuple[int
         if wire in (2, plain):
             yield tag >> 3, start, at
         elif tag >> 3 == 1:
-            raise ValueError(f"unexpected wire type {wire} of field 1")
+            raise ValueError(f"unexpected wire type {wire} for field 1")
 
 
 def _varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
@@ -546,7 +559,7 @@ def _varint(raw: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _examples(columns: Columns, batch: pa.RecordBatch) -> Iterator[bytes]:
-    """Yield each row as an Example; a null is left out."""
+    """Yield each row as a serialized Example; null values are omitted."""
     stored = [
         encodings.stored(batch.column(one.name), lookup(one.encoding)).to_pylist()
         for one in columns

@@ -123,7 +123,7 @@ def test_a_remote_size_is_requested_only_if_it_is_not_listed(monkeypatch):
 
 def test_a_size_that_differs_from_the_listing_is_refused_by_every_reader(tmp_path):
     longer = "The file was replaced after it was packed; fetch or pack it again."
-    for size, hint in ((7, "It was cut short; fetch or pack it again."), (5, longer)):
+    for size, hint in ((7, "The file was cut short; fetch or pack it again."), (5, longer)):
         chunk = chunk_of(tmp_path, b"123456", size)
         for do in (
             byte_ranges.whole,

@@ -150,7 +150,7 @@ def test_an_index_that_does_not_fit_is_not_used_and_reported(index):
     shard = shard_of(framed(b"\n\0") * 2, index=index)
     assert shard.rows == 2
     assert [(one.kind, one.message) for one in tfrecord.verify_shard(shard)] == [
-        ("index", "does not fit its file; the lengths in the file are used instead")
+        ("index", "index does not match its file; its records are located by their lengths")
     ]
 
 

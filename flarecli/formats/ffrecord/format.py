@@ -8,8 +8,8 @@ Little-endian, N records (source: files written by ffrecord 1.4.0):
     12+4N     int64[N]   start of each record in the file; it ends where the next starts
     12+12N    bytes      records, back to back, to the end of the file
 
-A record is a value of one column, with the encoding that a playlist lists, or bytes. An interrupted
-writer leaves zeros in place of the table.
+A record is a value of the only column. A playlist may list the encoding of the column; the default
+is `bytes`. An interrupted writer leaves zeros in place of the table.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ from flarecli.storage import Location
 
 __all__ = ["FFRecord"]
 
-# Records that are checked at once; a larger record is read in parts.
+# Limits for the records that are checked together; a larger record is read in blocks.
 _STEP_ROWS, _STEP_BYTES = 8192, 4 << 20
-_WRITE_BYTES = 1 << 20  # bytes written, then hashed, at once: they stay in the CPU cache
+_WRITE_BYTES = 1 << 20  # bytes per write; small enough to be hashed from the CPU cache
 
 
 class FFRecord(Format):
@@ -95,7 +95,7 @@ class FFRecord(Format):
     def row_reader(
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
-        """Return a function that reads one record and compares its CRC-32."""
+        """Return a function that reads one record and checks its CRC-32."""
         name, layout = shard.columns[0].name, ready(shard)
         table, source, sums = layout.table, layout.source, layout.sums
         if source is None or columns == ():
@@ -110,9 +110,9 @@ class FFRecord(Format):
         return read
 
     def open_dataset(self, at: Location) -> Stream:
-        """List the `.ffr` files of a folder by name, with hidden files, without subfolders.
+        """List the `.ffr` files in a folder, including hidden files, sorted by name.
 
-        raises  MissingError if there are none
+        raises  MissingError if the folder itself contains no `.ffr` files
         """
         return shard_files.list_shards(
             at, self.name, ".ffr", lambda name: name.endswith(self.suffixes), columns=COLUMNS
@@ -130,8 +130,8 @@ class FFRecord(Format):
         """Return rows start..stop as one typed column; with `views`, text and bytes are not copied.
 
         check   compare each record with its CRC-32
-        raises  IntegrityError naming the row of a wrong CRC-32; FormatError for a record that does
-                not have the size of its encoding; ValueFitError for text that is not UTF-8
+        raises  IntegrityError with the row of a wrong CRC-32; FormatError for a record whose size
+                its encoding does not allow; ValueFitError for text that is not UTF-8
         """
         (one,) = shard.columns
         if columns is not None and one.name not in columns:
@@ -155,7 +155,7 @@ class FFRecord(Format):
                 row=start + row,
             )
         if one.size is not None and not lookup(one.encoding).arrow.equals(encodings.BINARY):
-            # Numbers are copied, since they may be unaligned in the map.
+            # Numbers are copied because they may be unaligned in the mapped file.
             buffers = [None, pa.py_buffer(bytes(data))]
             raw = pa.Array.from_buffers(pa.binary(one.size), rows, buffers)
         else:
@@ -164,8 +164,9 @@ class FFRecord(Format):
         return byte_ranges.record_batch((one,), (array,), rows)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return the only column as FFRecord stores it. Raises UsageError for another number of
-        columns.
+        """Return the only column as FFRecord stores it.
+
+        raises  UsageError unless there is exactly one column
         """
         out = tuple(columns)
         if len(out) != 1:
@@ -179,7 +180,7 @@ class FFRecord(Format):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the size of an empty file and of each row with its table entry: int64 [rows]."""
+        """Return the size of an empty file, and of each row with its table entry: int64 [rows]."""
         (one,) = columns
         sizes = np.full(batch.num_rows, 12, np.int64)
         if one.size is not None:
@@ -196,9 +197,10 @@ class FFRecord(Format):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write all rows as one file, `00000.ffr`: the original reads a folder in name order.
+        """Write all rows as one file such as `00000.ffr`.
 
-        The rows of a shard stay in memory: the table before them needs their checksums.
+        The original reads the files of a folder in name order. All rows remain in memory, because
+        the table is written first and contains their checksums.
 
         raises  UsageError for a compression; ValueFitError for a null
         """
@@ -213,7 +215,7 @@ class FFRecord(Format):
             for batch in batches
             if batch.num_rows
         ]
-        # From shard 100,000 on, a letter before the number keeps the order of names: '9' < 'a'.
+        # From shard 100,000 on, a letter before the number preserves the name order: '9' < 'a'.
         name = (
             f"{number:05d}.ffr"
             if number < 100_000
@@ -227,14 +229,17 @@ class FFRecord(Format):
         return shard.chunk.at, int(offsets[row]), int(offsets[row + 1])
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the records of more than `max_bytes`, by the table."""
+        """Return the records larger than `max_bytes`, according to the table."""
         sizes = np.diff(shard.layout["offsets"])
         name = shard.columns[0].name
         rows = np.flatnonzero(sizes > max_bytes).tolist()
         return [LargeValue(row, name, int(sizes[row])) for row in rows]
 
     def packed_files(self, chunk: Chunk) -> list[tuple[str, int]] | None:
-        """Return (path, row) of the files of a packed folder, in row order; None for other files."""
+        """Return (path, row) of each file in a packed folder, in row order.
+
+        return  None if the shard is not a packed folder
+        """
         shard = self.open_shard(chunk)
         if not packed_folder.is_packed(shard):
             return None
@@ -242,7 +247,7 @@ class FFRecord(Format):
         return sorted(listed, key=lambda one: one[1])
 
     def unprotected(self, shard: Shard) -> str:
-        """Return which part of a file has no checksum; empty if all parts have one."""
+        """Return a message about the part of a file without a checksum; empty if there is none."""
         if shard.layout["sum"][0]:
             return ""
         return (
@@ -250,11 +255,12 @@ class FFRecord(Format):
         )
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check the table, the CRC-32 of each record, the file list of a packed folder and, with
-        `values`, values.
+        """Check the table, the CRC-32 of each record, and the file list of a packed folder.
+
+        values  also check every value
         """
         at, table = shard.chunk.at, shard.layout["offsets"]
-        # `open_shard` may not have checked the table.
+        # The shard may have been opened without checking the table.
         if shard.layout["sum"][0] not in (0, table_sum(shard)):
             message = "checksum mismatch: CRC-32 of the table"
             yield Finding(str(at), IntegrityError.kind, message, CHANGED)
@@ -285,7 +291,7 @@ def write_records(
 ) -> Chunk:
     """Write runs of records as one file.
 
-    runs    bytes of a run and the offsets of its records: int64 [records + 1]
+    runs    for each run, its bytes and the record offsets in them: int64 [records + 1]
     hashes  hashes to compute in addition to the default
     """
     sums = np.concatenate([np.empty(0, np.uint32), *(crcs(data, bounds) for data, bounds in runs)])
@@ -305,7 +311,7 @@ def _parts(
 
 
 def _sums(shard: Shard, start: int, stop: int) -> IntArray:
-    """Return the CRC-32 of rows start..stop; a record larger than a step is read in parts."""
+    """Return the CRC-32 of each row in start..stop; a large record is read in blocks."""
     table = shard.layout["offsets"]
     first, end = int(table[start]), int(table[stop])
     if stop - start > 1 or end - first <= _STEP_BYTES:

@@ -1,11 +1,12 @@
-"""Packed folders: an FFRecord file whose last record lists the file names of the others.
+"""Packed folders: FFRecord files whose last record lists the names of the packed files.
 
     0   bytes   b"piouhjgbr"
     9   pickle  nested collections.OrderedDict: name -> record, or the OrderedDict of a folder
 
 (Source: files written by `pack_folder` of ffrecord 1.4.0.) The original unpickles that record,
-which can run any code. flare reads its opcodes instead: it supports those that nested OrderedDicts
-of text and integers need in protocols 2 to 5, imports no class and calls no object.
+which can run any code. flare interprets the opcodes of the pickle itself, without importing classes
+or calling objects. It supports only the opcodes that nested OrderedDicts of text and integers need
+in protocols 2 to 5.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ __all__ = [
     "write_folder",
 ]
 
-Folder: TypeAlias = dict[str, Any]  # name -> record, or Folder
+Folder: TypeAlias = dict[str, Any]  # file name -> row, and folder name -> Folder
 
 MAGIC = b"piouhjgbr"
-HINT = "It is not a list of files; read the records instead."
+HINT = "The last record is not a list of files; read the records instead."
 _MAX_LIST_BYTES = 1 << 26  # about two million files
-_PROTOCOL = 4  # the default of Python 3.8 to 3.13
+_PROTOCOL = 4  # pickle's default in Python 3.8 to 3.13
 _CLASS = ("collections", "OrderedDict")
 
 
@@ -62,16 +63,16 @@ def is_packed(shard: Shard) -> bool:
 def directory(shard: Shard) -> Folder:
     """Return the file list: nested dicts of name -> row, in stored order.
 
-    raises  UnsafeError for a pickle of other objects than names and numbers, and for an unsafe
-            name; FormatError for a list that is invalid, too large, lists a record that does not
-            exist, or lists a record twice
+    raises  UnsafeError for a pickle with objects other than names and numbers, or for an unsafe
+            name; FormatError for a list that is invalid or too large, or that lists a missing
+            record or a record twice
     """
     where = Place(shard.chunk.at, shard.rows - 1)
     if not is_packed(shard):
         raise FormatError(
             "last record is not a list of files",
             where=shard.chunk.at,
-            hint="It is not a packed folder; read its records.",
+            hint="The file is not a packed folder; read its records instead.",
         )
     size = int(shard.layout["offsets"][-1] - shard.layout["offsets"][-2])
     if size > _MAX_LIST_BYTES:
@@ -83,14 +84,17 @@ def directory(shard: Shard) -> Folder:
 
 
 def parse(data: bytes, rows: int, where: object = "") -> Folder:
-    """Parse the bytes of a file list that may list `rows` records. Raises as `directory` does."""
+    """Parse the bytes of a file list for `rows` records. Raises the same errors as `directory`."""
     tree = _read_pickle(data, where)
     seen = bytearray(rows)
     for path, row in files(tree, where):
         if not 0 <= row < rows:
-            raise FormatError(f"'{escape(path)}' is listed as record {row} of {rows}", where=where)
-        if seen[row]:  # otherwise a small file could unpack to a full disk
-            raise FormatError(f"'{escape(path)}' is a second name of record {row}", where=where)
+            raise FormatError(
+                f"invalid record number {row} for '{escape(path)}': the folder has {rows} records",
+                where=where,
+            )
+        if seen[row]:  # a record with many names could fill the disk when it is unpacked
+            raise FormatError(f"'{escape(path)}' is a second name for record {row}", where=where)
         seen[row] = 1
     return tree
 
@@ -114,7 +118,10 @@ def _read_pickle(data: bytes, where: object) -> Folder:
 
 
 class _Machine:
-    """The stack, its marks and the memo of a pickle; methods raise ValueError if it is invalid."""
+    """A pickle interpreter with a stack, its marks and a memo.
+
+    Methods raise ValueError for an invalid pickle.
+    """
 
     def __init__(self, where: object) -> None:
         self._where = where
@@ -140,7 +147,7 @@ class _Machine:
                     raise ValueError("memo entries are not in order")
                 top = self._pop()
                 self._stack.append(top)
-                # A folder is not kept in the memo: it could be put into itself.
+                # The memo does not store folders, because a folder could then contain itself.
                 self._memo.append(None if isinstance(top, dict) else top)
             case "BINGET" | "LONG_BINGET":
                 if argument >= len(self._memo) or self._memo[argument] is None:
@@ -182,7 +189,7 @@ class _Machine:
 
     def _push_class(self, module: Any, attribute: Any) -> None:
         if (module, attribute) != _CLASS:
-            # A nested folder instead of a name could be too deep to be formatted.
+            # Only strings are formatted, because a folder could be nested too deeply for `repr`.
             is_text = isinstance(module, str) and isinstance(attribute, str)
             name = f"{f'{module}.{attribute}'!r:.80}" if is_text else "an object"
             raise self._unsafe(f"the pickle refers to {name}, which could run code")
@@ -192,7 +199,7 @@ class _Machine:
         return UnsafeError(message, where=self._where, hint=HINT)
 
     def _set_items(self, items: list[Any]) -> None:
-        """Add names and their entries, in turns, to the folder on the stack."""
+        """Add alternating names and entries to the folder on top of the stack."""
         folder = self._pop()
         self._stack.append(folder)
         if not isinstance(folder, dict) or len(items) % 2:
@@ -211,7 +218,7 @@ def files(tree: Folder, where: object = "") -> Iterator[tuple[str, int]]:
 
 
 def folders(tree: Folder, where: object = "") -> Iterator[str]:
-    """Return the path of every folder, also empty ones, each before its contents."""
+    """Return the path of every folder, including empty folders, each before its subfolders."""
     return (path for path, entry in _walk(tree, where) if isinstance(entry, dict))
 
 
@@ -240,10 +247,12 @@ def write_folder(
     empty: Iterable[str] = (),
     hashes: Iterable[str] = (),
 ) -> Chunk:
-    """Write files as one packed folder, byte for byte as the original does, without loading them.
+    """Write files as one packed folder, with the same bytes as the original.
 
-    contents  path -> bytes, or the location of a file, which is read twice: the table comes first
-    empty     empty folders to list
+    Files are read in blocks, and twice, because the table precedes the records.
+
+    contents  path -> contents, or the location of the file
+    empty     paths of empty folders
     raises    UnsafeError for an unsafe path; UsageError for a path that is both a file and a
               folder; IntegrityError for a file that changed between the two reads
     """
@@ -264,13 +273,13 @@ def write_folder(
 def _numbered(
     contents: Mapping[str, bytes | Location], empty: Iterable[str]
 ) -> tuple[Folder, list[str]]:
-    """Return the tree, with sorted names on each level, and the paths in record order."""
+    """Return the folder tree, sorted by name on each level, and the file paths in record order."""
     tree: Folder = OrderedDict()
     order: list[str] = []
     for path in sorted((*contents, *empty), key=lambda path: path.split("/")):
         parts = check_name(path).encode("utf-8", "surrogatepass").split(b"/")
-        # A new string for each name, as in the original: a pickle stores a repeated object as a
-        # reference.
+        # Each name is a new string, as in the original, because a pickle stores a repeated object
+        # as a reference.
         *above, last = (part.decode("utf-8", "surrogatepass") for part in parts)
         folder = tree
         for part in above:

@@ -1,5 +1,6 @@
-"""Read the table of an FFRecord file, checked before memory is allocated, and its records, checked
-against their CRC-32s.
+"""Read the table and the records of an FFRecord file.
+
+The table is checked before memory is allocated for it. Each record is compared with its CRC-32.
 """
 
 from __future__ import annotations
@@ -36,23 +37,25 @@ __all__ = [
 ]
 
 NAME = "ffrecord"
-HEAD = struct.Struct("<Iq")  # CRC-32 of the rest of the table, N
+HEAD = struct.Struct("<Iq")  # CRC-32 of the remaining table; N, the number of records
 COLUMNS: Columns = (column("data", "bytes"),)
-_HEAD_BYTES = 1 << 16  # first read of a file whose row count is unknown
-_MAX_HEAD_BYTES = 1 << 20  # first read of any other file
-_BLOCK_BYTES = 1 << 20  # bytes of a local table per read: avoids a second copy of the table
+_HEAD_BYTES = 1 << 16  # size of the first read if the row count is unknown
+_MAX_HEAD_BYTES = 1 << 20  # maximum size of the first read if the row count is known
+_BLOCK_BYTES = 1 << 20  # bytes per read of a local table, to avoid a second copy of the table
 CHANGED = "The file was changed after it was packed; fetch or pack it again."
 
 
 class Layout(dict[str, IntArray]):
-    """The arrays of a shard by name, and the state to read rows, prepared before the first read.
+    """The arrays of a shard by name, and the state for reading rows.
 
-    source  `byte_ranges.sliceable` of the view; None if ranges must be read
+    `prepare` sets these attributes before the first read:
+
+    source  the map or bytes object whose slices are records; None if ranges must be read
     view    the mapped file, or None
-    table   a view of the offsets, whose items are Python integers
-    sums    a view of the CRC-32s
+    table   memoryview of the offsets; indexing returns Python integers
+    sums    memoryview of the CRC-32s
 
-    The state is not pickled: another process prepares its own.
+    They are not pickled, so each process prepares its own.
     """
 
     __slots__ = ("is_ready", "source", "sums", "table", "view")
@@ -65,7 +68,7 @@ class Layout(dict[str, IntArray]):
         return Layout, (dict(self),)
 
     def prepare(self, at: Location) -> None:
-        """Map the file. Raises IntegrityError if its size has changed since it was opened."""
+        """Map the file. Raises IntegrityError if the size changed after the shard was opened."""
         self.table, self.sums = self["offsets"].data, self["sums"].data
         view, size = at.map(), self.table[-1]
         if view is not None and len(view) != size:
@@ -79,14 +82,14 @@ class Layout(dict[str, IntArray]):
 
 
 def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True) -> Shard:
-    """Read the table, 12 + 12 N bytes, but no records.
+    """Read the table of 12 + 12 N bytes, without the records.
 
-    columns  the column that a playlist lists; the file does not declare it
-    check    compare the table with its CRC-32, unless that is 0
-    return   layout: `sum` uint32 [1], the stored CRC-32 of the table; `sums` uint32 [rows];
-             `offsets` int64 [rows + 1], the last is the file size
-    raises   FormatError if the table does not fit the file; IntegrityError if its CRC-32 is wrong;
-             UnfinishedError if the table was not written
+    columns  the column listed in a playlist; the file does not declare its column
+    check    compare the table with its stored CRC-32, unless the stored value is 0
+    return   shard with the layout `sum`, uint32 [1], the stored CRC-32 of the table; `sums`,
+             uint32 [rows]; and `offsets`, int64 [rows + 1], which ends with the file size
+    raises   FormatError if the table does not fit the file; IntegrityError if the CRC-32 of the
+             table is wrong; UnfinishedError if the table was not written
     """
     at, size = chunk.at, byte_ranges.stored_size(chunk)
     if columns is not None and len(columns) != 1:
@@ -105,7 +108,7 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
         raise UnfinishedError(
             f"table is empty, but {size - end} bytes of records follow it",
             where=at,
-            hint="The writer was interrupted; pack it again.",
+            hint="The writer was interrupted; pack the file again.",
         )
     if rows < 0 or end > size:
         raise FormatError(
@@ -171,7 +174,7 @@ def _fault(offsets: IntArray, row: int, end: int, size: int) -> str:
 
 
 def table_sum(shard: Shard) -> int:
-    """Return the CRC-32 of a shard's table: of N, the CRC-32s and the offsets."""
+    """Return the CRC-32 of a shard's table, which contains N, the CRC-32s and the offsets."""
     offsets = shard.layout["offsets"][:-1]
     return int(
         crc32(
@@ -182,7 +185,7 @@ def table_sum(shard: Shard) -> int:
 
 
 def packed_table(sums: UInt32Array, sizes: IntArray) -> bytes:
-    """Return the bytes of a table.
+    """Return the bytes of an FFRecord table.
 
     sums   CRC-32 of each record: uint32 [rows]
     sizes  size of each record: int64 [rows]
@@ -203,12 +206,13 @@ def packed_table(sums: UInt32Array, sizes: IntArray) -> bytes:
 
 
 def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[bytes | memoryview]:
-    """Return records in the requested order, as views if the file is mapped; close records share a
-    read.
+    """Return records in the requested order, as views if the file is mapped.
 
-    rows    each in [0, shard.rows)
+    Records close together share a read.
+
+    rows    row numbers from 0 to shard.rows - 1
     check   compare each record with its CRC-32
-    raises  IntegrityError naming the row of a wrong CRC-32
+    raises  IntegrityError with the row of a wrong CRC-32
     """
     layout = ready(shard)
     table, view = layout.table, layout.view
@@ -226,7 +230,7 @@ def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[by
 
 
 def read_copies(shard: Shard, rows: Sequence[int], check: bool = True) -> list[memoryview]:
-    """Return records in the requested order, as parts of one writable buffer.
+    """Return records in the requested order, as slices of one writable buffer.
 
     A reference to one record keeps the whole buffer in memory. For large records this is faster
     than one allocation per record. See `read_views` for the arguments.
@@ -257,7 +261,7 @@ def read_rows(
     name = shard.columns[0].name
     if columns is not None and name not in columns:
         return [{} for _ in rows]
-    layout: Any = shard.layout  # for small records, a call of `ready` costs too much
+    layout: Any = shard.layout  # calling `ready` each time is too slow for small records
     if not layout.is_ready:
         ready(shard)
     table, source = layout.table, layout.source
@@ -277,9 +281,9 @@ def read_rows(
 
 
 def ready(shard: Shard) -> Layout:
-    """Return the layout, prepared.
+    """Return the layout of a shard after preparing it for reads.
 
-    Raises IntegrityError if the file size has changed since it was opened.
+    raises  IntegrityError if the file size changed after the shard was opened
     """
     layout = cast(Layout, shard.layout)
     if not layout.is_ready:
@@ -297,13 +301,13 @@ def failure(shard: Shard, row: int) -> IntegrityError:
     """Return the error for a row with a wrong CRC-32."""
     table = shard.layout["offsets"]
     message = f"checksum mismatch: CRC-32 of {int(table[row + 1]) - int(table[row])} bytes"
-    if row == shard.rows - 1:  # the table does not store its end
+    if row == shard.rows - 1:  # the table does not store the end of the last record
         message += "; the size of the file may have changed"
     return IntegrityError(message, where=shard.chunk.at, row=row, hint=CHANGED)
 
 
 def crcs(data: memoryview, bounds: IntArray) -> IntArray:
-    """Return the CRC-32s of adjacent records: uint32 [records]; the loop runs in C.
+    """Return the CRC-32s of adjacent records, computed by a loop in C: uint32 [records].
 
     bounds  offsets in the data: int64 [records + 1], increasing
     """

@@ -1,4 +1,4 @@
-"""Shards of lines of MosaicML Streaming: a data file, and a `.meta` file with the start of each
+"""Line-based shards of MosaicML Streaming: a data file, and a `.meta` file with the start of each
 line.
 
 Little-endian, n samples (source: files written by mosaicml-streaming 0.13.0):
@@ -9,7 +9,7 @@ Little-endian, n samples (source: files written by mosaicml-streaming 0.13.0):
             4         uint32[n+1]  start of each line in the data file; the last is that file's size
             4+4(n+1)  bytes        config, JSON with sorted keys, to the end
 
-Each file may be compressed as a whole and then has the suffix of the compression: `x.json.gz` and
+Each file may be compressed; its name then ends with the suffix of the compression: `x.json.gz` and
 `x.json.meta.gz`.
 """
 
@@ -66,7 +66,7 @@ __all__ = [
     "stored_columns",
 ]
 
-# Bytes of a row that is written value by value, and bytes that are searched at once.
+# A larger row is written value by value; and the number of bytes that are searched at once.
 _LARGE_ROW_BYTES, _SEARCH_BYTES = 16 << 20, 16 << 20
 
 Places = Mapping[
@@ -75,14 +75,14 @@ Places = Mapping[
 
 
 class LineWriter(NamedTuple):
-    """How a format writes lines.
+    """The header and the functions with which a format writes lines.
 
     header       bytes before the first line
-    fixed_bytes  bytes of a line besides its values
-    check        check that the rows of a batch can be read back from lines; raises ValueFitError
-                 with the first row that cannot
-    parts        return what a line consists of, for a batch that was checked: columns of bytes,
-                 large_binary [rows], and bytes that are the same in every line
+    fixed_bytes  bytes of a line without its values, such as separators
+    check        function that raises ValueFitError for the first row of a batch that could not be
+                 read back
+    parts        function that returns the elements of a line for a checked batch: columns of
+                 bytes, large_binary [rows], and bytes that are the same in every line
     """
 
     header: bytes
@@ -92,7 +92,7 @@ class LineWriter(NamedTuple):
 
 
 class LineFormat(MosaicFormat):
-    """A format of lines of text, with a `.meta` file per data file."""
+    """Base class for formats with one line of text per row, and a `.meta` file per data file."""
 
     is_multi_file = True
     sizes_are_exact = False  # as in the original, headers and `.meta` files are not counted
@@ -100,11 +100,14 @@ class LineFormat(MosaicFormat):
     def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
     ) -> Mapping[str, Any]:
-        """Return the layout of lines; its `header` is the bytes before the first line."""
+        """Return the layout of lines, in which `header` is the bytes before the first line."""
         raise NotImplementedError
 
     def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:
-        """Return how lines are written. Raises UsageError if they could not be read back."""
+        """Return the writer for lines of these columns.
+
+        raises  UsageError if the lines could not be read back
+        """
         raise NotImplementedError
 
     def check_lines(self, shard: Shard, start: int, stop: int, values: bool) -> None:
@@ -112,15 +115,20 @@ class LineFormat(MosaicFormat):
         raise NotImplementedError
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return whether a file has the original's name of a shard; other files end in `.json` too."""
+        """Return whether a file is named `shard.*`, as in the original.
+
+        The suffix is not sufficient, because many other files end with `.json` or `.csv`.
+        """
         return name.endswith(self.suffixes) and name.rpartition("/")[2].startswith("shard.")
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the `.meta` and compare it with the size of the data, which is read only if compressed.
+        """Read the `.meta` file and compare its table with the size of the data.
+
+        The data is read only if it is compressed.
 
         columns  the columns that an index or a playlist lists
-        raises   FormatError if the table does not fit the data; IntegrityError if the columns are
-                 not the listed ones
+        raises   FormatError if the table does not fit the data; IntegrityError if the columns
+                 differ from the listed ones
         """
         chunk, meta = present(chunk), present(_companion(chunk))
         _check_listed(chunk, meta)
@@ -145,14 +153,15 @@ class LineFormat(MosaicFormat):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return 0 and the size of each line, int64 [rows]; as in the original, nothing else is
-        counted.
+        """Return 0, and the size of each line: int64 [rows].
 
-        raises  UsageError for names or settings that lines cannot store; ValueFitError naming the
+        As in the original, the sizes of headers and `.meta` files are ignored.
+
+        raises  UsageError for names or settings that lines cannot store; ValueFitError with the
                 first row that a line cannot store
         """
         writer = self.line_writer(columns, settings)
-        # First, so that a row that fits no shard is not read for the check.
+        # Sizes are computed first, so that a row too large for a shard is refused without a check.
         sizes = weights(columns, batch, writer.fixed_bytes, 0, self.name)
         first = 0
         for piece in pieces(batch):
@@ -171,8 +180,8 @@ class LineFormat(MosaicFormat):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write all rows as `shard.00000.json` (csv, tsv, xsv) and its `.meta`, as the original
-        does. The rows were accepted by `row_sizes`.
+        """Write all rows as `shard.00000.json` (or csv, tsv, xsv) and its `.meta` file, with the
+        same bytes as the original. `row_sizes` must have accepted the rows.
 
         raises  ValueFitError if the data would exceed 4 GiB
         """
@@ -210,8 +219,9 @@ class LineFormat(MosaicFormat):
 
 
 def _check_listed(chunk: Chunk, meta: Chunk) -> None:
-    """Raise FormatError if the listed size of the `.meta` is too large for its rows, before it is
-    read.
+    """Raise FormatError if the listed size of a `.meta` file is too large for its rows.
+
+    The check prevents that a huge file is read.
     """
     listed = meta.files[0].size if meta.files[0].raw_size is None else meta.files[0].raw_size
     if (
@@ -220,13 +230,13 @@ def _check_listed(chunk: Chunk, meta: Chunk) -> None:
         and listed > 8 + 4 * chunk.rows + MAX_CONFIG_BYTES
     ):
         raise FormatError(
-            f"lists {listed} bytes, too many for a table of {chunk.rows} samples",
+            f"{listed} bytes are listed, too many for a table of {chunk.rows} samples",
             where=meta.at,
         )
 
 
 def _companion(chunk: Chunk) -> Chunk:
-    """Return the `.meta` of a shard, as listed or by its name."""
+    """Return the `.meta` file of a shard: the listed file, or the file named after the shard."""
     if chunk.companions:
         return byte_ranges.single_file_chunk(chunk.companions[0], chunk.files[1])
     at, name = chunk.at, chunk.files[0].name if chunk.files else chunk.at.name
@@ -243,7 +253,7 @@ def _data_size(chunk: Chunk) -> int:
         return byte_ranges.stored_size(chunk)
     listed = chunk.files[0].raw_size if chunk.files else None
     if listed is not None:
-        return listed  # checked when the data is decompressed
+        return listed  # the size is checked when the data is decompressed
     view = byte_ranges.whole(chunk)
     return 0 if view is None else len(view)
 
@@ -269,10 +279,10 @@ def _check_table(starts: UInt32Array, header: int, size: int, chunk: Chunk, meta
 
 
 def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
-    """Return lines with their newline in the requested order; close lines share a read."""
-    table = memoryview(shard.layout["starts"])  # its items are Python integers
+    """Return lines with their newlines, in the requested order; nearby lines share a read."""
+    table = memoryview(shard.layout["starts"])  # indexing returns Python integers
     view: memoryview | None = shard.memo.get("view")
-    # A decompressed shard must not outlive its cache.
+    # A view would keep a decompressed shard in memory after its eviction from the cache.
     if view is None and not byte_ranges.suffix(shard.chunk):
         view = byte_ranges.whole(shard.chunk)
         if view is not None:
@@ -283,15 +293,18 @@ def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
 
 
 def bytes_of(shard: Shard, start: int, stop: int) -> tuple[ByteArray, IntArray]:
-    """Return the bytes of lines start..stop, uint8, and the start of each, int64 [rows + 1]."""
+    """Return the bytes of lines start..stop, and the line offsets in them.
+
+    return  uint8 [bytes]; int64 [rows + 1]
+    """
     starts = np.array(shard.layout["starts"][start : stop + 1], np.int64)
     (part,) = byte_ranges.read(shard.chunk, [(int(starts[0]), int(starts[-1]))])
     return np.frombuffer(part, np.uint8), starts - starts[0]
 
 
 def find_all(data: ByteArray, text: bytes) -> IntArray:
-    """Return the positions of a text in `data`, overlaps included, in increasing order: int64."""
-    steps = range(0, len(data), _SEARCH_BYTES)  # bounds the memory of comparisons
+    """Return the increasing offsets of all occurrences of `text`, including overlaps: int64."""
+    steps = range(0, len(data), _SEARCH_BYTES)  # limits the memory for comparisons
     found = [i + np.flatnonzero(data[i : i + _SEARCH_BYTES] == text[0]) for i in steps]
     at = np.concatenate(found) if found else np.zeros(0, np.int64)
     if len(text) > 1:
@@ -305,13 +318,13 @@ def find_all(data: ByteArray, text: bytes) -> IntArray:
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield slices of a batch with `step_of` rows each."""
+    """Yield slices of a batch; `step_of` limits the rows of a slice."""
     step = step_of(batch.num_rows, batch.nbytes, batch.num_columns)
     return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
 
 
 def _joined_lines(piece: pa.RecordBatch, writer: LineWriter) -> Iterator[memoryview]:
-    """Yield the lines of a piece; the values of a large row are not copied."""
+    """Yield the bytes of a batch's lines; the values of a large row are not copied."""
     parts = writer.parts(piece)
     if piece.num_rows == 1 and piece.nbytes > _LARGE_ROW_BYTES:
         for part in parts:
@@ -322,14 +335,15 @@ def _joined_lines(piece: pa.RecordBatch, writer: LineWriter) -> Iterator[memoryv
 
 
 def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """Return the stored bytes of the columns: large_binary [rows] each. Raises ValueFitError for a
-    null.
+    """Return name -> stored bytes of each column: large_binary [rows].
+
+    raises  ValueFitError for a null
     """
     out = {
         one.name: encodings.stored(batch.column(one.name), lookup(one.encoding)) for one in columns
     }
     for name, array in out.items():
-        if array.null_count:  # Arrow would silently drop the whole line
+        if array.null_count:  # Arrow would silently drop a line that contains a null
             row = pc.index(array.is_null(), True).as_py()
             message = f"column {name!r} is null; lines cannot store nulls"
             raise ValueFitError(message, row=row, column=name)
@@ -337,10 +351,10 @@ def stored_columns(columns: Columns, batch: pa.RecordBatch) -> dict[str, pa.Arra
 
 
 def joined(parts: Sequence[Any]) -> tuple[memoryview, IntArray]:
-    """Join columns and constant texts row by row; return all bytes and the row offsets, int64 [rows
-    + 1].
+    """Join columns and constant bytes row by row; return all bytes and the row offsets.
 
-    parts  columns of bytes, large_binary [rows], or bytes that are the same in every row
+    parts   columns of bytes, large_binary [rows], or bytes that are the same in every row
+    return  a view of the bytes; int64 [rows + 1]
     """
     body = pc.binary_join_element_wise(
         *(pa.scalar(part, encodings.BINARY) if isinstance(part, bytes) else part for part in parts),

@@ -1,13 +1,13 @@
 r"""JSON shards of MosaicML Streaming: a line of JSON per sample, and a `.meta` file; see
 `lines.base`.
 
-A line is `json.dumps(sample, sort_keys=True)` and the newline, which may be any JSON whitespace, or
-empty. A value is stored as its JSON text, strings with their quotes and escapes: encodings
-`json_str`, `json_int` and `json_float`.
+A line is `json.dumps(sample, sort_keys=True)`, followed by the newline: any JSON whitespace, or no
+bytes. A value is stored as its JSON text, with the encoding `json_str`, `json_int` or `json_float`.
+The text of a string includes its quotes and escapes.
 
-In a line as `json.dumps` writes it, the quotes are at known places, so many lines are split at once
-by numpy. The result is valid if all quotes, keys, colons and commas are in place, every string is
-closed and every number is valid. Any other line is parsed by a full JSON parser.
+In lines that `json.dumps` writes, the order of quotes and keys is known, so numpy can split many
+lines at once. The result is valid if all quotes, keys, colons and commas are at the expected
+offsets, every string is closed and every number is valid. A JSON parser reads all other lines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WHITESPACE = frozenset(" \t\n\r")
 
 
 class JSONShards(LineFormat):
-    """A line of JSON per row."""
+    """JSON shards: one JSON object per line."""
 
     name = "json"
     suffixes = tuple(f".json{end}" for end in ("", *(f".{name}" for name in compress.SUFFIXES)))
@@ -61,12 +61,15 @@ class JSONShards(LineFormat):
     def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
     ) -> Mapping[str, Any]:
-        """Return the newline; there is no header."""
+        """Return the newline, and an empty header."""
         newline = mds_config.text_of(config, "newline", where, empty=True).encode()
         return {"header": b"", "newline": newline}
 
     def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:
-        """Return how lines are written. Raises UsageError for a newline that is not JSON whitespace."""
+        """Return the writer for JSON lines.
+
+        raises  UsageError for a newline that is not JSON whitespace
+        """
         if not _WHITESPACE.issuperset(settings.newline):
             raise UsageError(
                 f"JSON lines that end with {settings.newline!r:.60} cannot be read back",
@@ -88,10 +91,9 @@ class JSONShards(LineFormat):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Return the JSON text of each value in the requested order; the text of strings is not
-        checked.
+        """Return the JSON text of each value; the contents of strings are not checked.
 
-        raises  FormatError naming the row of an invalid line
+        raises  FormatError with the row of an invalid line
         """
         plan = _plan(shard)
         out: list[Row] = [
@@ -110,7 +112,7 @@ class JSONShards(LineFormat):
     ) -> pa.RecordBatch:
         """Return rows start..stop as typed columns: the JSON text of each value.
 
-        raises  FormatError naming the row of the first invalid line; ValueFitError for text that is
+        raises  FormatError with the row of the first invalid line; ValueFitError for text that is
                 not UTF-8
         """
         plan = _plan(shard)
@@ -138,7 +140,10 @@ class JSONShards(LineFormat):
         )
 
     def check_lines(self, shard: Shard, start: int, stop: int, values: bool) -> None:
-        """Check that every line is an object with these columns and, with `values`, every value."""
+        """Check that every line is an object with the shard's columns.
+
+        values  also check every value
+        """
         batch = self.read_batch(shard, start, stop)
         if not values:
             return
@@ -194,7 +199,7 @@ def _check(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> None:
         matches = pc.match_substring_regex(array, f"^(?:{pattern})$")
         if not pc.all(matches, min_count=0).as_py():
             unusual.update(pc.indices_nonzero(pc.invert(matches)).to_pylist())
-    for row in sorted(unusual):  # JSON that json.dumps formats differently is valid
+    for row in sorted(unusual):  # valid JSON may differ from the output of json.dumps
         for name, array in fields.items():
             data = array[row].as_py()
             try:
@@ -209,7 +214,7 @@ def _check(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> None:
 
 
 def _parts(columns: Columns, batch: pa.RecordBatch, plan: Plan) -> list[Any]:
-    """Return the columns of a batch and the texts around them, as `LineWriter.parts` describes."""
+    """Return the columns of a batch and the constant bytes around them; see `LineWriter.parts`."""
     fields = lines.stored_columns(columns, batch)
     return [
         *(part for name, before, _ in plan.columns for part in (before, fields[name])),
@@ -250,9 +255,9 @@ _HEX = _flags(b"0123456789abcdefABCDEF")
 
 
 class Plan(NamedTuple):
-    """The layout of a line.
+    """The layout of a JSON line.
 
-    columns  name, bytes before the value, and whether the value is text, for each column
+    columns  for each column: name, bytes before the value, and True if the value is a string
     tail     bytes after the last value
     names    column names
     """
@@ -263,12 +268,12 @@ class Plan(NamedTuple):
 
     @property
     def quotes(self) -> int:
-        """Number of quotes in a line, without those inside strings."""
+        """Number of quotes in a line, except escaped quotes inside strings."""
         return sum(4 if is_text else 2 for _, _, is_text in self.columns)
 
 
 def planned(columns: Columns, newline: bytes) -> Plan:
-    """Return the layout of a shard's lines: columns sorted by the code points of their names."""
+    """Return the layout of a shard's lines; columns are sorted by the code points of their names."""
     ordered = sorted(columns, key=lambda one: one.name)
     parts = [(one.name, json.dumps(one.name).encode() + b": ", is_text(one)) for one in ordered]
     laid = tuple(
@@ -292,12 +297,12 @@ def places(
 
     data    uint8 [bytes]
     starts  int64 [rows + 1], increasing from 0 to the number of bytes
-    return  name -> (starts, lengths), int64 [rows] each; None if a line is not as `json.dumps`
-            writes it
+    return  name -> (starts, lengths), int64 [rows] each; None if `json.dumps` writes a line
+            differently
     """
     rows = len(starts) - 1
     if (np.diff(starts) < sum(len(before) for _, before, _ in plan.columns) + len(plan.tail)).any():
-        return None  # checked before arrays are made: a config may declare long names
+        return None  # checked before arrays are allocated: a config may declare very long names
     quotes = _quotes(data, plan.tail, rows)
     if quotes is None or len(quotes) != rows * plan.quotes:
         return None
@@ -306,7 +311,7 @@ def places(
     numbers: list[tuple[IntArray, IntArray]] = []
     for i, (name, before, is_text) in enumerate(plan.columns):
         start = at + len(before)
-        k += 2  # the quotes of the key
+        k += 2  # skip the quotes around the key
         if not _has_text_at(data, at, before) or not (quotes[:, k - 1] == start - 3).all():
             return None
         if is_text:
@@ -323,13 +328,13 @@ def places(
         return None
     if numbers:
         begins, ends = (np.stack(one, axis=1).reshape(-1) for one in zip(*numbers, strict=True))
-        if not _are_numbers(data, begins, ends):  # in the order of the data
+        if not _are_numbers(data, begins, ends):  # the ranges are sorted by start
             return None
     return out
 
 
 def _has_text_at(data: ByteArray, at: IntArray, text: bytes) -> bool:
-    """Return whether a text is at each position."""
+    """Return whether `data` contains `text` at every offset in `at`."""
     if not len(at):
         return True
     if int(at.min()) < 0 or int(at.max()) + len(text) > len(data):
@@ -353,7 +358,7 @@ def _are_numbers(data: ByteArray, start: IntArray, stop: IntArray) -> bool:
 
 
 def _quotes(data: ByteArray, tail: bytes, rows: int) -> IntArray | None:
-    """Return the positions of quotes that open or close a string; None for invalid characters or
+    """Return the offsets of the quotes that open or close a string; None for invalid characters or
     escapes.
     """
     if np.count_nonzero(data < 32) != rows * sum(byte < 32 for byte in tail):
@@ -366,7 +371,7 @@ def _quotes(data: ByteArray, tail: bytes, rows: int) -> IntArray | None:
     order = np.arange(len(slashes))
     first = np.maximum.accumulate(
         np.where(np.diff(slashes, prepend=-2) != 1, order, 0)
-    )  # start of each run of slashes
+    )  # start of each run of backslashes
     escapes = slashes[(order - first) % 2 == 0]
     kinds = data[escapes + 1]
     if not _ESCAPES[kinds].all():
@@ -383,10 +388,10 @@ def _quotes(data: ByteArray, tail: bytes, rows: int) -> IntArray | None:
 
 
 def split(line: bytes, plan: Plan, strict: bool = False) -> list[bytes] | None:
-    """Return the text of each value in the order of the plan; None if `json.dumps` writes the line
-    differently.
+    """Return the JSON text of each value in the order of the plan; None if `json.dumps` writes the
+    line differently.
 
-    strict  also check strings for control characters and invalid escapes
+    strict  check strings for control characters and invalid escapes
     """
     out, at = [], 0
     for _, before, is_text in plan.columns:
@@ -407,7 +412,7 @@ def split(line: bytes, plan: Plan, strict: bool = False) -> list[bytes] | None:
 
 
 def _string_end(line: bytes, start: int) -> int:
-    """Return the end of the string that begins at `start`; 0 if there is none, or it is not closed."""
+    """Return the end of the string that begins at `start`; 0 if no closed string begins there."""
     if line[start : start + 1] != b'"':
         return 0
     stop = line.find(b'"', start + 1)
@@ -422,10 +427,11 @@ def _string_end(line: bytes, start: int) -> int:
 
 
 def parsed(line: bytes) -> dict[str, bytes]:
-    """Return the text of each value of a JSON object by its key; whitespace around the object is
-    allowed.
+    """Return key -> JSON text of the value for each entry of a JSON object.
 
-    raises  ValueError for anything else
+    Whitespace around the object is allowed.
+
+    raises  ValueError for invalid JSON, or JSON that is not an object
     """
     try:
         text = line.decode()

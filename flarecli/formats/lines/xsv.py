@@ -1,9 +1,9 @@
 """CSV, TSV and XSV shards of MosaicML Streaming: a line of text per sample, and a `.meta` file; see
 `lines.base`.
 
-The first line lists the columns, sorted by code points. Values are not quoted or escaped: a value
-ends at the separator or newline, and a value that contains either is an error. The separator is `,`
-in csv, a tab in tsv and any text in xsv; the newline may be any text.
+The first line lists the columns, sorted by code points. Values are not quoted or escaped. A value
+ends at the separator or newline, so a value that contains a separator or newline is an error. The
+separator is `,` in csv, a tab in tsv and any text in xsv; the newline may be any text.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ from flarecli.model import (
 __all__ = ["CSV", "TSV", "XSV"]
 
 _HINT = "Choose another --separator or --newline with -f xsv, or another --format."
-# Longest separator or newline that numpy searches for: each of its bytes costs a pass over the
-# matches.
+# Maximum length of a separator or newline that numpy searches for. Each byte requires another pass
+# over the matches.
 _MAX_SEARCH_BYTES = 32
 
 
 class _Separated(LineFormat):
-    """Values between separators, one line per row; `separator` is None if the dataset declares it."""
+    """Base class for rows as lines of separated values.
+
+    The class attribute `separator` is None if the config of a shard declares the separator.
+    """
 
     options = frozenset({"newline", "separator"})
     substitutes: ClassVar[Substitutes] = {
@@ -55,7 +58,7 @@ class _Separated(LineFormat):
     def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
     ) -> Mapping[str, Any]:
-        """Return header, newline and separator."""
+        """Return the header, the newline and the separator of a shard."""
         newline = mds_config.text_of(config, "newline", where).encode()
         separator = (self.separator or mds_config.text_of(config, "separator", where)).encode()
         if not columns:
@@ -67,7 +70,10 @@ class _Separated(LineFormat):
         }
 
     def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:
-        """Return how lines are written. Raises UsageError if the header could not be read back."""
+        """Return the writer for lines of separated values.
+
+        raises  UsageError if the header could not be read back
+        """
         separator, newline = self._ends(columns, settings)
         return LineWriter(
             separator.join(one.name.encode() for one in columns) + newline,
@@ -83,9 +89,9 @@ class _Separated(LineFormat):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Return the text of each value in the requested order.
+        """Return the text of each value, with rows in the requested order.
 
-        raises  FormatError naming a row with a wrong number of values
+        raises  FormatError for a row with a wrong number of values
         """
         names = shard.memo.get("names") or shard.memo.setdefault(
             "names", [one.name for one in shard.columns]
@@ -107,8 +113,8 @@ class _Separated(LineFormat):
     ) -> pa.RecordBatch:
         """Return rows start..stop as typed columns of text.
 
-        raises  FormatError naming the first row with a wrong number of values; ValueFitError for
-                text that is not UTF-8
+        raises  FormatError for the first row with a wrong number of values; ValueFitError for text
+                that is not UTF-8
         """
         data, starts = lines.bytes_of(shard, start, stop)
         places = _places(shard, start, data, starts)
@@ -121,7 +127,10 @@ class _Separated(LineFormat):
         )
 
     def _ends(self, columns: Columns, settings: Settings) -> tuple[bytes, bytes]:
-        """Return separator and newline. Raises UsageError if the header could not be read back."""
+        """Return the separator and the newline.
+
+        raises  UsageError if the header could not be read back
+        """
         separator, newline = self.separator or settings.separator, settings.newline
         for what, text in (("separator", separator), ("newline", newline)):
             if not text:
@@ -143,7 +152,10 @@ class _Separated(LineFormat):
         return separator.encode(), newline.encode()
 
     def check_lines(self, shard: Shard, start: int, stop: int, values: bool) -> None:
-        """Check the number of values per line and, with `values`, that they are UTF-8."""
+        """Check the number of values in each line.
+
+        values  also check that every value is valid UTF-8
+        """
         if values:
             self.read_batch(shard, start, stop)
         else:
@@ -157,7 +169,7 @@ def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
             f"line does not end with {newline.decode()!r:.60}", where=shard.chunk.at, row=row
         )
     separator = shard.layout["separator"]
-    # At most one value too many is split off.
+    # The limit bounds the memory: at most one value too many is split off.
     parts = line[: -len(newline)].split(separator, len(shard.columns))
     if len(parts) != len(shard.columns):
         count = line[: -len(newline)].count(separator) + 1
@@ -172,8 +184,8 @@ def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
 def _places(shard: Shard, first: int, data: ByteArray, starts: IntArray) -> lines.Places:
     """Locate each value in a run of lines.
 
-    first   row of the first line
-    raises  FormatError naming the row of an invalid line
+    first   row number of the first line
+    raises  FormatError with the row of an invalid line
     """
     separator, newline = shard.layout["separator"], shard.layout["newline"]
     rows, each, ends = len(starts) - 1, len(shard.columns) - 1, starts[1:] - len(newline)
@@ -191,7 +203,7 @@ def _places(shard: Shard, first: int, data: ByteArray, starts: IntArray) -> line
         lengths = [
             [*map(len, _split(shard, first + row, whole[edges[row] : edges[row + 1]])[:-1])]
             for row in range(rows)
-        ]  # the array is allocated only if the values exist
+        ]  # the array below is allocated only after every line has been checked
         steps = np.array(lengths, np.int64).reshape(rows, each)
         cuts = starts[:-1, None] + np.cumsum(steps + len(separator), axis=1) - len(separator)
     values_start = np.concatenate((starts[:-1, None], cuts + len(separator)), axis=1)
@@ -205,9 +217,11 @@ def _places(shard: Shard, first: int, data: ByteArray, starts: IntArray) -> line
 def _cuts(
     data: ByteArray, starts: IntArray, ends: IntArray, separator: bytes, each: int
 ) -> IntArray | None:
-    """Return the positions of the separators, int64 [rows, each].
+    """Return the offsets of the separators: int64 [rows, each].
 
-    return  None if a line has a different number, some overlap, or the separator is long
+    each    number of separators per line
+    return  None if a line has another number of separators, if separators overlap, or if the
+            separator is longer than `_MAX_SEARCH_BYTES`
     """
     rows = len(ends)
     if not each:
@@ -215,7 +229,7 @@ def _cuts(
     if len(separator) > _MAX_SEARCH_BYTES:
         return None
     at = lines.find_all(data, separator)
-    if len(at) != rows * each:  # some are inside newlines
+    if len(at) != rows * each:  # some matches may be inside newlines
         row = np.searchsorted(starts, at, "right") - 1
         at = at[at + len(separator) <= ends[row]]
         if len(at) != rows * each:
@@ -243,7 +257,7 @@ def _check(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: b
         _suspects(data, starts, ends, separator, each),
         _suspects(data, starts, starts[1:], newline, 1),
     )
-    for row in suspects.tolist():  # overlaps next to an empty value may be valid
+    for row in suspects.tolist():  # a row is valid if only the overlaps exceed the expected count
         values = [field[row].as_py() for field in fields]
         line = separator.join(values)
         if line.split(separator) != values or (line + newline).find(newline) != len(line):
@@ -251,7 +265,7 @@ def _check(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: b
 
 
 def _parts(fields: Iterable[pa.Array], separator: bytes, newline: bytes) -> list[Any]:
-    """Return columns and the texts around them, as `LineWriter.parts` describes."""
+    """Return the columns and the constant bytes around them; see `LineWriter.parts`."""
     parts = [part for field in fields for part in (separator, field)]
     return [*parts[1:], newline]
 
@@ -259,13 +273,14 @@ def _parts(fields: Iterable[pa.Array], separator: bytes, newline: bytes) -> list
 def _suspects(
     data: ByteArray, starts: IntArray, ends: IntArray, text: bytes, each: int
 ) -> IntArray:
-    """Return the rows that contain a text more than `each` times, overlaps counted; all rows for a
-    long text.
+    """Return the rows that contain `text` more than `each` times, counting overlaps.
+
+    The result is all rows if `text` is longer than `_MAX_SEARCH_BYTES`.
     """
     if len(text) > _MAX_SEARCH_BYTES:
         return np.arange(len(ends))
     at = lines.find_all(data, text)
-    if len(at) == len(ends) * each:  # each row has at least that many
+    if len(at) == len(ends) * each:  # every row has at least `each`, so none has more
         return np.zeros(0, np.int64)
     row: IntArray = np.searchsorted(starts, at, "right") - 1
     count = np.bincount(row[at + len(text) <= ends[row]], minlength=len(ends))
@@ -275,7 +290,7 @@ def _suspects(
 def _refuse(
     columns: Columns, values: Sequence[bytes], row: int, separator: bytes, newline: bytes
 ) -> NoReturn:
-    """Raise ValueFitError for the first value of a row that would end too early when it is read."""
+    """Raise ValueFitError for the first value in a row that a reader would end too early."""
     for what, text in (("separator", separator), ("newline", newline)):
         for one, value in zip(columns, values, strict=True):
             if text in value:
@@ -305,18 +320,18 @@ def _suffixes(name: str) -> tuple[str, ...]:
 
 
 class CSV(_Separated):
-    """Values between commas."""
+    """CSV shards: values separated by commas."""
 
     name, separator, suffixes = "csv", ",", _suffixes("csv")
 
 
 class TSV(_Separated):
-    """Values between tabs."""
+    """TSV shards: values separated by tabs."""
 
     name, separator, suffixes = "tsv", "\t", _suffixes("tsv")
 
 
 class XSV(_Separated):
-    """Values between separators that the user chooses."""
+    """XSV shards: values separated by a text that the user chooses."""
 
     name, suffixes = "xsv", _suffixes("xsv")

@@ -1,14 +1,15 @@
-"""Names of columns and extensions of members, and the encoding of each extension.
+"""Mapping between column names, member extensions and encodings.
 
-Without a list of columns, a column is an extension in lower case. The last part of the extension
-determines its encoding; unknown extensions are `bytes`.
+If no columns are listed, each extension in lower case is a column. The last part of the extension
+determines the encoding; the encoding of an unknown extension is `bytes`.
 
-With a list, and when writing, the extension is the column's name if its last part is an extension
-of the column's encoding, else NAME.EXTENSION with the first extension of the encoding. So `jpg` and
-`image.jpg` (jpeg) keep their names, `image` (jpeg) is stored in `KEY.image.jpg` and `label`
-(str_int) in `KEY.label.cls`. A `bytes` column keeps its name unless that is an extension of another encoding.
+For listed columns, and when writing, the extension is the column's name if the last part of the
+name is an extension of the column's encoding. Otherwise it is NAME.EXTENSION with the first
+extension of the encoding. So the names `jpg` and `image.jpg` (jpeg) are extensions, `image` (jpeg)
+is stored in `KEY.image.jpg`, and `label` (str_int) in `KEY.label.cls`. The name of a `bytes` column
+is its extension, unless the name is an extension of another encoding.
 
-The extensions are those that webdataset's own decoder decodes to the same value.
+webdataset's own decoder decodes these extensions to the same values.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["KEY", "MAX_EXTENSION_BYTES", "NAME", "encoding_of", "extension_of", 
 NAME = "webdataset"
 KEY = "__key__"
 _EXTENSIONS: Mapping[str, tuple[str, ...]] = (
-    MappingProxyType(  # encoding -> its extensions; the first one is written
+    MappingProxyType(  # encoding -> its extensions; the first is used for writing
         {
             "jpeg": ("jpg", "jpeg"),
             "png": ("png",),
@@ -46,20 +47,20 @@ _ENCODINGS: dict[str, str] = {
     for encoding, extensions in reversed(list(_EXTENSIONS.items()))
     for extension in extensions
 }
-_RESERVED = (KEY, "__url__", "__local_path__")  # names that webdataset adds to a sample
+_RESERVED = (KEY, "__url__", "__local_path__")  # keys that webdataset adds to a sample
 _NOT_ALLOWED = r"[\x00-\x1f\x7f/\\]"
-MAX_EXTENSION_BYTES = 255  # the limit of a file name
+MAX_EXTENSION_BYTES = 255  # maximum length of a file name
 
 
 def encoding_of(extension: str) -> str:
-    """Return the encoding of the last part of an extension; `bytes` if it is unknown."""
+    """Return the encoding for the last part of an extension; `bytes` if the part is unknown."""
     return _ENCODINGS.get(extension.rpartition(".")[2], "bytes")
 
 
 def extension_of(one: Column) -> str:
     """Return the extension of a column's members.
 
-    Characters that are invalid in a name are escaped, like `%2f`.
+    Characters that are invalid in a file name are escaped, for example as `%2f`.
     """
     name = re.sub(_NOT_ALLOWED, lambda match: f"%{ord(match[0]):02x}", one.name).lower()
     own_encoding = encoding_of(name)
@@ -79,10 +80,10 @@ def extension_of(one: Column) -> str:
 
 
 def extensions_of(columns: Columns, known: Container[str] = ()) -> list[str]:
-    """Return the extension of each column but the key, in order.
+    """Return the extension of each column except the key, in column order.
 
-    known  extensions in a tar: a column uses its name as extension if that is among them and its own
-           extension is not
+    known  extensions in a tar: if they contain a column's name but not its usual extension, the
+           name is used as the extension
     """
     named = [(one.name, extension_of(one)) for one in columns if one.name != KEY]
     return [

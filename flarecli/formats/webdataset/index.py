@@ -1,8 +1,8 @@
-"""The two indexes of a dataset: the members of each tar, and the tars.
+"""The two indexes of a dataset: one lists the members of a tar, and one lists the tars.
 
-`NAME.idx.json` in the folder of `NAME.tar` has the positions of all members of that tar. The format
-is flare's own: wids keeps its index in memory or in a pickle, which flare does not read.
-It is JSON on one line:
+`NAME.idx.json`, in the folder of `NAME.tar`, contains the offsets of all members of the tar. flare
+defines this format, because wids stores its index only in memory or in a pickle, which flare does
+not read. The file is JSON on one line:
 
     {"bytes": 20480, "columns": ["jpg", "cls"], "ends": "…", "format": "flare tar index 1",
      "keys": "…", "rows": 2, "sizes": "…", "starts": "…", "xxh3_128": "…"}
@@ -15,8 +15,8 @@ It is JSON on one line:
     sizes     int64 [columns, rows]: bytes of each member, -1 if the sample has none
     xxh3_128  checksum of all bytes before `, "xxh3_128"`
 
-Arrays are base64 of little-endian bytes. A damaged, outdated or impossible index is ignored: the
-headers are read instead, and `verify` reports it.
+Arrays are little-endian bytes in base64. A damaged, outdated or inconsistent index is ignored;
+flare reads the tar headers instead, and `verify` reports the index.
 
 `shardindex.json` of wids lists the tars of a dataset and the number of rows in each:
 
@@ -62,7 +62,7 @@ SHARDS = "shardindex.json"  # the name that widsindex uses
 SHARDS_KIND, SHARDS_VERSION = "wids-shard-index-v1", 1
 _SHARDS_KEYS = ("url", "nsamples", "filesize", "md5sum")
 _MAX_SHARD_INDEX_BYTES = 1 << 30
-_SHARD_INDEX_HINT = "Fetch it again, or delete it: flare then lists the folder."
+_SHARD_INDEX_HINT = "Fetch the index again, or delete it so that flare lists the folder instead."
 _MAX_INDEX_BYTES = 64 << 20  # about a million samples
 _FORMAT = "flare tar index 1"
 _CHECKSUM = re.compile(rb', "xxh3_128": "([0-9a-f]{32})"}\n')
@@ -71,14 +71,14 @@ _TAR = re.compile(r"\.(?:tar(?:\.[a-z0-9]+)?|t[a-z]+)$")
 
 
 def name_of(name: str) -> str:
-    """Return the name of the index of a tar: `00000.idx.json` for `00000.tar` and `00000.tar.gz`."""
+    """Return the index name for a tar: `00000.idx.json` for `00000.tar` and `00000.tar.gz`."""
     return _TAR.sub("", name) + ".idx.json"
 
 
 def location_of(chunk: Chunk) -> Location | None:
-    """Return the location of the index of a tar: the listed one, or the one in the same folder.
+    """Return the location of a tar's index: the listed index, or the index in the tar's folder.
 
-    None if no file can have that name, such as one of more than 255 bytes.
+    Return None if the name of the index would be invalid, for example longer than 255 bytes.
     """
     if chunk.companions:
         return chunk.companions[0]
@@ -89,13 +89,13 @@ def location_of(chunk: Chunk) -> Location | None:
 
 
 def read(chunk: Chunk, size: int) -> Table | None:
-    """Read the index of a tar of `size` bytes; return None if it is missing or cannot be used."""
+    """Read the index for a tar of `size` bytes; return None if it is missing or invalid."""
     data = read_optional(location_of(chunk), _MAX_INDEX_BYTES)
     return None if data is None else parse(data, size)
 
 
 def text(table: Table, size: int) -> bytes:
-    """Return the bytes of the index of a tar of `size` bytes."""
+    """Return the serialized index for a tar of `size` bytes."""
     body: dict[str, Any] = {
         "bytes": size,
         "columns": list(table.extensions),
@@ -120,7 +120,7 @@ def _checksum(data: bytes | memoryview) -> bytes:
 
 
 def parse(data: bytes, size: int) -> Table | None:
-    """Parse the index of a tar of `size` bytes; return None if it cannot be used."""
+    """Parse the index for a tar of `size` bytes; return None if it is invalid."""
     end = _CHECKSUM.fullmatch(data, max(0, len(data) - _CHECKSUM_BYTES))
     if not end or _checksum(memoryview(data)[: end.start()]) != end[1]:
         return None
@@ -167,7 +167,7 @@ def _is_possible(table: Table, rows: int, size: int) -> bool:
     if (
         rows
         and (np.where(is_stored, table.starts, size).min(0)[1:] <= table.starts.max(0)[:-1]).any()
-    ):  # read_batch expects rows in the order of the file
+    ):  # read_batch expects the rows in file order
         return False
     starts, sizes = table.starts[is_stored], table.sizes[is_stored]
     if not len(starts):
@@ -196,7 +196,7 @@ def _are_texts(table: Table) -> bool:
 
 
 def read_shards(at: Location) -> Stream:
-    """Read a `shardindex.json`; no tar is opened.
+    """Read a `shardindex.json` without opening the tars.
 
     raises  MissingError if the file is missing; FormatError if it is invalid
     """
@@ -264,8 +264,9 @@ def _stream(at: Location, index: Any) -> Stream:
 def write_index(
     at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
 ) -> dict[str, File]:
-    """Write `shardindex.json` as `widsindex create` does, so that wids opens the folder; with MD5
-    checksums if known.
+    """Write `shardindex.json` as `widsindex create` does, so that wids can open the folder.
+
+    MD5 checksums are included if they are known.
     """
     shards = []
     for chunk in chunks:

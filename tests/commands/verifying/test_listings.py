@@ -247,7 +247,7 @@ def test_a_truncated_shardindex_is_reported_with_a_hint(tmp_path):
         assert (one.where, one.kind, one.hint) == (
             str(path),
             "format",
-            "Fetch it again, or delete it: flare then lists the folder.",
+            "Fetch the index again, or delete it so that flare lists the folder instead.",
         )
         assert one.message.startswith("not valid JSON: ")
 

@@ -147,7 +147,7 @@ def test_a_folder_is_listed_without_subfolders(tmp_path):
     (tmp_path / "b.ffr").unlink()
     with pytest.raises(MissingError) as caught:
         ffrecord.open_dataset(locate(str(tmp_path)))
-    assert str(caught.value) == f"{tmp_path}: folder contains no .ffr file"
+    assert str(caught.value) == f"{tmp_path}: folder contains no .ffr files"
 
 
 def test_an_old_file_without_a_checksum_is_read_and_reported():
@@ -193,7 +193,7 @@ def test_a_damaged_table_is_refused(name):
         ffrecord.open_shard(Chunk(at))
     assert str(caught.value) == f"{at}: {WHEN_OPENED[name]}"
     assert caught.value.hint == (
-        "The writer was interrupted; pack it again." if name == "aborted_writer" else DAMAGED
+        "The writer was interrupted; pack the file again." if name == "aborted_writer" else DAMAGED
     )
 
 

@@ -25,7 +25,7 @@ from flarecli.storage.memory import MemoryStore
 ffrecord = find("ffrecord")
 
 GOLDEN = Path(__file__).parents[3] / "fixtures" / "ffrecord" / "packed"
-HINT = "It is not a list of files; read the records instead."
+HINT = "The last record is not a list of files; read the records instead."
 names = st.text("abé\U0001f642\udcff. ", min_size=1, max_size=6).filter(
     lambda name: name.strip(". ")
 )
@@ -166,10 +166,14 @@ def test_an_unsafe_pickle_is_refused_with_the_object_it_refers_to():
         ({"a\0b": 0}, UnsafeError, "the name 'a\\x00b' contains a control character"),
         ({"~": 0}, UnsafeError, "the name '~' starts with a home folder"),
         ({"x" * 256: 0}, UnsafeError, f"the name '{'x' * 77}…' has a part longer than 255 bytes"),
-        ({"a": 2}, FormatError, "'a' is listed as record 2 of 2"),
-        ({"a": -1}, FormatError, "'a' is listed as record -1 of 2"),
-        ({"a": 1 << 70}, FormatError, f"'a' is listed as record {1 << 70} of 2"),
-        ({"a": 0, "b": {"c": 0}}, FormatError, "'b/c' is a second name of record 0"),
+        ({"a": 2}, FormatError, "invalid record number 2 for 'a': the folder has 2 records"),
+        ({"a": -1}, FormatError, "invalid record number -1 for 'a': the folder has 2 records"),
+        (
+            {"a": 1 << 70},
+            FormatError,
+            f"invalid record number {1 << 70} for 'a': the folder has 2 records",
+        ),
+        ({"a": 0, "b": {"c": 0}}, FormatError, "'b/c' is a second name for record 0"),
     ],
 )
 def test_names_and_records_are_checked(tree, kind, message):

@@ -160,7 +160,10 @@ def test_long_numbers_are_signed(number, code):
     assert pickle.loads(b"\x80\2" + code + b".") == number
     with pytest.raises(FormatError) as caught:
         packed_folder.directory(listed(ROOT + b"X\1\0\0\0a" + code + b"s."))
-    assert str(caught.value) == f"s.ffr[1]: 'a' is listed as record {number} of 1"
+    assert (
+        str(caught.value)
+        == f"s.ffr[1]: invalid record number {number} for 'a': the folder has 1 records"
+    )
 
 
 def test_a_list_of_the_maximum_size_is_read(monkeypatch):
@@ -181,5 +184,7 @@ def test_a_last_record_without_the_whole_magic_is_not_a_list(last):
 def test_a_list_without_other_records_has_no_names():
     with pytest.raises(FormatError) as caught:
         packed_folder.directory(listed(ROOT + b"X\1\0\0\0aK\0s.", files=0))
-    assert str(caught.value) == "s.ffr[0]: 'a' is listed as record 0 of 0"
+    assert (
+        str(caught.value) == "s.ffr[0]: invalid record number 0 for 'a': the folder has 0 records"
+    )
     assert packed_folder.directory(listed(ROOT + b".", files=0)) == {}

@@ -113,9 +113,9 @@ def test_a_range_of_a_column_without_lists_is_refused():
     (chunk,) = dataset("old/sequences")
     shard = granular.open_shard(chunk)
     for ranges, message in (
-        ({"title": (0, 1)}, "column 'title' is not a list; only lists have ranges"),
-        ({"words": (3, 2)}, "invalid range 3:2 of column 'words'"),
-        ({"words": (-1, 2)}, "invalid range -1:2 of column 'words'"),
+        ({"title": (0, 1)}, "column 'title' is not a list; only lists support ranges"),
+        ({"words": (3, 2)}, "invalid range 3:2 for column 'words'"),
+        ({"words": (-1, 2)}, "invalid range -1:2 for column 'words'"),
     ):
         with pytest.raises(UsageError) as caught:
             granular.read_rows(shard, [0], ranges=ranges)

@@ -251,7 +251,7 @@ def test_a_truncated_shard_is_reported_with_its_size(shard_bytes):
         str(caught.value)
         == f"s.mds: file is {len(shard_bytes) - 5} bytes; {len(shard_bytes)} are listed"
     )
-    assert caught.value.hint == "It was cut short; fetch or pack it again."
+    assert caught.value.hint == "The file was cut short; fetch or pack it again."
 
 
 def test_bytes_after_the_last_sample_are_damage(shard_bytes):
@@ -439,7 +439,7 @@ def test_a_forged_index_is_refused(edit, message, code, tmp_path):
             "not valid JSON: duplicate key '99999'",
             id="many keys",
         ),
-        ('{"shards": NaN}', "not valid JSON: NaN is not JSON"),
+        ('{"shards": NaN}', "not valid JSON: NaN is not valid JSON"),
         ("[]", "expected an object with a list `shards`"),
     ],
 )

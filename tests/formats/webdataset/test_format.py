@@ -101,7 +101,7 @@ def test_a_folder_is_listed_with_its_indexes():
     stream = webdataset.open_dataset(Location(store, ""))
     assert stream.urls == ["a.tar", "b.tar"]
     assert stream.parts == [(File("a.idx.json", 1),), ()]
-    with pytest.raises(MissingError, match=r"folder contains no \.tar file$"):
+    with pytest.raises(MissingError, match=r"folder contains no \.tar files$"):
         webdataset.open_dataset(Location(MemoryStore({"x": b""}), ""))
 
 

@@ -314,4 +314,7 @@ def test_an_invalid_shardindex_is_refused(changes, message):
     with pytest.raises(FormatError) as caught:
         listed(**changes)
     assert str(caught.value) == f"ds/shardindex.json: {message}"
-    assert caught.value.hint == "Fetch it again, or delete it: flare then lists the folder."
+    assert (
+        caught.value.hint
+        == "Fetch the index again, or delete it so that flare lists the folder instead."
+    )
