@@ -97,7 +97,7 @@ def run_line(place, monkeypatch, capfd):
         (
             "playlist out --reindex",
             "out/index.json: index already exists",
-            "Delete it first if `flare verify` reports it as damaged.",
+            "Delete the index first if `flare verify` reports it as damaged.",
         ),
         (
             "pack first.parquet first.parquet",

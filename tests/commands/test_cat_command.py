@@ -239,7 +239,7 @@ def test_a_stream_is_read_only_as_far_as_necessary():
             "-: standard input must be a tar archive, got format mds",
         ),
         ({}, bytes(1024), FormatError, "-: tar archive contains no samples"),
-        ({}, b"", FormatError, "-[0]: ends at byte 0, without an end marker"),
+        ({}, b"", FormatError, "-[0]: data ends at byte 0, without an end marker"),
     ],
 )
 def test_options_that_a_stream_does_not_support_are_refused(options, data, error, message):

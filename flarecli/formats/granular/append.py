@@ -211,7 +211,7 @@ class _Shard:
                         "Append the same rows again, or pass replay=False to discard it.",
                     )
                     raise IntegrityError(
-                        "a different record of an incomplete row is stored",
+                        "the stored record of an incomplete row is different",
                         where=where,
                         hint=hint,
                     )
@@ -225,7 +225,7 @@ def _begin(at: Location, columns: Columns, expected: bytes) -> None:
         raise UsageError(
             "cannot append to a dataset of granular 0.21 or older",
             where=at,
-            hint="Convert it with -f granular first.",
+            hint="Convert the dataset with -f granular first.",
         )
     spec = at / SPEC
     if spec.exists():

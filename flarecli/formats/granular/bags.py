@@ -44,7 +44,7 @@ __all__ = [
     "table",
 ]
 
-TORN = "A writer was interrupted: append to the dataset to repair it, or fetch it again."
+TORN = "A writer was interrupted; append to the dataset to repair it, or fetch it again."
 _TAIL_BYTES = 1 << 16  # read from the end of a bag before the size of its table is known
 _STEP_BYTES = 1 << 20  # bytes of a table per read: avoids a second copy of the table
 
@@ -87,7 +87,7 @@ def pair(bag: Chunk, idx: Chunk) -> IntArray:
         )
     if size > end:
         raise FormatError(
-            f"{size - end} bytes follow the last record of its index", where=bag.at, hint=TORN
+            f"{size - end} bytes follow the last record in its index", where=bag.at, hint=TORN
         )
     return starts
 

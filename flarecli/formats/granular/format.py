@@ -378,7 +378,7 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
             raise FormatError(
                 f"{name!r} is not listed",
                 where=chunk.at,
-                hint="Add it to the list, or create the list again.",
+                hint="Add the file to the playlist, or create the playlist again.",
             )
     own = granular_spec.spec_of(spec, refs)
     columns = own if columns is None else granular_spec.agreed(own, columns, chunk.at)
@@ -465,7 +465,7 @@ def _put(
     """
     if settings.compression is not None:
         raise UsageError(
-            "granular shards are not compressed",
+            "granular shards cannot be compressed",
             hint="Omit --compress, or choose another --format.",
         )
     whole = settings.shard_bytes is None and settings.shard_rows is None

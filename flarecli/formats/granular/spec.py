@@ -130,9 +130,9 @@ def agreed(own: Columns, listed: Columns, where: object) -> Columns:
     """
     if len(own) != len(listed) or not all(map(_fits, own, listed)):
         raise IntegrityError(
-            "the columns differ from the listed ones",
+            "the columns differ from the listed columns",
             where=where,
-            hint="Check whether the list or spec.json was changed.",
+            hint="Check whether the playlist or spec.json was changed.",
         )
     return listed
 
@@ -173,7 +173,7 @@ def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Col
         except FlareError as error:
             raise UsageError(
                 f"column {one.name!r}: {error.message};"
-                " granular stores each column in a file of its name",
+                " granular stores each column in a file named after it",
                 column=one.name,
             ) from None
         if one.name == reserved:
@@ -240,7 +240,7 @@ def open_dataset(at: Location) -> Stream:
             raise FormatError(
                 f"shard {shard_folder(position)} is missing, but {shard_folder(number)} exists",
                 where=at,
-                hint="Fetch it, or pack the dataset again.",
+                hint="Fetch the missing shard, or pack the dataset again.",
             )
     if numbers:
         return _stream(at, [f"{shard_folder(number)}/" for number in numbers], sizes)
@@ -294,7 +294,7 @@ def _file(name: str, sizes: Mapping[str, int] | None, at: Location) -> File:
         return File(name)
     if name not in sizes:
         raise MissingError(
-            "no such file or folder", where=at / name, hint="Fetch it, or pack the dataset again."
+            "no such file or folder", where=at / name, hint="Fetch the file, or pack the dataset again."
         )
     return File(name, sizes[name] if sizes[name] >= 0 else None)
 

@@ -10,8 +10,9 @@ Keys by format:
                     version
     xsv             the keys of csv, and separator
 
-In JSON and XSV shards the encodings are named `str`, `int` and `float`. In flare, the same names
-are encodings of binary values, so these are `json_int`, `str_int` and so on.
+In the configs of JSON, CSV, TSV and XSV shards, the encodings are named `str`, `int` and `float`. In
+flare, `int` and `float` are binary encodings, so the text encodings are `json_int`, `str_int` and so
+on.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ _cache: dict[tuple[str, bytes], Columns] = {}
 
 
 def dumped(value: Any, is_sorted: bool = True) -> bytes:
-    """Return JSON as the original writes it: sorted keys, ASCII, a space after comma and colon."""
+    """Return JSON as the original writes it: ASCII, sorted keys, a space after comma and colon."""
     return json.dumps(value, sort_keys=is_sorted).encode()
 
 
 def config(form: str, columns: Columns, settings: Settings) -> dict[str, Any]:
-    """Return the config of a shard with exactly the keys of the original."""
+    """Return the config of a shard, with the same keys as in the original."""
     out: dict[str, Any] = {
         "compression": settings.compression,
         "format": form,
@@ -94,9 +95,9 @@ def _name_in_config(form: str, encoding: str) -> str:
 
 
 def parse_config(data: bytes, form: str, where: object) -> tuple[dict[str, Any], Columns]:
-    """Parse a shard's config; return it and its columns.
+    """Parse a shard's config; return the config and its columns.
 
-    raises  FormatError if it is invalid, or the config of another format
+    raises  FormatError if the config is invalid, or belongs to another format
     """
     value = parse_json(data, Place(where, item="config"))
     if not isinstance(value, dict):
@@ -109,8 +110,9 @@ def parse_config(data: bytes, form: str, where: object) -> tuple[dict[str, Any],
 
 
 def own_columns(data: bytes, form: str, where: object) -> Columns:
-    """Return the columns of a shard's config; configs are cached, since all shards of a dataset
-    share one.
+    """Return the columns in a shard's config.
+
+    Configs are cached because all shards of a dataset usually have the same config.
     """
     columns = _cache.get((form, data))
     if columns is None:
@@ -123,7 +125,7 @@ def own_columns(data: bytes, form: str, where: object) -> Columns:
 
 
 def columns_of(value: Mapping[str, Any], form: str, where: object) -> Columns:
-    """Return the columns of a config. Raises FormatError."""
+    """Return the columns in a config. Raises FormatError if they are invalid."""
     if form == "json":
         pairs = value.get("columns")
         if not isinstance(pairs, dict):
@@ -188,9 +190,9 @@ def _column(form: str, name: str, encoding: str, size: Any, where: object) -> An
 def agreed(own: Columns, listed: Columns | None, form: str, where: object) -> Columns:
     """Return the columns of a shard, after comparing its config with the listed columns.
 
-    The listed columns may be more precise: a `str` may be listed as `json`.
+    The listed columns may be more precise: for example, a `str` column may be listed as `json`.
 
-    raises  IntegrityError if they differ
+    raises  IntegrityError if the columns differ
     """
     if listed is None or own == listed:
         return own
@@ -204,16 +206,16 @@ def agreed(own: Columns, listed: Columns | None, form: str, where: object) -> Co
         ):
             return tuple(by_name[one.name] for one in own)
     raise IntegrityError(
-        "columns of the config differ from those of the index",
+        "columns in the config differ from those in the index",
         where=where,
-        hint="Check which of the two was changed.",
+        hint="Check whether the config or the index was changed.",
     )
 
 
 def text_of(value: Mapping[str, Any], key: str, where: object, empty: bool = False) -> str:
-    """Return the `newline` or `separator` of a config.
+    """Return the value of `newline` or `separator` in a config.
 
-    raises  FormatError if it is not a string, or empty
+    raises  FormatError if the value is not a string, or is empty and `empty` is False
     """
     text = value.get(key)
     if not isinstance(text, str) or not (text or empty):
@@ -228,8 +230,8 @@ def text_of(value: Mapping[str, Any], key: str, where: object, empty: bool = Fal
 def size_limit(value: Any, where: object) -> int | None:
     """Parse a `size_limit`: bytes, null, or text such as `1.5mb`, where `1kb` is 1024 bytes.
 
-    return  None if there is no limit (also for 0)
-    raises  FormatError for anything else
+    return  bytes; None if there is no limit, which 0 also means
+    raises  FormatError for any other value
     """
     if value is None or value == "":
         return None

@@ -104,7 +104,7 @@ def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
         raise FormatError(f"expected version 2, got {version!r:.60}", where=where)
     for i, shard in enumerate(index["shards"]):
         if not isinstance(shard, dict):
-            raise FormatError("not an object", where=Place(where, item=f"shards[{i}]"))
+            raise FormatError("entry is not an object", where=Place(where, item=f"shards[{i}]"))
     return index["shards"], size
 
 
@@ -152,7 +152,7 @@ class Listed:
             )
         if self.form and form != self.form:
             raise FormatError(
-                f"format {form} differs from {self.form} of shards[0]",
+                f"format {form} differs from {self.form} in shards[0]",
                 where=here,
                 hint="Read the merged datasets separately.",
             )
@@ -183,7 +183,7 @@ class Listed:
             return
         own = mds_config.columns_of(shard, self.form, here)
         if self.columns is not None and own != self.columns:
-            raise FormatError("columns differ from those of shards[0]", where=here)
+            raise FormatError("columns differ from those in shards[0]", where=here)
         self.columns, self.last_config = own, config
 
     def _check_settings(self, shard: Mapping[str, Any], here: str) -> None:
@@ -239,7 +239,7 @@ def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: s
     for name, value in hashes.items():
         if name not in table and len(table) == _MAX_HASH_KINDS:
             raise FormatError(
-                f"more than {_MAX_HASH_KINDS} kinds of hashes, such as {name!r:.60}", where=here
+                f"more than {_MAX_HASH_KINDS} types of hashes, such as {name!r:.60}", where=here
             )
         values = table.setdefault(name, [])
         values += [""] * (i - len(values))
@@ -277,7 +277,7 @@ def _check_keys(value: Mapping[str, Any], known: frozenset[str], where: object) 
     unknown = [key for key in value if len(key) <= _MAX_SIMILAR_KEY_CHARS and key not in known]
     for key in sorted(known - value.keys()):
         if similar := difflib.get_close_matches(key, unknown, 1, _MIN_SIMILARITY):
-            raise FormatError(f"no key {key!r}; found {similar[0]!r}", where=where)
+            raise FormatError(f"missing key {key!r}; found {similar[0]!r}", where=where)
 
 
 def _file(value: Any, where: str) -> File:
@@ -293,7 +293,7 @@ def _file(value: Any, where: str) -> File:
         check_count(value.get("bytes"), f"{where}.bytes"),
     )
     if size > _MAX_FILE_BYTES:
-        raise FormatError(f"lists {size} bytes; at most {_MAX_FILE_BYTES} are read", where=where)
+        raise FormatError(f"listed size is {size} bytes; at most {_MAX_FILE_BYTES} are read", where=where)
     return File(name, size, hashes)
 
 

@@ -76,14 +76,14 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
         raise UsageError(
             "index already exists",
             where=at / INDEX,
-            hint="Delete it first if `flare verify` reports it as damaged.",
+            hint="Delete the index first if `flare verify` reports it as damaged.",
         )
     entries, columns, listed = [], None, Listed()
     for group in _shards(at):
         shard, config = _opened(at, group)
         if columns is not None and shard.columns != columns:
             raise FormatError(
-                f"columns differ from those of {name_of(0, group.form)}", where=shard.chunk.at
+                f"columns differ from those in {name_of(0, group.form)}", where=shard.chunk.at
             )
         columns = shard.columns
         entries.append(_entry(at, group, shard, config))
@@ -118,7 +118,7 @@ def _shards(at: Location) -> list[_ShardFiles]:
         if number != expected or not shards[number].data:
             name, last = name_of(expected, shards[number].form), shards[max(shards)]
             raise FormatError(
-                f"{name} is missing; {min(last.data | last.meta)} exists",
+                f"{name} is missing, but {min(last.data | last.meta)} exists",
                 where=at,
                 hint="Fetch the missing shard first.",
             )
@@ -142,7 +142,7 @@ def _stored(names: set[str], plain: str, where: Location) -> str:
         raise FormatError(
             f"both {zipped[0]} and {zipped[1]} exist",
             where=where,
-            hint="Remove one of them.",
+            hint="Remove one of the two files.",
         )
     return zipped[0] if zipped else plain
 
@@ -254,7 +254,7 @@ def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, Fi
             if name in seen:
                 if seen[name][0] != moved:
                     raise FormatError(
-                        f"entry of {name} differs from that in {seen[name][1]}",
+                        f"entry for {name} differs from the entry in {seen[name][1]}",
                         where=here,
                         hint="Check which of the two indexes was changed.",
                     )
@@ -264,7 +264,7 @@ def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, Fi
             _check_files(at, moved, here)
             shards.append(moved)
     if not shards:
-        raise MissingError("no index.json with a shard below this folder", where=at)
+        raise MissingError("no index.json below this folder lists a shard", where=at)
     return write_entries(at, {"version": 2, "shards": shards}, is_sorted=False)
 
 
@@ -314,7 +314,7 @@ def _check_files(root: Location, shard: Mapping[str, Any], here: Place) -> None:
             raise MissingError(
                 f"no such file; {here} lists it",
                 where=root / listed[0]["basename"],
-                hint="Fetch the file, or leave out the part.",
+                hint="Fetch the file, or merge without this dataset.",
             )
         for file in existing[:1]:
             size = (root / file["basename"]).size()
@@ -322,5 +322,5 @@ def _check_files(root: Location, shard: Mapping[str, Any], here: Place) -> None:
                 raise FormatError(
                     f"file is {size} bytes; {here} lists {file['bytes']}",
                     where=root / file["basename"],
-                    hint="Run `flare verify` on the part.",
+                    hint="Run `flare verify` on this dataset.",
                 )

@@ -1,28 +1,28 @@
-"""WebDataset: tar files; consecutive members that share a key are a sample.
+"""WebDataset: tar files in which consecutive members with the same key are a sample.
 
     00000.tar         a/b.cls  a/b.jpg  a/c.cls  a/c.jpg  …  two blocks of zeros (`tar.py`)
-    00000.idx.json    positions of the members, so that any row can be read (`index.py`)
+    00000.idx.json    offsets of the members, for random access to rows (`index.py`)
     shardindex.json   shards and their rows, as `widsindex create` writes it (`index.py`)
 
-The columns of a sample are `__key__` and then the extensions, in the order of their first use; a
-missing member is null. `scan.py` splits names into key and extension, `columns.py` maps extensions
-to encodings.
+The columns of a sample are `__key__`, followed by the extensions in the order of their first use. A
+missing member is null. `scan.py` splits names into key and extension, and `columns.py` maps
+extensions to encodings.
 
-Facts of webdataset 1.0.2 and wids 0.2.111, found by running them:
+Behaviour of webdataset 1.0.2 and wids 0.2.111, determined by running them:
 
-- TarWriter writes ustar headers: mode 0444, uid and gid 0, names `bigdata`, the current time by
-  default. Extensions of a sample are sorted. Key and extension are UTF-8 without a PAX record. The
-  end is padded to a multiple of 10,240 bytes.
-- Reading skips members that are not regular files, names without a dot in their last part, and
-  names below `__this__/`. Extensions become lower case. A duplicate extension in a sample is an
-  error. A key that is used again later is another sample (in flare an error).
-- The decoder reads txt text transcript as text, cls cls2 index inx id as int, json jsn as JSON,
-  pkl pickle pyd by unpickling.
-- wids reads only the name and size fields of a header (no PAX, no prefix, no base 256); its
+- TarWriter writes ustar headers with mode 0444, uid and gid 0, user and group `bigdata`, and by
+  default the current time. The extensions of a sample are sorted. Key and extension are UTF-8
+  without a PAX record. The tar is padded to a multiple of 10,240 bytes.
+- The reader skips members that are not regular files, names without a dot in their last part, and
+  names below `__this__/`. It converts extensions to lower case. A duplicate extension in a sample
+  is an error. A key that occurs again later is another sample (an error in flare).
+- The decoder reads txt, text and transcript as text, cls, cls2, index, inx and id as int, json and
+  jsn as JSON, and pkl, pickle and pyd by unpickling.
+- wids reads only the name and size fields of a header (no PAX, no prefix, no base 256). Its
   `.index` file is a pickle.
 
-flare writes two things differently: headers have no user name and no time, so the same rows give
-the same bytes, and the end marker is two blocks.
+flare differs from TarWriter in two ways: headers have no user name and no time, so equal rows
+result in equal bytes, and the end marker is two blocks.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ from flarecli.storage import Location
 __all__ = ["WebDataset"]
 
 _MAX_STEP_ROWS, _MAX_STEP_BYTES = 8192, 64 << 20  # rows whose values are checked at once
-_MAX_FINDINGS = 100  # of keys, and of padding
+_MAX_FINDINGS = 100  # maximum number of findings about keys, and about padding
 _SUSPECT_KEY = r"^/|^~|(^|/)[A-Za-z]:|//|(^|/)[. ]+(/|$)|[\x00-\x1f\x7f\\]"
 _NOT_REPORTED = ("folder", "label")  # skipped members that contain no data
 _INDEX_HINT = "Pack the tar again to rebuild the index, or delete the index."
 
 
 class WebDataset(Format):
-    """Samples in a tar: consecutive members that share a key."""
+    """Samples in tar files: a sample is consecutive members with the same key."""
 
     name = NAME
     suffixes = (
@@ -103,7 +103,7 @@ class WebDataset(Format):
     )
     index_files = (SHARDS,)
     key_column = KEY
-    holds_null = True  # a sample may have no such member
+    holds_null = True  # a sample without a member for a column has a null
     is_listed = True
     reads_streams = True
     substitutes: ClassVar[Substitutes] = {
@@ -124,11 +124,11 @@ class WebDataset(Format):
     scan_stream = staticmethod(read_stream)
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return whether a name ends like a tar, or the first header has the magic of ustar."""
+        """Return whether the name has a tar suffix, or the first header contains `ustar`."""
         return name.endswith(self.suffixes) or head[257:262] == b"ustar"
 
     def open_dataset(self, at: Location) -> Stream:
-        """List the tars of a folder and their indexes, sorted by name. Subfolders are not searched.
+        """List the tars in a folder and their indexes, sorted by name; subfolders are ignored.
 
         raises  MissingError if the folder contains no tar
         """
@@ -141,12 +141,11 @@ class WebDataset(Format):
         )
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the index of the tar if it is valid, else all headers.
+        """Read the index of a tar if the index is valid, otherwise all headers of the tar.
 
-        columns  the listed columns; each member must belong to one of them, and a column without
-                 members is null
-        raises   FormatError for an invalid tar, or a wrong number of rows; IntegrityError for a
-                 member without a column
+        columns  the listed columns; they must include every extension in the tar
+        raises   FormatError for an invalid tar, or a wrong number of rows; IntegrityError for an
+                 extension without a column
         """
         source = byte_ranges.source_of(chunk)
         table = webdataset_index.read(chunk, source.size)
@@ -174,7 +173,7 @@ class WebDataset(Format):
         columns: Sequence[str] | None = None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> list[Row]:
-        """Read the bytes of members, in the order of `rows`; None where a sample has no such member."""
+        """Read the bytes of members, in the order of `rows`; a missing member is None."""
         starts, sizes, ends, keys, view, places = shard.memo.get("rows") or _row_tables(shard)
         plan = places.items() if columns is None else [(name, places[name]) for name in columns]
         if view is None and (view := byte_ranges.whole(shard.chunk)) is None:
@@ -195,7 +194,7 @@ class WebDataset(Format):
     def row_reader(
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
-        """Return a function that reads one sample."""
+        """Return a function that reads the sample in one row."""
         _, _, ends, keys, view, places = shard.memo.get("rows") or _row_tables(shard)
         source = byte_ranges.sliceable(view)
         if source is None:
@@ -230,7 +229,7 @@ class WebDataset(Format):
         columns: Sequence[str] | None = None,
         views: bool = False,
     ) -> pa.RecordBatch:
-        """Read rows start..stop as typed columns, null where a sample has no such member.
+        """Read rows start..stop as typed columns; a missing member is null.
 
         raises  ValueFitError with the first row whose text is not UTF-8
         """
@@ -250,16 +249,16 @@ class WebDataset(Format):
         return byte_ranges.record_batch(selected, arrays, stop - start)
 
     def stored_column(self, one: Column) -> Column:
-        """Return a column as a tar stores it; the key is text."""
+        """Return a column with the encoding in which a tar stores it; the key is text."""
         return column(KEY, "str") if one.name == KEY else super().stored_column(one)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return the columns as a tar stores them, the key first.
+        """Return the columns as a tar stores them, with the key first.
 
-        Integers become decimal text and floats JSON, which webdataset decodes.
+        Integers become decimal text and floats become JSON; webdataset decodes both.
 
-        raises  UsageError for a duplicate name or extension, for no column but the key, or an
-                encoding that a tar cannot store
+        raises  UsageError for a duplicate name or extension, for an encoding that a tar cannot
+                store, or if the key is the only column
         """
         out = tuple(sorted(map(self.stored_column, columns), key=lambda one: one.name != KEY))
         if all(one.name == KEY for one in out):
@@ -286,7 +285,7 @@ class WebDataset(Format):
         return out
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
-        """Return the bytes from the first member of a sample to the end of its last member."""
+        """Return the byte range from a sample's first member to the end of its last member."""
         is_stored = shard.layout["sizes"][:, row] >= 0
         starts, sizes = (
             shard.layout["starts"][is_stored, row],
@@ -297,15 +296,16 @@ class WebDataset(Format):
         return shard.chunk.at, int(starts.min()), int((starts + sizes).max())
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the members of more than `max_bytes`, by the headers or the index."""
+        """Return the members larger than `max_bytes`, according to the headers or the index."""
         sizes = shard.layout["sizes"]
         names = [one.name for one in shard.columns if one.name != KEY]
         places = np.argwhere(sizes > max_bytes).tolist()
         return [LargeValue(row, names[i], int(sizes[i, row])) for i, row in places]
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Read every header, even if there is an index, and, with `values`, check every value in
-        its encoding.
+        """Check every header, the keys, the padding and the index of a tar.
+
+        values  also check every value
         """
         at, seen = shard.chunk.at, tar.Seen(padding=[])
         try:
@@ -315,7 +315,7 @@ class WebDataset(Format):
             yield finding_of(error)
             return
         for byte in (seen.padding or [])[:_MAX_FINDINGS]:
-            yield Finding(str(at), "format", f"the padding from byte {byte} is not zeros")
+            yield Finding(str(at), "format", f"the padding at byte {byte} contains non-zero bytes")
         if seen.end < len(tar.END) or source.size % tar.BLOCK:
             yield Finding(
                 str(at),
@@ -329,7 +329,7 @@ class WebDataset(Format):
                 yield Finding(
                     str(at),
                     "skipped",
-                    f"skipped members of kind {kind}: {count}",
+                    f"skipped members of type {kind}: {count}",
                     "Pack the files themselves.",
                 )
         yield from _verify_keys(table, at)
@@ -345,7 +345,7 @@ class WebDataset(Format):
 
 
 def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> Table:
-    """Return the table with its extensions in the order of the columns, without the key.
+    """Return the table with one extension per column except the key, in column order.
 
     raises  FormatError for an encoding that a tar cannot store; IntegrityError for an extension
             without a column
@@ -381,11 +381,11 @@ def _can_store(form: Format, one: Column) -> bool:
 
 
 def _row_tables(shard: Shard) -> Any:
-    """Return, and keep in the shard, the values that reading one row needs.
+    """Return the state for reading single rows, and store it in the shard's memo.
 
-    They are memoryviews of starts, sizes, ends and keys, the mapped tar or None, and column ->
-    index of its extension (-1: the key). Items of a memoryview are Python integers, which are
-    faster than those of numpy.
+    return  memoryviews of starts, sizes, ends and keys; the mapped tar or None; and column name ->
+            index of its extension, -1 for the key. Indexing a memoryview returns a Python integer,
+            which is faster than indexing a numpy array
     """
     names = [one.name for one in shard.columns if one.name != KEY]
     places = {one.name: names.index(one.name) if one.name != KEY else -1 for one in shard.columns}
@@ -419,10 +419,11 @@ def _ranged(shard: Shard, rows: Sequence[int], plan: Any) -> list[Row]:
 def _members(
     shard: Shard, places: Sequence[int], start: int, stop: int
 ) -> list[tuple[ByteArray, IntArray, IntArray]]:
-    """Return the bytes of the members of each extension, and where each row's member is.
+    """Locate the members of rows start..stop for each extension.
 
-    return  (uint8 [bytes], int64 [rows], int64 [rows]) per extension; starts of missing members are
-            -1
+    places  indexes of the extensions
+    return  data uint8 [bytes], starts in the data and sizes int64 [rows] for each extension; the
+            start of a missing member is -1
     """
     starts, sizes = (shard.layout[name][places, start:stop] for name in ("starts", "sizes"))
     view = byte_ranges.whole(shard.chunk)
@@ -439,7 +440,7 @@ def _members(
             for at, size in zip(starts, sizes, strict=True)
         ]
     out = []
-    for at, size in zip(starts, sizes, strict=True):  # the members are far apart: read each of them
+    for at, size in zip(starts, sizes, strict=True):  # members are far apart, so read each of them
         parts = byte_ranges.read(
             shard.chunk,
             [(a, a + b) for a, b in zip(at.tolist(), size.tolist(), strict=True) if a >= 0],
@@ -464,7 +465,7 @@ def _array(
     first_row: int,
     views: bool,
 ) -> pa.Array:
-    """Return one column as a typed array; with `views`, as Arrow views of `data` if possible."""
+    """Return one column as a typed array; with `views`, as Arrow views if possible."""
     is_stored = starts >= 0
     if not is_stored.any():
         return pa.nulls(len(starts), lookup(one.encoding).arrow)
@@ -495,7 +496,7 @@ def _verify_keys(table: Table, at: object) -> Iterator[Finding]:
 
 
 def _verify_index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
-    """Compare the index of a tar with the tar."""
+    """Yield a finding if the index of a tar is invalid, or differs from the headers of the tar."""
     location = webdataset_index.location_of(shard.chunk)
     if location is None:
         return
@@ -511,14 +512,14 @@ def _verify_index(shard: Shard, table: Table, size: int) -> Iterator[Finding]:
         yield Finding(
             str(location),
             "index",
-            "not a valid index of this tar; the tar headers are read instead",
+            "index does not match its tar; flare reads the tar headers instead",
             _INDEX_HINT,
         )
     elif not _same(index, table):
         yield Finding(
             str(location),
             "index",
-            "the index lists other members than the tar contains",
+            "the members in the index differ from those in the tar",
             _INDEX_HINT,
         )
 

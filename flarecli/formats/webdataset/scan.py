@@ -1,10 +1,13 @@
-"""Samples of a tar: consecutive members that share a key. A file is scanned by its headers alone; a
-stream that cannot seek is read in one pass and in bounded memory.
+"""Group the members of a tar into samples: consecutive members with the same key.
 
-The rules are those of webdataset 1.0.2: the key of `a/b.seg.PNG` is `a/b`, up to the first dot
-after the last slash; the extension is the rest in lower case. A member is ignored if its name has
-no extension, if it is hidden, or if it is in a top-level folder like `__this__`. Unlike webdataset,
-a key that is used again later is an error: its sample would be split.
+In a file, only the headers are read. A stream that cannot seek is read in one pass and in bounded
+memory.
+
+The rules are those of webdataset 1.0.2. The key of `a/b.seg.PNG` is `a/b`, the name up to the first
+dot after the last slash. The extension is `seg.png`, the text after that dot in lower case. A member
+is ignored if its name has no extension, if it is hidden, or if it is in a top-level folder such as
+`__this__`. Unlike webdataset, flare reports a key that occurs again later as an error, because the
+members of its sample are not consecutive.
 """
 
 from __future__ import annotations
@@ -29,22 +32,21 @@ from flarecli.names import escape
 
 __all__ = ["MAX_EXTENSIONS", "Table", "key_text", "read_stream", "read_table", "split"]
 
-MAX_BATCH_ROWS, MAX_BATCH_BYTES = 8192, 16 << 20  # a larger sample is a batch of its own
+MAX_BATCH_ROWS, MAX_BATCH_BYTES = 8192, 16 << 20  # a larger sample is a separate batch
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _META = re.compile(rb"__[^/]*__(?:/|$)")
-MAX_EXTENSIONS = 1024  # of a shard
-_MAX_CELLS = 64  # cells of the table per member: bounds the memory of a sparse table
+MAX_EXTENSIONS = 1024  # maximum number of extensions in a shard
+_MAX_CELLS = 64  # table cells per member: limits the memory of a table with few members
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The position of each member of each sample.
+    """The offsets and sizes of all members, by extension and sample.
 
-    extensions  in lower case, in the order of their first use
+    extensions  extensions in lower case, in the order of their first use
     keys, ends  uint8: the keys of all samples, concatenated; int64 [rows]: the end of each key
-    starts      int64 [extensions, rows]: first byte of the member in the tar; -1: the sample has
-                none
-    sizes       int64 [extensions, rows]: bytes of the member; -1: the sample has none
+    starts      int64 [extensions, rows]: first byte of the member in the tar, -1 if it is missing
+    sizes       int64 [extensions, rows]: size of the member in bytes, -1 if it is missing
     """
 
     extensions: tuple[str, ...]
@@ -59,9 +61,9 @@ class Table:
         return len(self.ends)
 
     def in_order_of_use(self) -> Table:
-        """Return the table as `read_table` builds it.
+        """Return the table with extensions in the order of their first use, as in `read_table`.
 
-        Extensions are in the order of their first use; one without a member is left out.
+        Extensions without a member are omitted.
         """
         firsts = [
             (int(starts[starts >= 0][0]), i)
@@ -83,8 +85,8 @@ class Table:
 def split(name: bytes) -> tuple[bytes, bytes] | None:
     """Split the name of a member into key and extension; return None if the member is ignored.
 
-    The result is that of webdataset's `((?:.*/|)[^.]+)[.]([^/]*)`, in linear time. A hidden name is
-    the extension of its folder, unless the name of the folder contains a dot.
+    The result equals that of webdataset's pattern `((?:.*/|)[^.]+)[.]([^/]*)`, in linear time. In
+    this pattern, the key of a hidden file in a folder is the folder, unless the folder has a dot.
     """
     if name[:2] == b"__" and _META.match(name):
         return None
@@ -97,7 +99,7 @@ def split(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 def key_text(keys: ByteArray, ends: IntArray, start: int = 0, stop: int | None = None) -> pa.Array:
-    """Return keys start..stop as large_string, without copying their bytes."""
+    """Return keys start..stop as a large_string array, without copying their bytes."""
     stop = len(ends) if stop is None else stop
     bounds = np.zeros(stop - start + 1, np.int64)
     bounds[1:] = ends[start:stop]
@@ -109,7 +111,7 @@ def key_text(keys: ByteArray, ends: IntArray, start: int = 0, stop: int | None =
 
 @dataclass(slots=True, eq=False)
 class _Column:
-    """The members with one extension: row, first byte and size of each."""
+    """The row, first byte and size of each member with one extension."""
 
     last: int = -1
     rows: array[int] = field(default_factory=lambda: array("q"))
@@ -118,16 +120,16 @@ class _Column:
 
 
 class _Builder:
-    """The samples of the members so far; the last sample may get more members."""
+    """The samples built from the members added so far. Further members may extend the last one."""
 
     def __init__(self) -> None:
         self.columns: dict[str, _Column] = {}
-        self.of: dict[bytes, _Column] = {}  # by the extension before it is converted to lower case
+        self.of: dict[bytes, _Column] = {}  # keys are extensions as stored, not in lower case
         self.keys, self.ends, self.key = bytearray(), array("q"), b""
         self.row, self.count = -1, 0
 
     def add(self, members: Iterable[tuple[bytes, int, int]]) -> None:
-        """Add members: name, first byte, size."""
+        """Add members, each a tuple of name, first byte and size."""
         for name, start, size in members:
             self.count += 1
             slash = name.rfind(b"/") + 1
@@ -155,7 +157,7 @@ class _Builder:
             one.sizes.append(size)
 
     def column(self, extension: bytes) -> _Column:
-        """Return the column of an extension; create it if it is new."""
+        """Return the column for an extension; create the column if it does not exist."""
         name = _lower(extension)
         if name not in self.columns and len(self.columns) >= MAX_EXTENSIONS:
             raise FormatError(f"more than {MAX_EXTENSIONS} extensions")
@@ -164,10 +166,10 @@ class _Builder:
 
 
 def read_table(source: byte_ranges.Source, where: object, seen: tar.Seen | None = None) -> Table:
-    """Read all headers and return the samples.
+    """Read all headers of a tar and return a table of its members.
 
     raises  FormatError with row and byte for an invalid tar, a duplicate key, or a duplicate member
-            of a sample; UnsafeError for a name that is not UTF-8 or contains a NUL
+            in a sample; UnsafeError for a name that is not UTF-8 or contains a NUL
     """
     builder = _Builder()
     try:
@@ -178,7 +180,7 @@ def read_table(source: byte_ranges.Source, where: object, seen: tar.Seen | None 
     if len(builder.columns) * len(builder.ends) > _MAX_CELLS * builder.count + (1 << 20):
         raise FormatError(
             f"{len(builder.columns)} extensions in {len(builder.ends)} samples,"
-            " most of which are missing",
+            " but most members are missing",
             where=where,
         )
     table = _dense(
@@ -212,7 +214,7 @@ def _dense(columns: dict[str, _Column], keys: ByteArray, ends: IntArray) -> Tabl
 
 
 def _check_keys(table: Table, where: object) -> None:
-    """Raise UnsafeError for a key that is not UTF-8, FormatError for a duplicate key."""
+    """Raise UnsafeError for a key that is not UTF-8, and FormatError for a duplicate key."""
     keys = key_text(table.keys, table.ends)
     try:
         keys.validate(full=True)
@@ -252,12 +254,13 @@ def _first(values: pa.Array, wrong: Callable[[Any], bool]) -> int:
 def read_stream(
     blocks: Iterable[bytes], columns: Columns | None = None, where: object = "-"
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the samples of a stream in order, as typed batches. Memory: one batch and its largest
-    member.
+    """Yield the samples in a stream as typed batches, in order.
+
+    The memory is bounded by one batch and its largest member.
 
     blocks   bytes of a tar, plain or compressed with gzip, bzip2 or zstd, in blocks of any length
-    columns  columns of the samples; None: the key, and the extensions of the first batch
-    raises   FormatError with row and byte for an invalid tar, a duplicate member of a sample, or an
+    columns  columns of the batches; None for the key and the extensions in the first batch
+    raises   FormatError with row and byte for an invalid tar, a duplicate member in a sample, or an
              extension that the columns do not include
     """
     batch: list[dict[str, bytes]] = []
@@ -274,7 +277,7 @@ def read_stream(
 
 
 def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
-    """Yield a dict per sample: extension -> bytes; the key is the value of KEY."""
+    """Yield each sample as a dict: extension -> bytes, and KEY -> key of the sample."""
     sample: dict[str, bytes] = {}
     known: set[str] = set()
     row = 0
@@ -289,7 +292,7 @@ def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
                 sample, row = {}, row + 1
             extension = _lower(parts[1], FormatError)
             known.add(extension)
-            if len(known) > MAX_EXTENSIONS:  # empty members do not count towards MAX_BATCH_BYTES
+            if len(known) > MAX_EXTENSIONS:  # MAX_BATCH_BYTES does not limit empty members
                 raise FormatError(f"more than {MAX_EXTENSIONS} extensions")
             if extension in sample:
                 raise FormatError(
@@ -299,7 +302,7 @@ def _samples(source: tar.Blocks, where: object) -> Iterator[dict[str, bytes]]:
             data = source.window(start, size)
             if len(data) < size:
                 raise FormatError(
-                    f"ends at byte {start + len(data)}, inside a member",
+                    f"data ends at byte {start + len(data)}, inside a member",
                     hint=DAMAGED,
                 )
             sample[KEY] = key
@@ -328,7 +331,7 @@ def _batch(
                 f"unexpected extension .{name}: the columns do not include it",
                 where=where,
                 row=first + row,
-                hint="Specify the columns, or read a file: then all headers are read first.",
+                hint="Specify the columns, or read a file, so that flare reads all headers first.",
             )
     for one, name in zip(columns, names, strict=True):
         raw = pa.array([sample.get(name) for sample in samples], encodings.BINARY)

@@ -1,5 +1,5 @@
-"""tar: a sequence of members, each a 512-byte header and its data, zero-padded to whole blocks of
-512.
+"""tar: a sequence of members. Each member is a 512-byte header and data, zero-padded to 512-byte
+blocks.
 
       0  100  name, NUL-terminated unless it fills the field
     100    8  mode
@@ -14,7 +14,7 @@
     265   64  names of user and group
     345  155  ustar only: prefix of the name, before a `/`
 
-Numbers are octal digits that end with a NUL or a space; a size whose first bit is set is a
+Numbers are octal digits, followed by a NUL or a space. A size whose first bit is set is a binary
 big-endian number (base 256). Two blocks of zeros mark the end; only zeros may follow. Kinds:
 
     0 7 NUL  file (NUL and a name that ends with `/`: folder)
@@ -24,7 +24,7 @@ big-endian number (base 256). Two blocks of zeros mark the end; only zeros may f
     V        volume label
     L K      GNU: the long name, or link, of the next member
     x g      PAX records of the next member, or of all following members: `LENGTH KEY=VALUE\\n`, of
-             which `path` and `size` are used here
+             which flare uses `path` and `size`
 
 Sources: POSIX.1-2017 pax, GNU tar 1.34 (tar.h), and the output of CPython's tarfile.
 """
@@ -71,17 +71,17 @@ _SKIPPED = {
     b"6": "FIFO",
     b"V": "label",
 }
-_MAX_META_BYTES = 1 << 20  # bytes of the PAX records of one member; a name takes a few hundred
-MAX_MEMBER_BYTES = 8**11 - 1  # the largest number in the size field
-# the low word of adler32 is 1 + the sum of the bytes modulo this: a fast sum of bytes
+_MAX_META_BYTES = 1 << 20  # maximum size of one member's PAX records, usually a few hundred bytes
+MAX_MEMBER_BYTES = 8**11 - 1  # the largest octal number that the size field can store
+# The low 16 bits of adler32 are 1 + the sum of the bytes, modulo this: a fast way to sum bytes.
 _ADLER = 65521
-_CHECKED_BYTES = 1 << 20  # bytes after the end marker that are compared with zeros at once
+_CHECKED_BYTES = 1 << 20  # block size for the check that only zeros follow the end marker
 
 
 class Blocks:
-    """A stream that cannot seek.
+    """Source for a stream that cannot seek.
 
-    Blocks before the last `start` are dropped; the size is known at the end.
+    Blocks before the last `start` are dropped. The size is None until the stream has ended.
     """
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
@@ -102,7 +102,7 @@ class Blocks:
                 parts.append(data)
                 have += len(data)
             self._base, self._data, begin = start, b"".join(parts), 0
-        return memoryview(self._data)[begin:]  # a view: the members of a large block are not copied
+        return memoryview(self._data)[begin:]  # a view avoids a copy of every member in a block
 
     def _next(self, end: int) -> bytes | None:
         data = next(self._blocks, None)
@@ -113,11 +113,11 @@ class Blocks:
 
 @dataclass(slots=True)
 class Seen:
-    """Facts about a tar besides its files.
+    """Facts about a tar that a scan collects in addition to its files.
 
-    skipped  number of members that are not files, by kind
-    padding  offsets of padding that is not zeros; None: not checked
-    end      bytes of the end marker and the zeros after it
+    skipped  type -> number of members that are not files
+    padding  offsets of padding with non-zero bytes; None if padding is not checked
+    end      size of the end marker and of the zeros after it
     """
 
     skipped: Counter[str] = field(default_factory=Counter)
@@ -136,17 +136,17 @@ def padded(size: _Size) -> _Size:
 def members(
     source: byte_ranges.Source, where: object, seen: Seen | None = None
 ) -> Iterator[tuple[bytes, int, int]]:
-    """Yield name, first byte and size of each file in a tar, in order, in one pass.
+    """Yield the name, first byte and size of each file in a tar, in order, in one pass.
 
     The checksum of each header is verified, and each size is compared with the size of the tar.
 
-    raises  FormatError with the byte of an invalid header, an incomplete member, a missing end
-            marker, data after it, or a sparse file
+    raises  FormatError with the offset of an invalid header, an incomplete member, a missing end
+            marker, data after the end marker, or a sparse file
     """
     seen = Seen() if seen is None else seen
     view, base, begin, pos, limit = memoryview(b""), 0, 0, 0, source.size
-    own: dict[str, bytes] = {}  # PAX and GNU fields of the next member
-    shared: dict[str, bytes] = {}  # PAX fields of all following members
+    own: dict[str, bytes] = {}  # PAX and GNU fields that apply to the next member
+    shared: dict[str, bytes] = {}  # PAX fields that apply to all following members
     while True:
         at = pos - base
         if at + BLOCK > len(view):
@@ -222,7 +222,7 @@ def members(
 def _cut(source: byte_ranges.Source, end: int, pos: int, where: object) -> FormatError:
     end = end if source.size is None else min(end, source.size)
     return FormatError(
-        f"ends at byte {end}, {'inside a member' if end < pos else 'without an end marker'}",
+        f"data ends at byte {end}, {'inside a member' if end < pos else 'without an end marker'}",
         where=where,
         hint=DAMAGED,
     )
@@ -238,8 +238,9 @@ def _base_256(digits: bytes, where: object, pos: int) -> int:
 
 
 def _octal(text: bytes) -> int | None:
-    """Parse octal digits between spaces, up to a NUL; return None if they are invalid. An empty
-    field is 0.
+    """Parse octal digits that may have spaces around them and a NUL at the end.
+
+    return  0 for an empty field; None for invalid digits
     """
     digits = text.partition(b"\0")[0]
     if not digits.isdigit():
@@ -261,7 +262,7 @@ def _decimal(text: bytes, where: object, pos: int) -> int:
 
 
 def _is_signed_sum(head: memoryview, total: int) -> bool:
-    """Return whether the checksum adds signed bytes, as some old writers do."""
+    """Return whether the checksum is a sum of signed bytes, as some old writers store it."""
     return (
         int(np.frombuffer(head, np.int8).sum())
         - int(np.frombuffer(head[148:156], np.int8).sum())
@@ -273,7 +274,7 @@ def _is_signed_sum(head: memoryview, total: int) -> bool:
 def _read_meta(
     kind: bytes, data: bytes, own: dict[str, bytes], shared: dict[str, bytes], where: str
 ) -> None:
-    """Add the fields of a member of kind `x`, `g`, `L` or `K` to `own` or `shared`."""
+    """Add the fields in a member of type `x`, `g`, `L` or `K` to `own` or `shared`."""
     if kind == b"L":
         own["path"] = data.partition(b"\0")[0]
     if kind in (b"L", b"K"):
@@ -292,7 +293,10 @@ def _read_meta(
 
 
 def _records(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
-    """Yield key and value of PAX records: `LENGTH KEY=VALUE\\n`; the length includes itself."""
+    """Yield the key and value of each PAX record, `LENGTH KEY=VALUE\\n`.
+
+    The length is that of the complete record, including its own digits.
+    """
     at = 0
     while at < len(data):
         digits = data[at : at + 20].partition(b" ")[0]
@@ -311,9 +315,9 @@ def _records(data: bytes, where: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _skipped(kind: bytes, size: int, where: object, pos: int) -> str:
-    """Return the name of a kind that is skipped.
+    """Return the name of a member type that is skipped.
 
-    Raise FormatError for an unknown kind, or one with data.
+    raises  FormatError for an unknown type, or for a skipped member with data
     """
     if kind == b"\0":
         kind = b"5"
@@ -324,7 +328,7 @@ def _skipped(kind: bytes, size: int, where: object, pos: int) -> str:
             hint="Create the tar again without --sparse.",
         )
     if kind not in _SKIPPED:
-        raise FormatError(f"unsupported kind {kind!r} of the member at byte {pos}", where=where)
+        raise FormatError(f"unsupported type {kind!r} of the member at byte {pos}", where=where)
     if size and kind != b"V":
         raise FormatError(
             f"the {_SKIPPED[kind]} at byte {pos} has {size} bytes of data", where=where
@@ -335,7 +339,7 @@ def _skipped(kind: bytes, size: int, where: object, pos: int) -> str:
 def _check_end(
     source: byte_ranges.Source, rest: memoryview, pos: int, where: object, seen: Seen
 ) -> None:
-    """Check that only zeros follow the end marker, to the last byte."""
+    """Check that only zeros follow the end marker. Raises FormatError for other data."""
     while len(rest):
         for at in range(0, len(rest), _CHECKED_BYTES):
             part = bytes(rest[at : at + _CHECKED_BYTES])
@@ -366,12 +370,12 @@ def check_size(size: int, where: object = "") -> None:
 
 
 def header(name: bytes, size: int) -> bytes:
-    """Return the header of a file: one block if the name fits ustar, else three or more with a PAX
-    record.
+    """Return the header of a file: one block if ustar can store the name, otherwise three or more
+    blocks with a PAX record.
 
-    The header is reproducible: mode 0444; time, uid and gid 0; no names.
+    The header is reproducible: mode 0444, time, uid and gid 0, and no user or group name.
 
-    raises  ValueFitError for 8 GiB or more
+    raises  ValueFitError for a file of 8 GiB or more
     """
     check_size(size)
     if name.isascii():
@@ -380,7 +384,7 @@ def header(name: bytes, size: int) -> bytes:
         cut = name.find(b"/", max(1, len(name) - 101))
         if 0 < cut <= 155 and cut + 1 < len(name):
             return _block(name[cut + 1 :], size, prefix=name[:cut])
-    length = len(name) + 7  # ` path=` and the newline; the digits of the length are counted too
+    length = len(name) + 7  # ` path=` and the newline; the digits of the length are added below
     digits = next(width for width in range(1, 9) if len(str(length + width)) == width)
     record = b"%d path=%s\n" % (length + digits, name)
     short = name.decode("utf-8", "replace").encode("ascii", "replace")[:100]
@@ -408,7 +412,7 @@ _BASE_CHECKSUM = sum(_TEMPLATE) - sum(_TEMPLATE[148:156]) + 256
 
 
 def headers(names: ByteArray, sizes: IntArray) -> ByteArray:
-    """Return the headers of many files whose names fit ustar; the same bytes as `header`.
+    """Return the headers of many files whose names ustar can store, with the same bytes as `header`.
 
     names   uint8 [n, 100], ASCII, padded with NULs
     sizes   int64 [n], each below 8 GiB

@@ -1,5 +1,7 @@
-"""Write samples as a tar. Arrow joins headers, members and padding: column by column for up to 8192
-rows at once, or all members of a few rows with many small columns.
+"""Write samples as a tar.
+
+Arrow joins headers, members and padding: column by column for up to 8192 rows at once, or row by
+row for a few rows with many small columns.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from flarecli.storage import Location
 
 __all__ = ["row_sizes", "write_shard"]
 
-# Approximate bytes and rows that are joined at once: small enough for the CPU cache.
+# Approximate bytes and rows that are joined at once; small enough for the CPU cache.
 _STEP_BYTES, _STEP_ROWS = 1 << 20, 8192
-_MAX_JOINED_ROW_BYTES = 1 << 16  # members of larger rows are written without joining
-_MIN_STEP_ROWS = 8  # for members smaller than a block: each column costs several calls of Arrow
-_MAX_WIDE_ROWS = 64  # rows of many small members that are processed at once
-_NAME_BYTES = 100  # of the name field of a header
-# An absolute path, a drive, a URL, a part that is empty or only dots and spaces, a control
-# character, a dot in the last part, or a top-level folder like `__this__/`.
+_MAX_JOINED_ROW_BYTES = 1 << 16  # members of larger rows are written separately, without joining
+_MIN_STEP_ROWS = 8  # minimum rows per step for small members, to limit the calls of Arrow per row
+_MAX_WIDE_ROWS = 64  # maximum rows for which the members of all columns are processed together
+_NAME_BYTES = 100  # size of the name field in a header
+# Matches an absolute path, a drive, a URL, a control character, a path with a part that is empty or
+# only dots and spaces, a dot in the last part, or a top-level folder such as `__this__/`.
 _INVALID_KEY = (
     r"^/|^~|(^|/)[A-Za-z]:|//|^\.[. ]+(/|$)|^ [. ]*(/|$)|/[. ]+(/|$)|/$|[\x00-\x1f\x7f\\]"
     r"|\.[^/]*$|^__[^/]*__/|^$"
@@ -39,10 +41,12 @@ _INVALID_KEY = (
 
 
 def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tuple[int, IntArray]:
-    """Return the bytes of an empty tar, and of each row: headers and padded members, int64 [rows].
+    """Return the size of an empty tar, and the bytes that each row adds: int64 [rows].
 
-    raises  ValueFitError or UnsafeError with the first row, `[row]` of the batch, that has an
-            invalid key or a member of 8 GiB or more
+    The bytes of a row are its headers and its padded members.
+
+    raises  ValueFitError or UnsafeError with the first row of the batch that has an invalid key or
+            a member of 8 GiB or more
     """
     if KEY in batch.schema.names:
         _check_each(batch.column(KEY), "")
@@ -60,9 +64,8 @@ def write_shard(
 ) -> Chunk:
     """Write rows as one tar with its index.
 
-    The name is `00000.tar`: five digits, more after 99,999. Without a key column the key is
-    `SHARD-ROW`. A null has no member. The caller checks that keys are unique,
-    because it knows their rows.
+    The name is `00000.tar`, with more than five digits after 99,999. Without a key column, keys are
+    `SHARD-ROW`. A null value has no member. The caller must check that keys are unique.
 
     raises  ValueFitError, before anything is written, for an invalid key, a row without members, or
             a member of 8 GiB or more
@@ -83,7 +86,7 @@ def write_shard(
 
 
 def _keys(batch: pa.RecordBatch, number: int, first: int) -> pa.Array:
-    """Return the key of each row: the key column, or `SHARD-ROW`, which is unique in the dataset."""
+    """Return the key of each row: the value of the key column, or a unique key `SHARD-ROW`."""
     if KEY in batch.schema.names:
         return batch.column(KEY)
     rows = pa.array(np.arange(first, first + batch.num_rows)).cast(encodings.TEXT)
@@ -103,12 +106,12 @@ def _check_each(keys: pa.Array | pa.ChunkedArray, to: object) -> None:
 
 
 def _check_key(key: str | None, where: Place) -> None:
-    """Raise ValueFitError for a key that would be read differently, UnsafeError unless it is a
-    plain relative path.
+    """Raise ValueFitError for a key that would be read back differently, and UnsafeError for a key
+    that is not a plain relative path.
 
     A key may start with `./`.
     """
-    hint = "Change the keys, or leave out the column: then flare generates a key for each row."
+    hint = "Change the keys, or omit the column, so that flare generates a key for each row."
     if key is None:
         raise ValueFitError("the key is null", where=where, hint=hint)
     check_name(key.removeprefix("./"), where=where)
@@ -134,8 +137,9 @@ def _members(columns: Columns) -> list[tuple[Column, str]]:
 
 
 def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[IntArray, IntArray]:
-    """Return the header bytes and the size of each member: int64 [members, rows] each; 0 and -1 for
-    a null.
+    """Return the size of the header and of the data of each member.
+
+    return  two arrays int64 [members, rows]; for a null value, the sizes are 0 and -1
     """
     members = _members(columns)
     sizes = np.empty((len(members), batch.num_rows), np.int64)
@@ -153,9 +157,9 @@ def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[I
 
 
 def _is_wide(rows: int, members: int) -> bool:
-    """Return whether all members of some rows are processed at once, instead of column by column.
+    """Return whether to process the members of all columns together, not column by column.
 
-    For few rows, the calls of Arrow and numpy cost more than the bytes.
+    For a few rows with many columns, this saves calls of Arrow and numpy.
     """
     return 0 < rows < min(members, _MAX_WIDE_ROWS)
 
@@ -174,7 +178,7 @@ def _sizes(data: pa.Array) -> IntArray:
 
 
 def _head_sizes(names: pa.Array) -> IntArray:
-    """Return the size of the header of each member: int64 [names]."""
+    """Return the size of the header for each member name: int64 [names]."""
     if _is_plain(names):
         return np.full(len(names), tar.BLOCK, np.int64)
     sizes = [len(tar.header(name, 0)) for name in names.view(encodings.BINARY).to_pylist()]
@@ -194,14 +198,14 @@ def _names(keys: pa.Array, extension: str | pa.Array) -> pa.Array:
 
 
 def _all_names(keys: pa.Array, extensions: Sequence[str]) -> pa.Array:
-    """Return the names of all members, row by row: large_string [rows * members]."""
+    """Return the names of all members in row order: large_string [rows * members]."""
     rows = np.repeat(np.arange(len(keys)), len(extensions))
     tiled = pa.concat_arrays([pa.array(extensions, encodings.TEXT)] * len(keys))
     return _names(keys.take(pa.array(rows)), tiled)
 
 
 def _is_plain(names: pa.Array) -> bool:
-    """Return whether every name fits the name field of a header."""
+    """Return whether the name field of a header can store every name."""
     return (
         bool(pc.all(pc.string_is_ascii(names), min_count=0).as_py())
         and (pc.max(pc.binary_length(names)).as_py() or 0) <= _NAME_BYTES
@@ -211,7 +215,7 @@ def _is_plain(names: pa.Array) -> bool:
 def _table(
     columns: Columns, batches: Sequence[pa.RecordBatch], keys: Sequence[pa.Array], to: Location
 ) -> tuple[Table, int]:
-    """Return the positions of all members, and the size of the tar."""
+    """Return a table with the offsets of all members, and the size of the tar."""
     starts: list[IntArray] = []
     all_sizes: list[IntArray] = []
     end = 0
@@ -225,7 +229,7 @@ def _table(
             )
         steps = (heads + np.where(sizes < 0, 0, tar.padded(sizes))).T.reshape(
             -1
-        )  # member by member
+        )  # sizes of all members in the order of the tar
         ends = (end + np.cumsum(steps)).reshape(-1, len(heads)).T
         starts.append(np.where(sizes < 0, -1, ends - tar.padded(sizes)))
         all_sizes.append(sizes)
@@ -252,7 +256,7 @@ def _table(
 def _parts(
     columns: Columns, batches: Sequence[pa.RecordBatch], keys: Sequence[pa.Array]
 ) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of the tar."""
+    """Yield the bytes of a tar with these rows."""
     members = _members(columns)
     for batch, own in zip(batches, keys, strict=True):
         weight = max(1, batch.nbytes) // max(1, batch.num_rows)
@@ -276,7 +280,7 @@ def _parts(
 def _all_pieces(
     members: Sequence[tuple[Column, str]], batch: pa.RecordBatch, keys: pa.Array
 ) -> list[pa.Array]:
-    """Return header, data and padding of all members, row by row, as `_pieces` does."""
+    """Return the header, data and padding of all members in row order; see `_pieces`."""
     data = pa.concat_arrays([_stored(batch, one) for one, _ in members])
     row_by_row = np.arange(len(data)).reshape(len(members), -1).T.reshape(-1)
     names = _all_names(keys, [extension for _, extension in members])
@@ -284,7 +288,10 @@ def _all_pieces(
 
 
 def _pieces(names: pa.Array, data: pa.Array) -> list[pa.Array]:
-    """Return header, data and padding of members: large_binary [members] each; empty for a null."""
+    """Return the headers, data and padding of members: large_binary [members] each.
+
+    The values for a null are empty.
+    """
     sizes = _sizes(data)
     padding = np.where(sizes < 0, 0, -sizes % tar.BLOCK)
     zeros = np.zeros(int(padding.sum()), np.uint8)
@@ -308,7 +315,7 @@ def _heads(names: pa.Array, sizes: IntArray) -> pa.Array:
 
 
 def _split(data: ByteArray, lengths: IntArray) -> pa.Array:
-    """Return consecutive values of these lengths: large_binary [lengths]."""
+    """Split data into consecutive values with these lengths: large_binary [lengths]."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return rows_by_offsets(data, offsets)
@@ -322,6 +329,6 @@ def _join(pieces: list[pa.Array]) -> memoryview:
 
 
 def _without_copy(pieces: list[pa.Array]) -> Iterator[memoryview]:
-    """Yield large members without copying."""
+    """Yield the pieces of large members row by row, without copying them."""
     for values in zip(*map(encodings.raw_values, pieces), strict=True):
         yield from (value for value in values if value is not None)

@@ -132,5 +132,5 @@ def test_a_damaged_companion_that_no_list_names_is_a_finding(tmp_path):
     path = out / "00000.idx.json"
     path.write_bytes(b"{}")
     assert findings_of(out) == [
-        (str(path), "index", "not a valid index of this tar; the tar headers are read instead")
+        (str(path), "index", "index does not match its tar; flare reads the tar headers instead")
     ]

@@ -277,7 +277,7 @@ def test_a_list_column_is_listed_as_a_list():
     for listed in ("jpeg", "bytes"):
         with pytest.raises(IntegrityError) as caught:
             opened(files, columns=(column("a", listed),))
-        assert str(caught.value) == "spec.json: the columns differ from the listed ones"
+        assert str(caught.value) == "spec.json: the columns differ from the listed columns"
 
 
 def test_companions_of_a_shard_are_in_its_folder():

@@ -186,7 +186,7 @@ def test_listed_encodings_are_used_if_they_fit_the_spec():
     ):
         with pytest.raises(IntegrityError) as caught:
             granular.open_shard(chunk, wrong)
-        assert caught.value.message == "the columns differ from the listed ones"
+        assert caught.value.message == "the columns differ from the listed columns"
     (chunk,) = dataset("old/bag_many_v2")
     assert granular.open_shard(chunk, (column("picture", "jpeg"),)).columns == (
         column("picture", "jpeg"),
@@ -396,23 +396,23 @@ def test_columns_get_encodings_that_the_format_stores(given, new, refs):
         (["a", "a"], "duplicate column name 'a'"),
         (
             ["a/b"],
-            "column 'a/b': column 'a/b' is not a valid file name; granular stores each column in a file of its name",
+            "column 'a/b': column 'a/b' is not a valid file name; granular stores each column in a file named after it",
         ),
         (
             [".a"],
-            "column '.a': column '.a' is not a valid file name; granular stores each column in a file of its name",
+            "column '.a': column '.a' is not a valid file name; granular stores each column in a file named after it",
         ),
         (
             ["../a"],
-            "column '../a': the name '../a.bag' leaves the folder; granular stores each column in a file of its name",
+            "column '../a': the name '../a.bag' leaves the folder; granular stores each column in a file named after it",
         ),
         (
             [""],
-            "column '': the name '' is empty; granular stores each column in a file of its name",
+            "column '': the name '' is empty; granular stores each column in a file named after it",
         ),
         (
             ["x" * 252],
-            f"column {'x' * 252!r}: the name '{'x' * 77}…' has a part longer than 255 bytes; granular stores each column in a file of its name",
+            f"column {'x' * 252!r}: the name '{'x' * 77}…' has a part longer than 255 bytes; granular stores each column in a file named after it",
         ),
     ],
 )
@@ -441,7 +441,7 @@ def test_unsupported_settings_are_refused():
         granular.write_shard(
             Location(MemoryStore()), 0, COLUMNS, [some()], Settings(compression="zstd")
         )
-    assert caught.value.message == "granular shards are not compressed"
+    assert caught.value.message == "granular shards cannot be compressed"
     with pytest.raises(UsageError) as caught:
         granular.write_shard(
             Location(MemoryStore(), "ds"), 1, COLUMNS, [some()], Settings(shard_bytes=None)

@@ -383,7 +383,7 @@ def test_any_damage_is_an_error_or_harmless(data):
             4,
         ),
         (lambda i: i.update(shards={}), "index.json: expected an object with a list `shards`", 4),
-        (lambda i: i.update(shards=[None]), "index.json: shards[0]: not an object", 4),
+        (lambda i: i.update(shards=[None]), "index.json: shards[0]: entry is not an object", 4),
         (
             lambda i: i["shards"][0]["column_encodings"].__setitem__(0, "pickle"),
             "index.json: shards[0]: column 'float16': unknown encoding 'pickle'",
@@ -457,7 +457,7 @@ def test_an_index_that_disagrees_with_its_shard_is_an_error(tmp_path):
         text.replace('"float16"', '"gloat16"', 2).replace('"gloat16"', '"float16"', 1)
     )
     with pytest.raises(
-        IntegrityError, match="columns of the config differ from those of the index$"
+        IntegrityError, match="columns in the config differ from those in the index$"
     ):
         read.open(str(tmp_path / "d"))[0]
 

@@ -120,7 +120,7 @@ def zip_of(name="shard.00000.mds.gz", **more):
             listed(compression="br:12", zipped=zip_of("a.mds.br")),
             ": invalid level 12 for br: expected 0 to 11",
         ),
-        (listed(column_names=["b"]), ": columns differ from those of shards[0]"),
+        (listed(column_names=["b"]), ": columns differ from those in shards[0]"),
         (listed(size_limit=1 << 63), ".size_limit: expected a size, got 9223372036854775808"),
     ],
 )
@@ -160,7 +160,7 @@ def test_the_number_of_hash_kinds_is_bounded():
     try:
         assert (
             refusal(lambda: stream_of(*shards))
-            == "index.json: shards[100]: more than 100 kinds of hashes, such as 'h100'"
+            == "index.json: shards[100]: more than 100 types of hashes, such as 'h100'"
         )
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
@@ -227,7 +227,7 @@ def test_an_index_of_json_shards_is_compared_with_the_shards():
     more = (*golden.columns, encodings.column("more", "json_int"))
     with pytest.raises(IntegrityError) as caught:
         find("json").open_shard(golden.chunk(0), more)
-    assert caught.value.message == "columns of the config differ from those of the index"
+    assert caught.value.message == "columns in the config differ from those in the index"
 
 
 def test_a_truncated_index_has_a_hint_to_rebuild_it(tmp_path):
@@ -305,7 +305,7 @@ def test_parts_that_list_a_shard_differently_are_not_merged(tmp_path):
         merge(at)
     assert (
         str(caught.value)
-        == f"{tmp_path}/x/index.json: shards[0]: entry of {name} differs from that in {tmp_path}/x/b/index.json"
+        == f"{tmp_path}/x/index.json: shards[0]: entry for {name} differs from the entry in {tmp_path}/x/b/index.json"
     )
     assert not (tmp_path / "index.json").exists()
 
@@ -367,41 +367,41 @@ def test_a_part_without_a_meta_is_not_merged(tmp_path):
     [
         (
             lambda index, shard: index.update(shard=index.pop("shards")),
-            "index.json: no key 'shards'; found 'shard'",
+            "index.json: missing key 'shards'; found 'shard'",
         ),
         (
             lambda index, shard: index.update(Version=index.pop("version")),
-            "index.json: no key 'version'; found 'Version'",
+            "index.json: missing key 'version'; found 'Version'",
         ),
         (
             lambda index, shard: shard.update(sampels=shard.pop("samples")),
-            "index.json: shards[0]: no key 'samples'; found 'sampels'",
+            "index.json: shards[0]: missing key 'samples'; found 'sampels'",
         ),
         (
             lambda index, shard: shard.update(compresion=shard.pop("compression")),
-            "index.json: shards[0]: no key 'compression'; found 'compresion'",
+            "index.json: shards[0]: missing key 'compression'; found 'compresion'",
         ),
         (
             lambda index, shard: shard.update(hashs=shard.pop("hashes")),
-            "index.json: shards[0]: no key 'hashes'; found 'hashs'",
+            "index.json: shards[0]: missing key 'hashes'; found 'hashs'",
         ),
         (
             lambda index, shard: shard.update(zip_dat=shard.pop("zip_data")),
-            "index.json: shards[0]: no key 'zip_data'; found 'zip_dat'",
+            "index.json: shards[0]: missing key 'zip_data'; found 'zip_dat'",
         ),
         (
             lambda index, shard: shard.update(size_limits=shard.pop("size_limit")),
-            "index.json: shards[0]: no key 'size_limit'; found 'size_limits'",
+            "index.json: shards[0]: missing key 'size_limit'; found 'size_limits'",
         ),
         (
             lambda index, shard: shard["raw_data"].update(hashs=shard["raw_data"].pop("hashes")),
-            "index.json: shards[0].raw_data: no key 'hashes'; found 'hashs'",
+            "index.json: shards[0].raw_data: missing key 'hashes'; found 'hashs'",
         ),
         (
             lambda index, shard: shard["raw_data"].update(
                 basname=shard["raw_data"].pop("basename")
             ),
-            "index.json: shards[0].raw_data: no key 'basename'; found 'basname'",
+            "index.json: shards[0].raw_data: missing key 'basename'; found 'basname'",
         ),
     ],
 )

@@ -98,10 +98,10 @@ ZIPPED = gzip.compress(mds(compression="gz"))
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"shard.00001.mds": mds()}, ": shard.00000.mds is missing; shard.00001.mds exists"),
+        ({"shard.00001.mds": mds()}, ": shard.00000.mds is missing, but shard.00001.mds exists"),
         (
             {"shard.00000.json.meta": meta()},
-            ": shard.00000.json is missing; shard.00000.json.meta exists",
+            ": shard.00000.json is missing, but shard.00000.json.meta exists",
         ),
         (
             {"shard.00000.mds": mds(), "shard.00000.json": b""},
@@ -113,7 +113,7 @@ ZIPPED = gzip.compress(mds(compression="gz"))
         ),
         (
             {"shard.00000.mds": mds(), "shard.00001.mds": mds(column_names=["b"])},
-            "/shard.00001.mds: columns differ from those of shard.00000.mds",
+            "/shard.00001.mds: columns differ from those in shard.00000.mds",
         ),
         (
             {"shard.00000.mds.gz": ZIPPED, "shard.00000.mds.bz2": b""},

@@ -195,7 +195,7 @@ def test_folders_without_a_valid_dataset_are_reported(tmp_path):
     with pytest.raises(FormatError) as caught:
         rebuild(at)
     last = len(index_of("mds_many_shards/data")["shards"]) - 1
-    assert str(caught.value) == f"{folder}: shard.00002.mds is missing; shard.{last:05d}.mds exists"
+    assert str(caught.value) == f"{folder}: shard.00002.mds is missing, but shard.{last:05d}.mds exists"
     shutil.copy(folder / "shard.00003.mds", folder / "shard.00002.mds.zstd")
     with pytest.raises(FormatError, match=r"shard.00002.mds.zstd: not valid zstd"):
         rebuild(at)
@@ -284,13 +284,13 @@ def test_parts_that_cannot_be_merged_are_reported_and_nothing_is_written(tmp_pat
         merge(at, [at / "a", at / "c"])
     assert (
         str(caught.value)
-        == f"{tmp_path}/merged/c/index.json: shards[0]: format csv differs from json of shards[0]"
+        == f"{tmp_path}/merged/c/index.json: shards[0]: format csv differs from json in shards[0]"
     )
     with pytest.raises(FormatError) as caught:
         merge(at, [at / "a", at / "d"])
     assert (
         str(caught.value)
-        == f"{tmp_path}/merged/d/index.json: shards[0]: columns differ from those of shards[0]"
+        == f"{tmp_path}/merged/d/index.json: shards[0]: columns differ from those in shards[0]"
     )
     (tmp_path / "merged" / "b" / "shard.00001.json").write_bytes(b"")
     with pytest.raises(
@@ -306,7 +306,7 @@ def test_parts_that_cannot_be_merged_are_reported_and_nothing_is_written(tmp_pat
         merge(at, [at / "a", at / "b"])
     with pytest.raises(MissingError, match=r"merged/no/index.json: "):
         merge(at, [at / "no"])
-    with pytest.raises(MissingError, match="no index.json with a shard below this folder$"):
+    with pytest.raises(MissingError, match="no index.json below this folder lists a shard$"):
         merge(at / "a")
     assert not (tmp_path / "merged" / "index.json").exists()
 

@@ -202,9 +202,9 @@ def test_verify_reports_skipped_members():
     data[600] = 1
     shard = webdataset.open_shard(chunk_of(bytes(data)))
     assert [(one.where, one.kind, one.message) for one in webdataset.verify_shard(shard)] == [
-        ("t.tar", "format", "the padding from byte 515 is not zeros"),
+        ("t.tar", "format", "the padding at byte 515 contains non-zero bytes"),
         ("t.tar", "format", "the end marker is 512 bytes, expected whole blocks and at least 1024"),
-        ("t.tar", "skipped", "skipped members of kind symbolic link: 1"),
+        ("t.tar", "skipped", "skipped members of type symbolic link: 1"),
         ("t.tar[1]", "unsafe", "the name '../c' leaves the folder"),
     ]
 

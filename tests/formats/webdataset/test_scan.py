@@ -138,7 +138,7 @@ def test_a_truncated_stream_is_reported():
             list(webdataset.scan_stream([data[:cut]]))
         assert (
             caught.value.message
-            == f"ends at byte {cut}, {'without an end marker' if cut < 512 or cut in (1536, 2047, 2560) else 'inside a member'}"
+            == f"data ends at byte {cut}, {'without an end marker' if cut < 512 or cut in (1536, 2047, 2560) else 'inside a member'}"
         )
 
 
@@ -256,7 +256,7 @@ def test_a_duplicate_member_is_refused_with_its_byte():
 
 def test_many_extensions_of_few_samples_allocate_no_memory():
     with pytest.raises(
-        FormatError, match=r"^t\.tar: 1000 extensions in 3000 samples, most of which are missing$"
+        FormatError, match=r"^t\.tar: 1000 extensions in 3000 samples, but most members are missing$"
     ):
         rows_of(tar_of([(f"{i}.{i % 1000}", b"") for i in range(3000)]))
 

@@ -167,7 +167,7 @@ def test_pax_sizes_have_at_most_18_digits(kind):
                 f"t.tar: the member at byte 1024 is {text} bytes; the file ends at byte {len(data)}"
             )
             assert message(data, kind) == (
-                wanted if kind < 2 else f"t.tar: ends at byte {len(data)}, inside a member"
+                wanted if kind < 2 else f"t.tar: data ends at byte {len(data)}, inside a member"
             )
 
 
@@ -198,12 +198,12 @@ def test_truncated_pax_records_are_reported(kind, cut):
         :cut
     ]
     if cut < 512:
-        wanted = f"ends at byte {cut}, without an end marker"
+        wanted = f"data ends at byte {cut}, without an end marker"
     elif kind < 2 and cut < 512 + len(record):
         wanted = f"the member at byte 0 is {len(record)} bytes; the file ends at byte {cut}"
     else:
         wanted = (
-            f"ends at byte {cut}, {'without an end marker' if cut == 1536 else 'inside a member'}"
+            f"data ends at byte {cut}, {'without an end marker' if cut == 1536 else 'inside a member'}"
         )
     assert message(data, kind) == f"t.tar: {wanted}"
 
@@ -211,11 +211,11 @@ def test_truncated_pax_records_are_reported(kind, cut):
 @EVERY
 def test_a_member_that_ends_with_the_file_is_read_completely(kind):
     whole = made([("a.txt", b"x" * 512)])[:1024]
-    assert message(whole, kind) == "t.tar: ends at byte 1024, without an end marker"
+    assert message(whole, kind) == "t.tar: data ends at byte 1024, without an end marker"
     wanted = (
         "the member at byte 0 is 512 bytes; the file ends at byte 1023"
         if kind < 2
-        else "ends at byte 1023, inside a member"
+        else "data ends at byte 1023, inside a member"
     )
     assert message(whole[:1023], kind) == f"t.tar: {wanted}"
 
