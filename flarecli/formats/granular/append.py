@@ -1,8 +1,9 @@
-"""Append rows to a local Granular dataset of the newest generation; safe to interrupt at any time.
+"""Append rows to a local Granular dataset of the newest generation. Appending can be interrupted at
+any time without losing complete rows.
 
-Column by column, records are written to disk before the index entries with their ends. After an
-interruption, bytes without an index entry are removed, and so are incomplete entries and entries
-past the end of the bag. A column may then have more records than the other columns: the next rows
+For each column, records are written to disk before the index entries with their ends. After an
+interruption, bytes without an index entry, incomplete entries, and entries past the end of the bag
+are removed. Then a column may still have more records than other columns. The next appended rows
 must be equal to these records, which are not written again.
 """
 
@@ -25,24 +26,26 @@ from flarecli.storage import Location
 
 __all__ = ["Appender", "repair_table"]
 
-_PLAYLIST = "playlist.yaml"  # its checksums become invalid
+_PLAYLIST = "playlist.yaml"  # appending invalidates the checksums in a playlist
 
 
 class Appender:
-    """Append rows to a dataset, or create one.
+    """Append rows to a dataset; create the dataset if it does not exist.
 
         writer = Appender(at, columns, shard_rows=1000)
         writer.append(batch)  # rows from writer.rows on; on disk when this returns
 
-    at          the folder of the dataset, a local one
-    columns     must match its spec.json; `writer.columns` are sorted by name
-    shard_rows  rows per shard: shards are filled in order; None: the folder is a single dataset
-    start, step shard numbers of this writer, if several writers share a folder
-    words       column -> type in spec.json, where the encodings do not determine it
-    replay      False: the records of incomplete rows are removed instead of compared
-    rows        complete rows in the shards of this writer
-    raises      UsageError for another kind of folder, or one with a playlist; IntegrityError if
-                the columns differ
+    at          the local folder of the dataset
+    columns     columns of the dataset, which must match its spec.json
+    shard_rows  rows per shard; shards are filled in order. None if the folder is a single dataset
+    start, step number of the first shard, and distance to the next, if several writers share a
+                folder
+    words       column -> type in spec.json; None to derive the types from the encodings
+    replay      compare the records of incomplete rows with the next rows; otherwise remove them
+    raises      UsageError for a folder of the other structure, or with a playlist; IntegrityError
+                if the columns differ from those of the dataset
+
+    Attributes: `columns`, sorted by name, and `rows`, the complete rows in the writer's shards.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class Appender:
         self._shard = next(self._shards)
 
     def _shards_to_fill(self) -> Iterator[_Shard]:
-        """Open the shards in order, and yield those that are not full."""
+        """Open the shards in order, and yield each shard that is not full."""
         for folder in self._folders:
             at = self._at / folder if folder else self._at
             if (
@@ -108,9 +111,9 @@ class Appender:
         self._shard.begin()
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Append rows: typed columns without nulls. If this fails, some of the rows may be on disk.
+        """Append rows of typed columns. After an error, some of the rows may be on disk.
 
-        raises  IntegrityError with a stored record that differs; ValueFitError for a null
+        raises  IntegrityError for a row that differs from a stored record; ValueFitError for a null
         """
         if self._failed:
             raise UsageError(
@@ -133,7 +136,7 @@ class Appender:
 
 
 def _row_count(at: Location, columns: Columns) -> int:
-    """Return the rows of a shard, by the sizes of its files; 0 if it is not complete."""
+    """Return the row count of a shard from its file sizes; 0 if the shard is incomplete."""
     if not (at / SPEC).exists():
         return 0
     rows = set()
@@ -151,7 +154,7 @@ def _row_count(at: Location, columns: Columns) -> int:
 
 
 class _Shard:
-    """One dataset, repaired when it is opened. `rows` is the number of complete rows."""
+    """One shard, repaired when it is opened. `rows` is the number of complete rows."""
 
     def __init__(self, at: Location, columns: Columns, spec: bytes, replay: bool) -> None:
         self._at, self._columns, self._spec = at, columns, spec
@@ -159,7 +162,7 @@ class _Shard:
             (at / name).exists()
             for name in (SPEC, REFS, *companions([one.name for one in columns], refs=False))
         )
-        if not self._begun:  # its files are created with its first rows
+        if not self._begun:  # the files of a new shard are created with its first rows
             self.rows, self._ends = 0, {one.name: np.zeros(1, np.int64) for one in columns}
             return
         _begin(at, columns, spec)
@@ -177,13 +180,13 @@ class _Shard:
         }  # ends of the records after the last complete row
 
     def begin(self) -> None:
-        """Create the missing files."""
+        """Create the missing files of the shard."""
         if not self._begun:
             _begin(self._at, self._columns, self._spec)
             self._begun = True
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Append rows, column by column; compare all stored records before writing anything."""
+        """Append rows, column by column, after comparing all stored records of these rows."""
         new = {one.name: self._new(one, batch) for one in self._columns}
         self.begin()
         for name, (parts, ends) in new.items():
@@ -196,7 +199,7 @@ class _Shard:
         self.rows += batch.num_rows
 
     def _new(self, one: Column, batch: pa.RecordBatch) -> tuple[list[memoryview], IntArray]:
-        """Return the bytes and ends of the records to add; compare those that are stored already."""
+        """Return the bytes and ends of the records to add, after comparing the stored records."""
         known = self._ends[one.name]
         same = min(len(known) - 1, batch.num_rows)
         (array,), _ = bags.records(one, [batch])
@@ -220,7 +223,7 @@ class _Shard:
 
 
 def _begin(at: Location, columns: Columns, expected: bytes) -> None:
-    """Create the files of a new dataset, spec.json last; or compare an existing spec.json."""
+    """Create the files of a new dataset, spec.json last, or compare an existing spec.json."""
     if (at / REFS).exists() and all(one.name != "refs" for one in columns):
         raise UsageError(
             "cannot append to a dataset of granular 0.21 or older",
@@ -245,7 +248,10 @@ def _begin(at: Location, columns: Columns, expected: bytes) -> None:
 
 
 def _repaired(bag: Location, idx: Location) -> IntArray:
-    """Remove incomplete data; return the start of each record and the end of the last, int64."""
+    """Remove incomplete data from a bag and its index.
+
+    return  int64 [records + 1]: the start of each record, and the end of the last record
+    """
     starts = repair_table(bag, idx)
     if bag.size() != int(starts[-1]):
         bag.cut(int(starts[-1]))
@@ -255,7 +261,7 @@ def _repaired(bag: Location, idx: Location) -> IntArray:
 def repair_table(bag: Location, idx: Location) -> IntArray:
     """Remove index entries that are incomplete, or past the end of the bag.
 
-    return  int64 [records + 1]: the start of each record, and the end of the last
+    return  int64 [records + 1]: the start of each record, and the end of the last record
     raises  FormatError if the ends decrease
     """
     size = idx.size()

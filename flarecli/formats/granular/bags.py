@@ -1,4 +1,4 @@
-"""Bags: concatenated byte records, and a table with the end of each.
+"""Bags: concatenated byte records, and a table with the end of each record.
 
 Little-endian, N records (source: files written by granular 0.19.0, 0.21.2 and 0.24.2):
 
@@ -10,8 +10,8 @@ Little-endian, N records (source: files written by granular 0.19.0, 0.21.2 and 0
     E     uint64[N]  end of each record; in files by 0.19 and older N+1 entries, the first one 0
 
 E is the last end, so the last 8 bytes of the file are the offset of its table. An empty bag is an
-empty file, or a single zero. A table that starts with 0 is of the older kind; a table whose first
-record is empty looks the same, so an empty record is never written.
+empty file, or a table with a single zero. The tables of 0.19 and older start with 0. The table of a
+bag whose first record is empty would also start with 0, so flare never writes empty records there.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ __all__ = [
 ]
 
 TORN = "A writer was interrupted; append to the dataset to repair it, or fetch it again."
-_TAIL_BYTES = 1 << 16  # read from the end of a bag before the size of its table is known
-_STEP_BYTES = 1 << 20  # bytes of a table per read: avoids a second copy of the table
+_TAIL_BYTES = 1 << 16  # size of the first read, which ends at the end of a bag
+_STEP_BYTES = 1 << 20  # bytes per read of a table, to avoid a second copy of the table
 
 
 @dataclass(frozen=True, slots=True)
 class Bag:
-    """A bag that can be read.
+    """An open bag with N records.
 
-    chunk   its file
-    starts  int64 [N+1]: the start of each record, and the end of the last
-    table   a view of `starts`, whose items are Python integers
-    source  the bytes of the file if they are mapped or in memory, else None
+    chunk   the file of the bag
+    starts  int64 [N+1]: the start of each record, and the end of the last record
+    table   memoryview of `starts`; indexing returns Python integers
+    source  the bytes of the file if the file is mapped or in memory, otherwise None
     """
 
     chunk: Chunk
@@ -72,7 +72,7 @@ def pair(bag: Chunk, idx: Chunk) -> IntArray:
     """Read the table of a bag from its `.idx` file.
 
     return  int64 [N+1]: 0, then the end of each record
-    raises  FormatError if it is incomplete, decreases, or does not end with the bag
+    raises  FormatError if the table is incomplete, decreases, or does not end at the end of the bag
     """
     size = byte_ranges.stored_size(idx)
     if size % 8:
@@ -93,7 +93,7 @@ def pair(bag: Chunk, idx: Chunk) -> IntArray:
 
 
 def single(bag: Chunk) -> IntArray:
-    """Read the table at the end of a bag without an `.idx`, of either version.
+    """Read the table at the end of a bag without an `.idx` file.
 
     return  int64 [N+1]: 0, then the end of each record
     raises  FormatError if the last 8 bytes are not the offset of a valid table
@@ -124,9 +124,9 @@ def single(bag: Chunk) -> IntArray:
 
 
 def table(at: Location, start: int, stop: int, data: bytes | None = None) -> IntArray:
-    """Read a table of uint64 ends, in steps if the file is local.
+    """Read a table of uint64 ends; a local file is read in steps.
 
-    data    the bytes of the table, if they were read already
+    data    the bytes of the table; None to read them from the file
     return  int64 [N+1]: 0, then the end of each record
     raises  FormatError if the ends decrease
     """
@@ -137,14 +137,14 @@ def table(at: Location, start: int, stop: int, data: bytes | None = None) -> Int
             at.read(piece, min(stop, piece + step)) if data is None else data, "<i8"
         )
         row = 1 + (piece - start) // 8
-        # an end of 2^63 or more becomes negative, and so decreases
+        # An end of 2^63 or more becomes negative, so the check below rejects the table.
         starts[row : row + len(ends)] = ends
     _check(starts, at)
     return starts
 
 
 def _check(starts: IntArray, at: Location) -> None:
-    """Raise FormatError for a table whose ends decrease."""
+    """Raise FormatError if the ends in a table decrease."""
     row = byte_ranges.first_decrease(starts)
     if row is not None:
         end = int(starts[row + 1]) % (1 << 64)
@@ -156,7 +156,7 @@ def _check(starts: IntArray, at: Location) -> None:
 
 
 def opened(bag: Chunk, starts: IntArray) -> Bag:
-    """Map a bag if possible. Raises FormatError if the file is shorter than its table needs."""
+    """Open a bag, mapped if possible. Raises FormatError if the file is too short for its table."""
     view = byte_ranges.whole(bag)
     if view is not None and len(view) < int(starts[-1]):
         raise FormatError(
@@ -168,7 +168,7 @@ def opened(bag: Chunk, starts: IntArray) -> Bag:
 
 
 def array(bag: Bag, start: int, stop: int) -> pa.Array:
-    """Return records start..stop as large_binary over the mapped file, or over one read."""
+    """Return records start..stop as a large_binary array over the mapped file, or after one read."""
     offsets = bag.starts[start : stop + 1]
     if bag.source is not None:
         return byte_ranges.rows_by_offsets(bag.source, offsets)
@@ -178,9 +178,9 @@ def array(bag: Bag, start: int, stop: int) -> pa.Array:
 
 
 def gathered(bag: Bag, records: IntArray) -> pa.Array:
-    """Return some records as large_binary.
+    """Return some records as a large_binary array.
 
-    records  int64 [k], increasing, each in [0, N)
+    records  record numbers: int64 [k], increasing, from 0 to N - 1
     """
     if not len(records):
         return pa.array([], encodings.BINARY)
@@ -200,8 +200,8 @@ def gathered(bag: Bag, records: IntArray) -> pa.Array:
 def body(columns: Sequence[pa.Array]) -> tuple[list[memoryview], IntArray]:
     """Return the contents of a bag with these records.
 
-    columns  large_binary arrays without nulls, in order
-    return   the bytes, and the end of each record, int64 [records]
+    columns  records: large_binary arrays without nulls, in order
+    return   the bytes of the records, and the end of each record: int64 [records]
     """
     parts, ends, base = [], [np.zeros(0, np.int64)], 0
     for column in columns:
@@ -216,9 +216,10 @@ def body(columns: Sequence[pa.Array]) -> tuple[list[memoryview], IntArray]:
 def records(
     one: Column, batches: Sequence[pa.RecordBatch]
 ) -> tuple[list[pa.Array], IntArray | None]:
-    """Return the records of a column of each batch.
+    """Return the records of one column in each batch.
 
-    return  large_binary arrays; for a list also the number of records of each row, int64 [rows]
+    return  large_binary arrays, and the number of records per row, int64 [rows]; the numbers are
+            None unless the column is a list
     raises  ValueFitError with the first row that is null
     """
     arrays, counts, first = [], [np.zeros(0, np.int64)], 0

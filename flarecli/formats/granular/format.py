@@ -1,12 +1,12 @@
-"""Granular: one bag of records per column and a spec.json. Reads every generation, writes the
-newest.
+"""Granular: one bag of records per column, and a spec.json.
 
     spec.json          names and types of the columns (`spec.py`)
     KEY.bag, KEY.idx   the records of a column; row i is record i of each bag (`bags.py`)
     refs.bag, KEY.bag  0.21 and older: record numbers of each row, and lists (`refs.py`)
 
-A single bag, `x.bag`, is a dataset with one column, `record`. The format has no checksums of its
-own: a playlist has them.
+flare reads the folders of all library versions and writes those of the newest. A single bag,
+`x.bag`, is a dataset with one column, `record`. The format itself has no checksums, but a playlist
+can list checksums of the files.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ from flarecli.storage import Location
 
 __all__ = ["Granular", "GranularRefs"]
 
-_NUMBER_BYTES = 5  # of a record number, at most, unless a shard has 2^32 records
+_NUMBER_BYTES = 5  # maximum size of a record number in a shard with fewer than 2^32 records
 Parts: TypeAlias = Sequence["bytes | memoryview"]
 RECORD: Columns = (column("record", "bytes"),)
-MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # rows that `verify_shard` checks at once
+MAX_STEP_ROWS, MAX_STEP_BYTES = 8192, 64 << 20  # limits for rows that are verified together
 
 
 class Granular(Format):
-    """A folder with one bag per column, read in every generation and written in the newest."""
+    """A folder with one bag per column. Reads all generations, and writes the newest."""
 
     name = "granular"
     suffixes: ClassVar[tuple[str, ...]] = (".bag",)
@@ -102,11 +102,11 @@ class Granular(Format):
     open_dataset = staticmethod(_open_dataset)
 
     def written_by(self, listed_by: str) -> str | None:
-        """Return the generation of the library that has this layout."""
+        """Return the versions of granular that write folders with this layout."""
         return self.layout
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span | None:
-        """Return the bag of a column and the bytes of a row in it."""
+        """Return the bag of a column, and the byte range of a row's records in the bag."""
         names = [one.name for one in shard.columns]
         bag = next(
             (at for at in (shard.chunk.at, *shard.chunk.companions) if at.name == f"{column}.bag"),
@@ -117,20 +117,20 @@ class Granular(Format):
         starts = shard.layout[column]
         try:
             first, count = granular_read.record_runs(shard, row, row + 1)[names.index(column)]
-        except FlareError:  # the record numbers of the row are damaged
+        except FlareError:  # the record numbers in the row are damaged
             return bag, None, None
         return bag, int(starts[first[0]]), int(starts[first[0] + count[0]])
 
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
-        """Return the values of more than `max_bytes`, by the tables of the bags."""
+        """Return the values larger than `max_bytes`, according to the tables of the bags."""
         return granular_read.large_values(shard, max_bytes)
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the spec and the tables, but no records.
+        """Read the spec and the tables, without the records.
 
-        chunk    a spec.json or a single bag; unlisted companions are searched in its folder
-        columns  the listed columns: used if they fit the spec
-        raises   FormatError if a table does not fit its bag, or columns differ in length;
+        chunk    a spec.json or a single bag; companions that are not listed are in the same folder
+        columns  the listed columns, which must match the spec
+        raises   FormatError if a table does not match its bag, or if columns differ in length;
                  UnsafeError for a column that is not a valid file name
         """
         chunk = chunk if chunk.files else replace(chunk, files=(File(chunk.at.name),))
@@ -149,18 +149,18 @@ class Granular(Format):
         columns: Sequence[str] | None = None,
         ranges: Ranges | None = None,
     ) -> list[Row]:
-        """Read the stored records of rows; the records of a list are read together.
+        """Read the stored records of rows; the records of a list share a read.
 
-        ranges  list column -> (start, stop) within each list: only those records are read
-        raises  FormatError with the row whose records are missing; UsageError for a range of a
-                column that is not a list
+        ranges  name of a list column -> (start, stop): only these items of each list are read
+        raises  FormatError for a row with missing records; UsageError for a range of a column that
+                is not a list
         """
         return granular_read.rows(shard, rows, columns, ranges)
 
     def row_reader(
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
-        """Return a function that reads one record of each column."""
+        """Return a function that reads one row from mapped bags."""
         plan = granular_read.mapped_records(shard, columns)
         if plan is None:
             return super().row_reader(shard, columns)
@@ -176,23 +176,26 @@ class Granular(Format):
         columns: Sequence[str] | None = None,
         views: bool = False,
     ) -> pa.RecordBatch:
-        """Read rows start..stop as typed columns, in the order of `columns`; mapped bags are not
-        copied.
+        """Read rows start..stop as typed columns, in the order of `columns`.
 
-        raises  FormatError with the row whose records are missing; ValueFitError for an invalid
-                record
+        The values in mapped bags are not copied.
+
+        raises  FormatError for a row with missing records; ValueFitError for an invalid record
         """
         names = [one.name for one in shard.columns] if columns is None else columns
         return granular_read.batch(shard, start, stop, names)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return the columns as `spec.arranged` does."""
+        """Return the columns as they are stored, sorted by name; see `spec.arranged`."""
         return granular_spec.arranged(columns, self)
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the bytes of an empty shard and of each row: records and index, int64 [rows]."""
+        """Return the size of an empty shard, and the bytes that each row adds: int64 [rows].
+
+        The bytes of a row are its records and its index entries.
+        """
         return len(granular_spec.text(columns)), _weights(columns, batch, self.name)
 
     def write_shard(
@@ -203,10 +206,10 @@ class Granular(Format):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as one dataset, in `000000/` and so on, or in the folder if there is one
-        shard.
+        """Write rows as shard `number`, in a subfolder such as `000000/`; the spec.json is written
+        last.
 
-        The spec.json is written last.
+        Without a shard size, the only shard is written into the folder of the dataset.
 
         raises  ValueFitError for a null
         """
@@ -228,7 +231,10 @@ class Granular(Format):
         )
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check sizes of numbers and record numbers of rows and, with `values`, every record."""
+        """Check the sizes of numbers, and the record numbers of rows.
+
+        values  also check every record
+        """
         if not values:
             yield from (
                 Finding(str(at), "format", message, DAMAGED)
@@ -263,10 +269,10 @@ class Granular(Format):
 
 
 class GranularRefs(Granular):
-    """The generation of granular 0.21 and older: a refs.bag, and bags with their tables at the end.
+    """Folders of granular 0.21 and older: a refs.bag, and bags with their tables at the end.
 
-    Lists are stored as `TYPE[]`. Empty records are rejected: if the first record is empty, the
-    table looks like that of an older version. `Granular` reads this generation too.
+    Lists are stored as `TYPE[]`. Empty records are rejected, because a table whose first record is
+    empty is equal to a table of version 0.19. `Granular` can read these folders too.
     """
 
     name = "granular-refs"
@@ -280,19 +286,21 @@ class GranularRefs(Granular):
     layout = "granular 0.21 or before, by its layout"
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return False: a bag may be of either generation, and `Granular` reads both."""
+        """Return False, because `Granular` opens the bags of all versions."""
         return False
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
-        """Return the columns as `spec.arranged` does."""
+        """Return the columns as they are stored, sorted by name; see `spec.arranged`."""
         return granular_spec.arranged(columns, self, reserved=REFS_TABLE)
 
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the bytes of an empty shard and, at most, of each row: records, tables and refs.
+        """Return the size of an empty shard, and the bytes that each row adds at most: int64 [rows].
 
-        raises  ValueFitError with the first row, `[row]` of the batch, that has an empty record
+        The bytes of a row are its records, its table entries and its entry in refs.bag.
+
+        raises  ValueFitError with the first row of the batch that has an empty record
         """
         numbers = (
             8
@@ -312,10 +320,10 @@ class GranularRefs(Granular):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as one dataset, in `000000/` and so on, or in the folder if there is one
-        shard.
+        """Write rows as shard `number`, in a subfolder such as `000000/`; the spec.json is written
+        last.
 
-        The spec.json is written last.
+        Without a shard size, the only shard is written into the folder of the dataset.
 
         raises  ValueFitError with the row of a null or an empty record, before anything is written
         """
@@ -387,7 +395,7 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
         full = next((name for name, starts in layout.items() if len(starts) > 1), None)
         if (
             full is not None and len(layout[REFS_TABLE]) == 1
-        ):  # an empty refs.bag is valid in itself
+        ):  # an empty refs.bag is a valid bag, but its dataset is truncated
             raise FormatError(
                 f"contains no rows, but column {full!r} has {len(layout[full]) - 1} records",
                 where=by_name[REFS].at,
@@ -411,7 +419,7 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
 
 
 def _weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
-    """Return the bytes of each row: its records, and 8 bytes of table per record; int64 [rows].
+    """Return the size of each row, including a table entry of 8 bytes per record: int64 [rows].
 
     raises  ValueFitError with the first row that the format cannot store
     """
@@ -434,8 +442,8 @@ def _weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
 
 
 def _check_lengths(one: Column, lengths: IntArray, counts: IntArray | None, format: str) -> None:
-    """Raise ValueFitError with the first row that has an empty record, if the format cannot store
-    it.
+    """Raise ValueFitError with the first row that has an empty record, unless the format can store
+    empty records.
     """
     empty = lengths == 0
     if format == "granular-refs" and empty.any():
@@ -459,9 +467,9 @@ def _put(
     batches: Sequence[pa.RecordBatch],
     settings: Settings,
 ) -> Chunk:
-    """Write the files of a shard, its spec.json last: a shard with a spec.json is complete.
+    """Write the files of a shard, its spec.json last, so that a shard with a spec.json is complete.
 
-    raises  UsageError for a second shard if the settings do not split, or for a compression
+    raises  UsageError for a compression, or for a second shard if the settings do not limit shards
     """
     if settings.compression is not None:
         raise UsageError(

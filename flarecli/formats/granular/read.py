@@ -1,4 +1,4 @@
-"""Read an opened Granular shard: the records of each row, as bytes and as Arrow columns."""
+"""Read the records in an open Granular shard, as bytes and as Arrow columns."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from flarecli.storage import Location
 
 __all__ = ["REFS_TABLE", "batch", "large_values", "rows", "record_runs", "unfit", "weight"]
 
-REFS_TABLE = "refs"  # key of its table in a layout; not a valid column name then
-_STEP_RECORDS = 1 << 16  # records whose sizes are checked at once
-_STEP_ROWS = 1 << 13  # rows whose record numbers are parsed at once
-MAX_OPEN_BAGS = 64  # each has a mapped file, and so a file handle
-_memos: list[dict[Any, Any]] = []  # memos of the shards with open bags
+REFS_TABLE = "refs"  # layout key for the table of refs.bag; no column may have this name
+_STEP_RECORDS = 1 << 16  # number of records whose sizes are checked together
+_STEP_ROWS = 1 << 13  # number of rows whose record numbers are parsed together
+MAX_OPEN_BAGS = 64  # a limit, because each open bag maps a file
+_memos: list[dict[Any, Any]] = []  # memos of the shards that have open bags
 
 
 def _has_refs(shard: Shard) -> bool:
@@ -37,7 +37,7 @@ def _has_refs(shard: Shard) -> bool:
 
 
 def _bag(shard: Shard, name: str) -> Bag:
-    """Return the open bag of a column, or of the refs."""
+    """Return the open bag of a column, or the refs.bag; open it on first use."""
     bag: Bag | None = shard.memo.get(("bag", name))
     if bag is None:
         while len(_memos) >= MAX_OPEN_BAGS:
@@ -66,7 +66,7 @@ def rows(
     names: Sequence[str] | None,
     ranges: Mapping[str, tuple[int, int]] | None,
 ) -> list[Row]:
-    """Return the records of rows, in the requested order; see `Granular.read_rows`."""
+    """Return the records of each row, in the requested order; see `Granular.read_rows`."""
     key = "rows" if names is None else ("rows", *names)
     plan = shard.memo.get(key)
     if plan and not ranges:
@@ -95,9 +95,11 @@ def rows(
 def mapped_records(
     shard: Shard, names: Sequence[str] | None
 ) -> list[tuple[str, Any, memoryview]] | None:
-    """Return name, mapped bytes and table of each column; None unless all are mapped.
+    """Return the name, the mapped bytes and the table of each column.
 
     Record i is `bytes[table[i] : table[i + 1]]`.
+
+    return  None unless all columns are mapped
     """
     if shard.rows:
         rows(shard, [0], names, None)
@@ -107,7 +109,7 @@ def mapped_records(
 
 
 def _bytes_of(bag: Bag, runs: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Read runs of consecutive records, each as one bytes object."""
+    """Read runs of consecutive records; return one bytes object per run."""
     source, table = bag.source, bag.table
     if source is not None:
         return [source[table[first] : table[last]] for first, last in runs]
@@ -174,7 +176,7 @@ def _rows_by_refs(
 
 
 def _raise_reused(shard: Shard, name: str, runs: Mapping[int, tuple[int, int]], bag: Bag) -> None:
-    """Raise FormatError for the first row that uses records of an earlier row."""
+    """Raise FormatError for the first row with records that an earlier row uses."""
     size = records = 0
     for row, (first, last) in sorted(runs.items()):
         size, records = size + bag.table[last] - bag.table[first], records + last - first
@@ -203,9 +205,9 @@ def _beyond(name: str, first: int, count: int, total: int) -> str:
 def record_runs(
     shard: Shard, start: int, stop: int, next_records: Mapping[str, int] = MappingProxyType({})
 ) -> list[RecordRuns]:
-    """Return the records of rows start..stop in each column, in the order of the columns.
+    """Return the record numbers of rows start..stop for each column, in column order.
 
-    next_records  column -> the first record that earlier rows do not use, if known
+    next_records  column -> the record after the last record of earlier rows, if known
     raises        FormatError with the first row whose records are missing, or used by an earlier row
     """
     if not _has_refs(shard):
@@ -246,7 +248,7 @@ def record_runs(
 
 
 def weight(shard: Shard, places: Sequence[RecordRuns]) -> int:
-    """Return the total bytes of the records of some rows."""
+    """Return the total size in bytes of these records."""
     out = 0
     for one, (first, count) in zip(shard.columns, places, strict=True):
         starts = shard.layout[one.name]
@@ -255,9 +257,9 @@ def weight(shard: Shard, places: Sequence[RecordRuns]) -> int:
 
 
 def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
-    """Return the values of more than `max_bytes`; a list is a value.
+    """Return the values larger than `max_bytes`, where a list is a single value.
 
-    A row with damaged record numbers is left out: reading it raises.
+    Rows with damaged record numbers are omitted, because reading such a row raises an error.
     """
     out: list[LargeValue] = []
     names = [one.name for one in shard.columns]
@@ -278,12 +280,14 @@ def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
 
     for start in range(0, shard.rows, _STEP_ROWS):
         for _ in failing_rows(start, min(start + _STEP_ROWS, shard.rows), add):
-            pass  # bisects a step with a damaged row down to that row
+            pass  # if a row is damaged, bisection adds the values of all other rows
     return out
 
 
 def unfit(shard: Shard) -> Iterator[tuple[Location, str]]:
-    """Check the record sizes of number columns; yield the bag and the first wrong size in it."""
+    """Check the record sizes in number columns; yield each bag with a message about its first
+    record of a wrong size.
+    """
     for one in shard.columns:
         inner, starts = lookup(one.encoding.removesuffix("[]")), shard.layout[one.name]
         for low in range(0, len(starts) - 1 if inner.size is not None else 0, _STEP_RECORDS):
@@ -337,7 +341,10 @@ def _column(
 
 
 def _typed(raw: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return typed values; numbers share the bytes of the file. Raises ValueFitError for a wrong size."""
+    """Return records as typed values. Numbers are not copied.
+
+    raises  ValueFitError for a number of the wrong size
+    """
     if encoding.size is None:
         return encodings.typed(raw, encoding)
     offsets = byte_ranges.value_offsets(raw)

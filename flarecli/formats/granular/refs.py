@@ -1,4 +1,4 @@
-"""refs.bag: the records of each column that a row uses, in datasets of granular 0.21 and older.
+"""refs.bag: the record numbers of each row, in datasets of granular 0.21 and older.
 
 Record i is a MessagePack array with an element per column, in the order of spec.json:
 
@@ -6,8 +6,8 @@ Record i is a MessagePack array with an element per column, in the order of spec
     a list, `TYPE[]`   [uint, uint] or []   number of the first record, and the number of records
 
 A number has the shortest encoding: 0x00-0x7f, or 0xcc, 0xcd, 0xce, 0xcf and 1, 2, 4 or 8 bytes,
-big-endian. Writers only append, so the numbers of a column increase from row to row and no record
-is used twice; records that no row uses are left over from a failed append.
+big-endian. Writers only append, so the numbers of a column increase from row to row, and each record
+is used at most once. A failed append may leave records that no row uses.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ __all__ = ["RecordRuns", "numbers", "numbers_of_row", "packed"]
 
 RecordRuns: TypeAlias = tuple[
     IntArray, IntArray
-]  # int64 [rows]: first record of each row, and number of records
+]  # int64 [rows] each: first record of each row, and number of records per row
 
 _WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _WIDTH = np.full(256, -1, np.int64)
 _WIDTH[:128] = 0
 for _token, _bytes in _WIDTHS.items():
     _WIDTH[_token] = _bytes
-_STEP_ROWS = 1 << 14  # rows packed at once: small enough for the CPU cache
+_STEP_ROWS = 1 << 14  # rows packed at once; small enough for the CPU cache
 
 
 def numbers_of_row(data: bytes, lists: Sequence[bool]) -> list[tuple[int, int]]:
-    """Parse one row: (first record, count) of each column. Raises ValueError if it is invalid."""
+    """Parse a record of refs.bag; return (first record, count) for each column.
+
+    raises  ValueError if the record is invalid
+    """
     head, out = _head(len(lists)), []
     if not data.startswith(head):
         raise ValueError
@@ -69,9 +72,9 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     if width is None:
         raise ValueError
     number = int.from_bytes(data[at + 1 : at + 1 + width], "big")
-    if number >> 63:  # exceeds int64
+    if number >> 63:  # int64 cannot store the number
         raise ValueError
-    return number, at + 1 + width  # may be past the end: the caller checks
+    return number, at + 1 + width  # the caller checks that the number does not exceed the data
 
 
 @lru_cache(maxsize=256)
@@ -88,19 +91,20 @@ def _head(columns: int) -> bytes:
 def numbers(
     data: ByteArray, starts: IntArray, lists: Sequence[bool], where: object, row: int
 ) -> list[RecordRuns]:
-    """Parse many rows.
+    """Parse many records of refs.bag.
 
     data    uint8 [bytes]
-    starts  int64 [rows + 1]: start of each row in `data`, and the end
-    lists   for each column, whether it is a list
-    row     number of the first row, for messages
-    return  for each column (first record, count), int64 [rows]; first is 0 where count is 0
+    starts  int64 [rows + 1]: start of each row in `data`, and the end of the last row
+    lists   for each column, True if the column is a list
+    row     number of the first row, for error messages
+    return  (first records, counts) for each column, int64 [rows] each; the first record of an empty
+            list is 0
     raises  FormatError with the first invalid row
     """
     ends, head = starts[1:], np.frombuffer(_head(len(lists)), np.uint8)
     data = np.concatenate(
         (data, np.zeros(16 + len(head), np.uint8))
-    )  # an incomplete row reads these
+    )  # zeros after the data, because parsing an incomplete row reads past its end
     bad = (data[starts[:-1, None] + np.arange(len(head))] != head).any(axis=1)
     at = starts[:-1] + len(head)
     out = []
@@ -131,9 +135,10 @@ def numbers(
 def _parse_numbers(
     data: ByteArray, at: IntArray, ends: IntArray
 ) -> tuple[IntArray, IntArray, BoolArray]:
-    """Parse a number at each position; return values, next positions, and whether each is invalid.
+    """Parse a number at each offset; return the values, the next offsets, and a mask of the invalid
+    numbers.
 
-    A row reads at most 9 bytes past its end.
+    At most 9 bytes are read past the end of a row.
     """
     at = np.minimum(at, ends)
     token = data[at]
@@ -150,7 +155,11 @@ def _parse_numbers(
 
 
 def packed(runs: Sequence[RecordRuns], lists: Sequence[bool]) -> tuple[list[memoryview], IntArray]:
-    """Return the bytes of rows, and the end of each, int64 [rows]."""
+    """Return the records of refs.bag for some rows, and the end of each record: int64 [rows].
+
+    runs   (first records, counts) for each column, int64 [rows] each
+    lists  for each column, True if the column is a list
+    """
     rows = len(runs[0][0])
     parts, ends, base = [], [np.zeros(0, np.int64)], 0
     for start in range(0, rows, _STEP_ROWS):
@@ -158,7 +167,7 @@ def packed(runs: Sequence[RecordRuns], lists: Sequence[bool]) -> tuple[list[memo
         cells, used = _cells(
             [(first[start:stop], count[start:stop]) for first, count in runs], lists, stop - start
         )
-        parts.append(cells[used].data)  # row by row, without the unused bytes
+        parts.append(cells[used].data)  # rows in order, without the unused bytes
         ends.append(base + np.cumsum(used.sum(axis=1)))
         base = int(ends[-1][-1])
     return parts, np.concatenate(ends)
@@ -167,7 +176,7 @@ def packed(runs: Sequence[RecordRuns], lists: Sequence[bool]) -> tuple[list[memo
 def _cells(
     runs: Sequence[RecordRuns], lists: Sequence[bool], rows: int
 ) -> tuple[ByteArray, BoolArray]:
-    """Encode rows at fixed width: uint8 [rows, bytes], and which of the bytes are used."""
+    """Encode rows with a fixed width; return uint8 [rows, bytes], and a mask of the used bytes."""
     head = np.frombuffer(_head(len(lists)), np.uint8)
     cells, used = [np.broadcast_to(head, (rows, len(head)))], [np.ones((rows, len(head)), bool)]
     for (first, count), is_list in zip(runs, lists, strict=True):
@@ -186,7 +195,7 @@ def _cells(
 
 
 def _packed_numbers(values: IntArray) -> tuple[ByteArray, BoolArray]:
-    """Encode numbers into 9 bytes each: uint8 [rows, 9], and which of the bytes are used."""
+    """Encode numbers into 9 bytes each; return uint8 [rows, 9], and a mask of the used bytes."""
     big = np.ascontiguousarray(values, ">u8").view(np.uint8).reshape(-1, 8)
     cells = np.zeros((len(values), 9), np.uint8)
     cells[:, 0] = values & 0x7F

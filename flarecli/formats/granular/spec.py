@@ -2,15 +2,15 @@
 
     spec.json            a single dataset: KEY.bag and KEY.idx for each column, or refs.bag and
                          KEY.bag (0.21 and older)
-    000000/spec.json  …  shards, each a dataset of its own
+    000000/spec.json  …  shards, each a separate dataset
 
     {"bar": "utf8", "seq": "utf8[]"}     spec.json: column -> type, sorted by key, as json.dumps
     writes it, no newline
 
-The main file of a shard is its spec.json; the .bag and .idx files are its companions. A key is part
-of a file name, `KEY.bag`, so it is checked before it is used. `TYPE[]` is a list, and only in
-datasets with a refs.bag; the bytes of a type that is not one of the library's own are copied
-unchanged.
+The main file of a shard is its spec.json; the .bag and .idx files are its companions. Keys are
+checked before use, because they are part of file names such as `KEY.bag`. `TYPE[]` is a list, but
+only in datasets with a refs.bag. flare copies the values of types that it does not support
+unchanged, as bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 
 SPEC = "spec.json"
 REFS = "refs.bag"
-_MAX_PROBED_SHARDS = 1 << 17  # a server may answer every name
+_MAX_PROBED_SHARDS = 1 << 17  # a limit, because a server may return a spec.json for every name
 MAX_SPEC_BYTES = 1 << 24  # about 500,000 columns
 _ENCODINGS = {  # type in spec.json -> encoding
     "bytes": "bytes",
@@ -82,9 +82,9 @@ _WORDS = {
 
 
 def parse(data: bytes, where: object) -> dict[str, str]:
-    """Parse a spec: column -> type, in the order of the file.
+    """Parse a spec.json; return column -> type, in the order of the file.
 
-    raises  FormatError if it is not an object of strings, is empty, or has a duplicate key;
+    raises  FormatError if the spec is not an object of strings, is empty, or has a duplicate key;
             UnsafeError for a key that is not a valid file name
     """
     value = parse_json(data, where)
@@ -112,7 +112,7 @@ def _check_key(key: str, where: object = "") -> None:
 def spec_of(spec: dict[str, str], lists: bool) -> Columns:
     """Return the columns of a spec.
 
-    lists  whether `TYPE[]` is a list; otherwise it is a type of that name
+    lists  True if `TYPE[]` is a list; otherwise it is an unsupported type
     """
     return tuple(column(name, _encoding(kind, lists)) for name, kind in spec.items())
 
@@ -124,9 +124,9 @@ def _encoding(kind: str, lists: bool) -> str:
 
 
 def agreed(own: Columns, listed: Columns, where: object) -> Columns:
-    """Return the listed columns, whose encodings are more precise than the types of a spec.
+    """Return the listed columns, whose encodings are more precise than the types in a spec.
 
-    raises  IntegrityError if they do not fit the spec
+    raises  IntegrityError if the listed columns do not match the spec
     """
     if len(own) != len(listed) or not all(map(_fits, own, listed)):
         raise IntegrityError(
@@ -139,7 +139,7 @@ def agreed(own: Columns, listed: Columns, where: object) -> Columns:
 
 def _fits(own: Column, listed: Column) -> bool:
     one, other = own.encoding.removesuffix("[]"), listed.encoding.removesuffix("[]")
-    same = one in (other, "bytes") or _word(one) == _word(other)  # `bytes` fits every encoding
+    same = one in (other, "bytes") or _word(one) == _word(other)  # `bytes` matches every encoding
     return (
         own.name == listed.name
         and own.encoding.endswith("[]") == listed.encoding.endswith("[]")
@@ -148,22 +148,23 @@ def _fits(own: Column, listed: Column) -> bool:
 
 
 def _word(encoding: str) -> str:
-    """Return the type that stores an encoding unchanged; `bytes` if there is no other."""
+    """Return the type in spec.json for an encoding; `bytes` if no other type is suitable."""
     return f"{_word(encoding[:-2])}[]" if encoding.endswith("[]") else _WORDS.get(encoding, "bytes")
 
 
 def text(columns: Columns) -> bytes:
-    """Return the bytes of a spec, equal to those of the original."""
+    """Return the bytes of a spec.json for these columns, as the original writes them."""
     return json.dumps(
         {one.name: _word(one.encoding) for one in sorted(columns, key=lambda one: one.name)}
     ).encode()
 
 
 def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Columns:
-    """Return columns sorted by name (by code point), each as the format stores it.
+    """Return columns as the format stores them, sorted by the code points of their names.
 
     reserved  a name that no column may have
-    raises    UsageError for a duplicate name, no columns, or a name that is not a valid file name
+    raises    UsageError if there are no columns, for a duplicate name, or for a name that is not a
+              valid file name
     """
     out = tuple(sorted((form.stored_column(one) for one in columns), key=lambda one: one.name))
     check_names(out, "a dataset needs at least one column")
@@ -189,12 +190,12 @@ def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Col
 
 
 def shard_folder(number: int) -> str:
-    """Return the folder name of a shard: six digits, more after 999,999."""
+    """Return the folder name of a shard: at least six digits."""
     return f"{number:06d}"
 
 
 def columns_of(at: Location, size: int | None = None) -> dict[str, str]:
-    """Read a spec.json. Raises FormatError if it is too large."""
+    """Read a spec.json; return column -> type. Raises FormatError for an invalid or large file."""
     size = at.size() if size is None else size
     if size > MAX_SPEC_BYTES:
         raise FormatError(f"file is {size} bytes; at most {MAX_SPEC_BYTES} are read", where=at)
@@ -202,14 +203,14 @@ def columns_of(at: Location, size: int | None = None) -> dict[str, str]:
 
 
 def companions(spec: Iterable[str], refs: bool) -> list[str]:
-    """Return the names of the files of the columns, in the order of a listing."""
+    """Return the names of a shard's companion files, in the order in which they are listed."""
     if refs:
         return [REFS, *(f"{name}.bag" for name in spec)]
     return [f"{name}{suffix}" for name in spec for suffix in (".bag", ".idx")]
 
 
 def index_of(bag: str) -> str:
-    """Return the name of the index of a bag."""
+    """Return the name of a bag's index: `x.idx` for `x.bag`."""
     return f"{bag.removesuffix('.bag')}.idx"
 
 
@@ -219,10 +220,10 @@ def has_refs(spec: Mapping[str, str], names: Iterable[str]) -> bool:
 
 
 def open_dataset(at: Location) -> Stream:
-    """Read the spec of a folder and list the files of each shard; no table is opened.
+    """Read the spec of a folder and list the files of each shard, without opening tables.
 
-    raises  MissingError if the folder is not a dataset; FormatError for a gap in the shards, or too
-            many shards
+    raises  MissingError if the folder is not a dataset; FormatError for a gap in the shard numbers,
+            or for too many shards
     """
     sizes = {entry.name: entry.size for entry in at.list()} if at.is_local else None
     if (at / SPEC).exists():
@@ -294,18 +295,20 @@ def _file(name: str, sizes: Mapping[str, int] | None, at: Location) -> File:
         return File(name)
     if name not in sizes:
         raise MissingError(
-            "no such file or folder", where=at / name, hint="Fetch the file, or pack the dataset again."
+            "no such file or folder",
+            where=at / name,
+            hint="Fetch the file, or pack the dataset again.",
         )
     return File(name, sizes[name] if sizes[name] >= 0 else None)
 
 
 def _rows(parts: tuple[File, ...]) -> int:
-    """Return the rows of a shard by the size of an index; -1 if it is not known."""
+    """Return the row count of a shard from the size of an index; -1 if the size is unknown."""
     return -1 if parts[1].size is None else parts[1].size // 8
 
 
 def _bags(at: Location, sizes: Mapping[str, int]) -> Stream:
-    """Return a folder of bags without a spec as shards, one per bag."""
+    """Return a Stream for a folder of bags without a spec.json; each bag is a shard."""
     bags = [name for name in sizes if name.endswith(".bag") and "/" not in name]
     if not bags:
         raise MissingError(
@@ -329,7 +332,7 @@ def _bags(at: Location, sizes: Mapping[str, int]) -> Stream:
 def companion_files(
     chunk: Chunk, names: Iterable[str]
 ) -> tuple[tuple[File, ...], tuple[Location, ...]]:
-    """Return the companions of a shard that are not listed."""
+    """Return the companion files of a shard without a listing: listed names, and locations."""
     locations = tuple(chunk.at.folder / name for name in names)
     folder = chunk.files[0].name.rpartition("/")[0] if chunk.files else ""
     return tuple(

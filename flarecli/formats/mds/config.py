@@ -10,9 +10,9 @@ Keys by format:
                     version
     xsv             the keys of csv, and separator
 
-In the configs of JSON, CSV, TSV and XSV shards, the encodings are named `str`, `int` and `float`. In
-flare, `int` and `float` are binary encodings, so the text encodings are `json_int`, `str_int` and so
-on.
+In the configs of JSON, CSV, TSV and XSV shards, the encodings are named `str`, `int` and `float`.
+In flare, `int` and `float` are binary encodings, so the text encodings have other names, such as
+`json_int` and `str_int`.
 """
 
 from __future__ import annotations

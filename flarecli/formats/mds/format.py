@@ -1,4 +1,4 @@
-"""MDS: the binary shards of MosaicML Streaming, samples after one table of offsets.
+"""MDS: the binary shards of MosaicML Streaming, with samples after one table of offsets.
 
 Little-endian, n samples (source: files written by mosaicml-streaming 0.13.0):
 
@@ -7,9 +7,9 @@ Little-endian, n samples (source: files written by mosaicml-streaming 0.13.0):
     4 + 4(n+1)    bytes        config, JSON with sorted keys, up to the first sample
     start[0]      bytes        samples, back to back
 
-A sample is a uint32 length for each column of variable size, then the bytes of every column.
-Columns are sorted by the code points of their names. A compressed shard is the whole file in one
-frame, with the suffix of the compression.
+A sample is a uint32 length for each column of variable size, followed by the bytes of every column.
+Columns are sorted by the code points of their names. A compressed shard is one compression frame
+with the complete file; its name ends with the suffix of the compression.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ __all__ = [
 ]
 
 MAX_SHARD_BYTES = (1 << 32) - 1  # starts are uint32
-MAX_CONFIG_BYTES = 1 << 24  # enough for thousands of columns
-_STEP_ROWS, _STEP_BYTES = 8192, 4 << 20  # rows checked or joined at once; they fit the CPU cache
-# Arrow joins about 1 MiB at once, but at least 1 KiB per column, to outweigh the cost of the calls.
+MAX_CONFIG_BYTES = 1 << 24  # sufficient for thousands of columns
+_STEP_ROWS, _STEP_BYTES = 8192, 4 << 20  # limits for rows checked or joined in the CPU cache
+# Arrow joins about 1 MiB at once, but at least 1 KiB per column, to amortize the cost of the calls.
 _JOIN_BYTES, _JOIN_BYTES_PER_COLUMN = 1 << 20, 1 << 10
-_WORD_BYTES = (8, 4, 2, 1)  # bytes copied at a time
-_MAX_ROWS_WITHOUT_NUMPY = 256  # rows in a run that `verify_shard` checks one by one
-_HEAD_BYTES = 1 << 16  # first read of a remote shard whose row count is unknown
+_WORD_BYTES = (8, 4, 2, 1)  # sizes of the words in which fields are copied
+_MAX_ROWS_WITHOUT_NUMPY = 256  # in shorter runs, `verify_shard` checks rows one by one
+_HEAD_BYTES = 1 << 16  # size of the first read if the row count is unknown
 
 
 class MosaicFormat(Format):
-    """A format of MosaicML Streaming: an `index.json` lists its shards.
+    """Base class for the formats of MosaicML Streaming, whose shards are listed in `index.json`.
 
-    The data of a shard, or its `.meta`, begins with a table: the number of samples and their starts.
+    A shard or its `.meta` file begins with a table: the number of samples, and their starts.
     """
 
     index_files = (INDEX,)
@@ -91,7 +91,7 @@ class MosaicFormat(Format):
     repair_index = staticmethod(repair_index.rebuild)
 
     def written_by(self, listed_by: str) -> str | None:
-        """Return the version of the index that lists a dataset."""
+        """Return the version of MDS if an `index.json` lists the dataset."""
         return "MDS version 2" if listed_by == INDEX else None
 
     def row_span(self, shard: Shard, row: int, column: str | None = None) -> Span:
@@ -102,13 +102,14 @@ class MosaicFormat(Format):
     def write_index(
         self, at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings
     ) -> dict[str, File]:
-        """Write `index.json` as the original does."""
+        """Write `index.json` with the same bytes as the original; return name -> File."""
         return mds_index.write_index(at, chunks, columns, settings, self.name)
 
     def arrange(self, columns: Iterable[Column]) -> Columns:
         """Return columns as the format stores them, sorted by the code points of their names.
 
-        raises  UsageError for a column that it cannot store, duplicate names, or no columns
+        raises  UsageError for a column that the format cannot store, for duplicate names, or if
+                there are no columns
         """
         out = tuple(sorted(map(self.stored_column, columns), key=lambda one: one.name))
         check_names(out, "a shard needs at least one column")
@@ -116,7 +117,7 @@ class MosaicFormat(Format):
 
 
 class MDS(MosaicFormat):
-    """The binary shards of MosaicML Streaming."""
+    """MDS shards, the binary format of MosaicML Streaming."""
 
     name = "mds"
     suffixes = (".mds", *(f".mds.{name}" for name in compress.SUFFIXES))
@@ -145,14 +146,14 @@ class MDS(MosaicFormat):
     def row_reader(
         self, shard: Shard, columns: Sequence[str] | None = None
     ) -> Callable[[int], Row]:
-        """Return a function that reads one sample."""
+        """Return a function that reads the sample in one row."""
         return mds_read.row_reader(shard, columns) or super().row_reader(shard, columns)
 
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
-        """Read the table and the config, but no samples.
+        """Read the table and the config, without the samples.
 
-        columns  the columns that an index lists; the shard's config must agree
-        raises   FormatError if the table does not fit the file or the config is invalid
+        columns  the columns that an index lists; they must match the shard's config
+        raises   FormatError if the table does not fit the file, or if the config is invalid
         """
         chunk = present(chunk)
         at, view = chunk.at, byte_ranges.whole(chunk)
@@ -192,7 +193,7 @@ class MDS(MosaicFormat):
     ) -> pa.RecordBatch:
         """Return rows start..stop as typed columns, in the order of `columns`.
 
-        raises  FormatError naming a row whose lengths do not add up; ValueFitError for text that is
+        raises  FormatError for a row whose lengths do not add up; ValueFitError for text that is
                 not UTF-8
         """
         if columns is not None and stop - start == 1 and mds_read.is_large(shard, start):
@@ -216,9 +217,9 @@ class MDS(MosaicFormat):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the size of an empty shard and of each row with its table entry: int64 [rows].
+        """Return the size of an empty shard, and of each row with its table entry: int64 [rows].
 
-        raises  ValueFitError for a row that does not fit any shard
+        raises  ValueFitError for a row that is too large for a shard
         """
         base = 8 + len(_config(columns, settings))
         return base, _weights(columns, batch, base)
@@ -231,9 +232,9 @@ class MDS(MosaicFormat):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write all rows as one shard, `shard.00000.mds`, and the suffix of its compression.
+        """Write all rows as one shard such as `shard.00000.mds` or `shard.00000.mds.zstd`.
 
-        The rows of a shard stay in memory: the table before them needs their sizes.
+        All rows remain in memory, because the table is written first and contains their sizes.
 
         raises  ValueFitError if the shard would exceed 4 GiB
         """
@@ -250,7 +251,10 @@ class MDS(MosaicFormat):
         return Chunk(to, rows, (file,), self.name)
 
     def verify_shard(self, shard: Shard, values: bool = False) -> Iterator[Finding]:
-        """Check that the lengths of every row add up and, with `values`, every value."""
+        """Check that the lengths in every row add up to its size.
+
+        values  also check every value
+        """
         lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
         fixed = lengths.size + sum(column.size or 0 for column in shard.columns)
 
@@ -260,20 +264,20 @@ class MDS(MosaicFormat):
             elif stop - start > _MAX_ROWS_WITHOUT_NUMPY or not _fit(
                 shard, start, stop, lengths, fixed
             ):
-                _fields(shard, start, stop)  # raises with the row
+                _fields(shard, start, stop)  # raises an error with the row number
 
         return findings_of(runs_of_rows(shard), check)
 
 
-# -- tables and rows of all shards of MosaicML Streaming
+# -- tables and rows, for all formats of MosaicML Streaming
 
 
 def row_count(head: memoryview, size: int, chunk: Chunk, where: Location) -> int:
-    """Return the number of samples in the header of a table, checked before the table is read.
+    """Return the number of samples in a table, checked before the table is read.
 
-    head    the first bytes of the file, at least 4 unless the file is shorter
-    size    bytes of the whole file, decompressed
-    raises  FormatError if the table does not fit the file, or the number is not the listed one
+    head    the first bytes of the file; at least 4, unless the file is shorter
+    size    size of the decompressed file in bytes
+    raises  FormatError if the table does not fit the file, or if another number is listed
     """
     if size < 8:
         raise FormatError(f"file is {size} bytes; an empty table needs 8", where=where)
@@ -287,16 +291,16 @@ def row_count(head: memoryview, size: int, chunk: Chunk, where: Location) -> int
 
 
 def read_starts(data: memoryview, rows: int, *, copy: bool) -> UInt32Array:
-    """Return the start of each row from a shard's table, and the end: uint32 [rows + 1].
+    """Return the start of each row in a shard's table, and the end of the last: uint32 [rows + 1].
 
-    copy  False: the array is a view of `data` if that is aligned, and keeps it in memory
+    copy  always copy the table; otherwise the array is a view of `data` if the table is aligned
     """
     starts = np.frombuffer(data, "<u4", rows + 1, 4)
     return np.require(starts, np.uint32, ["ALIGNED", "OWNDATA"] if copy else ["ALIGNED"])
 
 
 def check_config_size(size: int, where: Location) -> None:
-    """Raise FormatError if a config is too large."""
+    """Raise FormatError if a config is larger than MAX_CONFIG_BYTES."""
     if size > MAX_CONFIG_BYTES:
         raise FormatError(
             f"config is {size} bytes; at most {MAX_CONFIG_BYTES} are read", where=where
@@ -304,7 +308,7 @@ def check_config_size(size: int, where: Location) -> None:
 
 
 def check_shard_size(size: int, form: str, where: Location) -> None:
-    """Raise ValueFitError if a shard is too large for its table."""
+    """Raise ValueFitError if a shard is too large for the uint32 offsets in its table."""
     if size > MAX_SHARD_BYTES:
         raise ValueFitError(
             f"shard would have {size} bytes; {form} allows {MAX_SHARD_BYTES}",
@@ -314,17 +318,16 @@ def check_shard_size(size: int, form: str, where: Location) -> None:
 
 
 def runs_of_rows(shard: Shard) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of runs of rows that are checked at once."""
+    """Yield (start, stop) of consecutive runs of rows that are checked together."""
     return byte_ranges.runs(shard.layout["starts"], _STEP_ROWS, _STEP_BYTES)
 
 
 def weights(columns: Columns, batch: pa.RecordBatch, fixed: int, base: int, form: str) -> IntArray:
     """Return the size of each row: int64 [rows].
 
-    fixed   bytes of a row besides its columns of variable size
-    base    bytes of an empty shard
-    raises  ValueFitError naming the row and its largest column if it does not fit a shard, whose
-            starts are uint32
+    fixed   bytes of a row without its columns of variable size
+    base    size of an empty shard in bytes
+    raises  ValueFitError with the row and its largest column if a row is too large for a shard
     """
     variable = [one.name for one in columns if one.size is None]
     sizes = (
@@ -343,7 +346,7 @@ def weights(columns: Columns, batch: pa.RecordBatch, fixed: int, base: int, form
 
 
 def lengths(array: pa.Array) -> IntArray:
-    """Return the bytes of each value of a column of bytes or text, 0 for a null: int64 [rows]."""
+    """Return the size of each value in a bytes or text column, 0 for a null: int64 [rows]."""
     if not array.null_count and array.type in (encodings.BINARY, encodings.TEXT):
         bounds = byte_ranges.value_offsets(array)
         return bounds[1:] - bounds[:-1]  # faster than Arrow
@@ -352,7 +355,7 @@ def lengths(array: pa.Array) -> IntArray:
 
 
 def step_of(rows: int, size: int, columns: int) -> int:
-    """Return how many rows Arrow joins at once, of `rows` rows with `size` bytes."""
+    """Return the number of rows that Arrow joins at once; `rows` rows have `size` bytes in all."""
     target = max(_JOIN_BYTES, columns * _JOIN_BYTES_PER_COLUMN)
     return int(max(1, min(_STEP_ROWS, target * max(1, rows) // max(1, size))))
 
@@ -361,7 +364,10 @@ def step_of(rows: int, size: int, columns: int) -> int:
 
 
 def _table_fault(starts: UInt32Array, row: int | None, end: int, size: int) -> str:
-    """Return the message for an invalid table; `row` is the first that ends before it starts."""
+    """Return the message for an invalid table.
+
+    row  the first row that ends before it starts, or None
+    """
     if starts[0] < end:
         return f"sample 0 starts at byte {starts[0]}, inside the table"
     if row is not None:
@@ -374,7 +380,7 @@ def _table_fault(starts: UInt32Array, row: int | None, end: int, size: int) -> s
 def _fields(
     shard: Shard, start: int, stop: int
 ) -> tuple[ByteArray, dict[str, tuple[IntArray, IntArray]]]:
-    """Return the bytes of rows start..stop and the place of each column in them.
+    """Return the bytes of rows start..stop, and the location of each column in these bytes.
 
     return  uint8 [bytes]; name -> (starts, lengths), int64 [rows] each
     """
@@ -386,7 +392,7 @@ def _fields(
     variable = sum(column.size is None for column in shard.columns)
     at = starts[:-1] + 4 * variable
     _refuse(shard, start, at > ends, "too few for its lengths")
-    # Checked before the arrays below are made: a hostile config may name a million columns.
+    # Checked before the arrays below are allocated: a hostile config may list a million columns.
     fixed = sum(column.size or 0 for column in shard.columns)
     _refuse(shard, start, at + fixed > ends, "which do not match its lengths")
     words = (
@@ -428,9 +434,9 @@ def _weights(columns: Columns, batch: pa.RecordBatch, base: int) -> IntArray:
 
 
 def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int) -> bool:
-    """Return whether the lengths of rows start..stop add up, without loading numpy.
+    """Return whether the lengths in rows start..stop add up, without loading numpy.
 
-    fixed  bytes of a row that do not depend on its lengths
+    fixed  bytes per row that do not depend on its lengths
     """
     bounds = shard.layout["starts"][start : stop + 1].tolist()
     (part,) = byte_ranges.read(shard.chunk, [(bounds[0], bounds[-1])])
@@ -450,7 +456,7 @@ def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int
 def samples(columns: Columns, batches: Sequence[pa.RecordBatch]) -> Iterator[memoryview]:
     """Yield the bytes of the samples in order, in pieces that fit the CPU cache.
 
-    raises  ValueFitError for a null, or a field that does not have the size of its column
+    raises  ValueFitError for a null, or for a field of the wrong size
     """
     for batch in batches:
         for start in range(0, batch.num_rows, _STEP_ROWS):
@@ -472,13 +478,14 @@ def _join_samples(columns: Columns, batch: pa.RecordBatch) -> Iterator[memoryvie
 
 
 def _pieces(columns: Columns, batch: pa.RecordBatch) -> list[pa.Array]:
-    """Return the fields of the samples in order, with adjacent fixed fields joined: large_binary
-    [rows] each.
+    """Return the fields of the samples in order: large_binary [rows] each.
+
+    Adjacent fields of fixed size are joined.
     """
     fields = []
     for column in columns:
         array = batch.column(column.name)
-        if array.null_count:  # Arrow would silently drop the whole row
+        if array.null_count:  # Arrow would silently drop a row that contains a null
             raise ValueFitError(
                 f"column {column.name!r} is null; mds cannot store nulls", column=column.name
             )
@@ -528,14 +535,15 @@ def _lengths(fields: Sequence[pa.Array], rows: int) -> ByteArray:
 
 @functools.lru_cache(maxsize=64)
 def _word(width: int) -> np.dtype[Any]:
-    """Return the widest dtype whose size divides `width`; fields of `width` bytes are copied as this
-    type.
-    """
+    """Return the widest dtype in which fields of `width` bytes can be copied."""
     return np.dtype(f"u{next(size for size in _WORD_BYTES if width % size == 0)}")
 
 
 def _joined(run: Sequence[ByteArray]) -> list[pa.Array]:
-    """Join columns of fixed size to one large_binary array; an empty list if there are none."""
+    """Join columns of fixed size into one large_binary array.
+
+    return  a list with the array; empty if there are no columns
+    """
     if not run:
         return []
     rows, size = len(run[0]), sum(field.shape[1] for field in run)

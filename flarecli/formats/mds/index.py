@@ -1,11 +1,11 @@
-"""Read and write `index.json` of MosaicML Streaming, and the files of its shards.
+"""Read and write the `index.json` of MosaicML Streaming, and find the files of a shard.
 
     {"shards": [{…config, raw_data, raw_meta, samples, zip_data, zip_meta}, …], "version": 2}
 
-`mds.config` describes a shard's config. `raw_data` and the other three are {basename, bytes,
-hashes}. `raw_meta` and `zip_meta` exist only if shards have a `.meta`; `zip_data` and `zip_meta`
-are null if shards are not compressed. Every value is checked before it is used, and indexes are
-written byte for byte as the original writes them.
+`mds.config` describes a shard's config. `raw_data`, `raw_meta`, `zip_data` and `zip_meta` are
+{basename, bytes, hashes}. `raw_meta` and `zip_meta` exist only if shards have `.meta` files.
+`zip_data` and `zip_meta` are null if shards are not compressed. Every value is checked before it is
+used. Indexes are written with the same bytes as the original writes.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ __all__ = [
     "write_index",
 ]
 
-FAMILY = ("mds", "json", "csv", "tsv", "xsv")  # formats listed by an `index.json`
+FAMILY = ("mds", "json", "csv", "tsv", "xsv")  # formats of the shards in an `index.json`
 _MAX_INDEX_BYTES = 1 << 30  # about 2 million shards
-_MAX_FILE_BYTES = 1 << 40  # a shard has at most 4 GiB; the sum of all sizes must fit an int64
-_MAX_HASH_KINDS = 100  # each is a column as long as the list of shards
+_MAX_FILE_BYTES = 1 << 40  # limit for a listed size, so that the sum of all sizes fits an int64
+_MAX_HASH_KINDS = 100  # limit for hash types, because each requires a column with all shards
 _TOP_KEYS, _FILE_KEYS = (
     frozenset(("shards", "version")),
     frozenset(("basename", "bytes", "hashes")),
 )
 _SHARD_KEYS = frozenset(
     ("compression", "format", "hashes", "raw_data", "samples", "size_limit", "version", "zip_data")
-)  # of every format
-# A similar key is reported as a typing error: `hashs` for `hashes`, but not `size` for
+)  # required keys in the entry of a shard, for every format
+# Limits for reporting an unknown key as a misspelling: `hashs` for `hashes`, but not `size` for
 # `size_limit`.
 _MAX_SIMILAR_KEY_CHARS, _MIN_SIMILARITY = 60, 0.8
 
 
 def open_dataset(at: Location) -> Stream:
-    """Read a folder's `index.json`; no shard is opened.
+    """Read a folder's `index.json` without opening a shard.
 
-    raises  MissingError if there is no index; FormatError if it is invalid; UnsafeError if a file
-            name in it is outside the folder
+    raises  MissingError if there is no index; FormatError if the index is invalid; UnsafeError if
+            the index lists a file outside the folder
     """
     where = at / INDEX
     shards, size = read_shards(where)
@@ -75,7 +75,7 @@ def open_dataset(at: Location) -> Stream:
 
 
 def _truncated_hint(where: Location) -> str:
-    """Return the hint for a truncated index, which can be rebuilt from the shards."""
+    """Return the hint for a truncated index, which `flare playlist` can rebuild from the shards."""
     return (
         "Fetch it again, or delete it and run "
         f"`flare playlist {shell_quoted(str(where.folder))} --reindex`."
@@ -85,7 +85,10 @@ def _truncated_hint(where: Location) -> str:
 
 
 def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
-    """Return the entries of an `index.json` and its size in bytes. Raises FormatError."""
+    """Return the entries of an `index.json`, and its size in bytes.
+
+    raises  FormatError if the index is invalid
+    """
     size = where.size()
     if size > _MAX_INDEX_BYTES:
         raise FormatError(f"file is {size} bytes; at most {_MAX_INDEX_BYTES} are read", where=where)
@@ -109,9 +112,9 @@ def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
 
 
 def _cached_names(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Return the file names of a folder if its first shard exists only decompressed, else none.
+    """Return the file names in a folder if its first shard exists only decompressed.
 
-    The original's caches are such folders.
+    The original creates such folders as caches. The result for other folders is empty.
     """
     zipped = shards[0].get("zip_data") if shards else None
     name = zipped.get("basename") if isinstance(zipped, dict) else None
@@ -122,9 +125,7 @@ def _cached_names(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozense
 
 @dataclass
 class Listed:
-    """Listed shards as columns; `add` raises FormatError for an entry that is invalid or
-    inconsistent.
-    """
+    """The shards that an index lists, as columns. `add` adds the entry of one shard."""
 
     form: str = ""
     columns: Columns | None = None
@@ -136,13 +137,14 @@ class Listed:
     raw_hashes: dict[str, list[str]] = field(default_factory=dict)
     parts: list[tuple[File, ...]] = field(default_factory=list)
     compressions: set[str | None] = field(default_factory=set)
-    last_config: tuple[Any, ...] = ()  # of the previous shard, usually the same
+    last_config: tuple[Any, ...] = ()  # config of the previous shard, checked only if it changes
 
     def add(self, shard: Mapping[str, Any], here: str, cached: frozenset[str]) -> None:
-        """Check an entry and add it.
+        """Check and add the entry of a shard.
 
-        here    the place of the entry, for errors
-        cached  file names of a folder with decompressed shards, else empty
+        here    location of the entry, for error messages
+        cached  file names in a folder with decompressed shards; empty for other folders
+        raises  FormatError if the entry is invalid, or inconsistent with earlier entries
         """
         _check_keys(shard, _SHARD_KEYS, here)
         form = shard.get("format")
@@ -249,7 +251,10 @@ def _add(table: dict[str, list[str]], hashes: Mapping[str, str], i: int, here: s
 def _pair(
     shard: Mapping[str, Any], part: str, here: str, cached: frozenset[str]
 ) -> tuple[File, File]:
-    """Return the stored file and the decompressed file of a shard; in a cache, the one that exists."""
+    """Return the stored and the decompressed file of a shard.
+
+    In a cache of the original, both are the decompressed file.
+    """
     raw = _file(shard.get(f"raw_{part}"), f"{here}.raw_{part}")
     if shard.get(f"zip_{part}") is None:
         return raw, raw
@@ -269,7 +274,7 @@ def _pair(
 
 
 def _check_keys(value: Mapping[str, Any], known: frozenset[str], where: object) -> None:
-    """Raise FormatError if a key is missing and an unknown, similar key exists: a typing error."""
+    """Raise FormatError if a key is missing and there is an unknown key with a similar name."""
     if known <= value.keys():
         return
     import difflib
@@ -293,7 +298,9 @@ def _file(value: Any, where: str) -> File:
         check_count(value.get("bytes"), f"{where}.bytes"),
     )
     if size > _MAX_FILE_BYTES:
-        raise FormatError(f"listed size is {size} bytes; at most {_MAX_FILE_BYTES} are read", where=where)
+        raise FormatError(
+            f"listed size is {size} bytes; at most {_MAX_FILE_BYTES} are read", where=where
+        )
     return File(name, size, hashes)
 
 
@@ -303,13 +310,13 @@ def _file(value: Any, where: str) -> File:
 def write_index(
     at: Location, chunks: Sequence[Chunk], columns: Columns, settings: Settings, form: str = "mds"
 ) -> dict[str, File]:
-    """Write `index.json` byte for byte as the original does; return name -> File."""
+    """Write `index.json` with the same bytes as the original; return name -> File."""
     config = mds_config.config(form, columns, settings)
     return write_entries(at, {"shards": [entry(config, chunk) for chunk in chunks], "version": 2})
 
 
 def entry(config: Mapping[str, Any], chunk: Chunk) -> dict[str, Any]:
-    """Return the entry of a shard, with its keys sorted."""
+    """Return the entry for a shard in `index.json`, with sorted keys."""
     out = {**config, "samples": chunk.rows}
     for part, file in zip(("data", "meta"), chunk.files, strict=False):
         stored = _file_entry(file.name, file.size, file.hashes, config["hashes"])
@@ -344,7 +351,7 @@ def write_entries(
 
 
 def name_of(number: int, ending: str) -> str:
-    """Return the original's name of a shard, `shard.00000.mds`: at least five digits."""
+    """Return the original's name for a shard, with at least five digits: `shard.00000.mds`."""
     return f"shard.{number:05d}.{ending}"
 
 
@@ -355,10 +362,10 @@ def raw_name(name: str) -> str:
 
 
 def present(chunk: Chunk) -> Chunk:
-    """Return a chunk, with the decompressed file if only that exists locally, as in the original's
-    caches.
+    """Return a chunk; replace its compressed file if only the decompressed file exists locally.
 
-    The listed size and hashes of the decompressed bytes then apply to the file.
+    The caches of the original contain such files. The new chunk has the listed size and hashes of
+    the decompressed bytes.
     """
     if not chunk.at.is_local or not byte_ranges.suffix(chunk) or chunk.at.exists():
         return chunk

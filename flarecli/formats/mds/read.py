@@ -1,4 +1,4 @@
-"""Read samples of an MDS shard, row by row or as columns."""
+"""Read the samples in an MDS shard, row by row or as columns."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from flarecli.storage import needs_read_ahead, read_ahead
 
 __all__ = ["find_columns", "is_large", "large_values", "read_rows", "row_reader"]
 
-# Limits for columns of fixed size and for lengths: a hostile config may declare any size.
-_MAX_HEAD_COLUMN_BYTES = 1 << 12  # per column that is unpacked together with the lengths
-_MAX_LENGTH_BYTES = 1 << 12  # lengths per row that are gathered before they are known to exist
-MAX_WHOLE_ROW_BYTES = 16 << 20  # of larger rows, only the requested columns are read
+# The two limits are necessary because a hostile config may declare columns of any number and size.
+_MAX_HEAD_COLUMN_BYTES = 1 << 12  # maximum size of a column that is unpacked with the lengths
+_MAX_LENGTH_BYTES = 1 << 12  # bytes of lengths per row that are read without checking the row size
+MAX_WHOLE_ROW_BYTES = 16 << 20  # only the requested columns of larger rows are read
 
 
 class Ready(NamedTuple):
-    """The prepared state to read rows: made once per set of columns and kept with the shard.
+    """The state for reading rows, created once per selection of columns and stored with the shard.
 
-    table    start of each sample; its items are Python integers
-    view     the whole shard, if it is in memory
-    source   the map or bytes under `view`, whose slices are bytes; else `view`
-    head     unpacks the start of a sample, `size` bytes: `first` lengths, then the selected small
-             columns of fixed size before the first column of variable size, named `lead`
-    sizes    sizes of the other columns of fixed size; appended to the values of `head`
-    rest     for each other column: its name (None: not selected) and the position of its length in
-             the values of `head` and `sizes`
+    table    memoryview of the sample starts; indexing returns Python integers
+    view     the complete shard if it is in memory, otherwise None
+    source   the map or bytes object behind `view`, whose slices are bytes; otherwise `view`
+    head     function that unpacks the first `size` bytes of a sample: `first` lengths, then the
+             values of the selected `lead` columns
+    lead     names of the selected columns of small, fixed size before all other columns
+    sizes    sizes of the other columns of fixed size; appended to the values that `head` returns
+    rest     (name, index of the length in the values of `head` and `sizes`) of each other column;
+             the name is None if the column is not selected
     """
 
     table: memoryview
@@ -48,7 +49,7 @@ class Ready(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The selected columns."""
+        """Names of the selected columns."""
         return [*self.lead, *(name for name, _ in self.rest if name is not None)]
 
 
@@ -58,9 +59,11 @@ def read_rows(
     columns: Sequence[str] | None = None,
     ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Row]:
-    """Return the stored bytes of each field in the requested order; close rows share a read.
+    """Return the stored bytes of each field, with rows in the requested order.
 
-    raises  FormatError naming a row whose lengths do not add up
+    Rows close together share a read.
+
+    raises  FormatError for a row whose lengths do not add up
     """
     ready: Ready = shard.memo.get(None if columns is None else tuple(columns)) or prepared(
         shard, columns
@@ -94,14 +97,17 @@ def read_rows(
         if at != table[row + 1]:
             _refuse(source[start : table[row + 1]], shard, row)
         out.append(one)
-    if source is view:  # slices of it are views
+    if source is view:  # slices of `source` are views, so copy their bytes
         for cut in cast("list[dict[str, Any]]", out):
             cut.update({name: bytes(cut[name]) for name, _ in rest if name is not None})
     return out
 
 
 def row_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], Row] | None:
-    """Return a function that reads one row; None unless the shard is mapped and in column order."""
+    """Return a function that reads one row.
+
+    return  None if the shard is not mapped, or the requested columns are not in stored order
+    """
     ready = prepared(shard, columns)
     table, view, source, head, size, first, lead, sizes, rest = ready
     if source is None or source is view or (columns is not None and ready.names != [*columns]):
@@ -129,7 +135,7 @@ def row_reader(shard: Shard, columns: Sequence[str] | None) -> Callable[[int], R
 
 
 def prepared(shard: Shard, columns: Sequence[str] | None) -> Ready:
-    """Return the state that is needed to read rows of a shard; create it on first use."""
+    """Return the state for reading rows of a shard; create the state on first use."""
     key = None if columns is None else tuple(columns)
     ready: Ready | None = shard.memo.get(key)
     return ready or _prepare(shard, key)
@@ -176,14 +182,16 @@ def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
         sizes,
         rest,
     )
-    if not byte_ranges.suffix(shard.chunk):  # a decompressed shard must not outlive its cache
+    # The view would keep a decompressed shard in memory after its eviction from the cache.
+    if not byte_ranges.suffix(shard.chunk):
         shard.memo[columns] = ready
     return ready
 
 
 def is_large(shard: Shard, row: int) -> bool:
-    """Return whether a row is so large that only its requested columns are read; False for a mapped
-    or decompressed shard.
+    """Return whether a row is so large that only its requested columns are read.
+
+    return  False for a mapped or decompressed shard
     """
     starts = shard.layout["starts"]
     size = int(starts[row + 1]) - int(starts[row])
@@ -191,7 +199,7 @@ def is_large(shard: Shard, row: int) -> bool:
 
 
 def _read_columns(shard: Shard, row: int, ready: Ready) -> Row:
-    """Read the selected columns of a row, and its lengths, but no other column."""
+    """Read the lengths and the selected columns of a row, without its other columns."""
     start, stop = ready.table[row], ready.table[row + 1]
     (head,) = byte_ranges.read(shard.chunk, [(start, min(start + ready.size, stop))])
     if len(head) < ready.size:
@@ -210,9 +218,9 @@ def _read_columns(shard: Shard, row: int, ready: Ready) -> Row:
 
 
 def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
-    """Return the values of more than `max_bytes`, by the lengths of large rows.
+    """Return the values larger than `max_bytes`, according to the lengths in large rows.
 
-    Rows whose lengths do not add up are left out here: reading them raises.
+    Rows whose lengths do not add up are omitted, because reading such a row raises an error.
     """
     starts = shard.layout["starts"].astype(np.int64)
     names = [column.name for column in shard.columns if column.size is None]
@@ -246,9 +254,10 @@ def _split(data: bytes | memoryview, ready: Ready, shard: Shard, row: int) -> Ro
 
 
 def _refuse(data: bytes | memoryview, shard: Shard, row: int, size: int | None = None) -> NoReturn:
-    """Raise FormatError for a row whose lengths do not fit; `data` is the row, or its beginning.
+    """Raise FormatError for a row whose lengths do not match its size.
 
-    size  bytes of the row; None: those of `data`
+    data  the row, or its first bytes
+    size  size of the row in bytes; None for the size of `data`
     """
     where, size = Place(shard.chunk.at, row), len(data) if size is None else size
     lengths = struct.Struct(f"<{sum(column.size is None for column in shard.columns)}I")
@@ -266,15 +275,15 @@ def _refuse(data: bytes | memoryview, shard: Shard, row: int, size: int | None =
 
 
 class _ColumnLayout(NamedTuple):
-    """The prepared state to locate columns in memory, kept with the shard.
+    """The state for locating columns in memory, stored with the shard.
 
-    ready    the state to read rows
-    view     the whole shard
+    ready    state for reading rows
+    view     the complete shard
     starts   uint32 [rows + 1]: start of each row, from the shard's table
-    words    bytes of lengths at the start of each row
-    lengths  a window of `words` bytes at each byte of the shard, as voids
-    steps    for each column: its name (None: not selected), then its size and the windows of that
-             size, or None and the position of its length
+    words    number of bytes of the lengths at the start of each row
+    lengths  array of voids: a window of `words` bytes at each offset in the shard
+    steps    (name, size, windows of that size) for each column of fixed size, and (name, None,
+             index of the length) for each other column; the name is None if it is not selected
     """
 
     ready: Ready
@@ -288,13 +297,13 @@ class _ColumnLayout(NamedTuple):
 def find_columns(
     shard: Shard, rows: Sequence[int] | IntArray, columns: Sequence[str] | None = None
 ) -> byte_ranges.LocatedRows | None:
-    """Locate the stored bytes of each column, in the requested order.
+    """Locate the stored bytes of each column, with rows in the requested order.
 
-    Columns of fixed size are gathered by numpy for all rows at once, and copied; so is everything
-    of a compressed shard.
+    numpy copies the values of fixed size for all rows at once. In a compressed shard, all values
+    are copied.
 
-    return  None if the shard is not in memory, or the lengths of a row do not add up; `read_rows`
-            then raises with the row
+    return  None if the shard is not in memory, or if the lengths in a row do not add up;
+            `read_rows` then raises an error with the row
     """
     layout = _column_layout(shard, columns)
     if layout is None:
@@ -326,12 +335,15 @@ def find_columns(
             for name, windows, at, stop in places
         },
     )
-    # Views would keep a decompressed shard in memory after the cache has dropped it.
+    # Views would keep a decompressed shard in memory after its eviction from the cache.
     return located.copied() if byte_ranges.suffix(shard.chunk) else located
 
 
 def _column_layout(shard: Shard, columns: Sequence[str] | None) -> _ColumnLayout | None:
-    """Return the layout of columns; None if the shard is not in memory or too short for one row."""
+    """Return the state for locating columns.
+
+    return  None if the shard is not in memory, or is too short for a single row
+    """
     selection = None if columns is None else tuple(columns)
     key = (0, selection)
     layout: _ColumnLayout | None = shard.memo.get(key)
@@ -369,5 +381,5 @@ def _column_layout(shard: Shard, columns: Sequence[str] | None) -> _ColumnLayout
 
 
 def _windows(view: memoryview, size: int) -> IntArray:
-    """Return a view of `size` bytes at each byte, as voids; indexing it copies the selected ones."""
+    """Return windows of `size` bytes at each offset in `view`, as voids that share its memory."""
     return np.ndarray((len(view) - size + 1,), f"V{size}", view, 0, (1,))

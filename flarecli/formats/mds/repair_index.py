@@ -1,13 +1,13 @@
-"""Make an `index.json` of MosaicML Streaming: rebuild a lost one from its shards, or merge those of
-several datasets.
+"""Create an `index.json` of MosaicML Streaming: rebuild a lost index from the shards, or merge the
+indexes of several datasets.
 
 A lost index is rebuilt from the configs, row counts, sizes and checksums of the shards. For shards
-written by the original, the result is byte for byte the original index.
+that the original wrote, the result has the same bytes as the lost index.
 
-A merged index lists the shards of all datasets below one folder in order, by their full path below
-the folder, as `merge_index` of the original does. Shards are not copied, moved or deleted; an
-existing index is replaced atomically. Unlike the original, merging keeps all levels of a path,
-checks that the shards exist, and can be repeated.
+A merged index lists the shards of all datasets below one folder, with their paths relative to the
+folder, like `merge_index` in the original. Shards are not copied, moved or deleted; an existing
+index is replaced atomically. Unlike the original, flare preserves all levels of a path, checks that
+the shards exist, and can merge again after datasets were added.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _NAME = re.compile(
 
 @dataclass
 class _ShardFiles:
-    """The files of one shard: its uncompressed name, and the names of its data and `.meta` files."""
+    """The format and the uncompressed name of a shard, and the names of its files in the folder."""
 
     form: str
     name: str
@@ -64,13 +64,13 @@ class _ShardFiles:
 
 
 def rebuild(at: Location, replace: bool = False) -> Stream:
-    """Write the `index.json` of a folder of shards in the order of their numbers; return its
-    Stream.
+    """Write the `index.json` for a folder of shards, sorted by number; return the Stream of the
+    dataset.
 
-    replace  whether to replace an existing index
-    raises   MissingError if there are no shards, or a `.meta` is missing; FormatError for a gap in
-             the numbers, an invalid shard, or shards that differ in format or columns; UsageError
-             if an index exists and `replace` is False
+    replace  replace an existing index
+    raises   MissingError if there are no shards, or a `.meta` file is missing; FormatError for a
+             gap in the shard numbers, an invalid shard, or shards that differ in format or columns;
+             UsageError if an index exists and `replace` is False
     """
     if not replace and (at / INDEX).exists():
         raise UsageError(
@@ -87,14 +87,14 @@ def rebuild(at: Location, replace: bool = False) -> Stream:
             )
         columns = shard.columns
         entries.append(_entry(at, group, shard, config))
-        # Checks the entry: the index must be readable.
+        # Check that the entry can be read back.
         listed.add(entries[-1], f"{shard.chunk.at}: config", frozenset())
     write_entries(at, {"shards": entries, "version": 2}, replace=replace)
     return open_dataset(at)
 
 
 def _shards(at: Location) -> list[_ShardFiles]:
-    """Group the files of a folder by shard; files with other names are ignored."""
+    """Group the files in a folder by shard. Files that are not named like shards are ignored."""
     shards: dict[int, _ShardFiles] = {}
     for listed in at.list():
         match = _NAME.fullmatch(listed.name)
@@ -133,9 +133,9 @@ def _shards(at: Location) -> list[_ShardFiles]:
 
 
 def _stored(names: set[str], plain: str, where: Location) -> str:
-    """Return the compressed file if there is one, else the plain one.
+    """Return the name of the compressed file if it exists, otherwise the uncompressed name.
 
-    Raises FormatError for several compressed files.
+    raises  FormatError for several compressed files
     """
     zipped = sorted(names - {plain})
     if len(zipped) > 1:
@@ -170,7 +170,7 @@ def _opened(at: Location, group: _ShardFiles) -> tuple[Shard, dict[str, Any]]:
 
 
 def _config(shard: Shard, form: str) -> bytes:
-    """Read the config, which is before the first sample or at the end of the `.meta`."""
+    """Read the config, which precedes the first sample or is at the end of the `.meta` file."""
     chunk, start = shard.chunk, 8 + 4 * shard.rows
     if form == "mds":
         stop = int(shard.layout["starts"][0])
@@ -208,7 +208,7 @@ def _entry(
 
 
 def _hashed(at: Location, hashes: list[str]) -> File:
-    """Return size and hashes of a file and of its decompressed bytes."""
+    """Return the size and the hashes of a file, and of its decompressed bytes."""
     chunk, stored = byte_ranges.single_file_chunk(at), Sums(hashes)
     size = at.size()
     for block in at.blocks(size) if hashes else ():
@@ -227,11 +227,11 @@ def _hashed(at: Location, hashes: list[str]) -> File:
 def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, File]:
     """Write one `index.json` for the datasets below a folder; return name -> File.
 
-    parts   folders or their `index.json`, in the order of the rows; None: every one below the
-            folder, in bytewise order of their paths
-    raises  UnsafeError for a part that is not below the folder; MissingError if a part, or a local
-            shard of one, does not exist; FormatError if the index of a part is invalid, two parts
-            list a shard differently, or their columns or formats differ
+    parts   folders of the datasets, or their `index.json`, in the order of the rows; None for all
+            datasets below the folder, in bytewise order of their paths
+    raises  UnsafeError for a dataset that is not below the folder; MissingError if a dataset or
+            one of its local shards does not exist; FormatError if an index is invalid, or if
+            datasets differ in columns, in format, or in the entry for the same shard
     """
     listed, shards = Listed(), []
     seen: dict[str, tuple[Any, str]] = {}
@@ -258,7 +258,7 @@ def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, Fi
                         where=here,
                         hint="Check which of the two indexes was changed.",
                     )
-                if seen[name][1] != str(where):  # one index may list a shard twice
+                if seen[name][1] != str(where):  # a shard may be listed twice in the same index
                     continue
             seen[name] = moved, str(where)
             _check_files(at, moved, here)
@@ -275,7 +275,10 @@ def parts_below(root: Location) -> list[str]:
 
 
 def _below(root: Location, part: Location) -> str:
-    """Return the path of a part relative to the root. Raises UnsafeError if it is not below it."""
+    """Return the path of a dataset relative to the root.
+
+    raises  UnsafeError if the dataset is not below the root
+    """
     folder = part.folder if part.name == INDEX else part
     store, base = _address(root)
     own, path = _address(folder)
@@ -290,7 +293,10 @@ def _below(root: Location, part: Location) -> str:
 
 
 def _address(at: Location) -> tuple[object, str]:
-    """Return a store and a path in it; all local paths are in one store, None."""
+    """Return the store of a location and the path in that store.
+
+    return  (None, absolute path) for a local location
+    """
     root = at.store.root
     return (at.store, at.path) if not root else (None, f"{root.rstrip('/')}/{at.path}".rstrip("/"))
 
@@ -304,7 +310,10 @@ def _moved(file: Any, folder: str, where: str) -> Any:
 
 
 def _check_files(root: Location, shard: Mapping[str, Any], here: Place) -> None:
-    """Check that the files of a local shard exist; the original's caches have one of the two."""
+    """Check that the files of a local shard exist and have the listed sizes.
+
+    A cache of the original has either the compressed or the decompressed file of each pair.
+    """
     if not root.is_local:
         return
     for part in ("data",) if shard["format"] == "mds" else ("data", "meta"):

@@ -4,9 +4,9 @@ In a file, only the headers are read. A stream that cannot seek is read in one p
 memory.
 
 The rules are those of webdataset 1.0.2. The key of `a/b.seg.PNG` is `a/b`, the name up to the first
-dot after the last slash. The extension is `seg.png`, the text after that dot in lower case. A member
-is ignored if its name has no extension, if it is hidden, or if it is in a top-level folder such as
-`__this__`. Unlike webdataset, flare reports a key that occurs again later as an error, because the
+dot after the last slash. The extension is `seg.png`, the text after that dot in lower case. A
+member is ignored if its name has no extension, if it is hidden, or if it is in a top-level folder
+such as `__this__`. Unlike webdataset, flare reports a key that occurs again later as an error, because the
 members of its sample are not consecutive.
 """
 

@@ -412,7 +412,7 @@ _BASE_CHECKSUM = sum(_TEMPLATE) - sum(_TEMPLATE[148:156]) + 256
 
 
 def headers(names: ByteArray, sizes: IntArray) -> ByteArray:
-    """Return the headers of many files whose names ustar can store, with the same bytes as `header`.
+    """Return the headers of many files whose names ustar can store; equal to those from `header`.
 
     names   uint8 [n, 100], ASCII, padded with NULs
     sizes   int64 [n], each below 8 GiB

@@ -191,7 +191,9 @@ def test_records_of_an_incomplete_row_are_compared_with_the_next_rows(tmp_path):
     assert writer.rows == 2
     with pytest.raises(IntegrityError) as caught:
         writer.append(some(3, 5))
-    assert str(caught.value) == f"{at}/n.bag[2]: the stored record of an incomplete row is different"
+    assert (
+        str(caught.value) == f"{at}/n.bag[2]: the stored record of an incomplete row is different"
+    )
     with pytest.raises(UsageError) as again:
         writer.append(some(2, 5))
     assert again.value.message == "a previous append failed"

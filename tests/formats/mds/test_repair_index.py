@@ -195,7 +195,10 @@ def test_folders_without_a_valid_dataset_are_reported(tmp_path):
     with pytest.raises(FormatError) as caught:
         rebuild(at)
     last = len(index_of("mds_many_shards/data")["shards"]) - 1
-    assert str(caught.value) == f"{folder}: shard.00002.mds is missing, but shard.{last:05d}.mds exists"
+    assert (
+        str(caught.value)
+        == f"{folder}: shard.00002.mds is missing, but shard.{last:05d}.mds exists"
+    )
     shutil.copy(folder / "shard.00003.mds", folder / "shard.00002.mds.zstd")
     with pytest.raises(FormatError, match=r"shard.00002.mds.zstd: not valid zstd"):
         rebuild(at)

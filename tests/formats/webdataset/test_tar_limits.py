@@ -202,9 +202,7 @@ def test_truncated_pax_records_are_reported(kind, cut):
     elif kind < 2 and cut < 512 + len(record):
         wanted = f"the member at byte 0 is {len(record)} bytes; the file ends at byte {cut}"
     else:
-        wanted = (
-            f"data ends at byte {cut}, {'without an end marker' if cut == 1536 else 'inside a member'}"
-        )
+        wanted = f"data ends at byte {cut}, {'without an end marker' if cut == 1536 else 'inside a member'}"
     assert message(data, kind) == f"t.tar: {wanted}"
 
 
