@@ -168,7 +168,7 @@ def opened(bag: Chunk, starts: IntArray) -> Bag:
 
 
 def array(bag: Bag, start: int, stop: int) -> pa.Array:
-    """Return records start..stop as a large_binary array over the mapped file, or after one read."""
+    """Return records start..stop as a large_binary array; only a file that is not mapped is read."""
     offsets = bag.starts[start : stop + 1]
     if bag.source is not None:
         return byte_ranges.rows_by_offsets(bag.source, offsets)

@@ -296,7 +296,7 @@ class GranularRefs(Granular):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the size of an empty shard, and the bytes that each row adds at most: int64 [rows].
+        """Return the size of an empty shard, and the most bytes that each row adds: int64 [rows].
 
         The bytes of a row are its records, its table entries and its entry in refs.bag.
 

@@ -208,7 +208,8 @@ def record_runs(
     """Return the record numbers of rows start..stop for each column, in column order.
 
     next_records  column -> the record after the last record of earlier rows, if known
-    raises        FormatError with the first row whose records are missing, or used by an earlier row
+    raises        FormatError with the first row whose records are missing, or used in an earlier
+                  row
     """
     if not _has_refs(shard):
         return [(np.arange(start, stop), np.ones(stop - start, np.int64))] * len(shard.columns)

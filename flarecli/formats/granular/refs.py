@@ -6,8 +6,8 @@ Record i is a MessagePack array with an element per column, in the order of spec
     a list, `TYPE[]`   [uint, uint] or []   number of the first record, and the number of records
 
 A number has the shortest encoding: 0x00-0x7f, or 0xcc, 0xcd, 0xce, 0xcf and 1, 2, 4 or 8 bytes,
-big-endian. Writers only append, so the numbers of a column increase from row to row, and each record
-is used at most once. A failed append may leave records that no row uses.
+big-endian. Writers only append, so the numbers of a column increase from row to row, and no record
+is used twice. A failed append may leave records that no row uses.
 """
 
 from __future__ import annotations
