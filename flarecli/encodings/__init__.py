@@ -1,8 +1,8 @@
-"""Encodings: named ways to store values of a column as bytes.
+"""Encodings: named ways to store the values of a column as bytes.
 
-A value has three forms: stored bytes (rows, shards), an Arrow column (batches), a Python value
-(samples). Pickles are refused in this package only. Modules are imported on first use: looking up
-a name does not import Arrow.
+A value has three forms: stored bytes (in rows and shards), an Arrow value (in batches) and a Python
+value (in samples). This package contains all code that decodes or refuses pickles. Modules are
+imported on first use, so looking up a name does not import Arrow.
 """
 
 from __future__ import annotations

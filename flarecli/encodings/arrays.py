@@ -5,8 +5,8 @@
     ndarray:DTYPE:2,3                           values
 
 dtype is one byte. shape is one byte (ndim << 2 | k), then each dimension in 2^k bytes, with the
-smallest k that fits the largest dimension. Values are little-endian in C order. Granular stores a
-dtype by numpy's name (`<i2`), in any byte order, and a list of dimensions.
+smallest k that fits the largest dimension. Values are little-endian in C order. Granular stores
+numpy's name for the dtype (`<i2`), in any byte order, and a list of dimensions.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from flarecli.units import format_size
 __all__ = ["build", "decode", "describe", "encode"]
 
 _DTYPES = {code: name for name, code in NDARRAY_CODES.items()}
-# numbers and text of fixed size, but no objects, which are pointers, and no times
+# Numbers and text of fixed size. Objects are excluded because they are pointers, and so are times.
 _DTYPE = re.compile(r"[<>|=]?[biufcSUV][0-9]{1,9}", re.ASCII)
 MAX_DIMENSIONS = 32  # supported by all versions of numpy
-MAX_EMPTY_LISTS = 1024  # in an array without values
+MAX_EMPTY_LISTS = 1024  # maximum number of lists in an array without values
 
 
 def encode(encoding: Encoding, value: Any) -> bytes:
-    """Return the stored bytes of an array, of any byte order and strides, or of nested lists of
-    numbers.
+    """Return the stored bytes of an array or of nested lists of numbers.
 
-    raises  ValueFitError if dtype or shape differ from the encoding, or if MDS does not support
-            them
+    An array may have any byte order and any strides.
+
+    raises  ValueFitError for a dtype or shape that differs from the encoding, or that MDS does not
+            support
     """
     import numpy as np
 
@@ -62,7 +63,10 @@ def encode(encoding: Encoding, value: Any) -> bytes:
 
 
 def _cast(array: Any, encoding: Encoding) -> Any:
-    """Cast numbers to the dtype of an encoding if the values stay the same; floats may lose digits."""
+    """Cast numbers to the dtype of an encoding; floats may lose digits.
+
+    raises  ValueFitError for an integer that would change, or a float that would become infinite
+    """
     import numpy as np
 
     if array.dtype.kind not in "biuf" or array.size == 0:
@@ -81,7 +85,7 @@ def _cast(array: Any, encoding: Encoding) -> Any:
 
 
 def decode(encoding: Encoding, data: bytes) -> Any:
-    """Return a read-only array over the stored bytes. Raises ValueFitError if they are not valid."""
+    """Return a read-only array over the stored bytes. Raises ValueFitError for invalid bytes."""
     import numpy as np
 
     at, dtype, shape = 0, encoding.dtype, encoding.shape
@@ -103,7 +107,7 @@ def decode(encoding: Encoding, data: bytes) -> Any:
 def _check_empty(shape: Sequence[int]) -> None:
     """Raise ValueFitError for an array without values that consists of many empty lists.
 
-    An array of shape (2^31, 0) has no bytes, but its lists would take 100 GB.
+    An array of shape (2^31, 0) has no bytes, but its lists would need 100 GB of memory.
     """
     lists = math.prod(itertools.takewhile(bool, shape))
     if 0 in shape and lists > MAX_EMPTY_LISTS:
@@ -111,7 +115,7 @@ def _check_empty(shape: Sequence[int]) -> None:
 
 
 def describe(array: Any) -> tuple[str, list[int], bytes]:
-    """Return numpy's name of an array's dtype, its dimensions, and its values in C order as bytes.
+    """Return numpy's name for an array's dtype, its dimensions, and its values in C order as bytes.
 
     raises  ValueFitError for objects, times and records, which cannot be restored
     """
@@ -129,7 +133,7 @@ def describe(array: Any) -> tuple[str, list[int], bytes]:
 def build(dtype: Any, shape: Any, data: Any) -> Any:
     """Return a read-only array from the values that `describe` returns.
 
-    Raises ValueFitError if invalid.
+    raises  ValueFitError for invalid values
     """
     import numpy as np
 

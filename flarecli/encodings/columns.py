@@ -1,4 +1,4 @@
-"""Conversion of whole Arrow columns to stored bytes and back."""
+"""Convert Arrow columns to stored bytes and back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flarecli.encodings.names import BINARY, TEXT, Encoding, lookup
 from flarecli.errors import ValueFitError
 from flarecli.model import ENCODING, Column, IntArray
 
-_NUMBERS = {  # encodings of numbers with variable size: functions that write and parse a column
+_NUMBERS = {  # encoding of numbers with variable size -> functions to write and parse a column
     "varint": (number_text.varint_bytes, number_text.parse_varints),
     "msgpack_float": (msgpack.float_bytes, msgpack.parse_float_column),
 }
 
-# A column of at least ASCII_CHECK_BYTES is tested for ASCII, starting with ASCII_HEAD_BYTES.
+# A column with at least ASCII_CHECK_BYTES is tested for ASCII, its first ASCII_HEAD_BYTES first.
 ASCII_CHECK_BYTES, ASCII_HEAD_BYTES = 1 << 15, 1 << 12
-_DECODED_BYTES = 1 << 20  # larger values are decoded in parts
+_DECODED_BYTES = 1 << 20  # larger values are decoded in chunks
 
 __all__ = [
     "check_text",
@@ -42,9 +42,10 @@ __all__ = [
 
 
 def raw_values(array: pa.Array) -> Iterator[memoryview | None]:
-    """Yield the bytes of each value of a column of bytes or text, without a copy.
+    """Yield the bytes of each value in a column of bytes or text, without copying them.
 
-    Arrow's scalars are avoided: they copy the bytes, and abort the process if memory is exhausted.
+    Arrow's scalars are not used, because they copy the bytes and abort the process if memory is
+    exhausted.
     """
     kind = array.type
     if not (pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)):
@@ -58,9 +59,9 @@ def raw_values(array: pa.Array) -> Iterator[memoryview | None]:
 
 
 def value_sizes(array: pa.Array) -> IntArray | None:
-    """Return the size in bytes of each value: int64 [rows]; None for columns of other types.
+    """Return the size in bytes of each value: int64 [rows].
 
-    The column may contain bytes, text, or lists of them.
+    return  None unless the column contains bytes, text, or lists of bytes or text
     """
     kind = array.type
     if pa.types.is_large_list(kind):
@@ -87,17 +88,16 @@ def field(column: Column) -> pa.Field:
 
 
 def encoding_of(field: pa.Field) -> str | None:
-    """Return the name of the encoding in the metadata of an Arrow field, or None."""
+    """Return the encoding name in the metadata of an Arrow field; None if there is none."""
     name = (field.metadata or {}).get(ENCODING)
     return None if name is None else name.decode()
 
 
 def stored(array: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return the stored bytes of a typed column without nulls. Numbers are copied, text and bytes
-    are not.
+    """Return the stored bytes of a typed column. Numbers are copied, text and bytes are not.
 
-    array   in the Arrow type of the encoding, without nulls
-    return  large_binary [rows]; large_list of it for a list encoding
+    array   column in the Arrow type of the encoding, without nulls
+    return  large_binary [rows]; for a list encoding, a large_list of large_binary
     """
     if encoding.item is not None:
         item = encoding.item
@@ -110,11 +110,11 @@ def stored(array: pa.Array, encoding: Encoding) -> pa.Array:
 
 
 def typed(array: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return stored bytes as a typed column; nulls are kept.
+    """Return stored bytes as a typed column; nulls remain null.
 
-    array   `encoding.raw`: large_binary, or large_list of it for a list encoding; numbers may be
-            fixed-size binary of the encoding's size
-    raises  ValueFitError with the row of the first text that is not UTF-8 or number of a wrong size
+    array   column of type `encoding.raw`; numbers may also be fixed-size binary
+    raises  ValueFitError with the row of the first text that is not UTF-8, or of the first number
+            with a wrong size
     """
     if encoding.item is not None:
         item = encoding.item
@@ -154,9 +154,9 @@ def _fixed(array: pa.Array, encoding: Encoding) -> pa.Array:
 
 
 def each_item(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """Convert all items of a list column at once; null rows have no items.
+    """Convert all items of a list column at once; null rows remain null.
 
-    raises  the ValueFitError of `convert`, with the row of the list instead of the item
+    raises  ValueFitError if `convert` raises it, with the row of the list in place of the item
     """
     offsets = array.offsets.to_numpy()
     values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -174,16 +174,17 @@ def each_item(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Ar
 
 
 def check_text(text: pa.Array) -> None:
-    """Raise ArrowInvalid unless every value of a large_string column is UTF-8.
+    """Raise ArrowInvalid unless every value in a large_string column is UTF-8.
 
-    Files may declare other bytes as text. Most text is ASCII, which is faster to check.
+    A file may declare invalid bytes as text. ASCII is checked first, because most text is ASCII and
+    the check is faster.
     """
     if not _is_ascii(text):
         text.validate(full=True)
 
 
 def _is_ascii(text: pa.Array) -> bool:
-    """Return True if all text of a large column is ASCII and its offsets are valid, else False."""
+    """Return whether all text in a large column is ASCII and all offsets are valid."""
     text.validate()  # checks that the first and the last offset are within the data
     _, offsets, data = text.buffers()
     ends = (
@@ -252,10 +253,10 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def large_list(array: pa.Array) -> pa.Array:
-    """Return a list column of any kind as large_list."""
+    """Convert a column of any list type to large_list."""
     kind = array.type
     target = pa.large_list(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return array.cast(target)
-    # Items of views may have any order, and null rows of fixed-size lists have items.
+    # List views may store items in any order, and null rows in fixed-size lists have items.
     return pa.array(array.to_pylist(), target)

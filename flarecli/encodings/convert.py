@@ -1,8 +1,8 @@
 """Convert columns to an encoding: from another encoding, or from any Arrow type.
 
-Stored bytes that are valid in both encodings are kept. Numbers are cast and must fit; text is
-rewritten; both with Arrow's kernels. Documents, arrays and images are decoded and encoded value by
-value.
+Stored bytes that are valid in both encodings are copied unchanged. Arrow's kernels cast numbers,
+which must be in range, and rewrite text. Documents, arrays and images are decoded and encoded value
+by value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from flarecli.units import format_size
 __all__ = ["coerce", "natural", "plain", "source_of"]
 
 Failures: TypeAlias = list[tuple[int, str]]  # row and reason of each value that does not fit
-# a column with null for each value that does not fit, and the rows of these
+# A column with null for each value that does not fit, and the rows of these values.
 Converted: TypeAlias = tuple[pa.Array, list[int]]
 _RANGES = {
     f"{sign}int{bits}": f"{-(1 << bits - 1) if not sign else 0} to {(1 << bits - (not sign)) - 1}"
@@ -84,7 +84,7 @@ _KERNEL_ERRORS = (
     OverflowError,
     RecursionError,
 )
-MAX_VALUES = 1 << 22  # values of one row that are converted to Python objects
+MAX_VALUES = 1 << 22  # maximum number of values in a row that is converted to Python objects
 _ARRAYS = ("ndarray", "array", "tree")
 _DOCUMENTS = ("msgpack", "array", "tree")
 _FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$"
@@ -92,10 +92,10 @@ _AS_TEXT = (date, datetime, time, timedelta, Decimal, UUID)
 
 
 def source_of(field: pa.Field) -> Encoding | None:
-    """Return the encoding in the metadata of a field, or None.
+    """Return the encoding in the metadata of a field; None if there is none.
 
-    It is ignored if the type of the field does not match: metadata is often kept by tools that
-    change the values.
+    An encoding that does not match the type of the field is ignored, because tools that change the
+    values of a column often preserve its metadata.
     """
     name = encoding_of(field)
     if not name:
@@ -114,13 +114,12 @@ def source_of(field: pa.Field) -> Encoding | None:
 def coerce(
     array: pa.Array, encoding: Encoding, source: Encoding | None = None
 ) -> tuple[pa.Array, Failures]:
-    """Convert an Arrow column to the type of an encoding; return it with the values that do not
-    fit.
+    """Convert an Arrow column to the type of an encoding.
 
-    source  encoding of the column; None: its type determines it, text may contain numbers or JSON,
-            and bytes may contain any value
-    return  the typed column, null where a value does not fit; (row, reason) of each of them, in
-            order
+    source  encoding of the column; None to convert by the Arrow type: text may contain numbers or
+            JSON, and bytes may contain any value
+    return  the typed column, with null for each value that does not fit; and (row, reason) for each
+            of these values, in order
     """
     if (
         pa.types.is_primitive(array.type)
@@ -169,7 +168,7 @@ def _without_storage_variants(array: pa.Array, encoding: Encoding) -> pa.Array:
 def _recode(
     array: pa.Array, encoding: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
-    """Like `coerce`, without failures for nulls; failures may be in any order."""
+    """Convert a column like `coerce`, but without failures for nulls, and failures in any order."""
     if array.null_count == len(array):
         return pa.nulls(len(array), encoding.arrow), []
     if source is not None and _keeps_bytes(source, encoding):
@@ -237,7 +236,7 @@ def _shorten(text: str) -> str:
 def _items(
     array: pa.Array, encoding: Encoding, item: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
-    """Convert all items of a list column at once; a row with an item that does not fit is null."""
+    """Convert all items of a list column at once; a row with an invalid item becomes null."""
     array = large_list(array)
     offsets = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -256,14 +255,13 @@ def _items(
 
 
 def plain(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding]:
-    """Return a typed column in its natural Arrow type, and the encoding of that type. Nulls are
-    kept.
+    """Return a typed column in its natural Arrow type, and the encoding of that type.
 
-    Text of integers becomes int64, text of floats float64, JSON strings become text; other columns
-    are returned as they are.
+    Integers stored as text become int64, floats stored as text become float64, and JSON strings
+    become text. Other columns are returned unchanged. Nulls remain null.
 
-    array   in the Arrow type of the encoding
-    raises  ValueFitError with the row of the first invalid number or number of more than 64 bits
+    array   column in the Arrow type of the encoding
+    raises  ValueFitError with the row of the first number that is invalid or exceeds 64 bits
     """
     out, target, invalid = natural(array, encoding)
     if invalid:
@@ -273,9 +271,9 @@ def plain(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding]:
 
 
 def natural(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding, list[int]]:
-    """Like `plain`, but invalid values become null, and their rows are returned, in order.
+    """Convert a column like `plain`, but replace invalid values by null and return their rows.
 
-    For a list encoding, the first invalid value is raised as by `plain`.
+    For a list encoding, the first invalid value raises an error, as in `plain`.
     """
     stored = encoding if encoding.item is None else encoding.item
     name = _NATURAL.get(stored.name)
@@ -328,7 +326,7 @@ def _has_kernel(kind: pa.DataType, encoding: Encoding) -> bool:
 
 
 def _keep_bytes(array: pa.Array, encoding: Encoding) -> Converted:
-    """Return stored bytes unchanged: cast to the type of the encoding, with their size checked."""
+    """Cast stored bytes, which do not change, to the type of an encoding, and check their size."""
     if array.type.equals(TEXT) and encoding.arrow.equals(BINARY):
         return array.view(BINARY), []
     return _convert_or_bisect(
@@ -339,7 +337,7 @@ def _keep_bytes(array: pa.Array, encoding: Encoding) -> Converted:
 def _convert_column(array: pa.Array, encoding: Encoding, content: str) -> Converted:
     """Convert a column for which `_has_kernel` is true.
 
-    content  of a text column: "text" or "json"; "": unknown, it is parsed as the encoding requires
+    content  content of a text column: "text", "json", or "" if it is unknown and must be parsed
     """
     if encoding.is_text:
         return _TEXT_WRITERS[encoding.name](array, content)
@@ -361,7 +359,7 @@ def _convert_or_bisect(
     except _KERNEL_ERRORS:
         failed = _failing(array, convert_part)
     if len(failed) + array.null_count == len(array):
-        return pa.nulls(len(array), target), failed  # the type may have no conversion at all
+        return pa.nulls(len(array), target), failed  # Arrow may not support this conversion at all
     mask = np.zeros(len(array), bool)
     mask[failed] = True
     kept = pc.if_else(pa.array(mask), pa.scalar(None, array.type), array)
@@ -369,7 +367,7 @@ def _convert_or_bisect(
 
 
 def _failing(array: pa.Array, convert_part: Callable[[pa.Array], pa.Array]) -> list[int]:
-    """Return the rows that cannot be converted, without nulls."""
+    """Return the rows that cannot be converted, except null rows."""
 
     def error_of(start: int, stop: int) -> Exception | None:
         try:
@@ -425,7 +423,7 @@ def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_floating(target) and (
         pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)
     ):
-        array = array.cast(pa.float64(), safe=False)  # may lose digits, as float() does
+        array = array.cast(pa.float64(), safe=False)  # may lose digits, like float()
     out = array.cast(target)
     if (
         pa.types.is_floating(target)
@@ -451,7 +449,7 @@ def _to_text(array: pa.Array) -> pa.Array:
         return number_text.float_text(array.cast(pa.float64()))
     if pa.types.is_nested(kind):
         raise pa.ArrowInvalid(f"{kind} is not text")
-    text = array.cast(TEXT)  # casting bytes checks UTF-8
+    text = array.cast(TEXT)  # a cast from bytes checks UTF-8
     if is_text(kind):
         check_text(text)
     return text
@@ -464,7 +462,7 @@ def _then(first: Converted, step: Callable[[pa.Array], Converted]) -> Converted:
 
 
 def _checked(array: pa.Array, pattern: str, parse: Callable[[str], Any]) -> Converted:
-    """Keep text that matches a pattern or that `parse` accepts."""
+    """Replace text by null unless it matches the pattern or `parse` accepts it."""
 
     def same(value: str) -> str:
         parse(value)
@@ -512,7 +510,7 @@ def _json(array: pa.Array, content: str) -> Converted:
 
 
 def _json_floats(text: pa.Array) -> Converted:
-    """Return the text of floats with JSON's NaN and Infinity."""
+    """Replace `nan` and `inf` in floats formatted as text by JSON's `NaN` and `Infinity`."""
     return pc.replace_substring(pc.replace_substring(text, "nan", "NaN"), "inf", "Infinity"), []
 
 
@@ -549,7 +547,7 @@ _TEXT_WRITERS: dict[str, Callable[[pa.Array, str], Converted]] = {
     "json_int": _json_int,
     "json_float": _json_float,
 }
-# (source, target) -> pattern of the text that both write alike, and a function for other text
+# (source, target) -> pattern of text that is valid in both, and a function to rewrite other text
 _NUMBER_TEXTS: dict[tuple[str, str], tuple[str, Callable[[str], str]]] = {
     ("str_int", "json_int"): (number_text.JSON_INT, lambda text: str(int(text))),
     ("json_int", "str_int"): (number_text.JSON_INT, lambda text: str(_parse_json_int(text))),
@@ -559,10 +557,11 @@ _NUMBER_TEXTS: dict[tuple[str, str], tuple[str, Callable[[str], str]]] = {
 
 
 def _recode_number_text(array: pa.Array, source: str, target: str) -> Converted | None:
-    """Convert text of numbers to another text encoding, or to uint64; None for other pairs of
-    encodings.
+    """Convert numbers stored as text to another text encoding, or to uint64.
+
+    return  None if this function does not support the pair of encodings
     """
-    if source in ("str_int", "json_int") and target == "uint64":  # may exceed int64
+    if source in ("str_int", "json_int") and target == "uint64":  # values may exceed int64
         parse = _parse_json_int if source == "json_int" else int
         return number_text.ints(array, parse, pa.uint64())
     if (source, target) not in _NUMBER_TEXTS:
@@ -579,10 +578,9 @@ def _recode_number_text(array: pa.Array, source: str, target: str) -> Converted 
 def _convert_each(
     array: pa.Array, encoding: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
-    """Convert a column value by value; return it with (row, reason) of each value that does not
-    fit.
+    """Convert a column value by value; also return (row, reason) for each value that does not fit.
 
-    source  encoding of the column; None: the Arrow type determines the values
+    source  encoding of the column; None to convert by the Arrow type
     """
     read, write = _reader(source, encoding), _writer(encoding)
     out: list[Any] = []
@@ -624,9 +622,10 @@ def _shown(value: Any) -> str:
 
 
 def _values(array: pa.Array, encoding: Encoding) -> Iterator[Any]:
-    """Yield the values of a column.
+    """Yield the value of each row as a Python object.
 
-    Tensors, and lists of numbers to be stored as arrays, are numpy arrays if their dtype matches.
+    Tensors are numpy arrays. Lists of numbers are numpy arrays if the encoding stores arrays of the
+    same dtype.
     """
     if isinstance(array, pa.FixedShapeTensorArray):
         tensors = iter(array.drop_null().to_numpy_ndarray())
@@ -654,7 +653,7 @@ def _objects(array: pa.Array) -> Iterator[Any]:
 
 
 class _TooMany:
-    """Placeholder for a value that is too large for Python objects, which take about 64 bytes each."""
+    """Placeholder for a value with too many items to convert them to Python objects."""
 
     def __init__(self, count: int) -> None:
         self.reason = f"has {count} values; the maximum is {MAX_VALUES}"
@@ -677,7 +676,7 @@ def _count_values(array: pa.Array) -> int:
 def _number_arrays(lists: pa.LargeListArray) -> Iterator[Any]:
     """Yield each list as a numpy array, a list with nulls as a Python list, and null as None.
 
-    The result for a row depends on that row alone, because batches may be of any size.
+    The result for a row does not depend on other rows, because batches may be of any size.
     """
     numbers = lists.values.fill_null(0).to_numpy()
     null_counts = np.append(0, np.cumsum(lists.values.is_null().to_numpy(zero_copy_only=False)))
@@ -692,7 +691,7 @@ def _number_arrays(lists: pa.LargeListArray) -> Iterator[Any]:
 
 
 def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]:
-    """Return a function that converts an Arrow value to a Python value."""
+    """Return a function that decodes a value of the source encoding to a Python value."""
     if source is None:
         return _same
     name = source.name
@@ -713,7 +712,7 @@ def _reader(source: Encoding | None, encoding: Encoding) -> Callable[[Any], Any]
         and source.arrow.equals(BINARY)
         and not name.startswith(("ndarray", *_DOCUMENTS))
     ):
-        return _same  # files, which MessagePack stores as bytes
+        return _same  # MessagePack stores files as bytes
     if source.is_text:
         return lambda text: decode(source, text.encode())
     return lambda data: decode(source, data)
@@ -724,7 +723,7 @@ def _same(value: Any) -> Any:
 
 
 def _image_encoding(encoding: Encoding) -> str:
-    """Return the encoding of each image in a value of several images; empty for other encodings."""
+    """Return the encoding of each image in a value with several images; empty for other encodings."""
     if encoding.item is not None:
         return encoding.item.name if encoding.item.name in ("jpeg", "png", "pil") else ""
     if encoding.name in ("jpeg_array", "jpegarray"):

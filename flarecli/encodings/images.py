@@ -1,4 +1,4 @@
-"""Images as MDS stores them, one or several in a value.
+"""Images as MDS stores them: one image or several images per value.
 
 pil                       uint32 width, height, length of the mode's name; name; pixels (tobytes)
 jpeg, png                 an image file; its content determines the format
@@ -58,7 +58,7 @@ def _inner(name: str) -> str:
 def _encode_raw(image: Any) -> bytes:
     mode: str = image.mode
     if mode in ("P", "PA") and image.palette is not None and bytes(image.palette.palette):
-        hint = "Convert it to RGB, or choose png."
+        hint = "Convert the image to RGB, or choose png."
         raise ValueFitError(
             f"pil does not store palettes, and an image of mode {mode} needs one",
             hint=hint,
@@ -68,10 +68,10 @@ def _encode_raw(image: Any) -> bytes:
 
 
 def _encode_file(name: str, image: Any) -> bytes:
-    """Return the image as a file, with Pillow's default settings.
+    """Return an image as the bytes of an image file, encoded with Pillow's default settings.
 
-    A JPEG that was opened from a file is stored as that file, as in the original: encoding it again
-    would reduce its quality.
+    A JPEG that Pillow opened from a file is stored as that file, as in the original, because another
+    encoding would reduce its quality.
     """
     path: str = getattr(image, "filename", "")
     if name == "jpeg" and path and type(image).__name__ == "JpegImageFile":
@@ -85,7 +85,7 @@ def _encode_file(name: str, image: Any) -> bytes:
         image.save(out, format=name.upper())
     except (OSError, ValueError) as error:
         raise ValueFitError(
-            f"an image of mode {image.mode} does not fit {name}", hint="Convert it to RGB."
+            f"an image of mode {image.mode} does not fit {name}", hint="Convert the image to RGB."
         ) from error
     return out.getvalue()
 
@@ -125,9 +125,9 @@ def split(name: str, data: bytes) -> list[bytes]:
 
 
 def decode(name: str, data: bytes) -> Any:
-    """Return a Pillow image, opened but not decoded, or a list of them.
+    """Return a Pillow image, opened but not decoded, or a list of such images.
 
-    raises  ValueFitError if the bytes are not valid
+    raises  ValueFitError for invalid bytes
     """
     if name in _ARRAYS or name.startswith("list["):
         return [decode(_inner(name), part) for part in split(name, data)]
@@ -149,7 +149,7 @@ def _open_image(name: str, data: bytes) -> Any:
 
 @cache
 def _other_formats() -> tuple[str, ...]:
-    """Return the formats that Pillow decodes itself: for EPS it would run a program."""
+    """Return the formats that Pillow decodes without running a program, as it would for EPS."""
     from PIL import Image
 
     from flarecli.media import FORMATS

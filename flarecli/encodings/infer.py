@@ -1,4 +1,4 @@
-"""The default encoding of a column, chosen by its type and the bytes of its first value."""
+"""Choose the default encoding of a column by its type and the bytes of its first value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flarecli.media import kind_of, sniff
 __all__ = ["infer_encoding"]
 
 _SCALARS = {
-    pa.int64(): "int",  # `int` of the original is int64
+    pa.int64(): "int",  # `int` is the original's name for int64
     pa.int8(): "int8",
     pa.int16(): "int16",
     pa.int32(): "int32",
@@ -22,7 +22,7 @@ _SCALARS = {
     pa.float16(): "float16",
     pa.float32(): "float32",
     pa.float64(): "float64",
-    pa.bool_(): "uint8",  # MDS has no bool; stored as 0 and 1
+    pa.bool_(): "uint8",  # MDS has no booleans, so they are stored as 0 and 1
 }
 _DTYPES = {
     kind: "int64" if name == "int" else name
@@ -36,10 +36,11 @@ def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str =
 
     Lists of text, numbers or bytes become `X[]`; other nested types become JSON.
 
-    first      bytes of the first value of a binary column; images and video are detected by content
-    extension  file extension of the first value's address, in lower case; empty: that of the name
-               of the column. Files with `txt` or `json` are text if their bytes are UTF-8
-    raises     UsageError for a type without encoding (a column of nulls)
+    first      bytes of the first value in a binary column; images and video are detected by content
+    extension  file extension in the first value's address, in lower case; empty to use the
+               extension in the column's name. Files with the extension `txt` or `json` are text if
+               they are UTF-8
+    raises     UsageError for a column that contains only nulls
     """
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -57,8 +58,7 @@ def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str =
     if pa.types.is_null(kind):
         raise UsageError(
             f"column {field.name!r} has only nulls",
-            hint="Use -c to select the columns to pack, without this column, or --null fill to store "
-            "empty text.",
+            hint="Use -c to pack only the other columns, or --null fill to store empty text.",
             column=field.name,
         )
     return _by_content(first or b"", extension, field.name)
@@ -67,7 +67,10 @@ def infer_encoding(field: pa.Field, first: bytes | None = None, extension: str =
 def _extension(
     field: pa.Field, kind: pa.BaseExtensionType, first: bytes | None, extension: str
 ) -> str:
-    """Return the encoding of an extension type: that of its storage, except for tensors and JSON."""
+    """Return the encoding for an Arrow extension type.
+
+    Except for tensors and JSON, it is the encoding for the storage type.
+    """
     if (
         isinstance(kind, pa.FixedShapeTensorType)
         and kind.value_type in _DTYPES
@@ -81,9 +84,9 @@ def _extension(
 
 
 def _list(item: pa.DataType) -> str:
-    """Return the encoding of a list, by the type of its items.
+    """Return the encoding for lists with items of this type.
 
-    Lists of booleans, dates, decimals and nested values become JSON, which keeps their type.
+    Lists of booleans, dates, decimals and nested values become JSON, which preserves their type.
     """
     item = item.value_type if pa.types.is_dictionary(item) else item
     if is_text(item):
@@ -102,14 +105,14 @@ def _list(item: pa.DataType) -> str:
 
 
 def _by_content(data: bytes, extension: str, name: str) -> str:
-    """Return the encoding of a binary column: jpeg, png, mp4, webm, json, str or bytes.
+    """Return the encoding for a binary column: jpeg, png, mp4, webm, json, str or bytes.
 
-    Other media files and arrays saved by numpy have no encoding; whole files are stored as bytes.
+    Other media files, and arrays in numpy's file formats, are stored as bytes.
     """
     found = sniff(data[:512])
     if found in ("jpeg", "png"):
         return found
-    # audio files and mov files may start like mp4 and webm files
+    # Audio files and mov files may have the same magic numbers as mp4 and webm files.
     declared = kind_of(f".{extension}") or kind_of(f".{name}")
     if found in ("mp4", "webm") and declared in (None, found):
         return found

@@ -33,14 +33,14 @@ __all__ = [
     "unpack_float",
 ]
 
-MAX_DEPTH = 511  # of nested lists: limit of the library's packer; its unpacker allows 1024
+MAX_DEPTH = 511  # maximum nesting that msgpack's packer supports; its unpacker supports 1024
 _DOUBLE = b"\xcb"
 
 
 def pack(value: Any, tree: bool = False) -> bytes:
-    """Return the MessagePack of a value.
+    """Return a value as MessagePack.
 
-    tree    numpy arrays are packed too; a list that would be read as an array is an error
+    tree    also pack numpy arrays, and reject a list that would be read as an array
     raises  ValueFitError for other types, integers of more than 64 bits, keys that are not text, or
             deep nesting
     """
@@ -56,7 +56,7 @@ def pack(value: Any, tree: bool = False) -> bytes:
 
 def _refuse(value: Any) -> NoReturn:
     if isinstance(value, int):
-        raise ValueFitError(f"{value!s:.60} exceeds the 64 bits of an integer") from None
+        raise ValueFitError(f"{value!s:.60} exceeds 64 bits") from None
     raise ValueFitError(f"MessagePack cannot store {type(value).__name__} {value!r:.60}") from None
 
 
@@ -65,7 +65,7 @@ def _describe_array(value: Any) -> Any:
 
 
 def _check(value: Any, tree: bool, depth: int) -> None:
-    """Raise ValueFitError for a map with keys that are not text, ValueError for deep nesting."""
+    """Raise ValueFitError for a map key that is not text, and ValueError for deep nesting."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, (str, bytes)):
@@ -91,16 +91,16 @@ def _is_array(items: Sequence[Any]) -> bool:
 
 
 def pack_array(array: Any) -> bytes:
-    """Return the stored bytes of `array`. Raises ValueFitError for a dtype that cannot be restored."""
+    """Return the stored bytes of an array. Raises ValueFitError for a dtype that is not supported."""
     return pack(list(arrays.describe(array)))
 
 
 def unpack(data: bytes, tree: bool = False) -> Any:
-    """Return the value of MessagePack bytes: arrays as lists, extensions as ExtType.
+    """Return the value in MessagePack bytes: arrays as lists, extensions as ExtType.
 
     tree    build numpy arrays
-    raises  ValueFitError if the bytes are not exactly one value, a key is not text, or nesting is
-            deep
+    raises  ValueFitError for bytes that are not exactly one value, for a key that is not text, or
+            for deep nesting
     """
     try:
         # The library allocates lists of the declared length, which may be nested. Skipping the
@@ -135,7 +135,7 @@ def _build_array(items: list[Any]) -> Any:
 
 
 def unpack_array(data: bytes) -> Any:
-    """Return the array of stored bytes, read-only. Raises ValueFitError if they are not valid."""
+    """Return a read-only array from stored bytes. Raises ValueFitError for invalid bytes."""
     parts = unpack(data)
     if not isinstance(parts, list) or len(parts) != 3:
         raise ValueFitError("expected the dtype, the shape and the bytes of an array")
@@ -143,7 +143,7 @@ def unpack_array(data: bytes) -> Any:
 
 
 def unpack_float(data: bytes) -> float:
-    """Return the number of stored bytes. Raises ValueError if they are not valid."""
+    """Return the number in stored bytes. Raises ValueError for invalid bytes."""
     if len(data) == 9 and data[:1] == _DOUBLE:
         return float(struct.unpack(">d", data[1:])[0])
     value = unpack(data)
@@ -153,7 +153,7 @@ def unpack_float(data: bytes) -> float:
 
 
 def float_bytes(array: pa.Array) -> pa.Array:
-    """Return the stored bytes, large_binary [n], of a float64 array; nulls are kept."""
+    """Convert a float64 array [n] to stored bytes, large_binary [n]; nulls remain null."""
     data = np.empty((len(array), 9), np.uint8)
     data[:, 0] = _DOUBLE[0]
     data[:, 1:] = (
@@ -169,7 +169,7 @@ def float_bytes(array: pa.Array) -> pa.Array:
 
 
 def parse_float_column(raw: pa.Array) -> pa.Array:
-    """Return float64 [n] of stored bytes, large_binary [n]; nulls are kept.
+    """Convert stored bytes, large_binary [n], to float64 [n]; nulls remain null.
 
     raises  ValueFitError with the row of the first value that is not a number
     """
@@ -188,7 +188,7 @@ def parse_float_column(raw: pa.Array) -> pa.Array:
 
 
 def parse_double_column(raw: pa.Array) -> pa.Array | None:
-    """Like `parse_float_column`, but return None unless all values are floats of 64 bits."""
+    """Convert a column like `parse_float_column`; return None unless all values are 64-bit floats."""
     if raw.null_count or not pc.all(pc.equal(pc.binary_length(raw), 9), min_count=0).as_py():
         return None
     if not pc.all(pc.starts_with(raw, _DOUBLE), min_count=0).as_py():

@@ -1,11 +1,11 @@
-"""The names of encodings, with the size and the Arrow type of each.
+"""The names of all encodings, with the value size and the Arrow type of each encoding.
 
-- The 28 encodings of MDS, with the names of MDS.
-- Those of Granular: `varint`, `msgpack`, `array`, `tree`, `mp4`, `webm`; and `msgpack_float`,
-  MessagePack of numbers only, so that columns of floats keep their type.
-- Values of JSON shards as JSON text: `json_str`, `json_int`, `json_float`, and `json_json`, a JSON
-  string that contains JSON.
-- `X[]`, a list of any X.
+- The 28 encodings of MDS, under the same names as in MDS.
+- The encodings of Granular: `varint`, `msgpack`, `array`, `tree`, `mp4` and `webm`, and also
+  `msgpack_float`, a number in MessagePack, so that columns of floats keep their type.
+- JSON text, for the values in JSON shards: `json_str`, `json_int`, `json_float`, and `json_json`, a
+  JSON string that contains JSON.
+- `X[]`, a list of values with the encoding X.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = [
     "register",
 ]
 
-# dtype -> name of the Arrow type, if it differs from the function of pyarrow that returns it
+# dtype -> Arrow's name for the type, if it differs from the name of the pyarrow function
 _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
-_TEXT, _BINARY = "large_string", "large_binary"  # names, so that lookup does not import Arrow
+_TEXT, _BINARY = "large_string", "large_binary"  # names only, so that `lookup` can avoid Arrow
 TEXT: Any  # large_string, created on first access
 BINARY: Any  # large_binary, created on first access
 
-_SCALARS = {  # size in bytes
+_SCALARS = {  # encoding -> size in bytes
     "int": 8,
     "uint8": 1,
     "uint16": 2,
@@ -74,7 +74,7 @@ _BINARIES = (
 )
 _JSON_TEXTS = ("json_str", "json_int", "json_float", "json_json")
 _RECORDS = ("msgpack", "array", "tree", "mp4", "webm")
-_NUMBERS = {"varint": "int64", "msgpack_float": "float64"}  # of variable size
+_NUMBERS = {"varint": "int64", "msgpack_float": "float64"}  # numbers of variable size
 _ALIASES = {
     "string": "str",
     "text": "str",
@@ -93,7 +93,7 @@ NAMES = (
     *_NUMBERS,
     *_RECORDS,
     *_JSON_TEXTS,
-)  # without ndarray:… and lists
+)  # all built-in encodings except `ndarray:…` and lists
 
 NDARRAY_CODES = {
     "uint8": 8,
@@ -110,19 +110,19 @@ NDARRAY_CODES = {
 }
 NDARRAY_CODES_SIZE = {dtype: int(re.sub(r"\D", "", dtype)) // 8 for dtype in NDARRAY_CODES}
 _NDARRAY = r"(?a)ndarray:([a-z]+\d+)(?::( *\d+ *(?:, *\d+ *)*))?"
-MAX_NDARRAY_BYTES = 1 << 32  # offsets of samples in MDS shards are uint32
+MAX_NDARRAY_BYTES = 1 << 32  # sample offsets in MDS shards are uint32
 _CUSTOM_NAME = r"(?a)[A-Za-z_][\w.-]{0,63}"
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """An encoding.
+    """A named way to store the values of a column as bytes.
 
-    size   bytes of each value, or None if they differ
-    kind   Arrow's name of the column type; `int64[]` for a list
-    dtype  of an ndarray, or empty
-    shape  of an ndarray of fixed shape, or empty
-    item   encoding of the items of a list, or None
+    size   size of every value in bytes; None if sizes differ
+    kind   Arrow's name for the column type; `int64[]` for a list
+    dtype  dtype of an ndarray; empty for other encodings
+    shape  shape of an ndarray with a fixed shape; empty for other encodings
+    item   encoding of the items in a list; None for other encodings
     """
 
     name: str
@@ -134,12 +134,12 @@ class Encoding:
 
     @property
     def arrow(self) -> pa.DataType:
-        """The Arrow type of the column in a batch."""
+        """Arrow type of a column in a batch."""
         return _arrow(self.kind)
 
     @property
     def arrow_name(self) -> str:
-        """Arrow's name of that type, without importing Arrow."""
+        """Arrow's name for the type of a column; Arrow is not imported."""
         return (
             f"large_list<item: {self.item.arrow_name}>"
             if self.item is not None
@@ -148,12 +148,12 @@ class Encoding:
 
     @property
     def is_text(self) -> bool:
-        """Whether the stored bytes are UTF-8 text."""
+        """True if the stored bytes are UTF-8 text."""
         return self.kind == _TEXT
 
     @property
     def raw(self) -> pa.DataType:
-        """The Arrow type of a column of stored bytes: large_binary, or a list of it."""
+        """Arrow type of a column of stored bytes: large_binary, or a list of large_binary."""
         return _arrow(_BINARY if self.item is None else f"{_BINARY}[]")
 
 
@@ -171,7 +171,7 @@ def __getattr__(name: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def lookup(name: str) -> Encoding:
-    """Return an encoding by its name.
+    """Return an encoding by name.
 
     raises  UsageError for an unknown name, an invalid dtype or shape of an ndarray, or a list of
             lists
@@ -209,12 +209,12 @@ class CustomEncoding(NamedTuple):
     decode: Callable[[bytes], Any]
 
 
-CUSTOM: dict[str, CustomEncoding] = {}  # of this process only
+CUSTOM: dict[str, CustomEncoding] = {}  # the custom encodings of this process
 
 
 @checked
 def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
-    """Register a custom encoding in this process; its name and `NAME[]` can be used for columns.
+    """Register a custom encoding in this process, so that columns can use NAME and `NAME[]`.
 
     encode  function from a value to bytes; any thread may call it
     decode  function from bytes to a value; any thread may call it
@@ -226,13 +226,14 @@ def register(name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes]
 
 
 def add_custom(name: str, custom: CustomEncoding) -> None:
-    """Register an encoding; an earlier one of the same name is replaced. Raises UsageError for an
-    invalid name.
+    """Register a custom encoding, replacing any encoding with the same name.
+
+    raises  UsageError for an invalid name
     """
     if not re.fullmatch(_CUSTOM_NAME, name):
         raise UsageError(
-            f"{name!r:.80} is not a valid name of an encoding",
-            hint="Use letters, digits, _, - and dots, at most 64, and start with a letter.",
+            f"{name!r:.80} is not a valid encoding name",
+            hint="Use at most 64 letters, digits, _, - and dots, starting with a letter.",
         )
     CUSTOM[name] = custom
 

@@ -1,11 +1,11 @@
-"""Columns of numbers and JSON text as stored bytes: decimal text, JSON text, Granular's varints.
+"""Convert columns of numbers and JSON strings: decimal text, JSON text, and Granular's varints.
 
-Text: Arrow's kernels convert the values that they convert exactly as Python does; Python converts
-the few other values one by one.
+Text: Arrow's kernels convert all values for which Arrow and Python give equal results. Python
+converts the few other values one by one.
 
-Varint (Granular's `int`): a little-endian integer in two's complement, in the fewest bytes that
-can represent it, at least one. The original cannot write negative numbers, or numbers that need
-another byte for the sign (128: `80 00`); its reader accepts 0 to 16 bytes.
+Varint (Granular's `int`): a little-endian integer in two's complement, in the fewest bytes that can
+represent it, at least one. The original cannot write negative numbers, or numbers that need another
+byte for the sign, such as 128 (`80 00`). Its reader accepts 0 to 16 bytes.
 """
 
 from __future__ import annotations
@@ -48,16 +48,18 @@ _FLOAT = r"^-?(?:[0-9][0-9.eE+-]*|nan|inf|NaN|Infinity)$"
 _PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # JSON text without an escape
 _ESCAPED = r"[^ !#-\[\]-~]"  # characters that json.dumps escapes
 _INT64 = pa.int64()
-MAX_JSON_TEXT_BYTES = 300_000_000  # of one value; the text and the value are in memory together
-_LARGE_TEXT_BYTES = 1 << 20  # values above this size are escaped in parts of this size
+MAX_JSON_TEXT_BYTES = 300_000_000  # limit for one value, whose text and value are both in memory
+_LARGE_TEXT_BYTES = 1 << 20  # values above this size are escaped in chunks of this size
 
 
 def _json_widths() -> ByteArray:
-    """Return the bytes that `json.dumps` writes for the character that each UTF-8 byte starts."""
-    widths = np.full(256, 6, np.uint8)  # such as \u00e9
+    """Return the number of bytes that `json.dumps` writes for a character, by its first UTF-8 byte:
+    uint8 [256].
+    """
+    widths = np.full(256, 6, np.uint8)  # an escape such as \u00e9
     widths[32:127] = 1
     widths[list(b'"\\\b\f\n\r\t')] = 2
-    widths[128:192] = 0  # bytes within a character
+    widths[128:192] = 0  # continuation bytes of a character
     widths[240:] = 12  # a surrogate pair
     return widths
 
@@ -83,13 +85,13 @@ def patched(
     fast: Callable[[pa.Array], pa.Array],
     convert_one: Callable[[Any], Any],
 ) -> tuple[pa.Array, list[int]]:
-    """Convert a column by `fast`, and value by value by `convert_one` where `fast` is not exact.
+    """Convert a column with `fast`, but with `convert_one` each value for which `fast` is not exact.
 
-    fits         boolean [rows], null where the value is null: whether `fast` converts the value;
-                 `fast` gets null in place of other values
+    fits         boolean [rows]: True if `fast` is exact for the value; null for a null
+    fast         function that converts a column; values for which it is not exact are null
     convert_one  Python value -> Python value; raises ValueError, OverflowError or RecursionError
                  for an invalid value
-    return       the column, null where the value is null or invalid; the invalid rows, in order
+    return       the converted column, with null for invalid values; and the invalid rows, in order
     """
     if pc.all(fits, min_count=0).as_py():
         return fast(array), []
@@ -128,7 +130,7 @@ def _matches(array: pa.Array, pattern: str) -> pa.Array:
 def ints(
     array: pa.Array, parse: Callable[[str], int] = int, kind: pa.DataType = _INT64
 ) -> tuple[pa.Array, list[int]]:
-    """Parse text as integers of a type; return them with the rows that are invalid or do not fit."""
+    """Parse text as integers of a type; also return the rows that are invalid or out of range."""
     if kind.equals(_INT64):
         return patched(array, _matches(array, _INT), lambda some: some.cast(kind), parse)
     try:
@@ -142,7 +144,7 @@ def ints(
 
 
 def floats(array: pa.Array, parse: Callable[[str], float] = float) -> tuple[pa.Array, list[int]]:
-    """Parse text as float64; return the numbers with the rows that are invalid."""
+    """Parse text as float64; also return the rows that are invalid."""
     if pc.all(_matches(array, _FLOAT), min_count=0).as_py():
         try:
             return array.cast(pa.float64()), []
@@ -152,7 +154,7 @@ def floats(array: pa.Array, parse: Callable[[str], float] = float) -> tuple[pa.A
 
 
 def float_text(array: pa.Array) -> pa.Array:
-    """Return float64 as the text of Python's repr.
+    """Format float64 values as text, like Python's `repr`.
 
     Arrow prints the same digits, but omits `.0` and formats exponents differently.
     """
@@ -175,7 +177,7 @@ def _decimal_text(array: pa.Array) -> pa.Array:
 
 
 def escape_json(array: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Return text as JSON strings, in ASCII, with the rows of values above MAX_JSON_TEXT_BYTES."""
+    """Return text as JSON strings in ASCII; also return the rows above MAX_JSON_TEXT_BYTES."""
     longest = pc.max(pc.binary_length(array)).as_py() or 0
     if longest > _LARGE_TEXT_BYTES:
         return _escape_large(array)
@@ -183,7 +185,7 @@ def escape_json(array: pa.Array) -> tuple[pa.Array, list[int]]:
 
 
 def _escape_large(array: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Return the result of `escape_json` without Python strings or other copies of whole values."""
+    """Return the result of `escape_json` without copying complete values to Python strings."""
     _, ends, data = array.buffers()
     bounds = np.frombuffer(ends, np.int64, len(array) + 1, 8 * array.offset).tolist()
     values = [memoryview(data)[start:stop] for start, stop in pairwise(bounds)]
@@ -206,14 +208,14 @@ def _escape_large(array: pa.Array) -> tuple[pa.Array, list[int]]:
 
 
 def _json_text_size(value: memoryview) -> int:
-    """Return the size of a UTF-8 text as a JSON string."""
+    """Return the size in bytes of UTF-8 text after escaping it as a JSON string."""
     data = np.frombuffer(value, np.uint8)
     steps = range(0, len(data), _LARGE_TEXT_BYTES)
     return 2 + sum(int(_JSON_WIDTHS[data[i : i + _LARGE_TEXT_BYTES]].sum()) for i in steps)
 
 
 def _json_text_parts(value: memoryview) -> Iterator[bytes]:
-    """Yield the JSON string of a UTF-8 text in parts."""
+    """Yield UTF-8 text as a JSON string, in chunks."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     yield b'"'
     for start in range(0, len(value), _LARGE_TEXT_BYTES):
@@ -223,7 +225,7 @@ def _json_text_parts(value: memoryview) -> Iterator[bytes]:
 
 
 def parse_json_text(array: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Parse JSON strings; return their text with the rows that are invalid or not valid UTF-8."""
+    """Parse JSON strings to text; also return the rows that are invalid or not UTF-8."""
     return patched(
         array,
         _matches(array, _PLAIN),
@@ -239,18 +241,18 @@ def _text(value: str) -> str:
     return out
 
 
-MAX_VARINT_BYTES = 16  # limit of the original's reader
-# the largest value of 1 to 7 bytes
+MAX_VARINT_BYTES = 16  # the limit in the original's reader
+# The largest values that 1 to 7 bytes can represent.
 _VARINT_LIMITS = np.array([(1 << 8 * k - 1) - 1 for k in range(1, 8)], np.int64)
 
 
 def varint_widths(values: IntArray) -> IntArray:
-    """Return the number of bytes of each value: int64 [n] -> int64 [n]."""
+    """Return the number of bytes of each value as a varint: int64 [n] -> int64 [n]."""
     return np.searchsorted(_VARINT_LIMITS, values ^ (values >> 63)).astype(np.int64) + 1
 
 
 def varint_bytes(array: pa.Array) -> pa.Array:
-    """Return the stored bytes, large_binary [n], of an int64 array without nulls."""
+    """Convert an int64 array [n] without nulls to varints: large_binary [n]."""
     values = array.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     sizes = varint_widths(values)
     ends = np.zeros(len(values) + 1, np.int64)
@@ -263,9 +265,9 @@ def varint_bytes(array: pa.Array) -> pa.Array:
 
 
 def parse_varints(raw: pa.Array) -> pa.Array:
-    """Return int64 [n] of stored bytes, large_binary [n]; nulls are kept.
+    """Convert varints, large_binary [n], to int64 [n]; nulls remain null.
 
-    raises  ValueFitError with the row of the first value of more than 16 bytes, or outside int64
+    raises  ValueFitError with the row of the first value that exceeds 16 bytes or int64
     """
     offsets = (
         np.frombuffer(raw.buffers()[1], np.int64, len(raw) + 1, raw.offset * 8)

@@ -1,7 +1,7 @@
-"""Conversion of single values: Python values to stored bytes and back.
+"""Convert single values: Python values to stored bytes and back.
 
-Decoding checks every count and dimension against the length of the bytes. Encoding rejects values
-that cannot be restored: a number out of range, a palette, an object.
+Decoding compares every count and dimension with the length of the bytes. Encoding rejects values
+that cannot be restored, for example a number out of range, a palette or an object.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _IMAGES = (
     "list[jpeg]",
     "list[png]",
 )
-_ARRAY_STEP = 1 << 20  # values of an array that are converted to Python objects at once
+_ARRAY_STEP = 1 << 20  # number of array values that are Python objects at the same time
 _ERRORS = (struct.error, ValueError, InvalidOperation, RecursionError, OverflowError)
 
 
 def encode(encoding: Encoding, value: Any) -> Any:
-    """Return the stored bytes of one value; of a list, the bytes of each item.
+    """Return the stored bytes of one value; for a list encoding, the bytes of each item.
 
-    As in MDS, bytes are stored unchanged if they are valid for the encoding, except by `msgpack`
-    and `tree`, which pack them.
+    As in MDS, a bytes value that is valid for the encoding is stored unchanged. Only `msgpack` and
+    `tree` pack bytes.
 
     raises  ValueFitError if the value does not fit the encoding; UnsafeError for a value that would
             have to be pickled
@@ -69,7 +69,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
                 if isinstance(value, (str, bytes, bytearray, memoryview, dict))
                 else iter(value)
             )
-        except TypeError:  # an array without dimensions has `__iter__`, which raises
+        except TypeError:  # raised by `__iter__` of an array without dimensions
             items = None
         if items is None:
             raise ValueFitError(f"{_describe(value)} does not fit {name}")
@@ -83,7 +83,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
         if encoding.is_text and not is_utf8(data):
             raise ValueFitError(f"{_describe(data)} does not fit {name}: it is not UTF-8")
         if name in ("varint", "msgpack_float"):
-            decode(encoding, data)  # raises for bytes that could not be read back
+            decode(encoding, data)  # raises an error for bytes that could not be read back
         return data
     try:
         if name in _PACKERS:
@@ -100,14 +100,14 @@ def encode(encoding: Encoding, value: Any) -> Any:
         raise ValueFitError(f"{_describe(value)} does not fit {name}") from None
     if name == "pkl":
         raise UnsafeError(
-            "pkl would pickle the value; reading a pickle runs code",
-            hint="Pass the bytes of a pickle, or use json.",
+            "pkl cannot pickle the value, because reading a pickle runs code",
+            hint="Pass a pickle as bytes, or use json.",
         )
     raise ValueFitError(f"{type(value).__name__} does not fit {name}")
 
 
 def _encode_custom(name: str, value: Any) -> bytes:
-    """Encode by a custom encoder. Raises ValueFitError with the value if the encoder raises."""
+    """Encode a value with a custom encoder. Raises ValueFitError if the encoder raises an error."""
     try:
         data = CUSTOM[name].encode(value)
     except MemoryError:
@@ -137,14 +137,15 @@ def _describe(value: Any) -> str:
 
 
 def _as_scalar(value: Any) -> Any:
-    """Return the Python number of a numpy scalar or an array of one item."""
+    """Convert a numpy scalar, or an array of one item, to a Python number."""
     return value.item() if hasattr(value, "item") else value
 
 
 def _number(name: str, value: Any) -> bytes:
-    """Return the bytes of a number; as in the original, an integer may be text.
+    """Return the stored bytes of a number. As in the original, an integer may be passed as text.
 
-    Raises an error for a number that is out of range.
+    raises  OverflowError or struct.error for a number that is out of range; TypeError or ValueError
+            for other values
     """
     number = _as_scalar(value)
     if name.startswith("float"):
@@ -169,19 +170,19 @@ def _text(value: Any) -> bytes:
 
 
 def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """Return a value as ASCII JSON text; keys keep their order, NaN is written as NaN.
+    """Return a value as ASCII JSON text, with keys in their original order and NaN as `NaN`.
 
     raises  OverflowError for an array whose text would exceed MAX_JSON_TEXT_BYTES
     """
     if isinstance(value, np.ndarray):
-        if value.size > MAX_JSON_TEXT_BYTES // 3:  # each has a digit, a comma and a space
+        if value.size > MAX_JSON_TEXT_BYTES // 3:  # each value has a digit, a comma and a space
             raise OverflowError
         return _array_text(value, default)
     return json.dumps(value.tolist() if hasattr(value, "tolist") else value, default=default)
 
 
 def _array_text(array: np.ndarray, default: Callable[[Any], Any] | None) -> str:
-    """Return an array as JSON text; few of its values are Python objects at a time."""
+    """Return an array as JSON text; only part of its values are Python objects at any time."""
     if array.size <= _ARRAY_STEP:
         return json.dumps(array.tolist(), default=default)
     rows = max(1, _ARRAY_STEP // (array.size // len(array)))  # one row may exceed the step
@@ -257,8 +258,8 @@ def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool
 
     Images are opened, not decoded.
 
-    data    for a list, the bytes of each item
-    raises  ValueFitError if the bytes are not valid; UnsafeError for a pickle unless `allow_pickle`
+    data    stored bytes; for a list encoding, the bytes of each item
+    raises  ValueFitError for invalid bytes; UnsafeError for a pickle, unless `allow_pickle` is True
     """
     name = encoding.name
     if encoding.item is not None:
@@ -283,10 +284,10 @@ def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool
 
 
 def decoder(encoding: Encoding, allow_pickle: bool = False) -> Callable[[Any], Any] | None:
-    """Return a function that decodes valid values as `decode` does; None if values are the stored
-    bytes.
+    """Return a function that decodes valid values like `decode`, but faster; None if the values are
+    the stored bytes.
 
-    It costs less per value than `decode`. Its errors for invalid values are of any type.
+    The function may raise any error for an invalid value.
     """
     name = encoding.name
     if name == "bytes":
@@ -330,7 +331,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "mp4": bytes,
     "webm": bytes,
     "str": bytes.decode,
-    # decoded first, because json.loads accepts UTF-16 and lone surrogates in bytes
+    # Bytes are decoded first, because json.loads accepts UTF-16 and lone surrogates in bytes.
     "json": lambda data: json.loads(data.decode()),
     "str_int": lambda data: int(data.decode()),
     "str_float": lambda data: float(data.decode()),

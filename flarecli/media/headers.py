@@ -300,7 +300,7 @@ def _wav(data: bytes, header: MediaInfo) -> None:
                 fault = f"{channels} channels, {rate} samples per second, {width} bytes per sample"
         elif name == b"data":
             if byte_rate is None:
-                raise ValueFitError("chunk 'data' comes before 'fmt '")
+                raise ValueFitError("chunk 'data' precedes chunk 'fmt '")
             has_data = True
             header.duration = (end - begin) / byte_rate if byte_rate else None
             if end < len(data):  # else the walker checks whether the chunk is truncated
@@ -342,7 +342,7 @@ def _mp3(data: bytes, header: MediaInfo) -> None:
             stated = int.from_bytes(data[tag.end() + 4 : tag.end() + 8])
     header.duration = duration or None
     if not frames:
-        raise ValueFitError("no frame where the first one should start")
+        raise ValueFitError("the first frame is missing")
     if stated is not None and stated > frames:
         raise ValueFitError(f"the header states {stated} frames; {frames} are present")
 
@@ -430,7 +430,7 @@ def ffprobe(data: bytes, use_ffmpeg: bool) -> MediaInfo:
         import av
     except ImportError:
         raise MissingLibraryError(
-            "--media-info needs PyAV here", hint="Run pip install 'flarecli[media]'."
+            "--media-info needs PyAV for this file", hint="Run pip install 'flarecli[media]'."
         ) from None
     try:
         with av.open(io.BytesIO(data), format=demuxer, options=_OPTIONS) as container:

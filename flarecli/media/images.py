@@ -73,13 +73,14 @@ class Resize:
             )
         if self.box is None and self.mode != "fit":
             raise UsageError(
-                f"--resize-mode {self.mode} needs a size", hint="Add --resize, or leave it out."
+                f"--resize-mode {self.mode} needs a size",
+                hint="Add --resize, or omit --resize-mode.",
             )
         if self.box is not None and not all(0 < side <= MAX_SIDE for side in self.box):
             shown = "x".join(map(str, self.box if isinstance(self.size, tuple) else self.box[:1]))
             raise UsageError(
                 f"--resize: expected sides from 1 to {MAX_SIDE} pixels, got {shown}",
-                hint="Give one number, or two as in 640x480.",
+                hint="Use one number, or two numbers such as 640x480.",
             )
         if self.min_size < 0:
             raise UsageError(f"--min-size: expected a number of pixels, got {self.min_size}")

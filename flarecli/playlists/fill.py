@@ -72,9 +72,9 @@ def filled(stream: Stream) -> Stream:
         columns = shard_columns if columns is None else columns
         if shard_columns != columns:
             raise UsageError(
-                "has other columns than the shards before",
+                "columns differ from those in earlier shards",
                 where=stream.chunk(i).at,
-                hint="List them as streams of their own.",
+                hint="List these shards as a separate stream.",
             )
     return replace(
         stream, rows=rows, sizes=sizes, columns=columns, parts=parts if any(parts) else ()
@@ -130,7 +130,7 @@ def _compute_sums(at: Location, file: File, names: Sequence[str]) -> Sums:
         sums.update(block)
     if different := sums.differences(file.hashes):
         raise IntegrityError(
-            f"{sums.size} bytes fail {', '.join(different)}",
+            f"checksum mismatch: {', '.join(different)} of {sums.size} bytes",
             where=at,
             hint="Run `flare verify`; a playlist would hide the damage.",
         )

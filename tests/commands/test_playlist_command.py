@@ -135,7 +135,7 @@ def test_damage_is_not_hidden_by_a_new_checksum(out):
     path.write_bytes(data)
     with pytest.raises(IntegrityError) as caught:
         commands.playlist(str(out), hash=["sha256"], out=str(out / "set.yaml"))
-    assert str(caught.value) == f"{path}: {len(data)} bytes fail sha1, xxh3_128"
+    assert str(caught.value) == f"{path}: checksum mismatch: sha1, xxh3_128 of {len(data)} bytes"
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_numbers_of_other_types_are_accepted_if_they_are_equal(name, value, same
         ("ndarray:int8", [1.5], "1.5 does not fit ndarray:int8"),
         ("ndarray:float16", [1e6], "1000000.0 does not fit ndarray:float16"),
         ("ndarray:uint64:1", [-1], "-1 does not fit ndarray:uint64:1"),
-        ("pkl", {}, "pkl would pickle the value; reading a pickle runs code"),
+        ("pkl", {}, "pkl cannot pickle the value, because reading a pickle runs code"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_with_its_type(name, value, message):
@@ -307,7 +307,7 @@ def test_an_image_with_a_palette_is_refused_by_pil():
     with pytest.raises(ValueFitError) as caught:
         encode(lookup("pil"), picture("RGB").quantize(4))
     assert str(caught.value) == "pil does not store palettes, and an image of mode P needs one"
-    assert caught.value.hint == "Convert it to RGB, or choose png."
+    assert caught.value.hint == "Convert the image to RGB, or choose png."
     assert decode(lookup("png"), encode(lookup("png"), picture("RGB").quantize(4))).mode == "P"
 
 
@@ -486,7 +486,7 @@ def test_pickles_are_not_written_and_only_read_if_allowed():
     data = pickle.dumps({"a": 1})
     assert encode(lookup("pkl"), data) == data
     with pytest.raises(
-        UnsafeError, match="^pkl would pickle the value; reading a pickle runs code$"
+        UnsafeError, match="^pkl cannot pickle the value, because reading a pickle runs code$"
     ):
         encode(lookup("pkl"), {"a": 1})
     with pytest.raises(UnsafeError, match=f"^a pickle \\({len(data)} B\\) is not decoded$"):

@@ -146,7 +146,7 @@ def damaged_files() -> list[tuple[bytes, str]]:
         (changed("vorbis.ogg", 58, b"oggs"), "damaged ogg: no page at byte 58"),
         (
             b"ID3\4\0\0\0\0\0\2no frame here",
-            "damaged mp3: no frame where the first one should start",
+            "damaged mp3: the first frame is missing",
         ),
         (WHOLE["xing.mp3"][:-1], "damaged mp3: the header states 9 frames; 8 are present"),
         (
@@ -483,6 +483,6 @@ def test_a_worker_without_pyav_is_reported(monkeypatch):
     with pytest.raises(MissingLibraryError) as caught:
         ffprobe(FILES["whole.webm"], True)
     assert (str(caught.value), caught.value.hint) == (
-        "--media-info needs PyAV here",
+        "--media-info needs PyAV for this file",
         "Run pip install 'flarecli[media]'.",
     )

@@ -237,8 +237,8 @@ def test_an_error_of_a_custom_encoding_names_the_row(point, tmp_path):
     ("name", "message"),
     [
         ("jpeg", "'jpeg' is a built-in encoding"),
-        ("a b", "'a b' is not a valid name of an encoding"),
-        ("x[]", "'x[]' is not a valid name of an encoding"),
+        ("a b", "'a b' is not a valid encoding name"),
+        ("x[]", "'x[]' is not a valid encoding name"),
     ],
 )
 def test_invalid_names_of_custom_encodings_are_refused(name, message):
