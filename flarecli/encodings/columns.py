@@ -81,7 +81,7 @@ def value_sizes(array: pa.Array) -> IntArray | None:
 
 
 def field(column: Column) -> pa.Field:
-    """Return the Arrow field of a column: its type, with the name of its encoding in the metadata."""
+    """Return the Arrow field of a column, with the name of the encoding in its metadata."""
     return pa.field(
         column.name, lookup(column.encoding).arrow, metadata={ENCODING: column.encoding.encode()}
     )

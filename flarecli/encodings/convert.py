@@ -723,7 +723,7 @@ def _same(value: Any) -> Any:
 
 
 def _image_encoding(encoding: Encoding) -> str:
-    """Return the encoding of each image in a value with several images; empty for other encodings."""
+    """Return the encoding of the images in values with several images; empty for other encodings."""
     if encoding.item is not None:
         return encoding.item.name if encoding.item.name in ("jpeg", "png", "pil") else ""
     if encoding.name in ("jpeg_array", "jpegarray"):

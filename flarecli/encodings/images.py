@@ -70,8 +70,8 @@ def _encode_raw(image: Any) -> bytes:
 def _encode_file(name: str, image: Any) -> bytes:
     """Return an image as the bytes of an image file, encoded with Pillow's default settings.
 
-    A JPEG that Pillow opened from a file is stored as that file, as in the original, because another
-    encoding would reduce its quality.
+    A JPEG that Pillow opened from a file is stored as that file, as in the original, because
+    encoding it again would reduce its quality.
     """
     path: str = getattr(image, "filename", "")
     if name == "jpeg" and path and type(image).__name__ == "JpegImageFile":

@@ -91,7 +91,7 @@ def _is_array(items: Sequence[Any]) -> bool:
 
 
 def pack_array(array: Any) -> bytes:
-    """Return the stored bytes of an array. Raises ValueFitError for a dtype that is not supported."""
+    """Return the stored bytes of an array. Raises ValueFitError for an unsupported dtype."""
     return pack(list(arrays.describe(array)))
 
 
@@ -188,7 +188,7 @@ def parse_float_column(raw: pa.Array) -> pa.Array:
 
 
 def parse_double_column(raw: pa.Array) -> pa.Array | None:
-    """Convert a column like `parse_float_column`; return None unless all values are 64-bit floats."""
+    """Convert a column of 64-bit floats like `parse_float_column`; return None for any other."""
     if raw.null_count or not pc.all(pc.equal(pc.binary_length(raw), 9), min_count=0).as_py():
         return None
     if not pc.all(pc.starts_with(raw, _DOUBLE), min_count=0).as_py():

@@ -1,4 +1,4 @@
-"""Images, video and audio: detected by magic numbers, probed by headers, checked and resized."""
+"""Detect, probe, check and resize images, video and audio files."""
 
 from __future__ import annotations
 

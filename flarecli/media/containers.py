@@ -1,8 +1,8 @@
-"""Container walkers: one generator per container format, yielding its parts in file order.
+"""Container walkers: one generator per container format, which yields the parts in file order.
 
-A walker reads part headers only. It raises ValueFitError at the first part that is malformed or
-that ends outside its parent. It never allocates by a size from the file and yields at most
-MAX_PARTS parts. A header cut off by the end of the data may also raise struct.error or IndexError.
+A walker reads only the headers of parts. It raises ValueFitError for the first part that is
+malformed or ends outside its parent. It never allocates memory based on a size in the file, and
+yields at most MAX_PARTS parts. A truncated header may also raise struct.error or IndexError.
 
 Sources: PNG (W3C), RIFF (Microsoft), ISO/IEC 14496-12, EBML (RFC 8794), FLAC (RFC 9639), Ogg
 (RFC 3533), JPEG (ITU T.81), GIF89a, TIFF 6.0, MPEG audio (ISO/IEC 11172-3, 13818-3).
@@ -33,7 +33,7 @@ __all__ = [
     "until_damage",
 ]
 
-DAMAGE = (ValueFitError, struct.error, IndexError)  # what a walker raises
+DAMAGE = (ValueFitError, struct.error, IndexError)  # errors that a walker raises
 MAX_PARTS = 1_000_000  # per walk
 MAX_TIFF_DIRECTORIES = 10_000
 MAX_MP3_PADDING = 4096  # zeros between an ID3 tag and the first frame
@@ -44,7 +44,7 @@ Chunk = tuple[bytes, int, int]  # name, start and end of the payload
 
 
 def until_damage(parts: Iterable[_Part]) -> Iterator[_Part]:
-    """Yield parts up to the first damage, without raising."""
+    """Yield parts up to the first damage, without raising an error."""
     with suppress(*DAMAGE):
         yield from parts
 
@@ -66,7 +66,7 @@ def _label(name: bytes | int) -> str:
 
 
 def jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield (marker, start of the payload) of JPEG segments up to the first scan (0xDA)."""
+    """Yield (marker, payload start) for each JPEG segment up to the first scan (0xDA)."""
     at = 2
     for _ in range(MAX_PARTS):
         at = data.find(b"\xff", at)
@@ -97,7 +97,7 @@ def png_chunks(data: bytes) -> Iterator[Chunk]:
 
 
 def gif_blocks(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield (kind, start) of GIF blocks: 0x2C and its descriptor, or an extension's label."""
+    """Yield (type, start) for each GIF block: 0x2C for an image, or the label of an extension."""
 
     def palette_size(flags: int) -> int:
         return 3 << (flags & 7) + 1 if flags & 0x80 else 0
@@ -118,9 +118,9 @@ def gif_blocks(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def tiff_directories(data: bytes) -> Iterator[dict[int, int]]:
-    """Yield the short and long tags of each TIFF directory; a cycle ends the walk.
+    """Yield tag -> value for each TIFF directory, until a directory occurs again.
 
-    Only the first directory is parsed; the others are empty.
+    Only the first directory is parsed; the dicts for other directories are empty.
     """
     order = "<" if data[:2] == b"II" else ">"
     at, seen = struct.unpack_from(f"{order}I", data, 4)[0], set[int]()
@@ -142,7 +142,7 @@ def tiff_directories(data: bytes) -> Iterator[dict[int, int]]:
 
 
 def riff_chunks(data: bytes) -> Iterator[Chunk]:
-    """Yield the chunks of a RIFF file. A truncated chunk is yielded, cut, before the error."""
+    """Yield the chunks of a RIFF file. The rest of a truncated chunk is yielded before the error."""
     at = 12
     for _ in range(MAX_PARTS):
         if len(data) - at < 8:
@@ -158,7 +158,7 @@ def riff_chunks(data: bytes) -> Iterator[Chunk]:
 def boxes(data: bytes, start: int, stop: int) -> Iterator[Chunk]:
     """Yield the ISO-BMFF boxes in data[start:stop]. A truncated box is not yielded."""
     for _ in range(MAX_PARTS):
-        if not any(data[start : min(stop, start + 8)]):  # the end, or zero padding
+        if not any(data[start : min(stop, start + 8)]):  # end of the data, or zero padding
             return
         if stop - start < 8:
             raise ValueFitError(f"box at byte {start} is {stop - start} bytes; expected at least 8")
@@ -166,7 +166,7 @@ def boxes(data: bytes, start: int, stop: int) -> Iterator[Chunk]:
         begin = start + 8
         if size == 1:
             size, begin = struct.unpack_from(">Q", data, begin)[0], begin + 8
-        size = size or stop - start  # 0: up to the end
+        size = size or stop - start  # a box of size 0 extends to the end
         if size < begin - start:
             raise ValueFitError(
                 f"box {_label(name)} at byte {start} is {size} bytes; "
@@ -180,7 +180,7 @@ def boxes(data: bytes, start: int, stop: int) -> Iterator[Chunk]:
 def find_boxes(
     data: bytes, path: tuple[bytes, ...], start: int, stop: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield start and end of the payload of each box at a path, up to the first damage."""
+    """Yield the start and end of the payload of each box at a path, up to the first damage."""
     for name, begin, end in until_damage(boxes(data, start, stop)):
         if name != path[0]:
             continue
@@ -191,9 +191,10 @@ def find_boxes(
 
 
 def ebml_elements(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (id, start, end of the payload) of the EBML elements in data[start:stop].
+    """Yield (id, payload start, payload end) for each EBML element in data[start:stop].
 
-    An element of unknown size takes the rest. A truncated one is yielded, cut, before the error.
+    An element of unknown size extends to `stop`. The rest of a truncated element is yielded before
+    the error.
     """
     for _ in range(MAX_PARTS):
         if start >= stop:
@@ -221,7 +222,7 @@ def ebml_elements(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int
 
 
 def flac_blocks(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield (type, start, end of the payload) of FLAC metadata blocks."""
+    """Yield (type, payload start, payload end) for each FLAC metadata block."""
     at = 4
     for _ in range(MAX_PARTS):
         kind, size = data[at], int.from_bytes(data[at + 1 : at + 4])
@@ -233,7 +234,7 @@ def flac_blocks(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def ogg_pages(data: bytes) -> Iterator[int]:
-    """Yield the flags of Ogg pages."""
+    """Yield the flags of each Ogg page."""
     at = 0
     for _ in range(MAX_PARTS):
         if at == len(data):
@@ -258,10 +259,10 @@ _KBITS_MPEG2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
 def mp3_frames(data: bytes) -> Iterator[tuple[int, int, float]]:
-    """Yield (start, end, duration in seconds) of the complete layer III frames in a row.
+    """Yield (start, end, duration in seconds) for consecutive, complete layer III frames.
 
-    An ID3v2 tag before the first frame is skipped. The walk ends at the first byte that starts no
-    frame (an ID3v1 or APE tag, zeros) or at a truncated frame. Damage does not raise.
+    An ID3v2 tag before the first frame is skipped. The generator ends at a truncated frame or at
+    bytes that are not a frame, such as an ID3v1 tag, an APE tag or zeros. It raises no errors.
     """
     at = 0
     if data[:3] == b"ID3" and len(data) >= 10:

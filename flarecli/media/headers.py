@@ -1,16 +1,17 @@
-"""Image size, frame count and duration from file headers, and checks of these headers.
+"""Read image size, frame count and duration from file headers, and check these headers.
 
-Nothing is decoded. Numbers are returned as the file states them, so a caller checks them before
-it allocates. Width and height are those of the stored pixels, before EXIF orientation.
+No pixels or samples are decoded. The numbers are returned as they are in the file, so callers must
+check them before they allocate memory. Width and height are those of the stored pixels, before the
+EXIF orientation is applied.
 
-`ffprobe` completes the numbers that some headers lack:
+`ffprobe` adds numbers that are missing in some headers:
 
     WebM, Matroska      frames            the header has no count
     fragmented MP4      frames, duration  both are spread over the file
     Ogg                 duration          of codecs other than Vorbis and Opus
 
-It uses FFmpeg through PyAV (the extra `media`). Packets are counted; nothing is decoded. The
-demuxer is chosen by the magic number, so FFmpeg never uses a demuxer that opens other files.
+It uses FFmpeg through PyAV (the extra `media`) to count packets without decoding them. The demuxer
+is chosen by the magic number, so FFmpeg never uses a demuxer that opens other files.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ INFO_COLUMNS = ("width", "height", "frames", "duration")
 
 @dataclass(slots=True)
 class MediaInfo:
-    """Facts that a header states; None for facts that are missing.
+    """Facts in the header of a media file; a missing fact is None.
 
-    width, height  in pixels
+    width, height  image size in pixels
     frames         number of images: 1 for a still image
-    duration       in seconds
+    duration       duration in seconds
     """
 
     kind: str | None = None
@@ -66,7 +67,7 @@ class MediaInfo:
 
 
 def probe(data: bytes) -> MediaInfo:
-    """Return the facts in the header of a complete file in memory. Never raises.
+    """Return the facts in the header of a complete file in memory, without raising errors.
 
     A fact that is missing or damaged is None.
     """
@@ -76,7 +77,7 @@ def probe(data: bytes) -> MediaInfo:
 def check_header(data: bytes) -> MediaInfo:
     """Return the facts in the header of a complete file in memory; raise if the file is damaged.
 
-    The parts of the container must be well-formed and lie inside the file.
+    All parts of the container must be well-formed, and must end inside the file.
 
     raises  ValueFitError, such as
             `damaged wav: chunk 'data' at byte 36 is 4000 bytes long; only 1044 are left`
@@ -112,7 +113,7 @@ def _read(data: bytes, kind: str | None) -> tuple[MediaInfo, str | None]:
 
 
 def _side(pixels: int | None) -> int | None:
-    """Return None for an impossible side length."""
+    """Return a side length in pixels; None if it is missing or impossible."""
     return pixels if pixels is not None and 0 <= pixels < 1 << 31 else None
 
 
@@ -193,7 +194,7 @@ def _tiff(data: bytes, header: MediaInfo) -> None:
 
 
 def _avif(data: bytes, header: MediaInfo) -> None:
-    """Read the largest `ispe`: tiles and thumbnails are smaller than the image."""
+    """Read the image size from the largest `ispe` box; smaller boxes are tiles or thumbnails."""
     has_meta, largest = False, -1
     for name, begin, end in boxes(data, 0, len(data)):
         if name != b"meta":
@@ -209,7 +210,7 @@ def _avif(data: bytes, header: MediaInfo) -> None:
 
 
 def _mp4(data: bytes, header: MediaInfo) -> None:
-    """Read `mvhd` for the duration, and `tkhd` and `stsz` of the first video track."""
+    """Read the duration in `mvhd`, and the size and frame count of the first video track."""
     has_movie = False
     for name, begin, end in boxes(data, 0, len(data)):
         if name != b"moov":
@@ -242,7 +243,7 @@ _SCALE, _DURATION, _WIDTH, _HEIGHT, _CLUSTER = 0x2AD7B1, 0x4489, 0xB0, 0xBA, 0x1
 
 
 def _matroska(data: bytes, header: MediaInfo) -> None:
-    """Read Info and the first video track of the first segment."""
+    """Read the duration and the first video track in the first segment."""
     has_segment = has_tracks = False
     for name, begin, end in ebml_elements(data, 0, len(data)):
         if name != _SEGMENT or has_segment:
@@ -258,7 +259,7 @@ def _matroska(data: bytes, header: MediaInfo) -> None:
                 break
         if not has_tracks:
             raise ValueFitError("no tracks before the first cluster")
-        if end < len(data):  # else the walker checks whether the segment is truncated
+        if end < len(data):  # otherwise, the walker checks whether the segment is truncated
             return
     if not has_segment:
         raise ValueFitError("no segment")
@@ -271,7 +272,7 @@ def _matroska_info(data: bytes, start: int, stop: int, header: MediaInfo) -> Non
             scale = int.from_bytes(data[begin:end])
         elif name == _DURATION and end - begin in (4, 8):
             ticks = struct.unpack(">f" if end - begin == 4 else ">d", data[begin:end])[0]
-    with suppress(OverflowError):  # a scale of hundreds of bytes
+    with suppress(OverflowError):  # the scale may be an integer of hundreds of bytes
         header.duration = ticks * scale / 1e9 or None
 
 
@@ -303,14 +304,14 @@ def _wav(data: bytes, header: MediaInfo) -> None:
                 raise ValueFitError("chunk 'data' precedes chunk 'fmt '")
             has_data = True
             header.duration = (end - begin) / byte_rate if byte_rate else None
-            if end < len(data):  # else the walker checks whether the chunk is truncated
+            if end < len(data):  # otherwise, the walker checks whether the chunk is truncated
                 break
     if fault or not has_data:
         raise ValueFitError(fault or "no chunk 'data'")
 
 
 def _flac(data: bytes, header: MediaInfo) -> None:
-    packed = int.from_bytes(data[18:26])  # 20 bits: sample rate; the last 36: number of samples
+    packed = int.from_bytes(data[18:26])  # first 20 bits: sample rate; last 36: sample count
     rate, samples = packed >> 44, packed & (1 << 36) - 1
     header.duration = samples / rate if samples and rate else None
     at = 4
@@ -328,11 +329,11 @@ def _flac(data: bytes, header: MediaInfo) -> None:
         raise ValueFitError("the file ends before its first frame")
 
 
-_XING = re.compile(b"Xing|Info|VBRI")  # in a first frame without sound
+_XING = re.compile(b"Xing|Info|VBRI")  # tags in a first frame without audio
 
 
 def _mp3(data: bytes, header: MediaInfo) -> None:
-    """Add up the frames; a first frame with a Xing or Info tag states their number."""
+    """Add the durations of all frames, and compare their number with the Xing or Info tag."""
     frames, duration, stated = 0, 0.0, None
     for number, (begin, end, seconds) in enumerate(mp3_frames(data)):
         tag = None if number else _XING.search(data, begin, min(end, begin + 64))
@@ -348,7 +349,7 @@ def _mp3(data: bytes, header: MediaInfo) -> None:
 
 
 def _ogg(data: bytes, header: MediaInfo) -> None:
-    """Read the position of the last page: the number of samples in Vorbis and Opus."""
+    """Read the position of the last page, which is the number of samples in Vorbis and Opus."""
     vorbis, opus = data.find(b"\x01vorbis", 0, 512), data.find(b"OpusHead", 0, 512)
     rate, skipped = 0, 0
     if vorbis >= 0:
@@ -397,7 +398,7 @@ _DEMUXERS = {
     "mp3": "mp3",
     "wav": "wav",
 }
-# FFmpeg allocates BYTES_PER_SAMPLE for each sample that an MP4 claims before it reads one
+# FFmpeg allocates BYTES_PER_SAMPLE for each sample that an MP4 declares, before it reads a sample.
 BYTES_PER_SAMPLE, MAX_SAMPLE_TABLE = 24, 1 << 20
 _SAMPLE_COUNTS = re.compile(rb"(?:st(?:sz|z2)....|trun)....(....)|(cmov)", re.DOTALL)
 _OPTIONS = {"analyzeduration": "0", "probesize": "32768", "protocol_whitelist": "none"}
@@ -409,9 +410,9 @@ def has_ffmpeg() -> bool:
 
 
 def ffprobe(data: bytes, use_ffmpeg: bool) -> MediaInfo:
-    """Return the facts in the header of a complete file in memory, completed by FFmpeg.
+    """Return the facts about a complete file in memory, from its header and from FFmpeg.
 
-    raises  MissingLibraryError if FFmpeg is needed and PyAV is not installed
+    raises  MissingLibraryError if FFmpeg is necessary and PyAV is not installed
     """
     info = probe(data)
     if (
@@ -440,16 +441,17 @@ def ffprobe(data: bytes, use_ffmpeg: bool) -> MediaInfo:
 
 
 def _claimed_samples(data: bytes) -> int:
-    """Return the sum of all sample counts in an MP4, in any box; a huge number if a header is compressed."""
+    """Return the sum of all sample counts in an MP4; a huge number if its header is compressed."""
     return sum(
         1 << 40 if match[2] else int.from_bytes(match[1]) for match in _SAMPLE_COUNTS.finditer(data)
     )
 
 
 def _count_packets(container: Any, info: MediaInfo) -> MediaInfo:
-    """Count the packets of the first video track, else audio track.
+    """Add missing facts about the first video track, or about the first audio track without video.
 
-    The duration is that of the container, else the time from the first packet to the last.
+    The frame count is the number of packets. The duration is the container's, or otherwise the time
+    from the first packet to the last.
     """
     streams = container.streams.video or container.streams.audio
     if not streams:
@@ -458,7 +460,7 @@ def _count_packets(container: Any, info: MediaInfo) -> MediaInfo:
     first: int | None = None
     last = 0
     for packet in container.demux(stream):
-        if not packet.size:  # the end
+        if not packet.size:  # end of the stream
             continue
         count += 1
         if packet.pts is not None:

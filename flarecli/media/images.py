@@ -1,8 +1,8 @@
-"""Resize images, reject those that are too small, too elongated or too large, and make thumbnails.
+"""Resize images, create thumbnails, and reject images that are too small, too elongated or too large.
 
-The bytes of an image stay unchanged unless a change is needed. A changed image is turned upright by EXIF,
-keeps its color profile and file format, and loses its other metadata. Pillow decodes in threads;
-the number of pixels is read from the header first.
+If no change is needed, the bytes of an image are returned unchanged. A changed image is rotated
+upright according to EXIF. It keeps its color profile and file format, but not its other metadata.
+Pillow decodes images in threads, after the number of pixels in the header has been checked.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["MODES", "Resize", "resize", "resize_image", "thumbnail"]
 
 MODES = ("fit", "crop", "stretch")
-MAX_PIXELS = 1 << 26  # 67 million, 256 MB as RGBA
-DEFAULT_QUALITY = 95  # of lossy formats
+MAX_PIXELS = 1 << 26  # 67 million, which need 256 MB as RGBA
+DEFAULT_QUALITY = 95  # for lossy formats
 MAX_SIDE = 1 << 16
 MAX_THUMBNAIL_SOURCE_PIXELS = 1 << 25  # 33 million
 PILLOW_FORMATS = {
@@ -48,15 +48,15 @@ _INTERPOLATED = frozenset({"L", "LA", "I;16", "RGB", "RGBA", "CMYK", "YCbCr", "L
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Options of resizing.
+    """Options for resizing images.
 
-    size        pixels of the sides of a square, or width and height of a box; None: unchanged
-    mode        `fit`: inside the box, never enlarged; `crop`: fills the box, the middle is kept;
-                `stretch`: exactly the box
-    quality     1 to 100, for lossy formats; if given, they are re-encoded in any case
+    size        side of a square box, or width and height of a box, in pixels; None for no resizing
+    mode        `fit`: shrink to fit inside the box; `crop`: scale to fill the box, and cut off the
+                edges; `stretch`: scale to the box, with its aspect ratio
+    quality     quality for lossy formats, 1 to 100; if set, these formats are always encoded again
     min_size    minimum length of the shorter side in pixels
-    max_aspect  maximum ratio of the longer side to the shorter one
-    max_pixels  images with more pixels are rejected
+    max_aspect  maximum ratio of the longer side to the shorter side
+    max_pixels  maximum number of pixels in an image that is decoded
     """
 
     size: int | tuple[int, int] | None = None
@@ -91,7 +91,7 @@ class Resize:
 
     @property
     def box(self) -> tuple[int, int] | None:
-        """Width and height of the box in pixels."""
+        """Width and height of the box in pixels, or None."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
     @property
@@ -108,11 +108,12 @@ class Resize:
 def resize(
     images: pa.Array, options: Resize, jobs: int | None = None
 ) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """Resize a column of images in parallel; nulls stay.
+    """Resize a column of images in parallel; nulls remain null.
 
-    images  binary or large_binary [rows], complete files
-    jobs    threads; None: as many as there are cores
-    return  large_binary [rows], null where an image fails; and (row, reason) of those, in order
+    images  complete image files: binary or large_binary [rows]
+    jobs    number of threads; None for one thread per core
+    return  large_binary [rows], with null for each failed image; and (row, reason) for each failed
+            image, in order
     """
     import pyarrow as pa
 
@@ -132,7 +133,7 @@ def resize(
 def resize_image(data: bytes, options: Resize) -> bytes:
     """Return a resized image, or the same bytes if no change is needed.
 
-    raises  ValueFitError if the data are not an image, damaged, or outside the limits
+    raises  ValueFitError for damaged data, unsupported data, or an image outside the limits
     """
     info = _require_image(data)
     width, height = info.width or 0, info.height or 0
@@ -146,7 +147,7 @@ def resize_image(data: bytes, options: Resize) -> bytes:
             f"{width}×{height} pixels; the aspect ratio must be at most {options.max_aspect:g}"
         )
     may_keep = options.quality is None or info.kind not in _LOSSY
-    # With or without the rotation by EXIF, the image already has the size.
+    # The image has the requested size already, even if EXIF rotates it.
     if may_keep and _has_size(width, height, options) and _has_size(height, width, options):
         return data
     if (info.frames or 1) > 1 and info.kind != "tiff":
@@ -160,8 +161,8 @@ def resize_image(data: bytes, options: Resize) -> bytes:
         profile = image.info.get("icc_profile")
         from PIL import ImageOps
 
-        # an image that is neither scaled nor turned is copied: saving it directly would keep
-        # its metadata
+        # An image that is neither scaled nor rotated is copied, because saving the original object
+        # would keep its metadata.
         upright = image if orientation == 1 and not has_size else ImageOps.exif_transpose(image)
         return _encode(_scale(upright, options), info.kind or "", options, profile)
 
@@ -169,10 +170,10 @@ def resize_image(data: bytes, options: Resize) -> bytes:
 def thumbnail(
     data: bytes, width: int, height: int, max_pixels: int = MAX_THUMBNAIL_SOURCE_PIXELS
 ) -> Image:
-    """Decode the first frame of an image into a box; it is never enlarged.
+    """Return the first frame of an image, shrunk to fit a box of width × height pixels.
 
-    return  RGB of at most width × height, upright by EXIF; transparent pixels become white
-    raises  ValueFitError if the data are not an image, damaged, or have more than `max_pixels`
+    return  RGB image, rotated upright according to EXIF; transparent pixels are white
+    raises  ValueFitError for damaged data, unsupported data, or more than `max_pixels`
     """
     info = _require_image(data)
     with _opened_image(data, info, max_pixels) as image:
@@ -192,7 +193,7 @@ def thumbnail(
 
 
 def _require_image(data: bytes) -> MediaInfo:
-    """Return the header of an image. Raises ValueFitError if Pillow cannot decode its format."""
+    """Return the facts in an image header. Raises ValueFitError for an unsupported image format."""
     info = probe(data)
     if info.kind not in PILLOW_FORMATS:
         raise ValueFitError("not an image in a supported format")
@@ -203,9 +204,9 @@ def _require_image(data: bytes) -> MediaInfo:
 
 @contextmanager
 def _opened_image(data: bytes, info: MediaInfo, max_pixels: int) -> Iterator[ImageFile]:
-    """Open an image with Pillow for the block; its errors are raised as ValueFitError.
+    """Open an image with Pillow; errors in the `with` block are raised as ValueFitError.
 
-    info  what `_require_image` returned
+    info  facts in the image header, from `_require_image`
     """
 
     def check_pixels(width: int, height: int) -> None:
@@ -217,11 +218,11 @@ def _opened_image(data: bytes, info: MediaInfo, max_pixels: int) -> Iterator[Ima
 
     try:
         with Image.open(io.BytesIO(data), formats=[PILLOW_FORMATS[info.kind or ""]]) as image:
-            check_pixels(*image.size)  # a header may state two sizes
+            check_pixels(*image.size)  # a file may contain a second, larger size
             yield image
     except (ValueFitError, MemoryError):
         raise
-    except Exception as error:  # Pillow's decoders raise any class on damaged data
+    except Exception as error:  # Pillow's decoders may raise any error for damaged data
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueFitError(f"damaged {info.kind}: {text[:100]}") from None
 
@@ -240,7 +241,7 @@ def _scale(image: Image, options: Resize) -> Image:
     width, height = image.size
     if options.box is None or _has_size(width, height, options):
         return image
-    if image.mode not in _INTERPOLATED:  # such as a palette
+    if image.mode not in _INTERPOLATED:  # for example, a palette image
         if "transparency" in image.info or image.mode in ("PA", "La", "RGBa"):
             image = image.convert("RGBA")
         else:
@@ -251,10 +252,10 @@ def _scale(image: Image, options: Resize) -> Image:
         high = max(1, round(height / width * wide))
     elif options.mode == "fit":
         wide = max(1, round(width / height * high))
-    elif options.mode == "crop":  # the largest part of that shape around the middle
+    elif options.mode == "crop":  # crop to the largest centered area with the box's aspect ratio
         across, down = min(width, height * wide / high), min(height, width * high / wide)
         box = ((width - across) / 2, (height - down) / 2, (width + across) / 2, (height + down) / 2)
-    # bicubic: Lanczos takes a third longer
+    # Bicubic interpolation is faster than Lanczos.
     return image.resize((wide, high), Image.Resampling.BICUBIC, box=box)
 
 
@@ -272,9 +273,9 @@ def _encode(image: Image, kind: str, options: Resize, profile: bytes | None) -> 
 
 
 def _memory_file() -> BinaryIO:
-    """Return an in-memory file with a file descriptor, where the system has them.
+    """Return an in-memory file, with a file descriptor if the system supports it.
 
-    Pillow encodes JPEG into a descriptor without holding the GIL.
+    Pillow releases the GIL while it encodes a JPEG into a file descriptor.
     """
     try:
         return os.fdopen(os.memfd_create("image"), "w+b", buffering=0)

@@ -1,4 +1,4 @@
-"""Detect file kinds by magic numbers and by file extensions. Nothing is decoded."""
+"""Detect the type of a file by its magic number or its extension, without decoding the file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 __all__ = ["extension_of", "is_image", "is_media", "kind_of", "mismatch", "sniff"]
 
-# kind: extensions; flare writes the first one
+# File type -> extensions; flare uses the first extension for writing.
 _EXTENSIONS = {
     "jpeg": ("jpg", "jpeg", "jpe", "jfif"),
     "png": ("png", "apng"),
@@ -39,7 +39,7 @@ _EXTENSIONS = {
 _MEDIA = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("npy")])
 _IMAGES = frozenset(list(_EXTENSIONS)[: list(_EXTENSIONS).index("mp4")])
 _KINDS = {extension: kind for kind, extensions in _EXTENSIONS.items() for extension in extensions}
-# kinds with the same magic numbers
+# Sets of file types with the same magic numbers.
 _SAME = [{"mkv", "webm"}, {"mp4", "mov"}, {"mp4", "m4a"}, {"npz", "zip"}, {"avif", "heic"}]
 _STARTS = (
     (b"\xff\xd8\xff", "jpeg"),
@@ -76,9 +76,9 @@ _XML = re.compile(
 
 
 def sniff(head: bytes) -> str | None:
-    """Return the kind of a file by its magic numbers, or None if it is unknown.
+    """Return the type of a file according to its magic number; None if it is unknown.
 
-    head  the first bytes; 512 are enough
+    head  first bytes of the file; 512 bytes are sufficient
     """
     for start, kind in _STARTS:
         if head.startswith(start):
@@ -105,7 +105,7 @@ def sniff(head: bytes) -> str | None:
 
 
 def _container(kind: str, head: bytes) -> str:
-    """Refine the kind of a container by its first contents."""
+    """Return a more specific type for a container, according to its first contents."""
     if kind == "mkv" and b"webm" in head[:64]:
         return "webm"
     if kind == "zip" and head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(b".npy"):
@@ -126,31 +126,32 @@ def _markup(head: bytes) -> str | None:
 
 
 def kind_of(name: str) -> str | None:
-    """Return the kind that the extension of a file name or URL stands for, or None."""
+    """Return the file type for the extension in a file name or URL; None if it is unknown."""
     path = name.partition("#")[0].partition("?")[0] if "://" in name else name
     _, dot, extension = path.rpartition("/")[2].rpartition(".")
     return _KINDS.get(extension.lower()) if dot else None
 
 
 def is_media(kind: str | None) -> bool:
-    """Return whether a kind is an image, video or audio format."""
+    """Return whether a file type is an image, video or audio format."""
     return kind in _MEDIA
 
 
 def is_image(kind: str | None) -> bool:
-    """Return whether a kind is an image format."""
+    """Return whether a file type is an image format."""
     return kind in _IMAGES
 
 
 def extension_of(kind: str) -> str | None:
-    """Return the extension that flare writes for a kind, such as `jpg` for `jpeg`."""
+    """Return the extension that flare writes for a file type, such as `jpg` for `jpeg`."""
     return _EXTENSIONS[kind][0] if kind in _EXTENSIONS else None
 
 
 def mismatch(name: str, head: bytes) -> str | None:
-    """Return how content and extension of a file disagree, such as `png, not jpeg`, or None.
+    """Return a message such as `png, not jpeg` if the content of a file does not match its name.
 
-    head  the first bytes; 512 are enough
+    head    first bytes of the file; 512 bytes are sufficient
+    return  None if the content matches, or if a type is unknown
     """
     expected, found = kind_of(name), sniff(head)
     if expected is None or found is None or found == expected or {expected, found} in _SAME:

@@ -1,7 +1,7 @@
 """Decode images in child processes with limited memory, CPU and time.
 
-A child decodes one image after another. A child that dies or is too slow is ended, and that is
-reported as damage of the image. Its program is `sandbox_worker`.
+Each child runs `sandbox_worker`, and decodes one image after another. If a child crashes or is too
+slow, the child is ended and its image is reported as damaged.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from flarecli.media.sandbox_worker import OUT_OF_MEMORY, REQUEST, RESPONSE
 
 __all__ = ["Sandbox"]
 
-MEMORY_BYTES = 1 << 30  # address space of a child, Python and Pillow included
-MAX_PIXELS = 1 << 27  # per frame: 17 kB can hold 400 MB
+MEMORY_BYTES = 1 << 30  # address space of a child, including Python and Pillow
+MAX_PIXELS = 1 << 27  # limit per frame, because a file of 17 kB can decode to 400 MB
 TIMEOUT_S = 30.0  # per image
-CPU_S, CPU_S_PER_BYTE = 8, 8e-6  # budget of all images together
+CPU_S, CPU_S_PER_BYTE = 8, 8e-6  # CPU budget for all images together
 MAX_MESSAGE_BYTES = 1 << 12
 
 
 class _Timeout(Exception):
-    """The child did not answer in time."""
+    """The child did not respond within its time limit."""
 
 
 class _Child:
-    """One process. Its pipes are non-blocking, so a child that stops reading is noticed too."""
+    """A child process. Its pipes are non-blocking, so a child that stops reading is detected."""
 
     def __init__(self, memory: int, max_pixels: int) -> None:
         argv = [sys.executable, "-P", sandbox_worker.__file__, str(memory), str(max_pixels)]
@@ -53,7 +53,10 @@ class _Child:
             os.set_blocking(fd, False)
 
     def decode(self, data: bytes, timeout_s: float, cpu_s: int) -> tuple[int, str, float]:
-        """Return status, message and CPU seconds. Raises _Timeout; EOFError if the child died."""
+        """Decode an image; return the status, the message and the CPU seconds used.
+
+        raises  _Timeout after `timeout_s`; EOFError if the child has ended
+        """
         deadline = time.monotonic() + timeout_s
         self._send(REQUEST.pack(len(data), cpu_s), deadline)
         self._send(data, deadline)
@@ -86,7 +89,7 @@ class _Child:
         return bytes(parts)
 
     def end(self) -> str:
-        """End the process; return how it failed if it had ended by itself."""
+        """End the process; return a reason such as `SIGSEGV` if the process had already failed."""
         for pipe in self._pipes:
             pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -114,9 +117,9 @@ def _exit_reason(code: int) -> str:
 
 
 def _is_confined(memory: int) -> bool:
-    """Return whether this process has a lower memory limit than a child would get.
+    """Return whether this process has a lower memory limit than the limit of a child.
 
-    Then running out of memory is not the image's fault.
+    If it has, running out of memory does not indicate a damaged image.
     """
     try:
         import resource
@@ -127,11 +130,11 @@ def _is_confined(memory: int) -> bool:
 
 
 class Sandbox:
-    """A pool of child processes that decode images: one per thread that uses it at once.
+    """A pool of child processes that decode images, with one child per concurrent caller.
 
-    memory      bytes of address space per child
-    max_pixels  pixels per frame
-    timeout_s   seconds per image
+    memory      address space of a child in bytes
+    max_pixels  maximum number of pixels per frame
+    timeout_s   time limit per image in seconds
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class Sandbox:
     ) -> None:
         self.memory, self.max_pixels, self.timeout_s = memory, max_pixels, timeout_s
         self.started = 0
-        self._cpu_s, self._bytes = 0.0, 0  # of all images so far
+        self._cpu_s, self._bytes = 0.0, 0  # totals for all images so far
         self._idle: list[_Child] = []
         self._lock = threading.Lock()
 
@@ -150,7 +153,7 @@ class Sandbox:
         return Sandbox, (self.memory, self.max_pixels, self.timeout_s)
 
     def check(self, data: bytes) -> str:
-        """Return why an image cannot be decoded completely; empty if it can.
+        """Decode an image completely; return an error message, which is empty after success.
 
         raises  ReachError if no process can be started; MemoryError if this process has too
                 little memory to decode images

@@ -1,12 +1,12 @@
-"""Program of a sandbox process: decodes images that may crash, stall or exhaust the decoder.
+"""Program of a sandbox process, which decodes images that may crash, stall or exhaust the decoder.
 
-It imports nothing of the package, so that it starts as fast as Pillow does. Protocol, integers
-uint32 little-endian:
+The program does not import the package, so that it starts as fast as Pillow. The protocol, with
+little-endian uint32 integers:
 
-    stdin   size of the image, CPU seconds it may take, the image
-    stdout  CPU microseconds it took, size of the message, status (1 byte), message in UTF-8
+    stdin   size of the image, limit in CPU seconds, the image
+    stdout  CPU microseconds used, size of the message, status (1 byte), message in UTF-8
 
-A process that uses more CPU than allowed is ended by the kernel.
+The kernel ends a process that exceeds its CPU limit.
 
     python sandbox_worker.py MEMORY_BYTES MAX_PIXELS
 """
@@ -23,8 +23,8 @@ from typing import Any, BinaryIO
 
 REQUEST, RESPONSE = struct.Struct("<II"), struct.Struct("<IIB")
 OK, NOT_AN_IMAGE, OUT_OF_MEMORY, DAMAGED = range(4)  # status
-MAX_MESSAGE = 120  # characters of a decoder's own message
-# Formats that Pillow decodes by itself; for some others it runs programs.
+MAX_MESSAGE = 120  # maximum number of characters in a decoder's message
+# Formats that Pillow decodes itself. For some other formats, Pillow runs external programs.
 FORMATS = (
     "JPEG",
     "PNG",
@@ -43,13 +43,13 @@ FORMATS = (
 
 
 def decode(data: bytes, max_pixels: int) -> tuple[int, str]:
-    """Decode every frame of an image; return a status and what is wrong.
+    """Decode every frame of an image; return a status and an error message.
 
-    max_pixels  per frame
+    max_pixels  maximum number of pixels per frame
     """
     from PIL import Image, UnidentifiedImageError
 
-    Image.MAX_IMAGE_PIXELS = None  # pixels are counted below
+    Image.MAX_IMAGE_PIXELS = None  # the number of pixels is checked below
     Image.init()
     width = height = 0
     try:
@@ -68,13 +68,13 @@ def decode(data: bytes, max_pixels: int) -> tuple[int, str]:
         return NOT_AN_IMAGE, "not an image"
     except MemoryError:
         return OUT_OF_MEMORY, f"{width}×{height} pixels; decoding needs too much memory"
-    except Exception as error:  # Pillow's decoders raise any class on damaged data
+    except Exception as error:  # Pillow's decoders may raise any error for damaged data
         return DAMAGED, str(error)[:MAX_MESSAGE] or type(error).__name__
 
 
 def _seek(image: Any, frame: int) -> bool:
-    """Go to a frame of an animation or a page; return False after the last one."""
-    if not getattr(image, "is_animated", False):  # not every Pillow plugin has it
+    """Select a frame of an animation, or a page; return False after the last."""
+    if not getattr(image, "is_animated", False):  # some Pillow plugins lack this attribute
         return False
     try:
         image.seek(frame)
@@ -84,7 +84,7 @@ def _seek(image: Any, frame: int) -> bool:
 
 
 def serve(source: BinaryIO, sink: BinaryIO, max_pixels: int) -> None:
-    """Answer requests until the input ends."""
+    """Process requests until the input ends."""
     while len(request := source.read(REQUEST.size)) == REQUEST.size:
         size, seconds = REQUEST.unpack(request)
         data = source.read(size)
@@ -100,30 +100,30 @@ def serve(source: BinaryIO, sink: BinaryIO, max_pixels: int) -> None:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Have the kernel end this process after so many seconds of CPU in total."""
+    """Set the total CPU time in seconds after which the kernel ends this process."""
     try:
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, hard))
     except (ImportError, OSError, ValueError):
-        return  # the parent limits the time
+        return  # the parent process also limits the time
 
 
 def _limit_memory(memory: int) -> None:
-    """Limit the address space of this process, where the system can; write no core file."""
+    """Limit the address space of this process if the system supports limits; disable core dumps."""
     try:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, OSError, ValueError):
-        return  # `max_pixels` limits it
+        return  # `max_pixels` also limits the memory
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles SIGINT
     responses = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a library that prints must not write into the protocol
+    os.dup2(2, 1)  # output that a library prints must not corrupt the protocol
     _limit_memory(int(sys.argv[1]))
     serve(sys.stdin.buffer, responses, int(sys.argv[2]))
