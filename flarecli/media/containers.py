@@ -142,7 +142,7 @@ def tiff_directories(data: bytes) -> Iterator[dict[int, int]]:
 
 
 def riff_chunks(data: bytes) -> Iterator[Chunk]:
-    """Yield the chunks of a RIFF file. The rest of a truncated chunk is yielded before the error."""
+    """Yield RIFF chunks. The available bytes of a truncated chunk are yielded before the error."""
     at = 12
     for _ in range(MAX_PARTS):
         if len(data) - at < 8:
@@ -193,8 +193,8 @@ def find_boxes(
 def ebml_elements(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield (id, payload start, payload end) for each EBML element in data[start:stop].
 
-    An element of unknown size extends to `stop`. The rest of a truncated element is yielded before
-    the error.
+    An element of unknown size extends to `stop`. The available bytes of a truncated element are
+    yielded before the error.
     """
     for _ in range(MAX_PARTS):
         if start >= stop:

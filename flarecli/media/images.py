@@ -1,4 +1,4 @@
-"""Resize images, create thumbnails, and reject images that are too small, too elongated or too large.
+"""Resize images, create thumbnails, and reject images outside the limits for size and aspect ratio.
 
 If no change is needed, the bytes of an image are returned unchanged. A changed image is rotated
 upright according to EXIF. It keeps its color profile and file format, but not its other metadata.

@@ -6,7 +6,8 @@
     # flare xxh3_128 HEX
 
 Lists in the headers are parallel to `content`. The last line is the checksum of all bytes before
-it. Playlists are untrusted when read, and are written so that any Flare reader can read them.
+it. Playlists that are read are untrusted input. Any reader of Flare playlists can read those that
+are written.
 """
 
 from __future__ import annotations

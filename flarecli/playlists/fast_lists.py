@@ -1,10 +1,9 @@
-"""Fast parsing of long lists in a playlist: they are removed before the YAML library parses the
-rest.
+"""Parse long lists in a playlist without the YAML library, which is slow for many items.
 
-The library takes microseconds per item. Only lists with an unambiguous syntax are removed: items
-`- a`, one per line, or lines of items separated by commas, of characters without meaning in YAML.
-A random placeholder replaces each list. The reader must find each placeholder as an item of a list;
-if one is elsewhere (in a block of text, for example), it must parse the whole text instead.
+Before the library parses the text, a random placeholder replaces each long list with an unambiguous
+syntax. Such a list has either one item `- a` per line, or lines of items separated by commas. The
+items consist of characters without a meaning in YAML. If a placeholder is not an item of a list
+after parsing (for example, if it is in a block of text), the reader must parse the complete text.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 __all__ = ["lift"]
 
-MIN_LIST_CHARACTERS = 4096  # shorter lists take no time worth saving
+MIN_LIST_CHARACTERS = 4096  # the YAML library parses shorter lists
 _PLAIN = r"[A-Za-z0-9_./][A-Za-z0-9_./:%?=&+@~-]*+(?<!:)"
 _ITEM = rf'(?:"[ !#-\[\]-~]*+"|{_PLAIN})'
 # Bug in Python before 3.11.5: after a possessive group, matching continues where its last attempt
@@ -29,22 +28,22 @@ _ANY = re.compile(r'"([^"]*+)"|([^",\s]++)')
 
 
 def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, dict[str, list[Any]]]:
-    """Remove long lists from the text of a playlist.
+    """Replace long lists in the text of a playlist by placeholders.
 
-    scalar  function that parses a plain item
-    return  the text with the same number of lines, and placeholder -> the items of the list
+    scalar  function that parses an unquoted item
+    return  the text, with the same number of lines; and placeholder -> items of the list
     """
     lifted: dict[str, list[Any]] = {}
     pieces: list[str] = []
     done, prefix = 0, f"lifted{os.urandom(16).hex()}x"
     for match in _RUN.finditer(text):
         start, indent = match.start(), match[1]
-        stop = text.rfind("\n", start, match.end()) + 1  # whole lines only
+        stop = text.rfind("\n", start, match.end()) + 1  # end of the last complete line
         if stop - start < MIN_LIST_CHARACTERS:
             continue
         placeholder = f"{prefix}{len(lifted)}"
         if text[match.end(1)] == "-":
-            stop = text.rindex("\n", start, stop - 1) + 1  # the last may continue on the next line
+            stop = text.rindex("\n", start, stop - 1) + 1  # the last item may have another line
             lifted[placeholder] = _parse_block(text[start:stop], f"{indent}- ", scalar)
             replacement = f"{indent}- {placeholder}"
         else:

@@ -1,5 +1,5 @@
-"""Filling of gaps in a playlist: rows, sizes and columns from the headers of shards, checksums from
-their bytes, in parallel.
+"""Add missing facts to a playlist, in parallel: rows, sizes and columns from the headers of shards,
+and checksums of files.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from flarecli.storage import Location
 
 __all__ = ["filled", "summed"]
 
-_REMOTE_JOBS = 16  # they wait for the network, not for the CPU
+_REMOTE_JOBS = 16  # may exceed the CPU count, because remote jobs wait for the network
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
 def _map(call: Callable[[A], B], items: Iterable[A], at: Location) -> Iterator[B]:
-    """Call with all items in parallel and yield the results in order, up to the first error."""
+    """Call a function with all items in parallel; yield the results in order until an error."""
     return ordered_map(call, items, workers=cpu_count() if at.is_local else _REMOTE_JOBS)
 
 
 def filled(stream: Stream) -> Stream:
-    """Return a stream whose rows, sizes and columns are known; opens only the shards that lack some.
+    """Return a stream with all rows, sizes and columns. Only shards with missing facts are opened.
 
-    raises  UsageError if shards have other columns than the first; errors of opening a shard
+    raises  UsageError if the columns of shards differ; any error from opening a shard
     """
     rows = np.full(len(stream), -1, np.int64) if stream.rows is None else stream.rows.copy()
     sizes = np.full(len(stream), -1, np.int64) if stream.sizes is None else stream.sizes.copy()
@@ -56,7 +56,7 @@ def filled(stream: Stream) -> Stream:
         shard = formats.find(chunk.format or "").open_shard(
             replace(chunk, files=(main, *companions)), stream.columns
         )
-        if not companions:  # only the format knows the companions of a shard that is named alone
+        if not companions:  # the format finds companion files that are not listed
             folder = stream.urls[i].rpartition("/")[0]
             for file, at in zip(shard.chunk.files[1:], shard.chunk.companions, strict=True):
                 name = f"{folder}/{at.name}" if folder else at.name
@@ -88,9 +88,9 @@ def _with_size(file: File, at: Location) -> File:
 def summed(stream: Stream, names: Sequence[str]) -> Stream:
     """Return a stream with checksums of every chunk, its companions, and all other files.
 
-    Reads only files that lack a checksum.
+    Only files without a checksum are read.
 
-    names   of the hashes
+    names   names of the hashes
     raises  UsageError for an unknown hash; IntegrityError if a file differs from the playlist
     """
     hashes = {name: list(stream.hashes.get(name) or [""] * len(stream)) for name in names}
@@ -124,7 +124,7 @@ def summed(stream: Stream, names: Sequence[str]) -> Stream:
 
 
 def _compute_sums(at: Location, file: File, names: Sequence[str]) -> Sums:
-    """Return the checksums of a file; raise IntegrityError if they differ from the listed ones."""
+    """Return the checksums of a file. Raises IntegrityError if they differ from the listed values."""
     sums = Sums({*names, *(name for name in file.hashes if name in known())})
     for block in at.blocks():
         sums.update(block)

@@ -1,7 +1,7 @@
-"""Reading and validation of untrusted playlists, from YAML events.
+"""Read and validate untrusted playlists from YAML events.
 
-Tags, aliases and further documents are errors; depth and size are limited; `no`, `012` and `1:30`
-are text. Reading stops at the first fault; validation finds all of them.
+Tags, aliases and further documents are errors. Depth and size are limited. The values `no`, `012`
+and `1:30` are text. Reading stops at the first fault; validation reports all faults.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from flarecli.storage import Location
 
 __all__ = ["FLOAT", "faults", "parse", "places", "read", "read_document", "read_yaml", "stored"]
 
-MAX_BYTES = 1 << 30  # ten times a playlist of a million chunks
+MAX_BYTES = 1 << 30  # ten times the size of a playlist with a million chunks
 MAX_DEPTH = 16
 _CHECKSUM_LINE = re.compile(rb"# flare xxh3_128 ([0-9a-f]{32})\n\Z")
-# longer integers are text, because floats are too inexact
+# Longer integers remain text, because floats would lose digits.
 _INT = re.compile(r"-?(?:0|[1-9]\d{0,38})", re.ASCII)
 FLOAT = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
@@ -46,19 +46,19 @@ _HASHES = frozenset(known())
 
 
 def _mark(node: Any) -> int:
-    """Return line and column of the start of a YAML event or node, from 1, in one number."""
+    """Return the line and column, from 1, where a YAML event or node starts, as one number."""
     return int(node.start_mark.line + 1) << 32 | int(node.start_mark.column + 1)
 
 
 def _mark_in(text: str | bytes, position: int) -> int:
-    """Return line and column of a position in a text, from 1, in one number."""
+    """Return the line and column, from 1, of an offset in a text, as one number."""
     newline: Any = "\n" if isinstance(text, str) else b"\n"
     line_start = text.rfind(newline, 0, position) + 1
     return (text.count(newline, 0, position) + 1) << 32 | position - line_start + 1
 
 
 def _fault(at: Location, mark: int, message: str) -> FormatError:
-    """Return a FormatError for a mark in a playlist."""
+    """Return a FormatError with the line and column of a fault in a playlist."""
     return FormatError(message, where=Place(at, line=mark >> 32, character=mark & 0xFFFFFFFF))
 
 
@@ -66,15 +66,12 @@ def _fault(at: Location, mark: int, message: str) -> FormatError:
 
 
 def read(at: Location) -> Playlist:
-    """Read the playlist at an address. Raises FormatError with the line of an error in the playlist."""
+    """Read and parse a playlist. Raises FormatError with the line of the first fault."""
     return parse(stored(at), at)
 
 
 def stored(at: Location) -> bytes:
-    """Read the bytes of the playlist at an address.
-
-    Raises FormatError if it is larger than MAX_BYTES.
-    """
+    """Read the bytes of a playlist. Raises FormatError for a file larger than MAX_BYTES."""
     size = at.size()
     if size > MAX_BYTES:
         raise FormatError(f"file is {size} bytes; the maximum is {MAX_BYTES}", where=at)
@@ -82,9 +79,10 @@ def stored(at: Location) -> bytes:
 
 
 def parse(data: bytes, at: Location) -> Playlist:
-    """Parse the bytes of a playlist; `at` is its address, the base of relative URLs.
+    """Parse the bytes of a playlist.
 
-    raises  FormatError with line and column of the first fault
+    at      location of the playlist, the base of relative URLs
+    raises  FormatError with the line and column of the first fault
     """
     try:
         decoded = data.decode()
@@ -92,7 +90,7 @@ def parse(data: bytes, at: Location) -> Playlist:
         raise _fault(at, _mark_in(data, error.start), f"not UTF-8 at byte {error.start}") from None
     match = _CHECKSUM_LINE.search(data, max(0, len(data) - 100))
     protected = match is not None and digest(memoryview(data)[: match.start()]) == match[1].decode()
-    del data, match  # may be large
+    del data, match  # release memory, because a playlist may be large
     root = read_document(decoded, at)
     del decoded
     if not isinstance(root, Map):
@@ -105,16 +103,14 @@ def parse(data: bytes, at: Location) -> Playlist:
 
 
 def read_document(decoded: str, at: Location) -> Any:
-    """Parse YAML; long lists are parsed without the YAML library. Raises FormatError like
-    `read_yaml`.
-    """
+    """Parse YAML, with long lists parsed separately. Raises the same errors as `read_yaml`."""
     short, lifted = lift(decoded, _plain)
     if lifted:
         try:
             value = read_yaml(short, at, lifted)
             if not lifted:
                 return value
-        except FormatError:  # the whole text is parsed below, for the right place
+        except FormatError:  # the complete text is parsed below, for the correct line and column
             pass
     return read_yaml(decoded, at, {})
 
@@ -122,10 +118,10 @@ def read_document(decoded: str, at: Location) -> Any:
 def read_yaml(
     decoded: str, at: Location, lifted: dict[str, list[Any]], found: list[FormatError] | None = None
 ) -> Any:
-    """Parse YAML whose long lists were removed; their placeholders are replaced by the items in
-    `lifted`.
+    """Parse YAML in which placeholders replace long lists.
 
-    found   collects faults after which parsing can continue; if None, the first is raised
+    lifted  placeholder -> items of the list; entries are removed when they are used
+    found   list to which faults are added; None to raise the first fault
     raises  FormatError for invalid YAML or deep nesting
     """
     import yaml
@@ -148,14 +144,14 @@ def read_yaml(
         raise _fault(at, line << 32 | character, message) from None
     except yaml.YAMLError as error:
         position = getattr(error, "position", 0)
-        if loader is not yaml.SafeLoader:  # libyaml counts bytes
+        if loader is not yaml.SafeLoader:  # libyaml reports byte offsets
             position = len(decoded.encode()[:position].decode(errors="ignore"))
         message = f"not valid YAML: {str(error).splitlines()[0][:200]}"
         raise _fault(at, _mark_in(decoded, position), message) from None
 
 
 class _Context(NamedTuple):
-    """Constants of one document."""
+    """Parser state that is constant for a document."""
 
     at: Location
     lifted: dict[str, list[Any]]
@@ -206,7 +202,7 @@ def _value(event: Any, events: Iterator[Any], context: _Context, depth: int = 0)
 
 
 def _plain(text: str) -> Any:
-    """Return the value of a scalar without quotes."""
+    """Return the value of an unquoted scalar."""
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):
@@ -240,7 +236,7 @@ def _stream(name: str, value: Any, at: Location, mark: int) -> Stream:
 
 
 def _stream_faults(name: str, value: Any) -> Iterator[Fault]:
-    """Yield all faults of a stream, with their paths below it."""
+    """Yield all faults in a stream, with paths relative to the stream."""
     yield from stream_faults(name, value)
     headers, urls = split_stream(value)
     yield from address_faults(name, urls)
@@ -273,9 +269,9 @@ def _file(name: str, value: Map) -> File:
 
 
 def faults(data: bytes, at: Location) -> list[FormatError]:
-    """Return all faults of a playlist, ordered by line.
+    """Return all faults in a playlist, sorted by line.
 
-    Invalid YAML is checked up to its first error.
+    Invalid YAML is checked up to the first syntax error.
     """
     try:
         parse(data, at)
@@ -294,7 +290,7 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
         for steps, message in _stream_faults(name, value):
             paths.append((name, *steps))
             messages.append(message)
-    if found:  # aliases and duplicate names have no nodes, so items have no places
+    if found:  # YAML with aliases or duplicate names cannot be composed to find the lines of items
         marks = [place_of(root, path) for path in paths]
     else:
         marks = places(data, paths)
@@ -303,8 +299,9 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
 
 
 def places(data: bytes, paths: Sequence[Steps]) -> list[int]:
-    """Return line and column, in one number, of the nodes at paths of names and positions in a
-    playlist.
+    """Return the line and column, as one number, of the node at each path in a playlist.
+
+    paths  mapping keys and list positions from the root to the node
     """
     import yaml
 

@@ -1,6 +1,4 @@
-"""Schema of playlists: functions that yield all faults of a stream, each with its place and a
-message.
-"""
+"""Playlist schema: functions that yield all faults in a stream, each with its path and a message."""
 
 from __future__ import annotations
 
@@ -25,13 +23,14 @@ __all__ = [
     "header_faults",
 ]
 
-COUNTS = ("rows", "bytes", "raw_bytes")  # lists of counts, parallel to content
+COUNTS = ("rows", "bytes", "raw_bytes")  # headers that are lists of counts, parallel to content
 _HASHES = frozenset(known())
 
 
 class Map(dict[str, Any]):
-    """A mapping with the position of each key, for messages: line and column in one number, to save
-    memory.
+    """A mapping that also stores the line and column of each key, for error messages.
+
+    Line and column are one number, to save memory.
     """
 
     def __init__(self) -> None:
@@ -40,11 +39,11 @@ class Map(dict[str, Any]):
 
 
 Steps: TypeAlias = tuple["str | int", ...]
-Fault: TypeAlias = tuple[Steps, str]  # path of names and positions, and message
+Fault: TypeAlias = tuple[Steps, str]  # path of mapping keys and list positions, and message
 
 
 def stream_faults(name: str, value: Any) -> Iterator[Fault]:
-    """Yield the faults in the form of a stream."""
+    """Yield the faults in the top-level structure of a stream."""
     if not isinstance(value, Map):
         yield (), f"stream {name!r:.60} is not a mapping of headers and content"
         return
@@ -61,7 +60,7 @@ def stream_faults(name: str, value: Any) -> Iterator[Fault]:
 
 
 def split_stream(value: Any) -> tuple[Map, list[Any]]:
-    """Return headers and content of a stream; missing or invalid ones are empty."""
+    """Return the headers and content of a stream; a missing or invalid part is empty."""
     value = value if isinstance(value, Map) else Map()
     headers, content = value.get("headers"), value.get("content")
     return (
@@ -71,12 +70,12 @@ def split_stream(value: Any) -> tuple[Map, list[Any]]:
 
 
 def all_of(kind: type, values: list[Any]) -> bool:
-    """Return whether all values are of exactly one type; fast for long lists."""
+    """Return whether all values have exactly this type; fast for long lists."""
     return set(map(type, values)) <= {kind}
 
 
 def address_faults(name: str, urls: list[Any]) -> Iterator[Fault]:
-    """Yield the items of a content that are not addresses."""
+    """Yield a fault for each item of `content` that is not an address."""
     if all_of(str, urls) and "" not in urls:
         return
     for i, url in enumerate(urls):
@@ -88,8 +87,9 @@ def address_faults(name: str, urls: list[Any]) -> Iterator[Fault]:
 
 
 def place_of(node: Any, steps: Steps) -> int:
-    """Return the mark of the node below a mapping: of its own key, or of the closest parent with a
-    mark.
+    """Return the line and column of a node in a mapping, as one number.
+
+    For a node without a key, they are those of the closest parent with a key.
     """
     mark = 0
     for step in steps:
@@ -99,9 +99,9 @@ def place_of(node: Any, steps: Steps) -> int:
 
 
 def header_faults(headers: Map, count: int) -> Iterator[Fault]:
-    """Yield all faults of a stream's headers.
+    """Yield all faults in a stream's headers.
 
-    count  number of items in its content
+    count  number of items in the stream's content
     """
     for key in COUNTS:
         yield from _list_faults(headers, key, count, "not a count", _are_counts, _is_count)
@@ -129,7 +129,7 @@ def _list_faults(
     are_valid: Callable[[list[Any]], bool],
     is_valid: Callable[[Any], bool],
 ) -> Iterator[Fault]:
-    """Check a list that is parallel to the content: as a whole, which is fast, then each item."""
+    """Check a list that is parallel to the content; check each item only if the fast check fails."""
     values = headers.get(key)
     if values is None and (key in COUNTS or key not in headers):
         return
@@ -173,7 +173,7 @@ def _column_faults(headers: Map) -> Iterator[Fault]:
 
 
 def _file_faults(headers: Map, count: int) -> Iterator[Fault]:
-    """Check files that belong to no chunk, and the companions of each chunk."""
+    """Check the files in the headers `files` and `parts`."""
     files, parts = headers.get("files"), headers.get("parts")
     if files is not None:
         yield from _size_faults(("files",), files, "files")
@@ -185,7 +185,7 @@ def _file_faults(headers: Map, count: int) -> Iterator[Fault]:
 
 
 def _size_faults(path: Steps, files: Any, shown: str) -> Iterator[Fault]:
-    """Check a mapping of files at a path of the headers."""
+    """Check a mapping of file names to sizes and checksums at a path in the headers."""
     if not isinstance(files, Map):
         yield path, f"{shown} is not a mapping of name to size and checksums"
         return

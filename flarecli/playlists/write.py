@@ -1,4 +1,4 @@
-"""Writing of playlists; the same playlist always gives the same bytes."""
+"""Write playlists. The same playlist always results in the same bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flarecli.storage import Location, Written
 __all__ = ["text", "write"]
 
 LINES_PER_PIECE = 4096
-MAX_PLAIN_KEY = 1000  # characters; YAML allows 1,024 before the colon
+MAX_PLAIN_KEY = 1000  # maximum length in characters; YAML allows 1,024 before the colon
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*", re.ASCII)
 _NUMBER = re.compile(r"\.[\d_]", re.ASCII)  # other readers parse `.5` as a number
 _HEX = re.compile(r"[0-9a-f]{8,}")  # a digest, which may look like a number
@@ -25,12 +25,12 @@ _AMBIGUOUS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan"
 
 
 def text(playlist: Playlist) -> bytes:
-    """Return the YAML of a playlist, which ends with its checksum."""
+    """Return the YAML text of a playlist, with its checksum at the end."""
     return b"".join(_pieces(playlist))
 
 
 def write(at: Location, playlist: Playlist) -> Written:
-    """Write a playlist atomically; its text is generated while it is written."""
+    """Write a playlist atomically; the text is generated in pieces while it is written."""
     return at.write(_pieces(playlist))
 
 
@@ -72,7 +72,7 @@ def _headers(stream: Stream) -> dict[str, Any]:
 
 
 class _Files(Mapping[str, Any]):
-    """A mapping of names to the headers of files, generated on demand: there may be millions."""
+    """A mapping from file names to headers, generated on demand because it may have many files."""
 
     def __init__(self, files: Mapping[str, File]) -> None:
         self._files = files
@@ -87,11 +87,11 @@ class _Files(Mapping[str, Any]):
         return len(self._files)
 
     def items(self) -> Any:
-        """Return an iterator of names and headers."""
+        """Return an iterator over pairs of file name and headers."""
         return ((file.name, _file(file)) for file in self._files.values())
 
     def values(self) -> Any:
-        """Return an iterator of headers."""
+        """Return an iterator over the headers of the files."""
         return (_file(file) for file in self._files.values())
 
 
@@ -101,7 +101,7 @@ def _file(file: File) -> dict[str, Any]:
 
 
 def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """Yield a mapping as lines: mappings of mappings in block style, others in flow style."""
+    """Yield the lines of a YAML mapping: nested mappings in block style, others in flow style."""
     if not value:
         yield "  " * depth + "{}"
     for key, item in value.items():
@@ -141,8 +141,9 @@ def _flow(value: Any) -> str:
 
 
 def _key(name: str, separator: str) -> str:
-    """Return a name as a YAML key with its colon. YAML requires `? key`, separator, colon for a long
-    key.
+    """Return a name as a YAML key with its colon; a long key has the form `? key`, separator, colon.
+
+    separator  whitespace between a long key and its colon
     """
     text = _text(name)
     return f"{text}:" if len(text) <= MAX_PLAIN_KEY else f"? {text}{separator}:"
