@@ -124,7 +124,7 @@ def summed(stream: Stream, names: Sequence[str]) -> Stream:
 
 
 def _compute_sums(at: Location, file: File, names: Sequence[str]) -> Sums:
-    """Return the checksums of a file. Raises IntegrityError if they differ from the listed values."""
+    """Return the checksums of a file. Raises IntegrityError if they differ from the playlist."""
     sums = Sums({*names, *(name for name in file.hashes if name in known())})
     for block in at.blocks():
         sums.update(block)

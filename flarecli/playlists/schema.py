@@ -1,4 +1,4 @@
-"""Playlist schema: functions that yield all faults in a stream, each with its path and a message."""
+"""Playlist schema: functions that yield the path and the message of each fault in a stream."""
 
 from __future__ import annotations
 
@@ -129,7 +129,11 @@ def _list_faults(
     are_valid: Callable[[list[Any]], bool],
     is_valid: Callable[[Any], bool],
 ) -> Iterator[Fault]:
-    """Check a list that is parallel to the content; check each item only if the fast check fails."""
+    """Yield the faults in a list that must be parallel to the content.
+
+    are_valid  fast check of all values
+    is_valid   check of one value, called only if the fast check fails
+    """
     values = headers.get(key)
     if values is None and (key in COUNTS or key not in headers):
         return

@@ -141,7 +141,7 @@ def _flow(value: Any) -> str:
 
 
 def _key(name: str, separator: str) -> str:
-    """Return a name as a YAML key with its colon; a long key has the form `? key`, separator, colon.
+    """Return a name as a YAML key with its colon; YAML requires the form `? key` for a long key.
 
     separator  whitespace between a long key and its colon
     """
