@@ -88,7 +88,7 @@ def zip_of(name="shard.00000.mds.gz", **more):
         (listed(size=19, rows=3), ": 19 bytes are too few for 3 samples"),
         (
             listed(size=(1 << 40) + 1),
-            ".raw_data: lists 1099511627777 bytes; at most 1099511627776 are read",
+            ".raw_data: listed size is 1099511627777 bytes; at most 1099511627776 are read",
         ),
         (
             listed(compression="gz", zipped=zip_of(bytes=1 << 62)),
