@@ -19,7 +19,8 @@ _NUMBERS = {  # encoding of numbers with variable size -> functions to write and
     "msgpack_float": (msgpack.float_bytes, msgpack.parse_float_column),
 }
 
-# A column with at least ASCII_CHECK_BYTES is tested for ASCII, its first ASCII_HEAD_BYTES first.
+# Only columns with at least ASCII_CHECK_BYTES are checked for ASCII. The first ASCII_HEAD_BYTES are
+# checked before the other bytes.
 ASCII_CHECK_BYTES, ASCII_HEAD_BYTES = 1 << 15, 1 << 12
 _DECODED_BYTES = 1 << 20  # larger values are decoded in chunks
 
@@ -218,14 +219,14 @@ def is_utf8(data: bytes | memoryview) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether values of the type are text."""
+    """Return whether an Arrow type is a text type."""
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Return whether values of the type are bytes."""
+    """Return whether an Arrow type is a bytes type."""
     return bool(
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
@@ -235,7 +236,7 @@ def is_binary(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether values of the type are lists of one type."""
+    """Return whether an Arrow type is a list type."""
     views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
     return bool(
         pa.types.is_list(kind)
@@ -246,7 +247,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Return whether values of the type are integers, floats or booleans."""
+    """Return whether an Arrow type is an integer, float or boolean type."""
     return bool(
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )

@@ -145,9 +145,9 @@ def coerce(
 
 
 def _without_storage_variants(array: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return a column without extensions, run ends, dictionaries and views.
+    """Convert an extension, run-end encoded, dictionary or view column to its plain type.
 
-    Tensors are kept if the encoding stores arrays.
+    Tensors remain tensors if the encoding stores arrays.
     """
     is_tensor = (
         isinstance(array, pa.FixedShapeTensorArray)
@@ -314,7 +314,7 @@ def _parse_json_float(text: str) -> float:
 
 
 def _has_kernel(kind: pa.DataType, encoding: Encoding) -> bool:
-    """Return whether `_convert_column` supports an Arrow type and an encoding."""
+    """Return whether `_convert_column` can convert an Arrow type to an encoding."""
     name = encoding.name.partition(":")[0]
     if encoding.item is not None:
         return False

@@ -115,7 +115,7 @@ def split(name: str, data: bytes) -> list[bytes]:
     sizes = struct.unpack_from(f"<{count}I", data, start + 4)
     if at + sum(sizes) != len(data):
         raise ValueFitError(
-            f"{count} images of {sum(sizes)} bytes do not match {format_size(len(data))}"
+            f"{count} images with {sum(sizes)} bytes in all do not match {format_size(len(data))}"
         )
     parts = []
     for size in sizes:
@@ -149,7 +149,7 @@ def _open_image(name: str, data: bytes) -> Any:
 
 @cache
 def _other_formats() -> tuple[str, ...]:
-    """Return the formats that Pillow decodes without running a program, as it would for EPS."""
+    """Return the formats that Pillow decodes itself; for others, such as EPS, it runs a program."""
     from PIL import Image
 
     from flarecli.media import FORMATS

@@ -69,7 +69,7 @@ def _check(value: Any, tree: bool, depth: int) -> None:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, (str, bytes)):
-                raise ValueFitError(f"the key {key!r:.60} of a map is not text")
+                raise ValueFitError(f"map key {key!r:.60} is not text")
         items: Any = value.values()
     elif isinstance(value, (list, tuple)) and not isinstance(value, ExtType):
         if tree and _is_array(value):
@@ -188,7 +188,7 @@ def parse_float_column(raw: pa.Array) -> pa.Array:
 
 
 def parse_double_column(raw: pa.Array) -> pa.Array | None:
-    """Convert a column of 64-bit floats like `parse_float_column`; return None for any other."""
+    """Convert a column of 64-bit floats like `parse_float_column`; return None for other columns."""
     if raw.null_count or not pc.all(pc.equal(pc.binary_length(raw), 9), min_count=0).as_py():
         return None
     if not pc.all(pc.starts_with(raw, _DOUBLE), min_count=0).as_py():

@@ -100,7 +100,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
         raise ValueFitError(f"{_describe(value)} does not fit {name}") from None
     if name == "pkl":
         raise UnsafeError(
-            "pkl cannot pickle the value, because reading a pickle runs code",
+            "pkl refuses to pickle the value, because reading a pickle runs code",
             hint="Pass a pickle as bytes, or use json.",
         )
     raise ValueFitError(f"{type(value).__name__} does not fit {name}")
@@ -254,9 +254,9 @@ def _ndarray(value: Any) -> Any:
 
 
 def decode(encoding: Encoding, data: bytes | Sequence[bytes], allow_pickle: bool = False) -> Any:
-    """Return the Python value of stored bytes: number, text, JSON value, array, or Pillow image.
+    """Convert stored bytes to a number, text, a JSON value, an array or a Pillow image.
 
-    Images are opened, not decoded.
+    Images are opened, but not decoded.
 
     data    stored bytes; for a list encoding, the bytes of each item
     raises  ValueFitError for invalid bytes; UnsafeError for a pickle, unless `allow_pickle` is True

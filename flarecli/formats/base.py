@@ -51,7 +51,7 @@ Ranges = Mapping[str, tuple[int, int]]
 Substitutes = Mapping[str, str | None]
 Span = tuple[
     "Location", int | None, int | None
-]  # (file, first byte, byte after the last); None for an unknown byte
+]  # (file, first byte, byte after the last); None if an offset is unknown
 
 
 class LargeValue(NamedTuple):
@@ -332,7 +332,7 @@ class Format:
         raise NotImplementedError
 
     def unprotected(self, shard: Shard) -> str:
-        """Return a description of the part of a shard without checksums; empty if there is none."""
+        """Return a description of the data that no checksum covers; empty if there is none."""
         return ""
 
     def merge_indexes(

@@ -64,8 +64,8 @@ TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}
 _ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
 MAX_CACHED_BYTES = 256 << 20  # cache size for decompressed shards; a larger shard is cached alone
 _MAX_GAP = 1 << 16  # bytes between two ranges that are read together to save a request
-# Limits for the bytes per read of a file that is read in order. Reads become smaller if large
-# members are skipped between them.
+# Minimum and maximum bytes per read of a file that is read in order. Reads become smaller if large
+# members are skipped.
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 12, 1 << 20
 VIEW_LIMIT = 1 << 31  # an Arrow view's offset is an int32
 # The Location in an entry keeps its store alive, so the store's id in the key cannot be reused.
@@ -77,8 +77,8 @@ class LocatedRows:
     """Stored values of some rows in one shard, located in memory.
 
     source   bytes, a memory map or a memoryview; slices of `source` are values
-    columns  name -> values. Values of fixed size are copied: an array of voids [rows]. Others are
-             the starts and stops of slices of `source`, int64 [rows] each, or a list of bytes
+    columns  name -> values. Values of fixed size are copied: an array of voids [rows]. Other values
+             are starts and stops of slices of `source`, int64 [rows] each, or a list of bytes
     """
 
     __slots__ = ("columns", "source")
@@ -239,7 +239,7 @@ def source_of(chunk: Chunk) -> MappedSource | RangeSource:
 
 
 def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
-    """Return the memory map or the bytes object behind a view of a complete file; None for others.
+    """Return the map or bytes object behind a view of a complete file; None for other views.
 
     A slice of such an object is bytes, and is faster than copying a slice of a view.
     """
@@ -253,7 +253,7 @@ def runs(
 ) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of consecutive runs of rows, within both limits.
 
-    A row larger than `max_bytes` is a run by itself.
+    A row larger than `max_bytes` is a separate run.
 
     starts  integers [rows + 1], not decreasing: the start of each row, and the end of the last row
     """

@@ -78,7 +78,7 @@ def check_row_count(chunk: Chunk, rows: int, noun: str = "rows", where: object =
 
 
 def check_names(columns: Columns, needs: str) -> None:
-    """Raise UsageError if there are no columns, or two columns have the same name.
+    """Raise UsageError if there are no columns, or if two columns have the same name.
 
     needs  error message if there are no columns
     """

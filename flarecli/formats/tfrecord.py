@@ -68,10 +68,10 @@ FRAME = 16  # bytes per record for its length and checksums
 HEAD = struct.Struct("<QI")
 SAMPLED_ROWS, SAMPLED_BYTES = 1024, 16 << 20  # limits for the records read to detect columns
 MAX_INDEX_BYTES = 1 << 30  # about 40 million records
-STEP_ROWS, STEP_BYTES = 8192, 16 << 20  # records that `verify_shard` checks together
+STEP_ROWS, STEP_BYTES = 8192, 16 << 20  # limits for records that are verified together
 _NAME = re.compile(r"\.tfrecords?(?:-\d+-of-\d+)?(?:\.gz)?$")
 _INDEX_HINT = "Delete the index, or pack the dataset again."
-_BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of a Feature
+_BYTES, _FLOATS, _INTS = 1, 2, 3  # field numbers in a Feature
 _KINDS = {_BYTES: "bytes", _FLOATS: "floats", _INTS: "integers"}
 _DEFAULTS = {_BYTES: "bytes", _FLOATS: "float32", _INTS: "int"}
 
@@ -105,7 +105,7 @@ class TFRecord(Format):
     }
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return whether the name is one such as `x.tfrecord` or `x.tfrecord-00000-of-00010`, or
+        """Return whether the name has a form such as `x.tfrecord` or `x.tfrecord-00000-of-00010`, or
         the first checksum is valid.
         """
         if _NAME.search(name):
@@ -261,7 +261,7 @@ class TFRecord(Format):
                 yield Finding(
                     str(at),
                     "index",
-                    "index does not match its file; its records are located by their lengths",
+                    "index does not match its file; flare locates the records by their lengths",
                     _INDEX_HINT,
                 )
 

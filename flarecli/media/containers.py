@@ -50,7 +50,7 @@ def until_damage(parts: Iterable[_Part]) -> Iterator[_Part]:
 
 
 def _check_end(what: str, name: bytes | int | None, start: int, size: int, end: int) -> None:
-    """Raise ValueFitError if a part ends after its parent."""
+    """Raise ValueFitError if a part extends past the end of its parent."""
     if start + size > end:
         label = what if name is None else f"{what} {_label(name)}"
         raise ValueFitError(
@@ -118,7 +118,7 @@ def gif_blocks(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def tiff_directories(data: bytes) -> Iterator[dict[int, int]]:
-    """Yield tag -> value for each TIFF directory, until a directory occurs again.
+    """Yield tag -> value for each TIFF directory; end at a directory that was yielded before.
 
     Only the first directory is parsed; the dicts for other directories are empty.
     """

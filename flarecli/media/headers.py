@@ -10,8 +10,8 @@ EXIF orientation is applied.
     fragmented MP4      frames, duration  both are spread over the file
     Ogg                 duration          of codecs other than Vorbis and Opus
 
-It uses FFmpeg through PyAV (the extra `media`) to count packets without decoding them. The demuxer
-is chosen by the magic number, so FFmpeg never uses a demuxer that opens other files.
+`ffprobe` uses FFmpeg through PyAV (the extra `media`) to count packets without decoding them. The
+demuxer is chosen by the magic number, so FFmpeg never uses a demuxer that opens other files.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def probe(data: bytes) -> MediaInfo:
 
 
 def check_header(data: bytes) -> MediaInfo:
-    """Return the facts in the header of a complete file in memory; raise if the file is damaged.
+    """Return the facts in the header of a complete file in memory. Raises an error for damage.
 
     All parts of the container must be well-formed, and must end inside the file.
 
@@ -96,7 +96,7 @@ def check_header(data: bytes) -> MediaInfo:
 
 
 def _read(data: bytes, kind: str | None) -> tuple[MediaInfo, str | None]:
-    """Return the facts of a header up to the first damage, and a description of the damage."""
+    """Return the facts in a header up to the first damage, and a description of the damage."""
     info, damage = MediaInfo(kind), None
     reader = _READERS.get(kind or "")
     if reader is not None:

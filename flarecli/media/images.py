@@ -52,7 +52,7 @@ class Resize:
 
     size        side of a square box, or width and height of a box, in pixels; None for no resizing
     mode        `fit`: shrink to fit inside the box; `crop`: scale to fill the box, and cut off the
-                edges; `stretch`: scale to the box, with its aspect ratio
+                edges; `stretch`: scale to the size of the box, without keeping the aspect ratio
     quality     quality for lossy formats, 1 to 100; if set, these formats are always encoded again
     min_size    minimum length of the shorter side in pixels
     max_aspect  maximum ratio of the longer side to the shorter side
@@ -96,7 +96,7 @@ class Resize:
 
     @property
     def is_noop(self) -> bool:
-        """True if no image is changed or rejected."""
+        """True if these options neither change nor reject any image."""
         return (
             self.size is None
             and self.quality is None
@@ -265,7 +265,7 @@ def _encode(image: Image, kind: str, options: Resize, profile: bytes | None) -> 
         parameters["quality"] = options.quality or DEFAULT_QUALITY
     if kind == "jpeg" and image.mode not in ("L", "RGB", "CMYK"):
         image = image.convert("RGB")
-    image.info.pop("exif", None)  # the image is upright already
+    image.info.pop("exif", None)  # the image is already upright
     with _memory_file() if kind == "jpeg" else io.BytesIO() as out:
         image.save(out, PILLOW_FORMATS[kind], **parameters)
         out.seek(0)

@@ -119,7 +119,7 @@ def _exit_reason(code: int) -> str:
 def _is_confined(memory: int) -> bool:
     """Return whether this process has a lower memory limit than the limit of a child.
 
-    If it has, running out of memory does not indicate a damaged image.
+    With a lower limit, running out of memory does not indicate a damaged image.
     """
     try:
         import resource

@@ -6,8 +6,7 @@
     # flare xxh3_128 HEX
 
 Lists in the headers are parallel to `content`. The last line is the checksum of all bytes before
-it. Playlists that are read are untrusted input. Any reader of Flare playlists can read those that
-are written.
+it. Playlists are untrusted input. Any reader of Flare playlists can read those that flare writes.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _ANY = re.compile(r'"([^"]*+)"|([^",\s]++)')
 
 
 def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, dict[str, list[Any]]]:
-    """Replace long lists in the text of a playlist by placeholders.
+    """Replace long lists in the text of a playlist with placeholders.
 
     scalar  function that parses an unquoted item
     return  the text, with the same number of lines; and placeholder -> items of the list

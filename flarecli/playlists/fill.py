@@ -27,7 +27,7 @@ B = TypeVar("B")
 
 
 def _map(call: Callable[[A], B], items: Iterable[A], at: Location) -> Iterator[B]:
-    """Call a function with all items in parallel; yield the results in order until an error."""
+    """Call a function for all items in parallel; yield the results in order until an error."""
     return ordered_map(call, items, workers=cpu_count() if at.is_local else _REMOTE_JOBS)
 
 

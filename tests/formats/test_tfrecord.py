@@ -150,7 +150,7 @@ def test_an_index_that_does_not_fit_is_not_used_and_reported(index):
     shard = shard_of(framed(b"\n\0") * 2, index=index)
     assert shard.rows == 2
     assert [(one.kind, one.message) for one in tfrecord.verify_shard(shard)] == [
-        ("index", "index does not match its file; its records are located by their lengths")
+        ("index", "index does not match its file; flare locates the records by their lengths")
     ]
 
 

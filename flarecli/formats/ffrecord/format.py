@@ -247,7 +247,7 @@ class FFRecord(Format):
         return sorted(listed, key=lambda one: one[1])
 
     def unprotected(self, shard: Shard) -> str:
-        """Return a message about the part of a file without a checksum; empty if there is none."""
+        """Return a message about the data without a checksum; empty if checksums cover all data."""
         if shard.layout["sum"][0]:
             return ""
         return (

@@ -5,8 +5,8 @@
 
 (Source: files written by `pack_folder` of ffrecord 1.4.0.) The original unpickles that record,
 which can run any code. flare interprets the opcodes of the pickle itself, without importing classes
-or calling objects. It supports only the opcodes that nested OrderedDicts of text and integers need
-in protocols 2 to 5.
+or calling objects. Only the opcodes that nested OrderedDicts of text and integers need in protocols
+2 to 5 are supported.
 """
 
 from __future__ import annotations

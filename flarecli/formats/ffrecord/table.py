@@ -55,7 +55,7 @@ class Layout(dict[str, IntArray]):
     table   memoryview of the offsets; indexing returns Python integers
     sums    memoryview of the CRC-32s
 
-    They are not pickled, so each process prepares its own.
+    These attributes are not pickled, so each process prepares its own.
     """
 
     __slots__ = ("is_ready", "source", "sums", "table", "view")

@@ -42,8 +42,8 @@ class Appender:
                 folder
     words       column -> type in spec.json; None to derive the types from the encodings
     replay      compare the records of incomplete rows with the next rows; otherwise remove them
-    raises      UsageError for a folder of the other structure, or with a playlist; IntegrityError
-                if the columns differ from those of the dataset
+    raises      UsageError if `shard_rows` does not match the structure of the folder, or if the
+                folder has a playlist; IntegrityError if the columns differ from the dataset's
 
     Attributes: `columns`, sorted by name, and `rows`, the complete rows in the writer's shards.
     """
@@ -233,7 +233,7 @@ def _begin(at: Location, columns: Columns, expected: bytes) -> None:
     spec = at / SPEC
     if spec.exists():
         if columns_of(spec) != granular_spec.parse(expected, spec):
-            raise IntegrityError("the columns differ from those to append", where=spec)
+            raise IntegrityError("the columns differ from those of the new rows", where=spec)
         return
     for file in (at / name for name in companions([one.name for one in columns], refs=False)):
         if not file.exists():

@@ -11,7 +11,8 @@ Little-endian, N records (source: files written by granular 0.19.0, 0.21.2 and 0
 
 E is the last end, so the last 8 bytes of the file are the offset of its table. An empty bag is an
 empty file, or a table with a single zero. The tables of 0.19 and older start with 0. The table of a
-bag whose first record is empty would also start with 0, so flare never writes empty records there.
+bag whose first record is empty would also start with 0, so flare writes no empty records to such
+bags.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def opened(bag: Chunk, starts: IntArray) -> Bag:
 
 
 def array(bag: Bag, start: int, stop: int) -> pa.Array:
-    """Return records start..stop as a large_binary array; only a file that is not mapped is read."""
+    """Return records start..stop as a large_binary array; the values in a mapped file are shared."""
     offsets = bag.starts[start : stop + 1]
     if bag.source is not None:
         return byte_ranges.rows_by_offsets(bag.source, offsets)

@@ -296,9 +296,11 @@ class GranularRefs(Granular):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the size of an empty shard, and the most bytes that each row adds: int64 [rows].
+        """Return the size of an empty shard, and an upper bound for the size of each row.
 
-        The bytes of a row are its records, its table entries and its entry in refs.bag.
+        A row consists of its records, its table entries and its entry in refs.bag.
+
+        return  bytes; int64 [rows]
 
         raises  ValueFitError with the first row of the batch that has an empty record
         """
@@ -481,7 +483,7 @@ def _put(
         raise UsageError(
             "the rows need more than one shard",
             where=at,
-            hint="Use --shard-size.",
+            hint="Use --shard-size to write several shards.",
         )
     folder = "" if whole else f"{shard_folder(number)}/"
     names = {DEFAULT, *settings.hashes}

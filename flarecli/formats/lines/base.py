@@ -66,7 +66,7 @@ __all__ = [
     "stored_columns",
 ]
 
-# A larger row is written value by value; and the number of bytes that are searched at once.
+# Size of a row above which values are written one by one; and number of bytes searched at once.
 _LARGE_ROW_BYTES, _SEARCH_BYTES = 16 << 20, 16 << 20
 
 Places = Mapping[
@@ -115,7 +115,7 @@ class LineFormat(MosaicFormat):
         raise NotImplementedError
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return whether a file is named `shard.*`, as in the original.
+        """Return whether a file has the original's name for a shard, such as `shard.00000.json`.
 
         The suffix is not sufficient, because many other files end with `.json` or `.csv`.
         """
@@ -161,7 +161,7 @@ class LineFormat(MosaicFormat):
                 first row that a line cannot store
         """
         writer = self.line_writer(columns, settings)
-        # Sizes are computed first, so that a row too large for a shard is refused without a check.
+        # Sizes are computed first, so that a row too large for a shard is refused unchecked.
         sizes = weights(columns, batch, writer.fixed_bytes, 0, self.name)
         first = 0
         for piece in pieces(batch):
@@ -221,7 +221,7 @@ class LineFormat(MosaicFormat):
 def _check_listed(chunk: Chunk, meta: Chunk) -> None:
     """Raise FormatError if the listed size of a `.meta` file is too large for its rows.
 
-    The check prevents that a huge file is read.
+    This check is made before the file is read, because the file may be huge.
     """
     listed = meta.files[0].size if meta.files[0].raw_size is None else meta.files[0].raw_size
     if (

@@ -39,7 +39,7 @@ _MAX_SEARCH_BYTES = 32
 
 
 class _Separated(LineFormat):
-    """Base class for rows as lines of separated values.
+    """Base class for formats that store a row as a line of separated values.
 
     The class attribute `separator` is None if the config of a shard declares the separator.
     """
@@ -257,7 +257,7 @@ def _check(columns: Columns, batch: pa.RecordBatch, separator: bytes, newline: b
         _suspects(data, starts, ends, separator, each),
         _suspects(data, starts, starts[1:], newline, 1),
     )
-    for row in suspects.tolist():  # a row is valid if only the overlaps exceed the expected count
+    for row in suspects.tolist():  # only matches that do not overlap make a row invalid
         values = [field[row].as_py() for field in fields]
         line = separator.join(values)
         if line.split(separator) != values or (line + newline).find(newline) != len(line):
@@ -290,7 +290,7 @@ def _suspects(
 def _refuse(
     columns: Columns, values: Sequence[bytes], row: int, separator: bytes, newline: bytes
 ) -> NoReturn:
-    """Raise ValueFitError for the first value in a row that a reader would end too early."""
+    """Raise ValueFitError for the first value in a row that a reader would truncate."""
     for what, text in (("separator", separator), ("newline", newline)):
         for one, value in zip(columns, values, strict=True):
             if text in value:

@@ -129,7 +129,7 @@ def columns_of(value: Mapping[str, Any], form: str, where: object) -> Columns:
     if form == "json":
         pairs = value.get("columns")
         if not isinstance(pairs, dict):
-            raise FormatError("columns is not an object", where=where)
+            raise FormatError("`columns` is not an object", where=where)
         names, encodings = list(pairs), list(pairs.values())
         sizes = None
     else:

@@ -17,7 +17,7 @@ from flarecli.storage import needs_read_ahead, read_ahead
 
 __all__ = ["find_columns", "is_large", "large_values", "read_rows", "row_reader"]
 
-# The two limits are necessary because a hostile config may declare columns of any number and size.
+# The next two limits are necessary because a hostile config may declare many or large columns.
 _MAX_HEAD_COLUMN_BYTES = 1 << 12  # maximum size of a column that is unpacked with the lengths
 _MAX_LENGTH_BYTES = 1 << 12  # bytes of lengths per row that are read without checking the row size
 MAX_WHOLE_ROW_BYTES = 16 << 20  # only the requested columns of larger rows are read

@@ -287,7 +287,7 @@ def _below(root: Location, part: Location) -> str:
         raise UnsafeError(
             f"not below {root}",
             where=part,
-            hint="Move all parts below one folder first; an index lists only files below its folder.",
+            hint="Move all datasets below one folder first; an index lists only files below its folder.",
         )
     return check_name(path[len(prefix) :].rstrip("/"), where=part)
 

@@ -1,4 +1,4 @@
-"""WebDataset: tar files in which consecutive members with the same key are a sample.
+"""WebDataset: tar files in which consecutive members with the same key form a sample.
 
     00000.tar         a/b.cls  a/b.jpg  a/c.cls  a/c.jpg  …  two blocks of zeros (`tar.py`)
     00000.idx.json    offsets of the members, for random access to rows (`index.py`)
@@ -85,7 +85,7 @@ from flarecli.storage import Location
 
 __all__ = ["WebDataset"]
 
-_MAX_STEP_ROWS, _MAX_STEP_BYTES = 8192, 64 << 20  # rows whose values are checked at once
+_MAX_STEP_ROWS, _MAX_STEP_BYTES = 8192, 64 << 20  # limits for rows that are checked together
 _MAX_FINDINGS = 100  # maximum number of findings about keys, and about padding
 _SUSPECT_KEY = r"^/|^~|(^|/)[A-Za-z]:|//|(^|/)[. ]+(/|$)|[\x00-\x1f\x7f\\]"
 _NOT_REPORTED = ("folder", "label")  # skipped members that contain no data
@@ -93,7 +93,7 @@ _INDEX_HINT = "Pack the tar again to rebuild the index, or delete the index."
 
 
 class WebDataset(Format):
-    """Samples in tar files: a sample is consecutive members with the same key."""
+    """Samples in tar files: a sample consists of consecutive members with the same key."""
 
     name = NAME
     suffixes = (

@@ -6,8 +6,8 @@ memory.
 The rules are those of webdataset 1.0.2. The key of `a/b.seg.PNG` is `a/b`, the name up to the first
 dot after the last slash. The extension is `seg.png`, the text after that dot in lower case. A
 member is ignored if its name has no extension, if it is hidden, or if it is in a top-level folder
-such as `__this__`. Unlike webdataset, flare reports a key that occurs again later as an error, because the
-members of its sample are not consecutive.
+such as `__this__`. Unlike webdataset, flare reports a key that occurs again later as an error,
+because the members of its sample are not consecutive.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ class Table:
 def split(name: bytes) -> tuple[bytes, bytes] | None:
     """Split the name of a member into key and extension; return None if the member is ignored.
 
-    The result equals that of webdataset's pattern `((?:.*/|)[^.]+)[.]([^/]*)`, in linear time. In
-    this pattern, the key of a hidden file in a folder is the folder, unless the folder has a dot.
+    The result equals that of webdataset's pattern `((?:.*/|)[^.]+)[.]([^/]*)`, in linear time. The
+    key of a hidden file is the path of its folder; the file is ignored if the folder's name contains
+    a dot.
     """
     if name[:2] == b"__" and _META.match(name):
         return None

@@ -59,7 +59,7 @@ __all__ = [
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-# name, size, checksum, kind, magic, prefix
+# Fields of a header: name, size, checksum, kind, magic, prefix.
 _HEAD = struct.Struct("<100s24x12s12x8sc100x6s82x155s12x")
 _FILES, _META = (b"0", b"\0", b"7"), (b"x", b"X", b"g", b"L", b"K")
 _SKIPPED = {
@@ -288,7 +288,7 @@ def _read_meta(
             )
         if key in (b"path", b"size"):
             if b"\0" in value:
-                raise FormatError(f"the PAX {key.decode()} contains a NUL", where=where)
+                raise FormatError(f"the PAX field {key.decode()} contains a NUL", where=where)
             (shared if kind == b"g" else own)[key.decode()] = value
 
 

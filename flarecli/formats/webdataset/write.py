@@ -131,13 +131,13 @@ def _check_key(key: str | None, where: Place) -> None:
 
 
 def _members(columns: Columns) -> list[tuple[Column, str]]:
-    """Return the column and the extension of each member of a sample."""
+    """Return the column and the extension of each member in a sample."""
     named = [one for one in columns if one.name != KEY]
     return list(zip(named, extensions_of(columns), strict=True))
 
 
 def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[IntArray, IntArray]:
-    """Return the size of the header and of the data of each member.
+    """Return the header size and the data size of each member.
 
     return  two arrays int64 [members, rows]; for a null value, the sizes are 0 and -1
     """

@@ -314,7 +314,7 @@ LONG = made([("é" * 9, b"1")])
         (changed(GOOD, 0, bytes(7), 0), "the member at byte 0 has no name"),
         (changed(LONG, 512, b"99"), "byte 512: invalid PAX record at byte 0"),
         (changed(LONG, 512, b"x "), "byte 512: invalid PAX record at byte 0"),
-        (changed(LONG, 523, b"\0"), "byte 512: the PAX path contains a NUL"),
+        (changed(LONG, 523, b"\0"), "byte 512: the PAX field path contains a NUL"),
         (
             changed(GOOD, 124, b"00007777777\0", 0),
             "the member at byte 0 is 2097151 bytes; the file ends at byte 10240",
