@@ -105,8 +105,8 @@ class TFRecord(Format):
     }
 
     def sniff(self, name: str, head: bytes) -> bool:
-        """Return whether the name has a form such as `x.tfrecord` or `x.tfrecord-00000-of-00010`, or
-        the first checksum is valid.
+        """Return whether the name has a form such as `x.tfrecord` or `x.tfrecord-00000-of-00010`,
+        or the first checksum is valid.
         """
         if _NAME.search(name):
             return True

@@ -169,7 +169,7 @@ def opened(bag: Chunk, starts: IntArray) -> Bag:
 
 
 def array(bag: Bag, start: int, stop: int) -> pa.Array:
-    """Return records start..stop as a large_binary array; the values in a mapped file are shared."""
+    """Return records start..stop as a large_binary array, without copying from a mapped file."""
     offsets = bag.starts[start : stop + 1]
     if bag.source is not None:
         return byte_ranges.rows_by_offsets(bag.source, offsets)

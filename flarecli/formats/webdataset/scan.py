@@ -86,8 +86,8 @@ def split(name: bytes) -> tuple[bytes, bytes] | None:
     """Split the name of a member into key and extension; return None if the member is ignored.
 
     The result equals that of webdataset's pattern `((?:.*/|)[^.]+)[.]([^/]*)`, in linear time. The
-    key of a hidden file is the path of its folder; the file is ignored if the folder's name contains
-    a dot.
+    key of a hidden file is the path of its folder; the file is ignored if the name of the folder
+    contains a dot.
     """
     if name[:2] == b"__" and _META.match(name):
         return None

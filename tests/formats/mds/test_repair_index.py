@@ -414,7 +414,7 @@ def changed(name, edit):
         (
             "json_newline_lf",
             lambda s: s.update(columns=["a"]),
-            "shards[0]: columns is not an object",
+            "shards[0]: `columns` is not an object",
         ),
         (
             "json_newline_lf",
