@@ -104,7 +104,7 @@ def unpack(data: bytes, tree: bool = False) -> Any:
     """
     try:
         # The library allocates lists of the declared length, which may be nested. Skipping the
-        # value first allocates nothing and fails if the bytes are too short.
+        # value first allocates no lists, and fails if the bytes are too short.
         skipper = Unpacker(max_buffer_size=len(data))
         skipper.feed(data)
         skipper.skip()

@@ -97,7 +97,7 @@ def _name_in_config(form: str, encoding: str) -> str:
 def parse_config(data: bytes, form: str, where: object) -> tuple[dict[str, Any], Columns]:
     """Parse a shard's config; return the config and its columns.
 
-    raises  FormatError if the config is invalid, or belongs to another format
+    raises  FormatError if the config is invalid, or declares another format
     """
     value = parse_json(data, Place(where, item="config"))
     if not isinstance(value, dict):

@@ -32,8 +32,8 @@ _MAX_JOINED_ROW_BYTES = 1 << 16  # members of larger rows are written separately
 _MIN_STEP_ROWS = 8  # minimum rows per step for small members, to limit the calls of Arrow per row
 _MAX_WIDE_ROWS = 64  # maximum rows for which the members of all columns are processed together
 _NAME_BYTES = 100  # size of the name field in a header
-# Matches an absolute path, a drive, a URL, a control character, a path with a part that is empty or
-# only dots and spaces, a dot in the last part, or a top-level folder such as `__this__/`.
+# Matches an absolute path, a drive, a URL or a control character. Also matches a path with a part
+# that is empty or only dots and spaces, with a dot in the last part, or in a folder `__this__/`.
 _INVALID_KEY = (
     r"^/|^~|(^|/)[A-Za-z]:|//|^\.[. ]+(/|$)|^ [. ]*(/|$)|/[. ]+(/|$)|/$|[\x00-\x1f\x7f\\]"
     r"|\.[^/]*$|^__[^/]*__/|^$"
