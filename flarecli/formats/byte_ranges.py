@@ -422,6 +422,6 @@ def _viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        # This raises an error with the row number.
+        # `typed` raises an error with the row number.
         encodings.typed(array.cast(encodings.BINARY), encoding)
     return text

@@ -130,8 +130,8 @@ class FFRecord(Format):
         """Return rows start..stop as one typed column; with `views`, text and bytes are not copied.
 
         check   compare each record with its CRC-32
-        raises  IntegrityError with the row of a wrong CRC-32; FormatError for a record whose size
-                its encoding does not allow; ValueFitError for text that is not UTF-8
+        raises  IntegrityError with the row of a wrong CRC-32; FormatError for a record that does
+                not have the size of its encoding; ValueFitError for text that is not UTF-8
         """
         (one,) = shard.columns
         if columns is not None and one.name not in columns:
