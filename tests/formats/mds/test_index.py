@@ -92,7 +92,7 @@ def zip_of(name="shard.00000.mds.gz", **more):
         ),
         (
             listed(compression="gz", zipped=zip_of(bytes=1 << 62)),
-            f".zip_data: lists {1 << 62} bytes; at most 1099511627776 are read",
+            f".zip_data: listed size is {1 << 62} bytes; at most 1099511627776 are read",
         ),
         (
             listed(raw_data=zip_of("a.mds", hashes={"sha1": 7})),
