@@ -14,6 +14,8 @@ import socket
 import sys
 
 LENGTH_BYTES = 4
+LIBRARIES = ("duckdb", "pandas", "yaml")
+PACKAGES = ("cli", "commands", "encodings", "formats", "ingest", "playlists", "read", "write")
 
 
 def request(path: str, args: list[str]) -> int:
@@ -28,20 +30,17 @@ def request(path: str, args: list[str]) -> int:
 
 
 def serve(path: str) -> None:
-    """Import what commands import, then fork for each request."""
+    """Import the modules that commands import, then fork for each request."""
+    import importlib
+    import pkgutil
     import selectors
 
-    import duckdb  # noqa: F401
-
-    import flarecli.__main__
-    import flarecli.cli.app
-    import flarecli.commands.packing
-    import flarecli.commands.unpacking
-    import flarecli.commands.verifying
-    import flarecli.ingest
-    import flarecli.read
-    import flarecli.write  # noqa: F401
-
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    for name in PACKAGES:
+        package = importlib.import_module(f"flarecli.{name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes ended forks
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as ready:
         listener.bind(path)
