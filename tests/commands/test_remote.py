@@ -16,6 +16,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Serve a folder with ranges, and record each request: (path, first byte, bytes)."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def __init__(self, folder, requests, *args):
         self.folder, self.asked = folder, requests

@@ -90,35 +90,47 @@ def test_overlapping_ranges_are_returned_in_the_requested_order(tmp_path):
             ] == [data[a:b] for a, b in ranges]
 
 
-def test_small_gaps_are_read_and_large_gaps_are_skipped(monkeypatch):
-    asked, store = [], MemoryStore({"x": bytes(1 << 20)})
-    monkeypatch.setattr(store, "map", lambda path: None)
-    monkeypatch.setattr(store, "size", lambda path: 1 << 20)
-    monkeypatch.setattr(
-        store,
-        "read_many",
-        lambda path, ranges: asked.append(list(ranges)) or [bytes(b - a) for a, b in ranges],
-    )
+class RemoteStore(MemoryStore):
+    """A store that is not local, and records what is requested from it."""
+
+    is_local = False
+
+    def __init__(self, files):
+        super().__init__(files)
+        self.sizes, self.ranges = [], []
+
+    def map(self, path):
+        return None
+
+    def size(self, path):
+        self.sizes.append(path)
+        return len(self.files[path])
+
+    def read_many(self, path, ranges):
+        self.ranges.append(list(ranges))
+        return [bytes(self.files[path][start:stop]) for start, stop in ranges]
+
+
+def test_small_gaps_are_read_and_large_gaps_are_skipped():
+    store = RemoteStore({"x": bytes(1 << 20)})
     for gap, wanted in (
         (1 << 16, [(0, 20 + (1 << 16))]),
         ((1 << 16) + 1, [(0, 10), (11 + (1 << 16), 21 + (1 << 16))]),
     ):
         byte_ranges.read(Chunk(Location(store, "x")), [(10 + gap, 20 + gap), (0, 10)])
-        assert asked.pop() == wanted
+        assert store.ranges.pop() == wanted
 
 
-def test_a_remote_size_is_requested_only_if_it_is_not_listed(monkeypatch):
-    asked, store = [], MemoryStore({"x": b"123"})
-    store.is_local = False
-    monkeypatch.setattr(store, "size", lambda path: asked.append(path) or 3)
+def test_a_remote_size_is_requested_only_if_it_is_not_listed():
+    store = RemoteStore({"x": b"123"})
     assert byte_ranges.stored_size(Chunk(Location(store, "x"), None, (File("x", 7),))) == 7
-    assert asked == []
+    assert store.sizes == []
     assert (
         byte_ranges.stored_size(Chunk(Location(store, "x")))
         == byte_ranges.stored_size(Chunk(Location(store, "x"), None, (File("x"),)))
         == 3
     )
-    assert asked == ["x", "x"]
+    assert store.sizes == ["x", "x"]
 
 
 def test_a_size_that_differs_from_the_listing_is_refused_by_every_reader(tmp_path):

@@ -254,14 +254,14 @@ def test_flipped_bits_never_cause_a_wrong_row(compression):
     )
     data = stored(table, write_page_checksum=True, compression=compression, row_group_size=50)
     chance, noticed = random.Random(7), 0
-    for _ in range(1000):
+    for _ in range(400):
         bit = chance.randrange(8 * len(data))
         damaged = data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
         try:
             assert rows_of(opened(damaged)) == table.to_pylist(), bit
         except FlareError:
             noticed += 1
-    assert noticed > 500
+    assert noticed > 200
 
 
 def test_a_footer_whose_two_schemas_differ_is_refused():

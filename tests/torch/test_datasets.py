@@ -49,8 +49,10 @@ def test_rows_are_read_by_number(data):
     assert sorted(n for batch in shuffled for n in batch["n"].tolist()) == list(range(ROWS))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 3}])
-@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [({}, 0), ({}, 2), ({"num_workers": 2}, 0), ({"num_workers": 3}, 2)],
+)
 def test_workers_do_not_change_the_batches(data, options, threads):
     expected = [sample["n"] for sample in data.run(4, 2)]
     stream = IterableDataset(data, 8, seed=4, threads=threads)
@@ -100,9 +102,17 @@ def test_ranks_share_an_epoch(data, ranks, num_workers):
     assert {len(list(one)) for one in even} == {len(one) for one in even} == {ROWS // (4 * ranks)}
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("collated", [True, False])
-@pytest.mark.parametrize("taken", [1, 5, 12])
+@pytest.mark.parametrize(
+    ("num_workers", "collated", "taken"),
+    [
+        (0, True, 1),
+        (0, False, 5),
+        (0, True, 12),
+        (2, False, 1),
+        (2, True, 5),
+        (2, False, 12),
+    ],
+)
 def test_a_stateful_loader_resumes_exactly(data, num_workers, collated, taken):
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
@@ -228,10 +238,14 @@ def test_invalid_arguments_are_refused(data):
 
 
 @pytest.mark.parametrize(
-    ("start", "given", "epochs"),
-    [("fork", {"collate_fn": tensors}, 2), ("fork", {}, 2), ("spawn", {"collate_fn": tensors}, 1)],
+    ("start", "workers", "given", "epochs"),
+    [
+        ("fork", 2, {"collate_fn": tensors}, 2),
+        ("fork", 2, {}, 2),
+        ("spawn", 1, {"collate_fn": tensors}, 1),
+    ],
 )
-def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, given, epochs):
+def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, workers, given, epochs):
     with flare.Writer(
         str(tmp_path / "d"), columns={"body": "bytes", "n": "int", "text": "str"}
     ) as writer:
@@ -242,7 +256,7 @@ def test_large_batches_of_bytes_are_the_same_from_workers(tmp_path, start, given
     for _ in range(epochs):
         batches = list(
             DataLoader(
-                stream, batch_size=None, num_workers=2, multiprocessing_context=start, **given
+                stream, batch_size=None, num_workers=workers, multiprocessing_context=start, **given
             )
         )
         assert [list(batch) for batch in batches] == [["body", "n", "text"]] * 13

@@ -102,8 +102,7 @@ def served(web, folder):
         ("fork", "mapped", 8),
         ("fork", "compressed", 2),
         ("fork", "http", 2),
-        ("spawn", "mapped", 1),
-        ("spawn", "http", 2),
+        ("spawn", "http", 1),
         ("forkserver", "compressed", 1),
     ],
 )

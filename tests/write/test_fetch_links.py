@@ -16,6 +16,7 @@ from flarecli.storage import Guard, Limits, locate
 from flarecli.write.fetch_links import BytesColumnBuilder, Link, fetch
 
 QUICK = Limits(timeout_s=1.0, deadline_s=3.0, retries=1)
+IMPATIENT = Limits(timeout_s=0.4, deadline_s=1.2, retries=1)
 LINKS = [Link("url", "data")]
 JPEG = b"\xff\xd8\xff\xe0" + bytes(1000)
 
@@ -311,7 +312,7 @@ def drip(handler, times):
     for _ in range(100):
         handler.wfile.write(b"x")
         handler.wfile.flush()
-        if handler.server.web.over.wait(0.2):
+        if handler.server.web.over.wait(0.05):
             return
 
 
@@ -323,7 +324,9 @@ def drip(handler, times):
 def test_a_broken_response_is_a_failed_row_with_a_reproducible_reason(web, other_web, at, fault):
     for server in (web, other_web):
         server.pages["/a"] = fault
-    values, failures = collected([index([server.url("/a") for server in (web, other_web)])], at)
+    urls = [server.url("/a") for server in (web, other_web)]
+    limits = IMPATIENT if fault in (hang, stall, drip) else QUICK
+    values, failures = collected([index(urls)], at, limits=limits)
     assert not values
     assert (
         len(

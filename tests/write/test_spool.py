@@ -36,6 +36,7 @@ class _Objects(BaseHTTPRequestHandler):
     """Serve images of 150 kB; every ninth image is missing, and some are declared as HTML."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self):
         row = int(self.path[1:].partition("?")[0])

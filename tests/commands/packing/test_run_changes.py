@@ -5,11 +5,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from flarecli import commands
-from flarecli.errors import CredentialsError, FormatError, UsageError
+from flarecli.errors import FormatError, UsageError
 from flarecli.model import Settings
 from flarecli.write import Writer
 from flarecli.write.journal import Journal
-from flarecli.write.link_targets import ObjectReader
 
 CHANGED = "the unfinished pack was started with another source, or before the source was changed"
 
@@ -87,19 +86,3 @@ def test_a_duplicate_key_many_rows_later_is_reported_with_both_rows(tmp_path, mo
     with pytest.raises(FormatError) as caught:
         commands.pack(str(tmp_path / "i.parquet"), str(tmp_path / "out"), key="k")
     assert str(caught.value) == f"{tmp_path}/i.parquet[333]: key 'k222' was used in row 222"
-
-
-def test_invalid_credentials_end_a_pack_that_skips_rows(tmp_path, monkeypatch):
-    def refused(self, at, size=None):
-        raise CredentialsError(
-            "403 Forbidden (ExpiredToken)",
-            where=at,
-            hint="Renew the credentials, then run the same command again.",
-        )
-
-    (tmp_path / "i.csv").write_text("url\na\nb\n")
-    monkeypatch.setattr(ObjectReader, "_read_whole", refused)
-    with pytest.raises(CredentialsError) as caught:
-        commands.pack(f"{tmp_path}/i.csv", f"{tmp_path}/out", fetch=["url"], on_error="skip")
-    assert str(caught.value) == f"{tmp_path}/a: 403 Forbidden (ExpiredToken)"
-    assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -207,7 +208,7 @@ def test_an_unpack_that_fails_at_once_removes_only_its_files(source, tmp_path, m
 def test_an_unpack_killed_before_any_step_can_be_resumed_or_overwritten(
     source, tmp_path, index, stride
 ):
-    some, others = {"index": index, "rows": "0:6"}, {"index": index, "rows": "2:7"}
+    some, others = {"index": index, "rows": "0:4"}, {"index": index, "rows": "2:5"}
     commands.unpack(source, str(tmp_path / "whole"), **some)
     commands.unpack(source, str(tmp_path / "other"), **others)
     complete, other = tree(tmp_path / "whole"), tree(tmp_path / "other")
@@ -218,7 +219,8 @@ def test_an_unpack_killed_before_any_step_can_be_resumed_or_overwritten(
     step = 0
     while killed(step, source, str(tmp_path / f"a{step}"), **some):
         to, second = tmp_path / f"a{step}", tmp_path / f"b{step}"
-        assert killed(step, source, str(second), **some)
+        if to.exists():
+            shutil.copytree(to, second)
         if not is_whole(to):
             if (to / ".flare" / "journal").exists():
                 (to / "mine").write_text("mine")

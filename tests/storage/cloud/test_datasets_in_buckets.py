@@ -28,6 +28,7 @@ def counted(s3, moto, monkeypatch):
 
     class Proxy(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def log_message(self, *args):
             pass

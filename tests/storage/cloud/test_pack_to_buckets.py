@@ -591,6 +591,7 @@ SPOOLED_ROWS, STUCK = 40, 30
 
 class _Objects(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self):
         row = int(self.path[1:])

@@ -25,7 +25,7 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
 pytest.importorskip("ray", reason="needs ray: pip install 'flarecli[ray]'")
 
 
-PARTS = 18
+PARTS = 10
 
 
 OPTIONS = {"part_rows": 10, "shard_size": 1500}
@@ -116,7 +116,7 @@ def test_killed_drivers_and_workers_change_no_object(cluster, s3, tmp_path):
     )
     flarecli.pack(index, str(tmp_path / "local"), **OPTIONS)
     killed = []
-    for parts in (3, 11):
+    for parts in (2, 6):
         driver = begun(index, f"{s3}/out")
         wait_for_parts(driver, out, parts)
         killed += kill_a_worker(cluster, driver)
@@ -125,7 +125,7 @@ def test_killed_drivers_and_workers_change_no_object(cluster, s3, tmp_path):
         assert caught.value.message.startswith(
             f"another pack is writing to this folder (process {driver.pid} on "
         )
-        if parts < 11:
+        if parts < 6:
             driver.kill()
             driver.communicate()
     told = driver.communicate(timeout=120)

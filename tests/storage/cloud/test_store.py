@@ -418,11 +418,11 @@ def test_without_conditional_writes_existence_is_checked_first(cloud, monkeypatc
         return handler.answer(200, b"", ETag='"one"')
 
     monkeypatch.setattr(cloud.server.RequestHandlerClass, "do_PUT", put, raising=False)
-    locate("s3://b/new").write([b"x"], (), False)
+    locate("s3://b/new", QUICK).write([b"x"], (), False)
     assert written == {"/b/new": b"x"}
     cloud.pages["/b/old"] = lambda handler, times: thing(handler)
     assert (
-        caught(UsageError, locate("s3://b/old").write, [b"x"], (), False)
+        caught(UsageError, locate("s3://b/old", QUICK).write, [b"x"], (), False)
         == "s3://b/old: already exists"
     )
 
