@@ -124,7 +124,7 @@ def _write_stderr(text: str) -> None:
 
 
 def _is_set(args: Sequence[str], name: str) -> bool:
-    """Return whether a flag or an environment variable sets a switch, without a full parse."""
+    """Return whether a flag or an environment variable sets a switch, without a parser."""
     return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in (
         "1",
         "true",
@@ -155,7 +155,7 @@ def _run(args: Sequence[str], signals: _Signals) -> int:
             signals.armed = False  # from here on, a signal changes only the exit code
     except KeyboardInterrupt:
         signals.number = signals.number or signal.SIGINT
-    except Exception as error:  # flarecli.cli handles all errors unless flare itself is broken
+    except Exception as error:  # flarecli.cli handles all errors of a valid installation
         code = 6 if isinstance(error, ImportError) else 1
         _write_stderr(f"error: {type(error).__name__}: {error}\nhint: Reinstall flare.\n")
     if signals.number:
@@ -252,7 +252,7 @@ def entry() -> NoReturn:
     try:
         signals.install()
         sys.meta_path.insert(0, _NoPandas)
-        for fd in range(3):  # if 1 or 2 were closed, the next open file would receive the output
+        for fd in range(3):  # open missing streams, or another file could receive the output
             try:
                 os.fstat(fd)
             except OSError:

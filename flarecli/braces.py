@@ -154,7 +154,7 @@ def split_pattern(address: str) -> tuple[str, list[str]]:
     """Split an address with wildcards into the folder to list and the parts to match.
 
     return  the folder, which may be empty, and the parts
-    raises  UsageError for wildcards in the name of a bucket
+    raises  UsageError for wildcards in a bucket name
     """
     parts = address.split("/")
     plain = next(i for i, part in enumerate(parts) if any(sign in part for sign in WILDCARDS))

@@ -49,7 +49,7 @@ OUTPUT_BYTES = 1 << 20  # per step
 # Input bytes per step. The step is small for zstd, because the size of its output cannot be
 # limited: 4 bytes may decompress to 128 KiB.
 INPUT_BYTES = {"bz2": 1 << 16, "gz": 1 << 16, "zstd": 1 << 11}
-MAX_OUTPUT_BYTES = 1 << 32  # decompressed size of any file
+MAX_OUTPUT_BYTES = 1 << 32  # maximum decompressed size of a file
 MAX_SNAPPY_RATIO = 22  # an element of three bytes produces at most 64 bytes of output
 MAX_SNAPPY_BYTES = (1 << 32) - 1  # Snappy stores the size as a uint32
 _TRUNCATED_HINT = "The file was cut short; download or pack it again."

@@ -31,9 +31,8 @@ __all__ = [
 ]
 
 _Error = TypeVar("_Error", bound="FlareError")
-Facts: TypeAlias = tuple[
-    str, int | None, int | None, int | None, str
-]  # the attributes of Place, in order
+# address, row, line, character and item of a Place
+Facts: TypeAlias = tuple[str, int | None, int | None, int | None, str]
 
 
 class Place:

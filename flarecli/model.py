@@ -249,7 +249,7 @@ class Cursor:
     checksum: str | None = field(default=None, compare=False)
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        """Restore a pickled cursor. Fields that the pickle of an earlier version lacks are None."""
+        """Restore a pickled cursor. Fields that are missing in old pickles become None."""
         for attribute, value in zip_longest(fields(self), state):
             object.__setattr__(self, attribute.name, value)
 
@@ -304,5 +304,5 @@ def finding_of(error: FlareError, address: object = "") -> Finding:
 
 
 def total(counts: IntArray) -> int:
-    """Return the exact sum of untrusted counts, whose sum as int64 could overflow."""
+    """Return the sum of counts as a Python int, because untrusted counts may overflow int64."""
     return sum(counts.tolist())

@@ -40,7 +40,7 @@ _DOTS_AND_SPACES = "(?:^|/)[. ]+(?:/|$)"
 _CONTROL = "[\x00-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]"
 # C0, DEL, C1, bidirectional controls, line and paragraph separators, byte order mark, surrogates
 _UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-# Windows reserves these device names, also before a dot or a colon and any text. They include
+# Windows reserves these device names, even with text after a dot or a colon. They include
 # superscript digits, because Windows code pages map these to digits.
 _DEVICE_END = " *[.:]"
 _DEVICES = {
@@ -162,13 +162,16 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def scheme_of(address: str) -> str:
-    """Return the scheme of an address in lower case; empty for a path."""
+    """Return the scheme of an address in lower case, or an empty string for a path."""
     match = _SCHEME.match(address)
     return match[1].lower() if match else ""
 
 
 def local_path(address: str) -> str:
-    """Return the path of a `file://` address; the host may be `localhost`. Keep a plain path."""
+    """Return the path of a `file://` address, or a plain path unchanged.
+
+    The host of the address may be empty or `localhost`.
+    """
     if scheme_of(address) != "file":
         return address
     from urllib.parse import unquote  # slow to import

@@ -1,6 +1,7 @@
 """Progress callbacks.
 
-The commands print nothing. They call these methods, which do nothing by default.
+The functions in `flarecli.commands` do not print. They call these methods, which are empty by
+default.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Progress:
         """Report a failed row immediately. `key` and `reason` may contain control characters."""
 
     def note(self, text: str, verbose: bool = False) -> None:
-        """Report a note. `verbose` is True for notes about details."""
+        """Report a note. `verbose` is True for a detailed note."""
 
     def close(self) -> None:
         """End the task, also after an error."""

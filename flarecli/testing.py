@@ -111,7 +111,7 @@ class FormatSuite:
     def write_batches(self, columns: Columns, batches: Sequence[pa.RecordBatch]) -> Chunk:
         """Write batches as one shard in memory.
 
-        As in the Writer, `row_sizes` checks each batch before.
+        `row_sizes` checks each batch first, as in the Writer.
 
         raises  the errors of `row_sizes` and `write_shard`
         """

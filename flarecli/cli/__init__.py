@@ -1,5 +1,6 @@
-"""The command line: parse options, call one command, print its result. Only this package uses
-Typer.
+"""The command line, which parses options, calls one command and prints its result.
+
+Only this package uses Typer.
 """
 
 from __future__ import annotations

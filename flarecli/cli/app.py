@@ -73,7 +73,7 @@ class _Base:
     """
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return completions without descriptions, because Typer imports rich to print these."""
+        """Return completions without descriptions, for which Typer would import rich."""
         items = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
         for item in items:
             item.help = None

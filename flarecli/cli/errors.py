@@ -1,4 +1,4 @@
-"""Execution of one command line, with each exception as one printed error and an exit code."""
+"""Execution of one command line. Every exception becomes one printed error and an exit code."""
 
 from __future__ import annotations
 

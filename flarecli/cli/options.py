@@ -113,7 +113,7 @@ def _argument(name: str, argument: Argument) -> inspect.Parameter:
 
 
 def _option(declaration: Declared) -> inspect.Parameter:
-    """Return the Typer parameter for an option: a list, to detect repeats, unless it is a switch."""
+    """Return the Typer parameter for an option. An option with a value is a list of all values."""
     group = declaration.option.group if declaration.option else None
     if declaration.is_switch:
         about = typer.Option(

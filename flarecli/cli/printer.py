@@ -48,7 +48,7 @@ _ACTIVE = "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\u
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _NAME = 12  # minimum number of visible characters of a column name
 _RED, _CYAN, _OFF = "\x1b[31m", "\x1b[36m", "\x1b[0m"
-MAX_FAILURES = 20  # maximum number of failed rows to print, and of reasons
+MAX_FAILURES = 20  # maximum number of failed rows and of reasons to print
 
 
 # -- stdout

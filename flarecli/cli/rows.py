@@ -48,18 +48,14 @@ FORMS = ("jsonl", "csv", "tsv", "table", "arrow", "parquet")
 BYTES = ("sha256", "base64")
 _BINARY = ("arrow", "parquet")
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-_FORMULA = tuple(
-    "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
-)  # first characters of a formula, also full-width
+# ASCII and full-width characters that start a formula in a spreadsheet
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 # encodings whose values are decoded to Python objects
 _DOCUMENTS = ("json", "json_json", "msgpack", "tree")
 _TEXT_BYTES = 4 << 20  # maximum size of rows that are converted to text together
 _GROUP_BYTES = 64 << 20  # uncompressed size of a Parquet row group
 _IMAGE_PIXELS = 24  # maximum width and height of an image in a cell: 24 characters on 12 lines
-_TABLE_ROWS, _CELL_CHARS = (
-    500,
-    200,
-)  # maximum rows of a table on a terminal; maximum characters of a cell
+_TABLE_ROWS, _CELL_CHARS = 500, 200  # maximum rows of a terminal table; characters of a cell
 _MAX_DIGITS = 4300  # default limit for integers that Python parses; longer integers remain text
 _MAX_QUOTED = 40  # maximum number of characters of an invalid value in a message
 
@@ -516,8 +512,10 @@ def cell(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return the text of a value: its JSON, except text without quotes, an empty string for null,
-    and `nan`, `inf` and `-inf`.
+    """Return the text of a value in a cell.
+
+    The text is JSON, except that text has no quotes, null is empty, and numbers may be `nan`, `inf`
+    and `-inf`.
     """
     if value is None:
         return ""

@@ -1,4 +1,4 @@
-"""`flare verify`: print findings as they are found, then one line with the counts."""
+"""The command `flare verify`, which prints findings as they are found, then a summary."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def command(line: Line) -> int:
 
 
 def _print_finding(printer: Printer, finding: Finding, github: bool, hints: set[str]) -> None:
-    """Print a finding, and its hint unless `hints`, the hints printed so far, contains it."""
+    """Print a finding, and its hint unless the hint is in `hints`, the hints printed so far."""
     from flarecli.report import annotation, byte_range, finding_fields
 
     if printer.as_json:

@@ -1,4 +1,4 @@
-"""A dataset as one self-contained HTML page: facts, histograms of values, and a gallery of rows.
+"""A dataset as one self-contained HTML page with properties, histograms and a gallery of rows.
 
 The page does not load anything from other addresses. All text from data is escaped. The total size
 of the page is limited; a note replaces images and audio that do not fit.
@@ -206,7 +206,7 @@ def _column_plot(name: str, array: pa.Array) -> str:
 
 
 def _word_plot(name: str, words: pa.Array) -> str:
-    """Plot how often each value occurs, the most frequent first."""
+    """Plot the number of occurrences of each value, the most frequent value first."""
     counts = [(str(word["values"]), word["counts"]) for word in words.to_pylist()]
     counts.sort(key=lambda pair: (-pair[1], pair[0]))
     heights = np.array([count for _, count in counts])

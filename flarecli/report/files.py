@@ -1,4 +1,4 @@
-"""Report files: the suffix selects the format."""
+"""Report files, whose suffix selects the format."""
 
 from __future__ import annotations
 

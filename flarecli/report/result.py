@@ -36,7 +36,7 @@ class Result:
 
 
 def byte_range(finding: Finding) -> str:
-    """Return the byte range of a finding as text, including the last byte; empty if unknown."""
+    """Return the byte range of a finding as text, or an empty string if the range is unknown."""
     if finding.start is None or finding.stop is None:
         return ""
     if finding.stop - finding.start <= 1:

@@ -181,7 +181,7 @@ def _add_column(
 def _select_with_column(
     expression: str, schema: pa.Schema, name: str, steps: list[str]
 ) -> str | None:
-    """Return a SELECT with an additional column; None if it could change the result.
+    """Return a SELECT with an additional column, or None if the column could change the result.
 
     schema  schema of `dataframe` without the additional column, which is the last column
     steps   operators of the query's plan
