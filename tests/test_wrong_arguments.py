@@ -169,7 +169,7 @@ def test_the_position_of_a_loader_must_be_whole_numbers(data, change, is_one):
     else:
         check_error(
             lambda: loader.load(state),
-            "not a state that a Loader saved",
+            "expected a state that a Loader saved",
             "Pass the result of save().",
         )
 
@@ -178,7 +178,7 @@ def test_the_position_of_a_loader_must_be_whole_numbers(data, change, is_one):
 def test_the_state_of_a_loader_must_be_a_dict(data, state):
     check_error(
         lambda: flare.Loader(data).load(state),
-        "not a state that a Loader saved",
+        "expected a state that a Loader saved",
         "Pass the result of save().",
     )
 

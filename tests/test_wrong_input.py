@@ -277,8 +277,8 @@ def test_a_target_that_cannot_be_created(here, capfd):
         capfd,
         "pack ok.csv file",
         2,
-        "file: is a file; expected a folder",
-        "Name the output folder last.",
+        "file: expected a folder, got a file",
+        "Name the output folder as the last argument.",
     )
     check_error(capfd, "pack ok.csv file/out", 3, f"{here}/file: is a file; expected a folder")
     hint = "Name a folder, or a bucket such as s3://bucket/folder."

@@ -241,7 +241,7 @@ class Dataset(Data):
 
     @property
     def dtypes(self) -> dict[str, str | None]:
-        """The numpy dtype of each column in a batch; None if its values are not numbers."""
+        """The numpy dtype of each column in a batch; None if the values are not numbers."""
         return {name: decoder.dtype for name, decoder in self._decoders.items()}
 
     def read(self, row: int, ranges: Mapping[str, range] | None = None) -> Sample:
@@ -408,7 +408,10 @@ class Dataset(Data):
     # -- selections
 
     def select(self, columns: Sequence[str]) -> Dataset:
-        """Return a dataset with only these columns, in this order. Raises UsageError if unknown."""
+        """Return a dataset with only these columns, in this order.
+
+        raises  UsageError for an unknown column
+        """
         names = self._names(columns)
         out = copy.copy(self)
         by_name = {column.name: column for column in self.columns}

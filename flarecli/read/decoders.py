@@ -60,7 +60,10 @@ class Image:
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
     def _crop_box(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        """Return the left, top, right and bottom of the largest centered target-shaped box."""
+        """Return the largest centered box with the target aspect ratio.
+
+        return  left, top, right and bottom in pixels
+        """
         width, height = self.size or size
         scale = min(size[0] / width, size[1] / height)
         left, top = (size[0] - width * scale) / 2, (size[1] - height * scale) / 2

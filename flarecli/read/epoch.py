@@ -71,7 +71,7 @@ def parse_state(
     """Return a saved state with its numbers as Python integers; `order` and `checksum` are text.
 
     keys    the keys of a valid state
-    owner   class that saved the state with method `method`; both are used in messages
+    owner   class that saved the state, and `method` its method, for messages
     raises  UsageError for missing or unknown keys, and for values of another type
     """
     texts = ("order", "checksum")
@@ -85,7 +85,9 @@ def parse_state(
             hint='If the data is unchanged, add its checksum: state | {"checksum": data.checksum}.',
         )
     if values.keys() != keys or not all(isinstance(values[name], str) for name in texts):
-        raise UsageError(f"not a state that {owner} saved", hint=f"Pass the result of {method}().")
+        raise UsageError(
+            f"expected a state that {owner} saved", hint=f"Pass the result of {method}()."
+        )
     return values
 
 

@@ -49,7 +49,7 @@ class Epoch:
         if order == "windows":
             chunks = len(edges) - 1
             self._chunks = positions(np.arange(chunks), chunks, seed, epoch)
-            # in permuted order: the first row of each chunk, and its first step before mixing
+            # in permuted order: the first row of each chunk, and the chunk's step before mixing
             self._firsts = edges[:-1][self._chunks]
             self._starts = np.concatenate([[0], np.cumsum(np.diff(edges)[self._chunks])])
             # the first step of each window

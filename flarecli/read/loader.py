@@ -159,7 +159,7 @@ class Loader(Closable):
         check_minimum(0, skip=skip)
         if skip and state["ranks"] != self.ranks:
             raise UsageError(
-                f"state was saved between samples of one row with {state['ranks']} ranks, not {self.ranks}",
+                f"state was saved within one row with {state['ranks']} ranks; there are {self.ranks} now",
                 hint=f"Resume with {state['ranks']} ranks.",
             )
         if skip and (not self._transforms or cursor.step == rows):
@@ -262,7 +262,7 @@ class Loader(Closable):
     def _results(
         self, maker: BatchMaker, tasks: Iterator[BatchTask], resources: contextlib.ExitStack
     ) -> Iterator[BatchResult]:
-        """Start the workers and return their results in order; closing `resources` ends them."""
+        """Start the workers and return their results in order; `resources` ends the workers."""
         workers = 0 if not self._processes and maker.is_inline else self.workers
         # the prefetched batches, and the batch that the caller uses
         max_items = max(self._ahead, workers) + 1 if workers else 1

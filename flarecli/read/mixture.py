@@ -1,8 +1,8 @@
 """Weighted mix of datasets. The dataset for each step is computed, so runs can resume at any step.
 
 Each block of 10,000 steps contains the exact share of each dataset, in a keyed order. Each dataset
-has its own steps, counted across all blocks and epochs of the mix. Its own steps select its rows in
-the order of its own epochs, so all rows of a dataset are read once before any row is read again.
+has its own steps, counted across all blocks and epochs of the mix. These steps select rows in the
+order of the dataset's own epochs, so all rows of a dataset are read once before any is read again.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Mix(Data):
         """Yield each dataset, the positions of its rows in `indices`, and its own row numbers."""
         rows = row_numbers(indices)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
-            raise RowsError(f"row outside the mix, which has {len(self)} rows")
+            raise RowsError(f"row is outside the mix, which has {len(self)} rows")
         owner = np.searchsorted(self._firsts, rows, "right") - 1
         for k in np.unique(owner):
             at = np.flatnonzero(owner == k)

@@ -43,7 +43,7 @@ def positions(steps: IntArray, rows: int, seed: int, epoch: int = 0) -> IntArray
     """
     steps = np.asarray(steps, np.int64)
     if len(steps) and (rows < 1 or steps.min() < 0 or steps.max() >= rows):
-        raise RowsError(f"step outside 0 to {rows - 1}")
+        raise RowsError(f"step is outside the range 0 to {rows - 1}")
     a, b = _sides(rows)
     keys = _keys(seed, epoch)
     return _inside(

@@ -23,7 +23,7 @@ from flarecli.errors import FlareError, ReachError, TransformError, UsageError
 __all__ = ["Process", "close_all"]
 
 _PARENT_CHECK_S = 1.0  # interval at which a worker checks that its parent is alive
-_END_S = 0.3  # time for a process to end before it is terminated, and then killed
+_END_S = 0.3  # wait before a process is terminated, and again before it is killed
 
 
 class Process:
@@ -50,7 +50,7 @@ class Process:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self._pipe.close()
             hint = "Define the function at the top level of a module, or use threads."
-            raise UsageError(f"cannot be sent to another process: {error}", hint=hint) from error
+            raise UsageError(f"cannot send to another process: {error}", hint=hint) from error
         except OSError as error:
             self._pipe.close()
             hint = (
@@ -76,7 +76,7 @@ class Process:
                 f"a worker process ended (exit code {code})",
                 hint="The process may have run out of memory."
                 if is_killed
-                else "See its traceback on stderr; the worker must be able to import the modules "
+                else "See the traceback on stderr; a worker must be able to import the modules "
                 "of the transforms.",
             ) from None
         if kind == "value":

@@ -51,7 +51,7 @@ def expand(address: str, guard: Guard | None = None) -> list[str]:
 
 
 def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
-    """Return (expanded address, True if the address is known to exist) for each result."""
+    """Return each expanded address, and whether the address is known to exist."""
     if _is_on_disk(address):
         return [(address, True)]  # an existing file may have `*` or `{` in its name
     out: list[tuple[str, bool]] = []
@@ -99,8 +99,8 @@ def resolve(
 ) -> list[Playlist]:
     """Resolve each address to a Playlist, without opening a shard.
 
-    format    format of shards that are not listed; if a list names another, `select_streams`
-              raises UsageError
+    format    format of shards that are not listed; `select_streams` raises UsageError if a list
+              names another format
     maps      map local files into memory; pass False if files may be truncated during reading
     expanded  True if `expand` returned the addresses, so that braces and globs are literal
     return    one Playlist per source, in order; consecutive shards in one folder share a Playlist

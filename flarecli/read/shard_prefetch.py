@@ -51,7 +51,8 @@ class Prefetch:
         max_windows = order.parallel_windows + _WINDOWS_AHEAD
         # first steps of the most recent windows
         self._firsts: deque[int] = deque([-1] * max_windows, max_windows)
-        self._todo: deque[tuple[int, int]] = deque()  # row ranges of the last window to download
+        # row ranges of the last window that no thread downloads yet
+        self._todo: deque[tuple[int, int]] = deque()
         self._end = 0  # the end step of the last window
         self._bytes = 0  # total size of the row ranges in `_fetched`
         # heap of (end step of the window, first row, end row, bytes)

@@ -28,7 +28,7 @@ __all__ = ["GatheredRows", "Series", "keep_freed"]
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 
-MAX_OPEN_SHARDS = 512  # per process; the row table of each is in memory
+MAX_OPEN_SHARDS = 512  # per process; the row table of each shard is in memory
 _MAX_FILES = 1024  # mapped files of open shards, unless the limit on open files is lower
 _BATCH_BYTES = 16 << 20  # approximate bytes per batch in a scan
 _MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading by row is faster than by column
@@ -113,7 +113,10 @@ class Series:
         return np.cumsum(rows, dtype=np.int64)
 
     def checksum(self, rows: int) -> str | None:
-        """Return the listing checksum of the first `rows` rows; None if they end inside a shard."""
+        """Return the checksum of the listing of the first `rows` rows.
+
+        return  None if the rows end inside a shard
+        """
         count = int(np.searchsorted(self.starts, rows)) if rows < self.rows else self.chunks
         if self.starts[count] != rows:
             return None

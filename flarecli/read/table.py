@@ -36,7 +36,7 @@ def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
             f"expected a list of row numbers, got {type(indices).__name__}",
             hint="Pass a flat list of integers, as in data[[7, 3]].",
         )
-    if rows.dtype.kind not in "iu" and len(rows):  # converted values are other rows
+    if rows.dtype.kind not in "iu" and len(rows):  # conversion would select other rows
         hint = "Convert the mask with numpy.flatnonzero(mask)." if rows.dtype.kind == "b" else ""
         raise UsageError(f"expected row numbers, got values of type {rows.dtype.name}", hint=hint)
     if rows.dtype == np.uint64 and len(rows) and rows.max() >= 1 << 63:  # int64 would wrap around
@@ -269,7 +269,7 @@ class Table:
                         out.setdefault(row, {})[name] = size
         return dict(sorted(out.items()))
 
-    # -- chunks of rows
+    # -- chunks that contain given rows
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[Series, int]]:
         """Yield (series, position of the chunk) for each chunk that contains rows start..stop."""

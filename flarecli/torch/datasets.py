@@ -139,7 +139,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, samples, workers
 
     def __getstate__(self) -> dict[str, Any]:
-        if not get_spawning_popen():  # a copy has its own epoch
+        if not get_spawning_popen():  # a copy in the same process has its own epoch
             return self.__dict__ | {"_epoch": tuple(self._epoch), "_inherited": None}
         share: Share | UsageError
         try:
@@ -172,7 +172,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     def set_epoch(self, epoch: int, step: int = 0) -> None:
         """Set the epoch of the next loop, and its first step.
 
-        step  first step: k * batch * ranks after k batches on every rank; the ranks may change
+        step  first step: k * batch * ranks after k batches per rank; `ranks` may change
         """
         _check_epoch(epoch)
         check_cursor(self.data, self._rows, Cursor(self._seed, epoch, step, self._order))
@@ -223,7 +223,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
             if state[key] != current[key]:
                 raise UsageError(
                     f"state was saved with {key} {state[key]}; this dataset has {current[key]}",
-                    hint="Use set_epoch(epoch, step) to resume with other ranks.",
+                    hint="Use set_epoch(epoch, step) to resume with another number of ranks.",
                 )
         cursor = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
         saved = replace(cursor, rows=state["rows"], checksum=state["checksum"])
@@ -234,7 +234,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         check_minimum(0, given=given)
         if given and (self._collated or cursor.step == self._rows):
             raise UsageError(
-                f"state was saved after {given} samples of a batch; this dataset yields whole batches"
+                f"state was saved after {given} samples of a batch; this dataset yields complete batches"
                 if self._collated
                 else f"state was saved after {given} samples of the batch at step {self._rows}, "
                 "the end of the epoch",

@@ -1,4 +1,4 @@
-"""Rank of a process and number of ranks, including the case that accelerate divides the rows.
+"""The rank of this process and the number of ranks, also if accelerate divides the rows.
 
 Trainers initialize torch.distributed after they create the dataset, so the rank is read when a loop
 starts. torch.distributed is not initialized in a spawned DataLoader worker; the worker inherits the

@@ -38,7 +38,7 @@ _NUMPY_DTYPES = {
     torch.complex64,
     torch.complex128,
 }
-_HEADER_BYTES = mmap.PAGESIZE  # before the ring: uint64, number of bytes read so far
+_HEADER_BYTES = mmap.PAGESIZE  # the header has the number of bytes read so far (uint64)
 _MIN_RING_BYTES = 1 << 16  # smaller batches are sent through the pipe
 _MAX_RING_BYTES = 1 << 24  # maximum size of a worker's ring
 _RING_BATCHES = 4  # batches that fit into a ring
@@ -66,14 +66,14 @@ def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensor(array: Any) -> Any:
-    """Return an array as a tensor, or unchanged if torch does not have its dtype."""
+    """Return an array as a tensor, or unchanged if torch does not support the dtype."""
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError):
         return array
 
 
-# -- batches of a worker
+# -- batches that a worker sends
 
 
 class _Sent(dict[str, Any]):
@@ -134,11 +134,11 @@ ForkingPickler.register(_Sent, _reduce)  # only between processes; `pickle` writ
 
 
 class RingPosition(NamedTuple):
-    """The position of columns of bytes in a ring.
+    """The position of byte columns in a ring.
 
     ring    id of the ring
     size    bytes of the ring
-    handle  file descriptor of the ring in its first batch; None in later batches
+    handle  file descriptor of the ring in the ring's first batch; None in later batches
     start   number of bytes that were written to the ring before
     sizes   column -> size of each value in bytes
     """

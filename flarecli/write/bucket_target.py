@@ -7,8 +7,8 @@
                                `finish` copies to OUT
     OUT/.flare/done            marks a complete copy, after which `.flare` can be deleted
 
-Objects cannot be renamed, so the playlist is the commit. If it exists, all listed files are
-complete, whatever `.flare` contains.
+Objects cannot be renamed, so the playlist is the commit. If the playlist exists, all listed files
+are complete, whatever `.flare` contains.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ class BucketTarget(Target):
             try:
                 self._admit(resume, overwrite)
             except UsageError:
-                if not _has_objects(
-                    out / SCRATCH
-                ):  # with objects, the lease reports the other pack
+                # if another pack has created scratch objects, the lease below reports that pack
+                if not _has_objects(out / SCRATCH):
                     raise
             if self.is_done:
                 return
@@ -84,16 +83,15 @@ class BucketTarget(Target):
             self.is_done = True
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
-        """Continue from the state that an earlier process, killed at any time, may have left."""
+        """Continue from the state of an earlier process, which may have been killed at any time."""
         if _has_objects(self._new):
             if not resume and not overwrite:
                 raise self._unfinished()
             if self._done.exists():
                 self._clear()
             elif (self._new / PLAYLIST).exists() and self._is_new_complete():
-                if (
-                    self._out / PLAYLIST
-                ).exists():  # `_replace` did not delete the old playlist yet
+                # the old playlist exists until `_replace` deletes it
+                if (self._out / PLAYLIST).exists():
                     self._check_replaceable()
                 self._replace()
                 self._clear()

@@ -201,7 +201,7 @@ def address_columns(batch: pa.RecordBatch) -> list[str]:
 
 
 def check_names(schema: pa.Schema, names: Sequence[str], option: str) -> None:
-    """Raise UsageError for the first unknown column name; `option` is the option that has it."""
+    """Raise UsageError for the first unknown column name; `option` names the option with names."""
     known = set(schema.names)
     for name in names:
         if name not in known:

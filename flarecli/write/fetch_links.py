@@ -56,9 +56,8 @@ SPOOL_CHECK_S = 1.0  # interval of spool checks while waiting for a link
 # The first wait for a link ends after this time or when a later link arrives, because waking up for
 # each response would cost more.
 _FIRST_WAIT_S = 0.003
-_TEXT_KINDS = frozenset(
-    {"html", "xml", "json", "str"}
-)  # for these kinds, a web page is a valid value
+# kinds of files for which a web page is a valid value
+_TEXT_KINDS = frozenset({"html", "xml", "json", "str"})
 _MARKUP_STARTS = frozenset(b"<\xef\t\n\v\f\r ")  # first bytes of a body that may be a web page
 # A column that fills less than 1/_MIN_FILL of its buffer is copied, so that it does not keep the
 # whole buffer in memory.
@@ -84,7 +83,10 @@ class Fetched:
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def without(self, failures: Mapping[int, Failure]) -> Fetched:
-        """Return a copy in which rows have failed; `failures` maps row numbers in the batch."""
+        """Return a copy in which some rows are failures.
+
+        failures  row number in the batch -> failure
+        """
         if not failures:
             return self
         batch, rows = drop_rows(self.batch, self.rows, failures)
@@ -162,7 +164,7 @@ class _Slice:
 
     first        position of the first row in the selection
     texts        for each link column, the addresses of all rows
-    outcomes     outcome of each link at [row * link columns + column]; None until it is known
+    outcomes     outcome of each link, row by row; None until the outcome is known
     request      the request that was passed to the engine
     has_objects  True if a link names an object of a bucket
     """
@@ -364,7 +366,7 @@ class _Fetcher:
                     yield FetchedLink(part.first + row, i, address, data, is_page)
 
     def _take_run(self, part: _Slice, row: int, max_bytes: int) -> int:
-        """Move the next rows with plain bytes as links to the builders; return the number of rows.
+        """Move the next rows whose links are plain bytes to the builders; return the row count.
 
         The run ends at a link that has not arrived, failed, is empty or may be a web page, or when
         the run has `max_bytes`.

@@ -1,6 +1,6 @@
 """A local folder as the target of a pack or an unpack: locked, and recorded in a journal.
 
-    OUT/.flare/          locked with flock while a process writes; the lock ends with its process
+    OUT/.flare/          locked with flock while a process writes; the lock ends with the process
     OUT/.flare/lock      the owner: process id, host, start time
     OUT/.flare/journal   completed steps; while the journal exists, readers refuse OUT
     OUT/.flare/*.part    files that are being written
@@ -64,9 +64,9 @@ class FolderTarget(Target):
         self.final = os.path.realpath(whole_path(self.shown))
         if os.path.lexists(self.final) and not os.path.isdir(self.final):
             raise UsageError(
-                "is a file; expected a folder",
+                "expected a folder, got a file",
                 where=self.shown,
-                hint="Name the output folder last.",
+                hint="Name the output folder as the last argument.",
             )
         if overwrite:
             self.hint = f"Name another folder: --overwrite replaces only output of `flare {noun}`."
@@ -105,7 +105,7 @@ class FolderTarget(Target):
             self.contents.check_replaceable(at, names, self.shown, self._is_begun())
 
     def _claim(self, resume: bool, overwrite: bool) -> None:
-        """Try once to lock the folder; give up if another process finished or removed it."""
+        """Try once to lock the folder; return if another process finished or removed the folder."""
         scratch, created = os.path.join(self.folder, SCRATCH), list[str]()
         if not os.path.isdir(scratch):
             if self._has_files():
@@ -124,7 +124,8 @@ class FolderTarget(Target):
             self._lock(fd, scratch, created)
             with contextlib.suppress(FileNotFoundError):
                 self._store.pin()
-            if not _is_same(fd, scratch):  # `pin` precedes, so that both refer to one folder
+            # check after `pin`, so that the lock and the store refer to the same folder
+            if not _is_same(fd, scratch):
                 return
             is_begun = os.path.exists(os.path.join(scratch, "journal"))
             if is_begun and not resume and not overwrite:
@@ -217,7 +218,8 @@ class FolderTarget(Target):
         interrupted rename.
         """
         old = self._sibling("old")
-        if os.path.isdir(old) and os.path.isdir(self.final):  # a killed process kept both
+        # a killed process may have left the old folder
+        if os.path.isdir(old) and os.path.isdir(self.final):
             shutil.rmtree(old)
         if os.path.isdir(self.final):
             os.rename(self.final, old)
@@ -226,7 +228,7 @@ class FolderTarget(Target):
         shutil.rmtree(old, ignore_errors=True)
 
     def _remove_scratch(self, scratch: int, folder: str) -> None:
-        """Remove the scratch folder, and the journal last, because it marks unfinished output."""
+        """Remove the scratch folder, and the journal last, which marks the output as unfinished."""
         for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):
             os.unlink(name, dir_fd=scratch)
         os.rmdir(os.path.join(folder, SCRATCH))

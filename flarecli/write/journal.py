@@ -66,10 +66,8 @@ class Journal:
             return
         first, *rest = _checked(lines, self._at)
         head = json.loads(json.dumps(head))
-        if self._checksum is not None and first != head == {
-            **first,
-            "source": head["source"],
-        }:  # written by a version that read the complete source first
+        # an earlier version read the complete source first
+        if self._checksum is not None and first != head == {**first, "source": head["source"]}:
             head["source"], self._checksum = self._checksum.total(), None
         if first != head:
             raise self._of_another(_difference(first, head))
@@ -136,7 +134,7 @@ class Journal:
             "failed": dict(failed),
         }
         self._note(entry)
-        self.shards.append(entry)  # only after the line was written
+        self.shards.append(entry)  # only after the journal line was written
 
     def _note(self, entry: dict[str, Any]) -> None:
         source = {} if self._checksum is None else {"source": self._checksum.state()}

@@ -4,7 +4,7 @@
 
 The object is created and taken over by conditional puts, so only one process succeeds. Clocks of
 other machines are not used. A process that finds an existing lock checks whether the object changes
-within DEAD_S, or whether the owner is running if it is a process on the same machine.
+within DEAD_S. If the owner is on the same machine, it checks whether the owner is running instead.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class LinkFailure:
     hint: str = ""
 
 
-# Outcome of a link; None if the download is in progress, a Location or Future if it is not read yet
+# Outcome of a link; None during the download, a Location or Future if the file is not read yet
 Outcome: TypeAlias = (
     "bytes | FetchedLink | Page | Fault | LinkFailure | Location"
     " | Future[bytes | LinkFailure | None] | None"

@@ -1,4 +1,4 @@
-"""Claim the target of a pack: a local folder, or a folder in a bucket."""
+"""Functions that claim the target of a pack: a local folder, or a folder in a bucket."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ def claim(
     if at is None:
         target = FolderTarget(out, resume=resume, overwrite=overwrite)
     else:
-        from flarecli.write.bucket_target import (
-            BucketTarget,
-        )  # a late import, because it loads a bucket client
+        # a late import, because this module loads a bucket client
+        from flarecli.write.bucket_target import BucketTarget
 
         target = BucketTarget(at, resume=resume, overwrite=overwrite)
     if target.is_done:

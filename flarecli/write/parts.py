@@ -124,7 +124,7 @@ class _Shards:
             raise FormatError(
                 "columns differ from the columns of earlier parts",
                 where=self._at / name,
-                hint="Set the encodings of these columns with --encode.",
+                hint="Set the encodings of the differing columns with --encode.",
             )
         self._urls += [f"{name}/{url}" for url in part.urls]
         for key, counts in self._counts.items():

@@ -34,9 +34,9 @@ class ShardQueue:
     jobs  maximum number of shards written at a time; with 1, the calling thread writes the shards
 
     `add` and `close` call `record` for each shard, in order, with the first row of the next shard.
-    `record` is an argument of each call, because a reference from the queue would prevent garbage
-    collection of an open Writer, which abandons its output. After a shard has failed, all later
-    calls raise, so that no dataset is finished without the rows of that shard.
+    `record` is an argument of each call, because a stored reference would prevent the garbage
+    collection of an unused Writer. After a shard has failed, all later calls raise, so that no
+    dataset is finished without the rows of that shard.
     """
 
     def __init__(self, jobs: int) -> None:

@@ -38,11 +38,10 @@ __all__ = [
     "check_streams",
 ]
 
-_DATASET = (PLAYLIST, *INDEX_FILES)  # a folder with one of these is a dataset
-_SHARD = re.compile(
-    r"(?:shard\.)?\d{5,}\..+|shardindex\.json|shards"
-)  # names of shards in any format
-_PART = re.compile(r"\d{5,}")  # the name of a part of a pack
+_DATASET = (PLAYLIST, *INDEX_FILES)  # a folder with one of these files is a dataset
+# names of shards in any format
+_SHARD = re.compile(r"(?:shard\.)?\d{5,}\..+|shardindex\.json|shards")
+_PART = re.compile(r"\d{5,}")  # folder name of a part of a pack
 
 
 class Contents(ABC):
@@ -149,7 +148,7 @@ class Target(ABC):
 
     shown    the address as the user typed it
     at       folder to which files are written; with `overwrite`, not the final folder
-    is_done  True if the folder contains finished output and `resume` is set; it is not locked then
+    is_done  True if the folder contains finished output and `resume` is set; no lock is then taken
     raises   UsageError if the folder has other contents; UnfinishedError for unfinished output
              without `resume`; BusyError with the owner if another process writes to the folder;
              ReachError if the folder cannot be created
@@ -214,7 +213,7 @@ def check_dataset(at: Location) -> None:
 
     A folder without a readable playlist is not checked.
 
-    raises  errors of `check_files`
+    raises  the same errors as `check_files`
     """
     try:
         playlist = playlists.read(at / PLAYLIST)

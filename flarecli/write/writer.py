@@ -47,15 +47,15 @@ _KEYS_HINT = "Make the keys unique, or omit the column, so that each row gets a 
 
 
 class Writer:
-    """A writer of rows as shards in a folder, on a disk or in a bucket.
+    """A writer that stores rows as shards in a folder, on a disk or in a bucket.
 
         with Writer("out", columns={"image": "jpeg", "label": "int"}) as writer:
             writer.write({"image": data, "label": 3})
 
     At the end of the block, `close()` writes the index and then the playlist. After an exception,
     `abandon()` keeps the finished shards. A later Writer with `resume=True` continues after these
-    shards, and its `rows` is their number of rows. A Writer that is garbage collected while open is
-    abandoned with a ResourceWarning.
+    shards, and its `rows` starts at their row count. A Writer that is garbage collected while open
+    is abandoned with a ResourceWarning.
 
     columns    name -> encoding, or Columns; None infers the columns from the first `write_batch`
     settings   shard limits, compression and checksums
@@ -68,7 +68,7 @@ class Writer:
                complete, as in the original library
     unrecorded  batches of rows that are not in a recorded shard, in order, with the position of
                each row in the selection
-    raises     UsageError, UnfinishedError, BusyError: see `Target`; UsageError for an unknown format
+    raises     the errors of `Target`, and UsageError for an unknown format
     """
 
     @checked
@@ -104,12 +104,12 @@ class Writer:
         self._samples = _SampleBuffer()
         # keys in the unfinished shard, if the format requires unique keys
         self._shard_keys: set[bytes] = set()
-        # writing uncompressed bytes costs less than a thread
+        # one job for uncompressed shards, because writing them costs less than a thread
         self._queue = ShardQueue(jobs if self.settings.compression else 1)
         self._ended = self.target.is_done
         self._writes_playlist = playlist
         self._is_abandoned = False
-        # True while rows are moved between fields: an interrupt would lose or repeat them
+        # True while rows are moved between fields, when an interrupt would lose or repeat rows
         self._is_inconsistent = False
         self.rows = self.next = 0
         self.written_bytes = 0  # stored size of the rows that this Writer wrote
@@ -377,7 +377,7 @@ class Writer:
             fresh.add(name)
 
     def _flush(self, next: int) -> None:
-        """Queue the buffered rows as one shard; `next` is the first row of the shard after it."""
+        """Queue the buffered rows as one shard; `next` is the first row of the next shard."""
         self._is_inconsistent = True
         number, size = len(self._chunks) + len(self._queue), self._buffered_bytes
         write = partial(self._write_shard, number, self._buffered)
@@ -434,7 +434,7 @@ class Writer:
         return self._journal.source_matches(state)
 
     def fail(self, failure: Failure) -> None:
-        """Add a failed row to the list. Failed rows are added in row order, before later rows."""
+        """Add a failed row to the list. Call this in row order, before later rows are written."""
         self.failed.add(failure)
 
     @checked

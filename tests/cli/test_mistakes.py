@@ -101,8 +101,8 @@ def run_line(place, monkeypatch, capfd):
         ),
         (
             "pack first.parquet first.parquet",
-            "first.parquet: is a file; expected a folder",
-            "Name the output folder last.",
+            "first.parquet: expected a folder, got a file",
+            "Name the output folder as the last argument.",
         ),
         (
             "pack first.parquet files --overwrite",

@@ -221,7 +221,7 @@ def test_options_of_a_group():
 @pytest.mark.parametrize(
     ("configs", "strategy", "message"),
     [
-        ([{"ratio": 1}, {}], "no_mixing", "expected a ratio for each stream, or for none"),
+        ([{"ratio": 1}, {}], "no_mixing", "expected a ratio for all streams or for no stream"),
         ([{"ratio": -1}, {"ratio": 2}], "no_mixing", "ratios: expected numbers >= 0"),
         ([{"ratio": 0}], "no_mixing", "ratios: expected numbers >= 0 and one > 0"),
         ([{"ratio": float("nan")}], "no_mixing", "ratios: expected numbers >= 0"),

@@ -135,7 +135,9 @@ def test_weights_of_streams_are_derived(folders, how, size, wanted):
         assert np.allclose(found, wanted) and len(ids(data)) == sum(one[2] for one in wanted)
     streams[1].choose = 3  # changed by the user
     if how == [{}, {}]:
-        with pytest.raises(UsageError, match="expected a proportion for each stream, or for none"):
+        with pytest.raises(
+            UsageError, match="expected a proportion for all streams or for no stream"
+        ):
             StreamingDataset(streams=streams)
 
 
@@ -212,17 +214,17 @@ def test_slow_settings_warn(folders):
     with pytest.warns(UserWarning) as caught:
         StreamingDataset(local=folders[0], predownload=4, batch_size=8)
     assert [str(one.message) for one in caught] == [
-        "predownload < batch_size (4 < 8). This may result in slower batch time. "
-        "Recommendation is to set predownload to at least batch_size."
+        "predownload < batch_size (4 < 8), so batches may be slow. "
+        "Set predownload to at least batch_size."
     ]
     data = StreamingDataset(local=folders[0], shuffle=True, shuffle_block_size=5)
     largest = int(data.samples_per_shard.max())
     with pytest.warns(UserWarning) as caught:
         ids(data)
     assert [str(one.message) for one in caught] == [
-        f"Shuffle block size was smaller than shard size for some shards (5 < {largest}): "
-        "samples are shuffled within single shards only. "
-        "Recommendation is to set shuffle_block_size to some multiple of the shard size."
+        f"shuffle_block_size is smaller than some shards (5 < {largest}), so "
+        "samples are shuffled only within single shards. "
+        "Set shuffle_block_size to a multiple of the shard size."
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -282,8 +282,8 @@ def test_a_run_refuses_a_cursor_or_yields_exactly_the_remaining_rows(data, curso
         ({"ranks": 0}, "ranks: expected at least 1, got 0"),
         ({"epoch": 1 << 63}, f"epoch: expected less than 2^63, got {1 << 63}"),
         ({"checksum": "0" * 32}, "position was saved with data of checksum"),
-        ({"checksum": None}, "not a state that a Loader saved"),
-        ({"step": 10**5000}, "not a state that a Loader saved"),
+        ({"checksum": None}, "expected a state that a Loader saved"),
+        ({"step": 10**5000}, "expected a state that a Loader saved"),
     ],
 )
 def test_a_state_with_invalid_values_is_refused_and_changes_nothing(data, change, message):

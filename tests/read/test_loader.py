@@ -201,7 +201,7 @@ def test_transforms_may_return_several_samples_or_none(data):
         next(loop)
     with pytest.raises(
         UsageError,
-        match="^state was saved between samples of one row with 2 ranks, not 1$",
+        match="^state was saved within one row with 2 ranks; there are 1 now$",
     ):
         flare.Loader(data, 8).load(other.save())
 
@@ -290,8 +290,8 @@ def test_invalid_arguments_and_samples_are_refused(data):
         ({"rows": 104}, "position was saved with data of 104 rows; this data has 103 rows"),
         ({"step": 104}, "step 104 is outside the epoch, which has 103 steps"),
         ({"order": "x"}, "unknown order 'x'"),
-        ({"step": "1"}, "not a state that a Loader saved"),
-        ({"more": 1}, "not a state that a Loader saved"),
+        ({"step": "1"}, "expected a state that a Loader saved"),
+        ({"more": 1}, "expected a state that a Loader saved"),
     ],
 )
 def test_an_invalid_state_is_refused_and_changes_nothing(data, change, message):

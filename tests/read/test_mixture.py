@@ -104,7 +104,7 @@ def test_row_numbers_of_a_mix_count_the_concatenated_datasets(parts):
         ("b", 69),
         ("a", 299),
     ]
-    with pytest.raises(RowsError, match="^row outside the mix, which has 370 rows$"):
+    with pytest.raises(RowsError, match="^row is outside the mix, which has 370 rows$"):
         whole[370]
 
 

@@ -180,5 +180,5 @@ def test_a_shuffle_depends_on_seed_and_epoch_and_stores_no_table():
         == 4
     )
     assert abs(one.mean() / 10**12 - 0.5) < 0.05
-    with pytest.raises(RowsError, match="^step outside 0 to 9$"):
+    with pytest.raises(RowsError, match="^step is outside the range 0 to 9$"):
         positions(np.array([10]), 10, 0)

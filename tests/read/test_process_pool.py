@@ -43,7 +43,7 @@ def test_an_exited_worker_process_is_reported(data):
                 data, transform=lambda sample: os._exit(7), workers=1, processes=True, start="fork"
             )
         )
-    with pytest.raises(UsageError, match="^cannot be sent to another process: "):
+    with pytest.raises(UsageError, match="^cannot send to another process: "):
         list(flare.Loader(data, transform=lambda sample: sample, processes=True, start="spawn"))
 
 

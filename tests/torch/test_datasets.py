@@ -154,7 +154,7 @@ def test_states_of_another_dataset_are_refused(data):
         ({"seed": 7}, "state was saved with seed 7; this dataset has 6"),
         ({"ranks": 2}, "state was saved with ranks 2; this dataset has 1"),
         ({"step": 999}, "step 999 is outside the epoch, which has 103 steps"),
-        ({"more": 1}, "not a state that an IterableDataset saved"),
+        ({"more": 1}, "expected a state that an IterableDataset saved"),
     ):
         with pytest.raises(UsageError) as caught:
             stream.load_state_dict(stream.state_dict() | change)
@@ -225,7 +225,7 @@ def test_invalid_arguments_are_refused(data):
     ):
         assert_refused(
             lambda state=state: stream.load_state_dict(state),
-            "not a state that an IterableDataset saved",
+            "expected a state that an IterableDataset saved",
             SAVED,
         )
     stream.load_state_dict(

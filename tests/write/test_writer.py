@@ -280,7 +280,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path):
         hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
         assert caught.value.hint == (replacing if overwrite else hint)
     assert files(tmp_path) == {"notes.txt": b"mine"}
-    with pytest.raises(UsageError, match="is a file; expected a folder$"):
+    with pytest.raises(UsageError, match="expected a folder, got a file$"):
         Writer(str(tmp_path / "notes.txt"), columns=COLUMNS)
 
 

@@ -52,7 +52,9 @@ class FileWriter(Closeable):
         """
         if self._file is None or self._count == self.n:
             raise UsageError(
-                f"all {self.n} records are written" if self._file else "the file is closed",
+                f"all {self.n} records were already written"
+                if self._file
+                else "the file is closed",
                 where=self.fname,
             )
         try:

@@ -58,7 +58,7 @@ def _collect(
         elif entry.is_file():
             contents[path] = locate(entry.path)
         else:
-            raise MissingError("a dangling link, or not a regular file", where=entry.path)
+            raise MissingError("dangling link, or not a regular file", where=entry.path)
 
 
 class PackedFolder:

@@ -19,7 +19,7 @@ def _called(source: Any) -> Callable[[int], Any]:
     if callable(source):
         called: Callable[[int], Any] = source
         return called
-    if hasattr(source, "__getitem__"):  # the original takes any indexable object
+    if hasattr(source, "__getitem__"):  # the original accepts any indexable object
         getitem: Callable[[int], Any] = source.__getitem__
         return getitem
     raise UsageError(

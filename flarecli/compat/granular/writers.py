@@ -119,9 +119,8 @@ class _Writer(Closeable):
         if datapoint.keys() != self._spec.keys():
             key = min(datapoint.keys() ^ self._spec.keys())
             raise UsageError(f"missing or unknown key {key!r:.60}")
-        row = [
-            self._encoded(key, datapoint[key]) for key in self._spec
-        ]  # encode all values before a value is written
+        # encode all values before writing the first value
+        row = [self._encoded(key, datapoint[key]) for key in self._spec]
         self._pending.append(row)
         self._pending_bytes += sum(
             len(value) if isinstance(value, bytes) else sum(map(len, value)) for value in row

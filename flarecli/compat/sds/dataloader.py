@@ -111,7 +111,7 @@ class StreamOptions:
     """Options of one dataset in a mix.
 
     ratio             share of the batches; 0 means that the dataset is unused
-    mixing_group_id   for each batch, all ranks use the same group, and each rank draws a stream
+    mixing_group_id   all ranks use the same group for a batch; each rank draws one of its streams
     dataloader_kwargs  additional arguments for torch's DataLoader
     is_main           True for the loader's `main_stream`
     batch_size, batch_gpu  samples per batch on all ranks, and per rank; None for both disables
@@ -222,7 +222,7 @@ def _normalized(ratios: Sequence[float | None]) -> list[float]:
     if not numbers:
         return [1.0 / len(ratios)] * len(ratios) if ratios else []
     if len(numbers) < len(ratios):
-        raise UsageError("expected a ratio for each stream, or for none")
+        raise UsageError("expected a ratio for all streams or for no stream")
     if not all(number >= 0 for number in numbers) or not 0 < sum(numbers) < math.inf:
         raise UsageError(f"ratios: expected numbers >= 0 and one > 0, got {numbers}")
     return [number / sum(numbers) for number in numbers]

@@ -28,7 +28,7 @@ MAX_EXTENSION_LENGTH = 12
 
 @dataclass(frozen=True, slots=True)
 class FetchedRow:
-    """A row whose files are present, or the error of fetching them.
+    """A row whose files are present, or the error that occurred while fetching the files.
 
     sample  columns of the row, with file paths instead of addresses
     files   column -> path
@@ -275,7 +275,7 @@ def _first(src: str, count: int | None) -> str | list[str]:
         return src
     if count < 1 or src.endswith(".txt"):
         raise UsageError(
-            f"max_index_files_to_use: expected at least 1 and a wildcard, got {count}",
+            f"max_index_files_to_use: expected at least 1, and a wildcard as src, got {count}",
             where=src,
         )
     return expand(src)[:count]

@@ -34,7 +34,7 @@ def samples_per_stream(
     if any(share is not None for share in shares):
         if any(share is None for share in shares) or not sum(share or 0 for share in shares):
             raise UsageError(
-                "expected a proportion for each stream, or for none",
+                "expected a proportion for all streams or for no stream",
                 hint="Omit repeat and choose.",
             )
         return _divide([share or 0 for share in shares], total)
@@ -81,7 +81,7 @@ class Sampler:
 
     starts       per stream: the first sample of each shard, then the number of samples
     counts       number of samples that each stream has in the epoch
-    method       `balanced` draws another partial pass in each epoch; `fixed` always the same
+    method       `balanced` draws a partial pass for each epoch; `fixed` repeats one partial pass
     granularity  number of consecutive samples that are drawn together in a partial pass
     """
 

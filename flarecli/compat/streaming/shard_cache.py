@@ -17,7 +17,7 @@ from flarecli.formats import INDEX
 
 __all__ = ["ShardCache"]
 
-MIN_SHARDS_IN_LIMIT = 4  # minimum cache limit, in sizes of the largest shard
+MIN_SHARDS_IN_LIMIT = 4  # minimum cache limit, in multiples of the largest shard
 
 
 class ShardCache(Sequence[Any]):
@@ -45,7 +45,7 @@ class ShardCache(Sequence[Any]):
             raise UsageError(
                 f"Minimum cache usage ({self._index_bytes} bytes) is larger than the cache limit "
                 f"({limit} bytes)",
-                hint="Increase `cache_limit`, because the indexes alone use the minimum.",
+                hint="Increase `cache_limit` above the size of the indexes.",
             )
         largest = max(
             sum(size for _, size in part.files(i)) for part in parts for i in range(len(part))
@@ -85,7 +85,7 @@ class ShardCache(Sequence[Any]):
                     os.utime(os.path.join(stream.folder, raw.basename))
 
     def evict(self, shard: int) -> int:
-        """Remove a shard from its folder, except an only copy; return the number of freed bytes."""
+        """Remove a shard from its folder if another copy exists; return the freed bytes."""
         stream, reader = self.of(shard)
         if not stream.is_copied:
             return 0

@@ -47,8 +47,8 @@ class StreamingDataset(Array):
 
     streams       several datasets, instead of one dataset in `remote`, `local` and `split`
     download_retry, download_timeout, validate_hash, keep_zip  defaults for all streams
-    epoch_size    samples per epoch, such as 10000 or `10k`; streams are drawn in proportion to
-                  their proportions or sizes
+    epoch_size    samples per epoch, such as 10000 or `10k`; divided among the streams by their
+                  proportions or sizes
     predownload   number of samples for which shards are fetched in advance
     cache_limit   maximum bytes in the local folders, including indexes; at least four times the
                   largest shard; the least recently used shard is evicted first
@@ -125,8 +125,8 @@ class StreamingDataset(Array):
             raise UsageError(f"num_canonical_nodes must be at least 1, got {num_canonical_nodes}")
         if predownload is not None and batch_size is not None and predownload < batch_size:
             warnings.warn(
-                f"predownload < batch_size ({predownload} < {batch_size}). This may result in "
-                "slower batch time. Recommendation is to set predownload to at least batch_size.",
+                f"predownload < batch_size ({predownload} < {batch_size}), so batches may be slow. "
+                "Set predownload to at least batch_size.",
                 stacklevel=2,
             )
         where = {"remote": remote, "local": local, "split": split}
@@ -202,7 +202,7 @@ class StreamingDataset(Array):
 
     @property
     def _batching(self) -> Batching | None:
-        """The streams of batches; None for random batches.
+        """The assignment of batches to streams; None for random batches.
 
         raises  UsageError if a stream is too small to be in every batch
         """
@@ -324,10 +324,9 @@ class StreamingDataset(Array):
         largest = int(self.samples_per_shard.max())
         if self.shuffle and self.shuffle_algo != "naive" and self.shuffle_block_size < largest:
             warnings.warn(
-                "Shuffle block size was smaller than shard size for some shards "
-                f"({self.shuffle_block_size} < {largest}): samples are shuffled within single "
-                "shards only. "
-                "Recommendation is to set shuffle_block_size to some multiple of the shard size.",
+                "shuffle_block_size is smaller than some shards "
+                f"({self.shuffle_block_size} < {largest}), so samples are shuffled only within "
+                "single shards. Set shuffle_block_size to a multiple of the shard size.",
                 stacklevel=3,
             )
 
@@ -397,9 +396,9 @@ class StreamingDataset(Array):
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Resume at a saved position, with its seed, on any number of ranks and workers.
 
-        raises  UsageError for a position outside the epoch, for a position that mosaicml-streaming
-                saved within an epoch, because its order differs, and for another size of a global
-                batch if batches are drawn by stream
+        raises  UsageError for a position outside the epoch, a position within an epoch of
+                mosaicml-streaming, whose order differs, or another global batch size if batches
+                are drawn by stream
         """
         seed = int(obj.get("shuffle_seed", self.shuffle_seed))
         epoch, step = int(obj.get("epoch", 0)), int(obj.get("sample_in_epoch", 0))

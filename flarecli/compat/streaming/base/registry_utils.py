@@ -18,7 +18,7 @@ class Registry:
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str, *, func: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Register a class or a function; without `func`, return a decorator that registers."""
+        """Register a class or a function; without `func`, return a registering decorator."""
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             self._functions[name] = function

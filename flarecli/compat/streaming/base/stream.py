@@ -47,7 +47,7 @@ class Stream:
                           samples; pass at most one, and a StreamingDataset sets the others
     download_retry, download_timeout  number of retries, and timeout in seconds
     validate_hash         name of a listed hash that is also used to check files in `local`
-    keep_zip              keep the compressed file next to the decompressed one
+    keep_zip              keep the compressed file next to the decompressed file
     raises                UsageError
     """
 
@@ -96,7 +96,7 @@ class Stream:
 
     @property
     def given(self) -> Weights:
-        """The weights that the user set, before or after a dataset derived the others."""
+        """The weights that the user set, before or after a dataset derived the other weights."""
         return self._given if self._weights == self._derived else self._weights
 
     def derive(self, size: int, count: int, total: int) -> None:

@@ -24,7 +24,7 @@ def merge_index(
 ) -> None:
     """Write one `index.json` for all datasets below a folder.
 
-    The arguments are `merge_index(out)` or `merge_index(index_file_urls, out)`.
+    The function is called as `merge_index(out)` or `merge_index(index_file_urls, out)`.
 
     index_file_urls  the `index.json` of each dataset, in order; default: all below `out`
     keep_local, download_timeout  accepted without effect, because indexes are not copied

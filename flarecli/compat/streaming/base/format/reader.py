@@ -24,7 +24,7 @@ from flarecli.storage.memory import MemoryStore
 
 __all__ = ["Array", "FileInfo", "Reader", "Shards", "read_index", "reader_from_json"]
 
-MAX_OPEN_SHARDS = 128  # readers kept per folder
+MAX_OPEN_SHARDS = 128  # maximum number of readers kept per folder
 
 
 class PicklesError(UnsafeError, ValueError):
