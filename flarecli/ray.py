@@ -22,7 +22,7 @@ from flarecli.formats import DEFAULT, find
 from flarecli.model import Columns, Settings
 from flarecli.names import is_url, whole_path
 from flarecli.write import Journal, Target, Writer, claim, error_of, parts
-from flarecli.write.columns import ColumnConverter, check_names, chosen_encodings
+from flarecli.write.columns import ColumnConverter, check_names, chosen_encodings, source_types
 
 try:
     from ray.data.block import BlockMetadata
@@ -219,9 +219,8 @@ class FlareSink(Datasink[Any]):
         stored = {
             field.name: kept for field in batch.schema if (kept := encodings.encoding_of(field))
         }
-        return writer.name_columns(
-            chosen_encodings(batch, batch.schema.names, self._encodings, {}, stored)
-        )
+        chosen = chosen_encodings(batch, batch.schema.names, self._encodings, {}, stored)
+        return writer.name_columns(chosen, source_types(batch.schema, chosen, self._encodings, {}))
 
     def on_write_complete(self, write_result: Any) -> None:
         """Join the parts and write the playlist."""

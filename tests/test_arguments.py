@@ -88,7 +88,7 @@ def test_a_condition_on_an_unknown_column_lists_the_columns(place):
         flarecli.open(place / "out").where("txt = 'a'")
     assert (str(caught.value), caught.value.hint) == (
         "--where: no column 'txt'",
-        "Did you mean text? Choose from id, link, text.",
+        "Did you mean text? Choose from id, text, link.",
     )
 
 

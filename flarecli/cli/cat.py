@@ -70,8 +70,8 @@ def command(line: Line) -> int:
         )
     options: dict[str, Any] = line.keywords(CatOptions)
     if line.raw is not None:
-        options["columns"] = [line.raw]
-    exact = line.raw is not None or line.to not in ("arrow", "parquet")
+        options |= {"columns": [line.raw], "stored": True}
+    exact = line.to not in ("arrow", "parquet")
     batches = commands.cat(line.sources, exact=exact, progress=ProgressBar(printer), **options)
     style = output.ValueStyle(line.bytes_as == "base64", line.allow_pickle, line.csv_safe)
     output.write(batches, printer, line.to, line.raw, style)

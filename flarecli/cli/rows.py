@@ -385,6 +385,8 @@ def _values(
         if style.as_base64 or encoding == "pkl":
             return [None if data is None else _bytes(bytes(data), encoding, style) for data in raw]
         return [None if data is None else bytes_summary(data) for data in raw]
+    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        array = array.cast(pa.large_string())
     values: list[Any] = array.to_pylist()
     if encoding in _NUMBERS:
         parse = float if numbers and encoding == "str_float" else _NUMBERS[encoding]
@@ -404,6 +406,8 @@ def _values(
         or pa.types.is_boolean(kind)
         or pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
+        or pa.types.is_temporal(kind)
+        or pa.types.is_decimal(kind)
     ):
         return values
     return [json_value(value) for value in values]

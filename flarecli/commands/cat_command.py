@@ -35,12 +35,13 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     Options select rows in this order: rows, sample, shuffle, rank, where, limit, head, tail. Only
     the necessary byte ranges of a remote dataset are read. The source `-` is a tar archive on
     `stdin` (default: standard input), which is read once. With `exact`, numbers that a format
-    stores as text stay text. Raises UsageError for an unknown column, RowsError for a row that does
-    not exist, and the errors of reading a dataset.
+    stores as text stay text, unless the playlist lists the types of the packed table. With
+    `stored`, all columns have the types of their encodings. Raises UsageError for an unknown
+    column, RowsError for a row that does not exist, and the errors of reading a dataset.
     """
     sources = address_texts(options.sources)  # an iterator can be read only once
     where, limit, head, tail = options.where, options.limit, options.head, options.tail
-    exact = options.exact and where is None
+    exact = (options.exact or options.stored) and where is None
     if tar_stream.is_stdin(sources):
         selected = (options.rows, options.sample, options.shuffle, options.rank)
         if any(one is not None for one in selected):
@@ -55,6 +56,7 @@ def cat(options: CatOptions) -> Iterator[pa.RecordBatch]:
     data, parts = open_dataset(
         sources, options.format, options.streams, guard, progress=options.progress
     )
+    exact = exact and (options.stored or not data.types)
     if columns is not None and where is None:
         check_names(data.schema.names, columns)
     order = select_rows(

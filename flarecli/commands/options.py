@@ -563,6 +563,7 @@ class CatOptions(CacheOptions, _RowOptions, _FormatOptions, _SeedOptions):
         ),
     )
     exact: bool = False
+    stored: bool = False
     stdin: IO[bytes] | None = None
 
 

@@ -12,6 +12,13 @@ from typing import TYPE_CHECKING, Any
 from flarecli.lazy import named
 
 if TYPE_CHECKING:
+    from flarecli.encodings.arrow_types import (
+        is_restorable,
+        parse_type,
+        restore,
+        type_header,
+        without_variants,
+    )
     from flarecli.encodings.columns import (
         encoding_of,
         field,
@@ -54,16 +61,21 @@ __all__ = [
     "field",
     "infer_encoding",
     "is_binary",
+    "is_restorable",
     "is_text",
     "lookup",
     "natural_of",
     "split_images",
+    "parse_type",
     "plain",
+    "restore",
     "source_of",
     "raw_values",
     "stored",
+    "type_header",
     "typed",
     "value_sizes",
+    "without_variants",
 ]
 
 _MODULES = {
@@ -82,16 +94,21 @@ _MODULES = {
     "field": "columns",
     "infer_encoding": "infer",
     "is_binary": "columns",
+    "is_restorable": "arrow_types",
     "is_text": "columns",
     "lookup": "names",
     "natural_of": "convert:natural",
     "split_images": "images:split",
+    "parse_type": "arrow_types",
     "plain": "convert",
+    "restore": "arrow_types",
     "source_of": "convert",
     "raw_values": "columns",
     "stored": "columns",
+    "type_header": "arrow_types",
     "typed": "columns",
     "value_sizes": "columns",
+    "without_variants": "arrow_types",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -21,12 +22,14 @@ class Part(ABC):
     at                location of the file, or the bytes of a text file
     schema            columns and their types
     rows              number of rows; None if unknown until the rows are read
+    dictionaries      column -> dictionary type in the file; `schema` has the type of the values
     readable_as_text  whether every column can be read as text, exactly as stored in the file
     """
 
     at: Location | Blocks
     schema: pa.Schema
     rows: int | None = None
+    dictionaries: Mapping[str, pa.DataType] = MappingProxyType({})
     readable_as_text = False
 
     @abstractmethod

@@ -80,6 +80,16 @@ class Index:
     _firsts: dict[int, int] = field(default_factory=dict, compare=False)
 
     @property
+    def dictionaries(self) -> dict[str, pa.DataType]:
+        """The types of the columns that are dictionaries of one type in every file."""
+        first, *others = (part.dictionaries for part in self.parts)
+        return {
+            name: kind
+            for name, kind in first.items()
+            if all(kind == other.get(name) for other in others)
+        }
+
+    @property
     def is_local(self) -> bool:
         """Whether the index files are local. Rows in local files may name local files."""
         return self.at.is_local

@@ -33,7 +33,7 @@ from flarecli.errors import FormatError
 from flarecli.expansion import check_decoded, check_rows
 from flarecli.ingest.arrow_files import LocationFile, arrow_errors, open_native
 from flarecli.ingest.base import Part, check_columns
-from flarecli.ingest.schema_merge import convert, plain
+from flarecli.ingest.schema_merge import convert, dictionary_types, plain
 from flarecli.storage import Location
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Ipc(Part):
             names = schema.names  # raises if a name is not UTF-8
         check_columns(names, at)
         self.schema = pa.schema([pa.field(field.name, plain(field.type)) for field in schema])
+        self.dictionaries = dictionary_types(schema)
 
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, with the given columns. Raises FormatError for invalid data."""

@@ -25,7 +25,7 @@ from flarecli.expansion import check_decoded, check_rows, check_values
 from flarecli.ingest.arrow_files import LocationFile, arrow_errors, open_native
 from flarecli.ingest.base import Part, check_columns
 from flarecli.ingest.parquet_metadata import ColumnChunk, column_chunks, pages, valid_leaves
-from flarecli.ingest.schema_merge import convert, plain
+from flarecli.ingest.schema_merge import convert, dictionary_types, plain
 from flarecli.sql import Bound
 from flarecli.storage import Location
 from flarecli.storage.local import LocalStore
@@ -81,6 +81,7 @@ class Parquet(Part):
             )
         # drop the metadata of parquet fields, which does not describe flare's encodings
         self.schema = pa.schema([(field.name, plain(field.type)) for field in self._footer_schema])
+        self.dictionaries = dictionary_types(self._footer_schema)
 
     @property
     def is_local(self) -> bool:

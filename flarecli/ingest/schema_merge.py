@@ -142,6 +142,11 @@ def plain(kind: pa.DataType) -> pa.DataType:
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
+def dictionary_types(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the types of the dictionary columns of a schema."""
+    return {field.name: field.type for field in schema if kinds.is_dictionary(field.type)}
+
+
 def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert an array to a type that `plain` or `common_type` returned.
 

@@ -12,8 +12,9 @@ it. Playlists are untrusted input. Any reader of Flare playlists can read those 
 from __future__ import annotations
 
 from flarecli.playlists.read import faults, parse, places, read, stored
+from flarecli.playlists.schema import SCHEMA
 from flarecli.playlists.write import text, write
 
-__all__ = ["PLAYLIST", "faults", "parse", "places", "read", "stored", "text", "write"]
+__all__ = ["PLAYLIST", "SCHEMA", "faults", "parse", "places", "read", "stored", "text", "write"]
 
 PLAYLIST = "playlist.yaml"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from flarecli.encodings import column
+from flarecli import encodings
 from flarecli.errors import UsageError
 from flarecli.expansion import MAX_COLUMNS
 from flarecli.hashes import known
 
 __all__ = [
     "COUNTS",
+    "SCHEMA",
     "Map",
     "Steps",
     "Fault",
@@ -23,6 +24,7 @@ __all__ = [
     "header_faults",
 ]
 
+SCHEMA = "schema"  # header: column -> Arrow type in the packed table, in the order of the table
 COUNTS = ("rows", "bytes", "raw_bytes")  # headers that are lists of counts, parallel to content
 _HASHES = frozenset(known())
 
@@ -118,6 +120,7 @@ def header_faults(headers: Map, count: int) -> Iterator[Fault]:
     if form is not None and not isinstance(form, str):
         yield ("format",), f"format {form!r:.60} is not text"
     yield from _column_faults(headers)
+    yield from _schema_faults(headers)
     yield from _file_faults(headers, count)
 
 
@@ -171,9 +174,27 @@ def _column_faults(headers: Map) -> Iterator[Fault]:
         return
     for name, encoding in columns.items():
         try:
-            column(name, encoding if isinstance(encoding, str) else repr(encoding))
+            encodings.column(name, encoding if isinstance(encoding, str) else repr(encoding))
         except UsageError as error:
             yield ("columns", name), f"column {name!r:.60}: {error.message}"
+
+
+def _schema_faults(headers: Map) -> Iterator[Fault]:
+    """Check the Arrow types of the columns."""
+    schema, columns = headers.get(SCHEMA), headers.get("columns")
+    if schema is None:
+        return
+    if not isinstance(schema, Map):
+        yield (SCHEMA,), f"{SCHEMA} is not a mapping of columns to types"
+        return
+    if not isinstance(columns, Map) or schema.keys() != columns.keys():
+        yield (SCHEMA,), f"{SCHEMA} does not have the same columns as `columns`"
+        return
+    for name, header in schema.items():
+        try:
+            encodings.parse_type(header)
+        except UsageError as error:
+            yield (SCHEMA, name), f"column {name!r:.60}: {error.message}"
 
 
 def _file_faults(headers: Map, count: int) -> Iterator[Fault]:

@@ -11,7 +11,7 @@ from typing import Any
 from flarecli.hashes import DEFAULT, Sums
 from flarecli.model import File, Playlist, Stream
 from flarecli.playlists.read import FLOAT
-from flarecli.playlists.schema import COUNTS
+from flarecli.playlists.schema import COUNTS, SCHEMA
 from flarecli.storage import Location, Written
 
 __all__ = ["text", "write"]
@@ -107,7 +107,13 @@ def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
     for key, item in value.items():
         pad = "  " * depth
         head = pad + _key(key, f"\n{pad}")
-        if isinstance(item, Mapping) and any(
+        separator = f"\n{pad}  "
+        if key == SCHEMA:
+            yield head
+            yield from (
+                f"{pad}  {_key(name, separator)} {_flow(kind)}" for name, kind in item.items()
+            )
+        elif isinstance(item, Mapping) and any(
             isinstance(nested, (Mapping, list)) for nested in item.values()
         ):
             yield head

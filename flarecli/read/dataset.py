@@ -49,8 +49,10 @@ ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 class Dataset(Data):
     """Dataset rows by number: `data[i]`, `data[a:b]`, `data[[7, 3]]`, `data.rows(…)`.
 
-    columns   name and encoding of each column, in the order of the format
-    schema    Arrow schema of the batches; numbers that are stored as text have a number type
+    columns   name and encoding of each column, in the order of the packed table if the playlist
+              lists it, otherwise in the order of the format
+    schema    Arrow schema of the batches: the types of the packed table if the playlist lists them;
+              otherwise, numbers that are stored as text have a number type
     exact     Arrow schema of the batches as stored; numbers that are stored as text have a text
               type
     playlists the playlists of the dataset
@@ -71,7 +73,8 @@ class Dataset(Data):
                 where=playlists[0].at if playlists and playlists[0].at else "",
             )
         self._table = Table(series)
-        self.columns: Columns = self._table.columns
+        by_name = {column.name: column for column in self._table.columns}
+        self.columns: Columns = tuple(by_name[name] for name in self._table.order)
         self.exact = pa.schema([encodings.field(column) for column in self.columns])
         self._encodings = {
             column.name: encodings.lookup(column.encoding) for column in self.columns
@@ -79,19 +82,24 @@ class Dataset(Data):
         self._decoders = {
             name: Decoder(encoding, allow_pickle) for name, encoding in self._encodings.items()
         }
-        self._selected: tuple[str, ...] | None = None  # column names; None means all columns
+        # column names; None means all columns, in the order of the format
+        self._selected: tuple[str, ...] | None = None
+        if self.columns != self._table.columns:
+            self._selected = tuple(self._table.order)
         self._read_sample: ReadSample | None = None
         self._set_schema()
 
     def _set_schema(self) -> None:
         """Derive the batch schema from the schema of the stored columns."""
         self.schema = pa.schema(
-            [
-                _plain(pa.nulls(0, field.type), field, self._encodings[field.name])[1]
-                for field in self.exact
-            ]
+            [self._typed(pa.nulls(0, field.type), field)[1] for field in self.exact]
         )
         self._is_natural = self.schema.equals(self.exact, check_metadata=True)
+
+    @property
+    def types(self) -> Mapping[str, pa.DataType]:
+        """The Arrow types of columns in the source of the dataset, as far as they are listed."""
+        return self._table.types
 
     def __len__(self) -> int:
         return self._table.rows
@@ -364,19 +372,30 @@ class Dataset(Data):
             first += batch.num_rows
 
     def _natural(self, batch: pa.RecordBatch, rows: Sequence[int] | IntArray) -> pa.RecordBatch:
-        """Convert numbers that are stored as text to numbers, and JSON strings to text."""
+        """Convert stored columns to the types of `schema`."""
         if self._is_natural:
             return batch
         arrays, fields = [], []
         for field, array in zip(batch.schema, batch.columns, strict=True):
             try:
-                array, field = _plain(array, field, self._encodings[field.name])
+                array, field = self._typed(array, field)
             except ValueFitError as error:
                 row = int(rows[error.row or 0])
                 raise error.changed(address="", row=row).of_column(field.name) from None
             arrays.append(array)
             fields.append(field)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
+
+    def _typed(self, array: pa.Array, field: pa.Field) -> tuple[pa.Array, pa.Field]:
+        """Return a stored column with the type of the source, or else with its natural Arrow type."""
+        natural, encoding = encodings.plain(array, self._encodings[field.name])
+        if encoding is not self._encodings[field.name]:
+            field = encodings.field(encodings.column(field.name, encoding.name))
+        kind = self._table.types.get(field.name)
+        if kind is None or field.type.equals(kind) or not encodings.is_restorable(encoding, kind):
+            return natural, field
+        # the encoding would describe another type
+        return encodings.restore(natural, kind, encoding), pa.field(field.name, kind)
 
     def large_values(
         self, columns: Sequence[str], start: int, stop: int, max_bytes: int
@@ -518,16 +537,6 @@ class Dataset(Data):
         views  return text and bytes as Arrow views where possible; see `scan`
         """
         return _of_size(self.scan(columns, start, stop, size, views=views), size)
-
-
-def _plain(
-    array: pa.Array, field: pa.Field, encoding: encodings.Encoding
-) -> tuple[pa.Array, pa.Field]:
-    """Convert an array of numbers stored as text, or of JSON strings, and its field."""
-    natural, natural_encoding = encodings.plain(array, encoding)
-    if natural_encoding is encoding:
-        return array, field
-    return natural, encodings.field(encodings.column(field.name, natural_encoding.name))
 
 
 def _of_size(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flarecli import formats, lifetimes
+from flarecli import formats, lifetimes, playlists
 from flarecli.errors import FlareError, FormatError, UsageError
 from flarecli.formats import LargeValue, byte_ranges
 from flarecli.lazy import pa
@@ -111,6 +111,17 @@ class Series:
         if rows.sum(dtype=np.float64) >= 1 << 61 and total(rows) >= 1 << 62:
             raise FormatError(f"too many rows: {total(rows)} are listed", where=self.streams[0].at)
         return np.cumsum(rows, dtype=np.int64)
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The types of the source, in its order: column -> header of its Arrow type.
+
+        The mapping is empty if the streams do not list the same types.
+        """
+        listed = [stream.headers.get(playlists.SCHEMA) for stream in self.streams if len(stream)]
+        first: Any = listed[0] if listed else None
+        is_same = first is not None and all(one == first for one in listed)
+        return first if is_same and first.keys() == {one.name for one in self.columns} else {}
 
     def checksum(self, rows: int) -> str | None:
         """Return the checksum of the listing of the first `rows` rows.

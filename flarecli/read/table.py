@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from flarecli import encodings
 from flarecli.errors import RowsError, UsageError
 from flarecli.model import Columns, IntArray, Row
 from flarecli.read.fingerprint import checksum_of
@@ -74,7 +76,8 @@ def parse_rows(spec: str, rows: int) -> list[range]:
 class Table:
     """The rows of one or several series with different columns. A Table can be pickled.
 
-    columns  the columns of all series, in order
+    columns  the columns of all series, in the order of the formats
+    order    all column names, in the order of the packed tables where playlists list it
     raises   UsageError if the row counts differ, or if two columns have the same name
     """
 
@@ -85,6 +88,11 @@ class Table:
         for part in self.series:
             self._add(part)
         self.columns: Columns = tuple(column for part in self.series for column in part.columns)
+        self.order = [
+            name
+            for part in self.series
+            for name in part.schema or [column.name for column in part.columns]
+        ]
         self.rows = self.series[0].rows if selected is None else len(selected)
         self._checksum = ""  # computed on first use
 
@@ -109,6 +117,15 @@ class Table:
     def only(self, rows: IntArray) -> Table:
         """Return a table with only these rows of this table, int64 [k], ascending."""
         return Table(self.series, rows if self._selected is None else self._selected[rows])
+
+    @cached_property
+    def types(self) -> dict[str, pa.DataType]:
+        """Column -> Arrow type in the source of the dataset, for the columns that list it."""
+        return {
+            name: encodings.parse_type(header)
+            for part in self.series
+            for name, header in part.schema.items()
+        }
 
     @property
     def is_whole(self) -> bool:

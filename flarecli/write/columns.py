@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,15 @@ from flarecli.suggest import choose
 from flarecli.write.failures import NULL_HINT, Failure, drop_rows
 from flarecli.write.keys import is_empty_key, key_text
 
-__all__ = ["ColumnConverter", "check_columns", "chosen_encodings", "convert_all", "record_batches"]
+__all__ = [
+    "ColumnConverter",
+    "check_columns",
+    "chosen_encodings",
+    "convert_all",
+    "record_batches",
+    "schema_header",
+    "source_types",
+]
 
 _EMPTY = "is empty; keys must not be empty"
 _ADDRESS = "(?i)^(?:https?|s3|gs|az|hf|file)://"
@@ -53,6 +61,63 @@ def chosen_encodings(
         encodings.lookup(encoding)
         out[name] = encoding
     return out
+
+
+def source_types(
+    schema: pa.Schema,
+    chosen: Mapping[str, str],
+    encode: Mapping[str, str],
+    types: Mapping[str, pa.DataType],
+) -> dict[str, pa.DataType]:
+    """Return the Arrow type of each column to keep in the playlist, in the order of `chosen`.
+
+    chosen  column -> encoding
+    encode  columns whose encoding the user chose: these are converted, and lose their type
+    types   column -> type to keep where the schema has another one: a dictionary, or a type in
+            the source of the dataset that is packed again
+    """
+    out = {}
+    for name, encoding in chosen.items():
+        field = schema.field(name)
+        if name in encode:
+            kind = _natural(encoding).arrow
+        elif encodings.source_of(field) is None:
+            kind = field.type
+            kept = types.get(name, kind)
+            if pa.types.is_dictionary(kept) and kept.value_type.equals(kind):
+                kind = kept
+        else:  # a column of a dataset as it is stored
+            kind = types.get(name, _natural(encoding).arrow)
+        out[name] = encodings.without_variants(kind)
+    return out
+
+
+def schema_header(
+    columns: Columns, types: Mapping[str, pa.DataType], key: str
+) -> dict[str, Any] | None:
+    """Return the header of a playlist with the types and the order of columns in the source.
+
+    `key` is the key column of the format; it stays text. Another type that cannot be restored from the encoding is replaced by the type of the encoding. The
+    result is None if the columns, in the order of the format, have these types already.
+    """
+    stored = {column.name: _natural(column.encoding) for column in columns}
+    kept = {
+        name: kind
+        if name != key
+        and encodings.type_header(kind) is not None
+        and encodings.is_restorable(stored[name], kind)
+        else stored[name].arrow
+        for name, kind in types.items()
+    }
+    if list(kept.items()) == [(name, encoding.arrow) for name, encoding in stored.items()]:
+        return None
+    return {name: encodings.type_header(kind) for name, kind in kept.items()}
+
+
+def _natural(encoding: str) -> encodings.Encoding:
+    """Return the encoding of a column in batches, if its playlist lists no type."""
+    stored = encodings.lookup(encoding)
+    return encodings.plain(pa.nulls(0, stored.arrow), stored)[1]
 
 
 class ColumnConverter:

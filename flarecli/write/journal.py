@@ -1,9 +1,10 @@
 """The journal of a pack: one JSON line per step, durable before the next step starts.
 
     {"flare": VERSION, "format": …, "source": …, "options": …}     source and options
-    {"columns": [[name, encoding], …]}                             once known
+    {"columns": [[name, encoding], …], "schema": {…}}              once known
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  a durable shard
 
+`schema` is the header of that name in the playlist; it is missing if the playlist has none.
 `next` is the first row of the next shard in the selection; `failed` is the state of `failed.jsonl`.
 If the checksum of the source is computed while the source is read, `source` in the first line is
 the checksum of the source's sizes and footers. Each later line then has a key `source` with the
@@ -37,6 +38,7 @@ class Journal:
     checksum  checksum of the source, computed while the source is read; a journal may
               contain the checksum of the complete source instead
     columns   (name, encoding) of each column; None if unknown
+    schema    playlist header with the Arrow types of the packed table; None if there is none
     shards    one entry for each finished shard, in order
     raises    UsageError if another pack wrote the journal; FormatError if the journal is damaged;
               ReachError if the journal cannot be written
@@ -48,6 +50,7 @@ class Journal:
         self._at, self._checksum = at, checksum
         self._log = open_log(at / f"{SCRATCH}/journal")
         self.columns: list[tuple[str, str]] | None = None
+        self.schema: Mapping[str, Any] | None = None
         self.shards: list[dict[str, Any]] = []
         self.is_kept = False  # True keeps the folder for a resume even without a finished shard
         try:
@@ -76,6 +79,7 @@ class Journal:
         for line, entry in zip(lines[1:], rest, strict=True):
             if "columns" in entry:
                 self.columns = [(name, encoding) for name, encoding in entry["columns"]]
+                self.schema = entry.get("schema")
             elif _has_files(entry, sizes):
                 self.shards.append(entry)
             else:
@@ -108,10 +112,14 @@ class Journal:
         """Return whether the source starts with the bytes of a `source_state` result."""
         return state is None if self._checksum is None else self._checksum.matches(state)
 
-    def record_columns(self, columns: list[tuple[str, str]]) -> None:
-        """Record the columns in the journal."""
-        self.columns = columns
-        self._note({"columns": columns})
+    def record_columns(
+        self, columns: list[tuple[str, str]], schema: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record the columns, and the header with their Arrow types, in the journal."""
+        self.columns, self.schema = columns, schema
+        self._note(
+            {"columns": columns} if schema is None else {"columns": columns, "schema": schema}
+        )
 
     def record_shard(
         self, rows: int, next: int, files: tuple[File, ...], failed: Mapping[str, Any]

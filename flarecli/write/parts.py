@@ -109,12 +109,15 @@ class _Shards:
         self._counts: dict[str, array[int]] = {name: array("q") for name in _COUNTS}
         self._hashes: dict[str, list[str]] = {}
         self._companions: list[tuple[File, ...]] = []
+        self._schema: Any = None  # types of the source, and whether all parts list the same
+        self._has_schema = True
         self.format = ""
 
     def add(self, name: str, part: Stream) -> None:
         """Append the shards of a part. Raises FormatError if columns differ from earlier parts."""
         if self._first is None or not self._urls:
             self._first, self._hashes = part, {key: [] for key in part.hashes}
+            self._schema = part.headers.get(playlists.SCHEMA)
             self.format = part.format or ""
         elif len(part) and (part.columns, part.format, part.hashes.keys()) != (
             self._first.columns,
@@ -126,6 +129,7 @@ class _Shards:
                 where=self._at / name,
                 hint="Set the encodings of the differing columns with --encode.",
             )
+        self._has_schema &= not len(part) or self._schema == part.headers.get(playlists.SCHEMA)
         self._urls += [f"{name}/{url}" for url in part.urls]
         for key, counts in self._counts.items():
             counts.extend(
@@ -152,6 +156,8 @@ class _Shards:
             for counts in self._counts.values()
         )
         kept = {key: value for key, value in first.headers.items() if key not in headers}
+        if not self._has_schema:
+            kept.pop(playlists.SCHEMA, None)
         zipped = raw_sizes if first.raw_sizes is not None else None
         return Stream(
             "data",

@@ -31,6 +31,8 @@ from flarecli.write.columns import (
     convert_all,
     measured,
     record_batches,
+    schema_header,
+    source_types,
 )
 from flarecli.write.failures import Failed, Failure
 from flarecli.write.journal import Journal
@@ -127,7 +129,7 @@ class Writer:
                 source_checksum,
             )
             if arranged is not None:
-                self._name_columns(arranged)
+                self._name_columns(arranged, None)
         except BaseException:
             self.target.abandon(keep=True)
             raise
@@ -183,10 +185,12 @@ class Writer:
             encodings.column(name, encoding) for name, encoding in column_pairs(columns)
         )
 
-    def _name_columns(self, columns: Columns) -> None:
+    def _name_columns(self, columns: Columns, schema: Mapping[str, Any] | None) -> None:
         if self.columns is None:
             self.columns = columns
-            self._journal.record_columns([(column.name, column.encoding) for column in columns])
+            self._journal.record_columns(
+                [(column.name, column.encoding) for column in columns], schema
+            )
         elif columns != self.columns:
             raise UsageError(
                 "the unfinished pack has other columns",
@@ -219,9 +223,18 @@ class Writer:
         """Total size of the finished shards in bytes."""
         return sum(file.size or 0 for chunk in self._chunks for file in chunk.files)
 
-    def name_columns(self, columns: Mapping[str, str] | Columns) -> Columns:
-        """Set the columns, and return them in the order of the format."""
-        self._name_columns(self._arranged(columns))
+    def name_columns(
+        self, columns: Mapping[str, str] | Columns, types: Mapping[str, pa.DataType] | None = None
+    ) -> Columns:
+        """Set the columns, and return them in the order of the format.
+
+        types  the Arrow types of the columns in the source, in its order, for the playlist
+        """
+        arranged = self._arranged(columns)
+        header = None
+        if types is not None:
+            header = schema_header(arranged, types, self._format.key_column)
+        self._name_columns(arranged, header)
         return self.columns or ()
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -288,7 +301,8 @@ class Writer:
             check_columns(names, names)
             if not batch.num_rows:
                 return
-            self.name_columns(chosen_encodings(batches[0], names, {}, {}, {}))
+            chosen = chosen_encodings(batches[0], names, {}, {}, {})
+            self.name_columns(chosen, source_types(batch.schema, chosen, {}, {}))
         columns = self.columns or ()
         check_columns(names, [column.name for column in columns])
         self._write_samples()  # keep the order of the rows
@@ -490,7 +504,11 @@ class Writer:
         zipped = self.settings.compression is not None
         headers = {
             key: value
-            for key, value in (("compression", self.settings.compression), ("source", source))
+            for key, value in (
+                ("compression", self.settings.compression),
+                (playlists.SCHEMA, self._journal.schema),
+                ("source", source),
+            )
             if value
         }
         return Stream(

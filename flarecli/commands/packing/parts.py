@@ -17,6 +17,7 @@ from typing import Any
 from flarecli import __version__, encodings, sql
 from flarecli.commands.packing.plan import PackTask, Plan, check_keys
 from flarecli.commands.packing.run import (
+    Estimate,
     Packed,
     dry_run,
     estimate,
@@ -34,6 +35,7 @@ from flarecli.names import is_url, whole_path
 from flarecli.progress import Progress
 from flarecli.units import format_count
 from flarecli.write import Journal, claim, engines, error_of, parts
+from flarecli.write.columns import schema_header
 
 __all__ = ["pack_part", "pack_parts"]
 
@@ -93,13 +95,20 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
         if journal.columns:
             columns: Columns = tuple(encodings.column(*one) for one in journal.columns)
         else:
-            columns = _columns(plan)
-            journal.record_columns([(column.name, column.encoding) for column in columns])
+            sample = _sample(plan)
+            columns = sample.columns
+            journal.record_columns(
+                [(column.name, column.encoding) for column in columns],
+                schema_header(columns, sample.types, task.format.key_column),
+            )
         common = replace(
             task,
             options=replace(options, limit=None, resume=True, overwrite=False, progress=None),
             source_digest=record[DEFAULT],
             encodings={column.name: column.encoding for column in columns},
+            types=None
+            if journal.schema is None
+            else {name: encodings.parse_type(one) for name, one in journal.schema.items()},
             base_folder=_base_folder(task),
         )
         keep = True
@@ -214,7 +223,7 @@ def _count(plan: Plan) -> int:
     return rows if limit is None else min(rows, limit)
 
 
-def _columns(plan: Plan) -> Columns:
+def _sample(plan: Plan) -> Estimate:
     """Infer the columns from the first rows of the source, so that all parts have the same."""
     # The parts report their own notes.
     sample = estimate(Plan(plan.task, plan.source, Progress()))
@@ -227,7 +236,7 @@ def _columns(plan: Plan) -> Columns:
             where=plan.source.address,
             hint="Set the encoding of each column with --encode.",
         )
-    return sample.columns
+    return sample
 
 
 def _run(

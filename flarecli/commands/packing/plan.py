@@ -50,6 +50,7 @@ class PackTask:
     rows           first row of the part in the source, and the row after its last; None: all rows
     source_digest  checksum of the source, if known; otherwise it is computed
     encodings      column -> encoding, if known; otherwise they are inferred from the first rows
+    types          column -> Arrow type in the source, in its order, if known
     base_folder    folder where relative addresses start, if not the working folder
     """
 
@@ -58,6 +59,7 @@ class PackTask:
     rows: tuple[int, int] | None = None
     source_digest: str | None = None
     encodings: Mapping[str, str] | None = None
+    types: Mapping[str, pa.DataType] | None = None
     base_folder: str | None = None
 
     @cached_property

@@ -50,6 +50,7 @@ from flarecli.write.columns import (
     address_columns,
     chosen_encodings,
     measured,
+    source_types,
 )
 
 __all__ = [
@@ -171,7 +172,7 @@ def pack_task(task: PackTask, progress: Progress) -> Packed:
     try:
         with writer:
             if task.encodings is not None:
-                writer.name_columns(task.encodings)
+                writer.name_columns(task.encodings, task.types)
             spool = Spool(writer) if plan.links else None
             try:
                 _write(plan, writer, spool, checksum)
@@ -310,7 +311,8 @@ def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Col
     note_addresses(addresses, plan.progress)
     for name, encoding in chosen.items():
         plan.progress.note(f"column {name!r}: {encoding}", verbose=True)
-    return writer.name_columns(chosen)
+    types = source_types(part.batch.schema, chosen, plan.task.encode, plan.source.types)
+    return writer.name_columns(chosen, types)
 
 
 def finished_before(target: Target, record: Mapping[str, Any], format: str) -> Packed:
@@ -347,6 +349,7 @@ def finished_before(target: Target, record: Mapping[str, Any], format: str) -> P
 class Estimate:
     """Rows, shards and bytes that a pack would write.
 
+    types       column -> Arrow type in the source, in its order
     is_exact    the estimate was made from all rows, not only from the first ones
     addresses   columns of addresses that are not fetched
     duplicates  rows that are skipped because an earlier row has the same key
@@ -356,6 +359,7 @@ class Estimate:
     shards: int
     bytes: int
     columns: Columns
+    types: Mapping[str, pa.DataType]
     failures: tuple[Failure, ...]
     is_exact: bool
     addresses: tuple[str, ...]
@@ -399,6 +403,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     duplicates = plan.duplicates  # of all rows; `fetched` counts those of the first rows again
     typed: ColumnConverter | None = None
     columns: Columns = ()
+    types: Mapping[str, pa.DataType] = {}
     addresses: tuple[str, ...] = ()
     base = body = sampled = 0
     failures: list[Failure] = []
@@ -419,6 +424,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
                 part.batch, plan.names, task.encode, part.extensions, plan.source.stored
             )
             columns = format.arrange(encodings.column(name, one) for name, one in chosen.items())
+            types = source_types(part.batch.schema, chosen, task.encode, plan.source.types)
             typed = ColumnConverter(columns, plan.row_name, format.holds_null)
         batch, numbers, unfit = typed.convert(part.batch, part.rows)
         batch, _, unstorable = _storable(
@@ -439,6 +445,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
         shards,
         body + shards * base,
         columns,
+        types,
         placed,
         sampled >= rows,
         addresses,

@@ -59,6 +59,8 @@ class Source:
     rows     number of rows; None if unknown until they are read
     notes    notes for the user; `details` are those for verbose output
     stored   column -> encoding in a dataset; empty for an index
+    types    column -> Arrow type to keep, where `schema` has another one: a dictionary of an index,
+             or the types in the source that a dataset was packed from
     files    columns of file names in `batches`, whose contents have the type in `schema`
     key      the column that names the rows, if the source has one
     flaw     returns kind and message for a row without a file for a column of `files`; None if
@@ -78,6 +80,7 @@ class Source:
     ) -> None:
         self.address, self.name, self.at, self.schema, self.rows = address, name, at, schema, rows
         self.stored: Mapping[str, str] = {}
+        self.types: Mapping[str, pa.DataType] = {}
 
     def batches(self, request: RowRequest = _ALL_ROWS) -> Iterator[pa.RecordBatch]:
         """Yield the requested rows."""
@@ -113,7 +116,7 @@ class _IndexSource(Source):
         schema = ingest.filled(index.schema, index.links) if index.links else index.schema
         super().__init__(address, name, index.at, schema, index.rows)
         self._index, self._limits = index, guard.limits
-        self.notes, self.files = index.notes, index.links
+        self.notes, self.files, self.types = index.notes, index.links, index.dictionaries
         if index.links:
             self.key, self.flaw = index.key, index.flaw
         else:
@@ -172,6 +175,7 @@ class _DatasetSource(Source):
         count = len(self._data) if self._order is None else len(self._order)
         super().__init__(address, name, parts[0][0].at, schema, count)
         self.stored = {column.name: column.encoding for column in self._data.columns}
+        self.types = self._data.types
         self.is_run = self._order is None
 
     def batches(self, request: RowRequest = _ALL_ROWS) -> Iterator[pa.RecordBatch]:

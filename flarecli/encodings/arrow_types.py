@@ -1,0 +1,446 @@
+"""Arrow types of the source of a dataset: as a header of the playlist, and restored from columns.
+
+An encoding may store a value as another type: a timestamp as text, a struct as JSON, a boolean as
+uint8. The playlist keeps the Arrow type of each column, so that batches have the type and the
+values that were packed. A type is written as a name (`int32`, `bool`, `date32`, `duration[us]`) or
+as a mapping with one key:
+
+    {timestamp: [us, UTC]}      {decimal128: [10, 2]}      {fixed_size_binary: 16}
+    {list: int32}               {large_list: int32}        {fixed_size_list: [float32, 3]}
+    {struct: {x: double, y: double}}    {map: [string, int32]}
+    {dictionary: [int8, string, false]}    index type, value type, whether the order matters
+
+Every Arrow layout of text is `string`, every layout of bytes is `binary`, and views of lists are
+lists. Names of list items, nullability and metadata of nested fields are not kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flarecli.bisect import failing_rows
+from flarecli.encodings.columns import each_item, is_list, is_text, large_list, value_sizes
+from flarecli.encodings.names import BINARY, TEXT, Encoding
+from flarecli.encodings.values import decode
+from flarecli.errors import FlareError, UsageError, ValueFitError
+from flarecli.expansion import MAX_DECODED_VALUE
+
+__all__ = ["is_restorable", "parse_type", "restore", "type_header", "without_variants"]
+
+MAX_NODES, MAX_DEPTH = 1000, 32  # of one type
+MAX_FIXED_SIZE = 1 << 24  # items of a list, or bytes of a value, of a fixed size
+MAX_NULL_ITEMS = 1 << 26  # items of the null rows of a fixed-size list, in one batch
+_DOCUMENT_BYTES = 1 << 20  # approximate bytes of the documents that are decoded at a time
+_DOCUMENTS = ("json", "msgpack", "array", "tree", "ndarray")
+_UNITS = ("s", "ms", "us", "ns")
+_NAMES: dict[str, pa.DataType] = {
+    "null": pa.null(),
+    "bool": pa.bool_(),
+    **{
+        f"{sign}int{bits}": getattr(pa, f"{sign}int{bits}")()
+        for bits in (8, 16, 32, 64)
+        for sign in ("", "u")
+    },
+    "float16": pa.float16(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": TEXT,
+    "binary": BINARY,
+    "date32": pa.date32(),
+    "date64": pa.date64(),
+    "time32[s]": pa.time32("s"),
+    "time32[ms]": pa.time32("ms"),
+    "time64[us]": pa.time64("us"),
+    "time64[ns]": pa.time64("ns"),
+    **{f"timestamp[{unit}]": pa.timestamp(unit) for unit in _UNITS},
+    **{f"duration[{unit}]": pa.duration(unit) for unit in _UNITS},
+}
+_DECIMALS = {
+    "decimal32": pa.decimal32,
+    "decimal64": pa.decimal64,
+    "decimal128": pa.decimal128,
+    "decimal256": pa.decimal256,
+}
+_TIMEDELTA = re.compile(
+    r"(?:(-?\d{1,9}) days?,? ?)?\+?(\d{1,2}):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII
+)
+_NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+
+
+# -- names of types
+
+
+def without_variants(kind: pa.DataType) -> pa.DataType:
+    """Return a type with one layout for text, for bytes and for lists, and without extensions.
+
+    The types of nested fields are replaced too, and their names of list items and metadata removed.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        return without_variants(kind.storage_type)
+    if is_text(kind):
+        return TEXT
+    if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
+        return BINARY
+    if pa.types.is_run_end_encoded(kind):
+        return without_variants(kind.value_type)
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, without_variants(kind.value_type), kind.ordered)
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, without_variants(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(without_variants(kind.key_type), without_variants(kind.item_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(without_variants(kind.value_type), kind.list_size)
+    if pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind):
+        return pa.large_list(without_variants(kind.value_type))
+    return pa.list_(without_variants(kind.value_type)) if is_list(kind) else kind
+
+
+def type_header(kind: pa.DataType) -> Any:
+    """Return the header of a type that `without_variants` returned; None if it has no header."""
+    for name, known in _NAMES.items():
+        if kind.equals(known):
+            return name
+    if pa.types.is_timestamp(kind):
+        return {"timestamp": [kind.unit, kind.tz]}
+    if pa.types.is_decimal(kind):
+        return {f"decimal{kind.bit_width}": [kind.precision, kind.scale]}
+    if pa.types.is_fixed_size_binary(kind):
+        return {"fixed_size_binary": kind.byte_width}
+    if pa.types.is_dictionary(kind):
+        index, values = type_header(kind.index_type), type_header(kind.value_type)
+        return None if values is None else {"dictionary": [index, values, kind.ordered]}
+    if pa.types.is_struct(kind):
+        fields = {field.name: type_header(field.type) for field in kind}
+        is_known = len(fields) == len(kind) and None not in fields.values()
+        return {"struct": fields} if is_known else None
+    if pa.types.is_map(kind):
+        pair = [type_header(kind.key_type), type_header(kind.item_type)]
+        return None if None in pair else {"map": pair}
+    if not is_list(kind):
+        return None
+    item = type_header(kind.value_type)
+    if item is None:
+        return None
+    if pa.types.is_fixed_size_list(kind):
+        return {"fixed_size_list": [item, kind.list_size]}
+    return {"large_list" if pa.types.is_large_list(kind) else "list": item}
+
+
+def parse_type(header: Any) -> pa.DataType:
+    """Parse the header of a type. Raises UsageError if it is invalid."""
+    return _Parser().parse(header, 0)
+
+
+class _Parser:
+    """Parses one header, and counts its types."""
+
+    def __init__(self) -> None:
+        self._nodes = 0
+
+    def parse(self, header: Any, depth: int) -> pa.DataType:
+        self._nodes += 1
+        if self._nodes > MAX_NODES or depth > MAX_DEPTH:
+            raise UsageError(f"type has more than {MAX_NODES} parts or {MAX_DEPTH} levels")
+        if isinstance(header, str):
+            if header in _NAMES:
+                return _NAMES[header]
+        elif isinstance(header, Mapping) and len(header) == 1:
+            ((name, value),) = header.items()
+            try:
+                return self._nested(name, value, depth + 1)
+            except FlareError:
+                raise
+            except (
+                AttributeError,
+                KeyError,
+                TypeError,
+                ValueError,
+                OverflowError,
+                pa.ArrowException,
+            ):
+                pass
+        raise UsageError(f"unknown type {header!r:.60}")
+
+    def _nested(self, name: str, value: Any, depth: int) -> pa.DataType:
+        """Parse a mapping. Raises an error of any type if its value is invalid."""
+        if name in _DECIMALS:
+            precision, scale = map(_int, value)
+            return _DECIMALS[name](precision, scale)
+        match name:
+            case "timestamp":
+                unit, zone = value
+                kind = pa.timestamp(unit, _zone(zone))
+                pa.scalar(0, kind).as_py()  # raises for an unknown time zone
+                return kind
+            case "fixed_size_binary":
+                return pa.binary(_size(value))
+            case "list":
+                return pa.list_(self.parse(value, depth))
+            case "large_list":
+                return pa.large_list(self.parse(value, depth))
+            case "fixed_size_list":
+                item, size = value
+                return pa.list_(self.parse(item, depth), _size(size))
+            case "struct":
+                return pa.struct(
+                    [(_text(key), self.parse(one, depth)) for key, one in value.items()]
+                )
+            case "map":
+                key, item = value
+                return pa.map_(self.parse(key, depth), self.parse(item, depth))
+            case "dictionary":
+                index, values, is_ordered = value
+                return pa.dictionary(
+                    self.parse(index, depth), self.parse(values, depth), is_ordered is True
+                )
+        raise ValueError
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError
+    return value
+
+
+def _size(value: Any) -> int:
+    if not 0 <= _int(value) <= MAX_FIXED_SIZE:
+        raise ValueError
+    return int(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _zone(value: Any) -> str:
+    if not _text(value):
+        raise ValueError
+    return str(value)
+
+
+# -- values
+
+
+def is_restorable(encoding: Encoding, kind: pa.DataType) -> bool:
+    """Return whether `restore` can convert columns of an encoding to a type."""
+    try:
+        restore(pa.nulls(0, encoding.arrow), kind, encoding)
+    except (FlareError, pa.ArrowException):
+        return False
+    return True
+
+
+def restore(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
+    """Convert a column of a dataset to the type of the source; nulls are kept.
+
+    array   in the natural type of its encoding: nested values are JSON or documents of the
+            encoding, durations text of integers
+    raises  ValueFitError with the row of the first value that does not fit
+    """
+    if array.type.equals(kind):
+        return array
+    if pa.types.is_nested(kind) and not pa.types.is_nested(array.type):
+        convert = partial(_parse_documents, kind=kind, encoding=encoding)
+    else:
+        convert = partial(_cast, kind=kind)
+    try:
+        return convert(array)
+    except (pa.ArrowInvalid, ValueFitError) as failure:
+        # a limit may hold for many rows, but for none of them alone
+        row, error = next(failing_rows(0, len(array), _failure(array, convert)), (0, failure))
+    if isinstance(error, ValueFitError) and error.row is None:
+        raise error.changed(row=row)
+    raise ValueFitError(f"a value is not a valid {kind}", row=row)
+
+
+def _failure(
+    array: pa.Array, convert: Callable[[pa.Array], pa.Array]
+) -> Callable[[int, int], Exception | None]:
+    def failure(start: int, stop: int) -> Exception | None:
+        try:
+            convert(array.slice(start, stop - start))
+        except (pa.ArrowInvalid, ValueFitError) as error:
+            return error
+        return None
+
+    return failure
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert a column with Arrow's kernels. Raises ArrowInvalid for a value that does not fit."""
+    own = array.type
+    if own.equals(kind):
+        return array
+    if pa.types.is_dictionary(kind):
+        return _cast(array, kind.value_type).dictionary_encode().cast(kind)
+    if pa.types.is_struct(own) and pa.types.is_struct(kind):
+        # `flatten` hides values of null rows, which Arrow's own cast would convert too
+        fields = [
+            _cast(values, field.type) for values, field in zip(array.flatten(), kind, strict=True)
+        ]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=array.is_null())
+    if is_list(own) and is_list(kind):
+        lists = each_item(large_list(array), lambda items: _cast(items, kind.value_type))
+        return _fixed_size(lists, kind) if pa.types.is_fixed_size_list(kind) else lists.cast(kind)
+    if pa.types.is_map(own) and pa.types.is_map(kind):
+        keys, items = _cast(array.keys, kind.key_type), _cast(array.items, kind.item_type)
+        return pa.MapArray.from_arrays(array.offsets, keys, items, kind, mask=array.is_null())
+    if is_text(own):
+        if pa.types.is_timestamp(kind):  # the text of any unit is valid microseconds or nanoseconds
+            return array.cast(pa.timestamp(_fine_unit(kind), kind.tz)).cast(kind)
+        if pa.types.is_time(kind):
+            unit = _fine_unit(kind)
+            day, space = pa.scalar("1970-01-01", own), pa.scalar(" ", own)
+            text = pc.binary_join_element_wise(day, array, space)
+            return text.cast(pa.timestamp(unit)).cast(pa.time64(unit)).cast(kind)
+        if pa.types.is_duration(kind):
+            return array.cast(pa.int64()).cast(kind)
+    return array.cast(kind)
+
+
+def _fixed_size(lists: pa.LargeListArray, kind: pa.DataType) -> pa.Array:
+    """Return lists of one size as fixed-size lists; items of null rows are null.
+
+    Arrow's own cast leaves these items uninitialized.
+    """
+    size, is_null = kind.list_size, lists.is_null().to_numpy(zero_copy_only=False)
+    if lists.null_count * size > MAX_NULL_ITEMS:
+        raise ValueFitError(f"{lists.null_count} null rows of {kind} are too large")
+    offsets = lists.offsets.to_numpy()
+    if (np.diff(offsets)[~is_null] != size).any():
+        raise pa.ArrowInvalid("list of another size")
+    if not lists.null_count:
+        return pa.FixedSizeListArray.from_arrays(lists.values, type=kind)
+    positions = (offsets[:-1, None] + np.arange(size)).reshape(-1)
+    items = lists.values.take(pa.array(positions, mask=np.repeat(is_null, size)))
+    return pa.FixedSizeListArray.from_arrays(items, type=kind, mask=lists.is_null())
+
+
+def _fine_unit(kind: pa.DataType) -> str:
+    return "ns" if kind.unit == "ns" else "us"
+
+
+# -- documents
+
+
+def _parse_documents(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
+    """Decode documents, such as JSON text, a limited number of bytes at a time.
+
+    raises  ArrowInvalid or ValueFitError for a document that is invalid or has other types
+    """
+    if encoding.name.partition(":")[0] not in _DOCUMENTS:
+        raise pa.ArrowInvalid(f"{encoding.name} is no document")
+    parsed, python = _parsed_type(kind), _python_value(kind)
+    sizes = value_sizes(array)
+    ends = np.zeros(0, np.int64) if sizes is None else np.cumsum(sizes)
+    parts, start = [pa.nulls(0, kind)], 0
+    while start < len(array):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + _DOCUMENT_BYTES, "right")))
+        values = []
+        for document in array.slice(start, stop - start):
+            data = document.as_buffer()
+            if data is not None and data.size > MAX_DECODED_VALUE:
+                raise ValueFitError(
+                    f"document has {data.size} bytes; at most {MAX_DECODED_VALUE} are decoded",
+                    hint="Read the column as it is stored, with exact=True.",
+                )
+            try:
+                value = None if data is None else decode(encoding, data.to_pybytes())
+                values.append(value if value is None or python is None else python(value))
+            except (
+                FlareError,
+                ValueError,
+                TypeError,
+                AttributeError,
+                OverflowError,
+                RecursionError,
+            ):
+                raise pa.ArrowInvalid("invalid document") from None
+        try:
+            part = pa.array(values, parsed)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            raise pa.ArrowInvalid("document of another type") from None
+        parts.append(_cast(part, kind))
+        start = stop
+    return pa.concat_arrays(parts)
+
+
+def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a nested type with other types of its values, and lists of any size."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _mapped(field.type, leaf)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_mapped(kind.key_type, leaf), _mapped(kind.item_type, leaf))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_mapped(kind.value_type, leaf))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_mapped(kind.value_type, leaf))
+    if is_list(kind):
+        return pa.list_(_mapped(kind.value_type, leaf))
+    return _mapped(kind.value_type, leaf) if pa.types.is_dictionary(kind) else leaf(kind)
+
+
+def _parsed_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values in a document: text for dates, timestamps and decimals."""
+
+    def leaf(kind: pa.DataType) -> pa.DataType:
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind):
+            return pa.string()
+        return pa.float64() if pa.types.is_floating(kind) else kind
+
+    return _mapped(kind, leaf)
+
+
+def _python_value(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Return a function that converts a value of a document for Arrow; None: Arrow accepts it.
+
+    These are maps, times and durations.
+    """
+    if pa.types.is_dictionary(kind):
+        return _python_value(kind.value_type)
+    if pa.types.is_time(kind):
+        return lambda value: None if value is None else time.fromisoformat(value)
+    if pa.types.is_duration(kind):
+        nanoseconds = _NANOSECONDS[kind.unit]
+        return lambda value: None if value is None else _duration(value) // nanoseconds
+    if pa.types.is_struct(kind):
+        fields = [(field.name, read) for field in kind if (read := _python_value(field.type))]
+        if not fields:
+            return None
+        return lambda value: (
+            None
+            if value is None
+            else value | {name: read(value.get(name)) for name, read in fields}
+        )
+    if pa.types.is_map(kind):
+        key, item = _python_value(kind.key_type) or _same, _python_value(kind.item_type) or _same
+        return lambda value: None if value is None else [(key(k), item(v)) for k, v in value]
+    if is_list(kind) and (read_item := _python_value(kind.value_type)):
+        return lambda value: None if value is None else [read_item(one) for one in value]
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _duration(text: str) -> int:
+    """Return the nanoseconds of a duration as Python and pandas print it. Raises ValueError."""
+    match = _TIMEDELTA.fullmatch(text)
+    if match is None:
+        raise ValueError
+    days, hours, minutes, seconds, fraction = match.groups()
+    whole = (int(days or 0) * 24 + int(hours)) * 3600 + int(minutes) * 60 + int(seconds)
+    return whole * 10**9 + int((fraction or "").ljust(9, "0"))
