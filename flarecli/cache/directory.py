@@ -73,7 +73,7 @@ BATCH_SHARE = 32  # with many copies, limit / BATCH_SHARE bytes are evicted at a
 _MAX_NAMES = 1 << 12  # with more names, a listing takes longer than a request for a version
 _LISTING_S = 0.25  # time for which a process reuses its listing if no other process uses the folder
 _MAX_DAMAGED = 2  # copies that were damaged this many times are not written again
-_MAX_DAMAGED_NAMES = 1 << 12  # maximum number of copies whose damages are counted
+_MAX_DAMAGED_NAMES = 1 << 12  # maximum number of copies with a damage count
 # Maximum space reserved at a time for small copies: in bytes, and as a fraction of the limit.
 _RESERVE_BYTES, _RESERVE_SHARE = 64 << 20, 64
 _LOCK_S, _OTHERS_S = 2.0, 30.0  # maximum wait for the folder's lock, and for another process
@@ -250,8 +250,8 @@ class Folder:
                     return None
                 part = self._make(f"{identity.key}.", "part", identity.file_bytes)
         finally:
-            # Evicted copies are unmapped, so that the next copy reuses the memory. This runs without the lock,
-            # because it is slow.
+            # Evicted copies are unmapped, so that the next copy reuses the memory. The folder is not locked meanwhile,
+            # because unmapping is slow.
             for name in evicted:
                 self.open_copies.drop(name)
         try:
