@@ -308,8 +308,8 @@ def decompress(
 
     raw_size  declared number of decompressed bytes; None if unknown
     stored    size of the compressed file in bytes; None if unknown
-    raises    IntegrityError if the number of bytes differs or the ratio is too high; FormatError if
-              the bytes are invalid or truncated
+    raises    IntegrityError if the decompressed size differs from `raw_size` or the compression
+              ratio is too high; FormatError if the bytes are invalid or truncated
     """
     if suffix not in SUFFIXES:
         raise UsageError(
@@ -353,8 +353,8 @@ def decompress(
 def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[bytes | memoryview]:
     """Decompress a file of any size in steps of about 1 MiB, with bounded memory.
 
-    raises  FormatError if the bytes are invalid or truncated; IntegrityError if the ratio is too
-            high
+    raises  FormatError if the bytes are invalid or truncated; IntegrityError if the compression
+            ratio is too high
     """
     source, size = _BlockReader(blocks), 0
     try:
@@ -370,7 +370,7 @@ def stream(suffix: str, blocks: Iterable[bytes], where: object) -> Iterator[byte
 
 
 def _format_error(error: Exception, suffix: str, where: object) -> Exception:
-    """Convert an exception of a compression library to a FlareError."""
+    """Convert an exception from a compression library to a FlareError."""
     if isinstance(error, FlareError):
         return error
     if isinstance(error, EOFError) or "truncated" in str(error).lower():

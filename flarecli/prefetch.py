@@ -51,7 +51,7 @@ def start_thread(thread: threading.Thread, option: str = "--jobs") -> None:
 
 
 def _run_task(task: Callable[[], None]) -> None:
-    """Run a task on a thread of the pool. Raises ReachError if no thread can be started."""
+    """Run a task on a pool thread. Raises ReachError if no thread can be started."""
     if not _idle.acquire(blocking=False):
         pool = (_tasks, _idle)
         start_thread(threading.Thread(target=_work, args=pool, name="flare-pool", daemon=True))

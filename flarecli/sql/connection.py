@@ -82,7 +82,10 @@ def node_type(node: Any) -> str:
 
 
 def columns_of(expression: str, names: Sequence[str]) -> list[str]:
-    """Return the names that an expression may use, in order, or all names if this is unknown."""
+    """Return the columns that an expression may use, in the order of `names`.
+
+    The result is `names` if the columns are unknown.
+    """
     node = parse(expression)
     if node is None:
         return list(names)
