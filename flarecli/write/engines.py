@@ -51,7 +51,10 @@ def check(engine: str) -> None:
 
 @contextlib.contextmanager
 def joined(engine: str) -> Iterator[None]:
-    """Keep one connection to the cluster for all `run` calls in the block. Raises as `run` does."""
+    """Keep one connection to the cluster for all `run` calls in the block.
+
+    raises  the same errors as `run`
+    """
     if engine != "ray":
         yield
         return

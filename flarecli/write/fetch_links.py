@@ -116,7 +116,7 @@ def fetch(
     progress: Progress,
     spool: Spool | None = None,
 ) -> Generator[Fetched, None, None]:
-    """Yield the batches with each source column replaced by the bytes that it links to.
+    """Yield the batches, in which the linked bytes replace each source column.
 
     Batches are in row order. Closing the iterator ends all transfers.
 

@@ -160,7 +160,7 @@ class ObjectReader:
 def _size(at: Location) -> int:
     """Return the size of a file or an object.
 
-    If the size is denied, read one byte, because the error response to a GET request contains the
+    If this request is denied, read one byte, because the error response to a GET request contains the
     reason, unlike the response to a HEAD request.
     """
     try:

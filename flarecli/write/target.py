@@ -223,7 +223,10 @@ def check_dataset(at: Location) -> None:
 
 
 def check_streams(at: Location, streams: Iterable[Stream], hint: str) -> None:
-    """Check that a folder contains all files that streams list. Raises as `check_files` does."""
+    """Check that a folder contains all files that streams list.
+
+    raises  the same errors as `check_files`
+    """
     check_files(at, (pair for one in streams for pair in _sizes(one)), hint)
 
 
