@@ -70,7 +70,7 @@ BINARY = (
     *("bytes", "pkl", "pil", "jpeg", "png", "mp4", "webm", "jpeg_array", "jpegarray"),
     *("list[jpeg]", "list[png]", "list[pil]"),
 )
-EACH = "X[]"  # store a list as a list of the items' substitute encoding
+EACH = "X[]"  # a list is stored as a list whose items have their substitute encoding
 LISTED_PICTURES = {f"{name}[]": f"list[{name}]" for name in ("jpeg", "png", "pil")}
 
 _LISTS = ("jpeg[]", "png[]", "pil[]")

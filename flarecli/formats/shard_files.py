@@ -173,7 +173,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not valid JSON")
+    raise ValueError(f"{word} is not allowed")
 
 
 def check_count(value: Any, where: object | Place) -> int:

@@ -161,7 +161,7 @@ class LineFormat(MosaicFormat):
                 first row that a line cannot store
         """
         writer = self.line_writer(columns, settings)
-        # Sizes are computed first, so that a row too large for a shard is refused unchecked.
+        # Sizes are computed first, so that a row too large for a shard is refused before the check.
         sizes = weights(columns, batch, writer.fixed_bytes, 0, self.name)
         first = 0
         for piece in pieces(batch):

@@ -439,7 +439,7 @@ def test_a_forged_index_is_refused(edit, message, code, tmp_path):
             "not valid JSON: duplicate key '99999'",
             id="many keys",
         ),
-        ('{"shards": NaN}', "not valid JSON: NaN is not valid JSON"),
+        ('{"shards": NaN}', "not valid JSON: NaN is not allowed"),
         ("[]", "expected an object with a list `shards`"),
     ],
 )
