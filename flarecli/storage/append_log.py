@@ -172,9 +172,12 @@ class FileLog(AppendLog):
         self.close()
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            try:
+                os.close(fd)  # releases the number even if it fails, so it must not be closed again
+            except OSError as error:
+                raise self._store.error(error, self._at.path) from None
 
 
 class ObjectLog(AppendLog):

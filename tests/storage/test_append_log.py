@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from flarecli import __version__, commands
-from flarecli.errors import BusyError, FormatError, UnsafeError, UsageError
+from flarecli.errors import BusyError, FormatError, ReachError, UnsafeError, UsageError
 from flarecli.model import Settings
 from flarecli.progress import Progress
 from flarecli.storage import locate
@@ -249,3 +249,16 @@ def test_an_unfinished_unpack_of_another_version_is_refused_by_name(tmp_path, ha
         == f'the unfinished unpack was started with flare "0.0.9", not "{__version__}"'
     )
     assert (half / "04.bin").read_bytes() == b"torn!"
+
+
+def test_a_failed_close_does_not_close_another_file(tmp_path):
+    log = open_log(locate(str(tmp_path)) / "log")
+    log.append(format_line(FIRST))
+    os.close(log._fd)  # so that the log's own close fails
+    with pytest.raises(ReachError) as caught:
+        log.close()
+    assert str(caught.value) == f"{tmp_path}/log: bad file descriptor"
+    with (tmp_path / "other").open("wb") as other:  # gets the number of the closed file
+        log.close()
+        other.write(b"x")
+    assert (tmp_path / "other").read_bytes() == b"x"
