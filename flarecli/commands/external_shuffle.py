@@ -118,7 +118,7 @@ class _Files:
         start = 0
         try:
             for writer, end in zip(self._writers, ends, strict=True):
-                if end > start:  # copy one part at a time to limit memory
+                if end > start:  # copy the rows of one file at a time to limit memory
                     writer.write_table(table.take(pa.array(order[start:end])))
                 start = end
         except OSError as error:

@@ -24,8 +24,8 @@ def reindex(folder: Address, *, replace: bool = False, allow_local: bool = False
     The shards may be MDS, JSON, CSV, TSV or XSV. The new index has the same bytes as the lost index
     if the original library or flare wrote the shards.
 
-    replace      overwrite an existing index
-    allow_local  follow symbolic links
+    replace      whether to overwrite an existing index
+    allow_local  whether to follow symbolic links
     raises       UnfinishedError for an unfinished pack; the errors of `Format.repair_index`
     """
     at = _writable_folder(folder, Guard(allow_local=allow_local))
@@ -49,7 +49,7 @@ def merge_index(
 
     parts        dataset folders, or their `index.json`, in row order; None: all datasets below the
                  root, in bytewise order
-    allow_local  follow symbolic links
+    allow_local  whether to follow symbolic links
     raises       the errors of `Format.merge_indexes`
     """
     guard = Guard(allow_local=allow_local)

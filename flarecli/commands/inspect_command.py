@@ -108,7 +108,7 @@ class Inspection:
     sample_rows: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the description as JSON values, for --json; bytes are replaced by their length."""
+        """Return the description as JSON values, for --json; bytes become their length."""
         raw = [stream.raw_bytes for stream in self.streams]
         out: dict[str, Any] = {
             "address": self.address,

@@ -18,13 +18,13 @@ __all__ = ["LargeValues"]
 class LargeValues:
     """Reader for the rows of a dataset, which does not read values above the size limit.
 
-    A row with large values is a batch of its own, in which zero bytes of the same number replace
-    each large value. The zero bytes occupy no memory, because the system allocates memory only when
-    bytes are written. Before it uses the values, the caller must reject such rows with `too_large`,
-    which compares the sizes of values.
+    A row with large values is a batch of its own, in which each large value is replaced by zero
+    bytes of the same length. The zero bytes occupy no memory, because the system allocates memory
+    only when bytes are written. Before the caller uses the values, it must reject such rows with
+    `too_large`, which compares the sizes of values.
 
     columns  columns that the caller does not use before it rejects rows
-    exact    argument for `Dataset.scan`
+    exact    whether numbers that are stored as text stay text
     """
 
     def __init__(

@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\d{3,18}", re.ASCII)
 
 
 def writer_of(stream: Stream, of: Playlist) -> str | None:
-    """Return the program that wrote a stream, from its playlist, index or layout, if known."""
+    """Return the name of the program that wrote a stream, or None if it is unknown."""
     name = stream.headers.get("writer")
     if isinstance(name, str):
         return name[:200]
@@ -134,7 +134,7 @@ def _why_unreadable(stream: Stream, i: int) -> str:
 
 
 def _gaps(urls: Sequence[str]) -> list[str]:
-    """Return the gaps in the numbers of shards with the same prefix and suffix."""
+    """Return the gaps between shard numbers, for shards with the same prefix and suffix."""
     series: dict[tuple[str, int, str], set[int]] = {}
     before, width, after, numbers = "", 0, "", set[int]()
     for url in urls:
@@ -145,7 +145,7 @@ def _gaps(urls: Sequence[str]) -> list[str]:
             and url.startswith(before)
             and url.endswith(after)
         ):
-            numbers.add(int(number))  # same prefix and suffix as before
+            numbers.add(int(number))  # fast path: only the number differs
             continue
         path = url.partition("?")[0] if "://" in url else url
         matches = list(_NUMBER.finditer(path))

@@ -58,7 +58,7 @@ def _names(text: str) -> list[str]:
 
 
 def _unescaped(text: str) -> str:
-    """Replace the escapes `\\t`, `\\n`, `\\r` and `\\\\` by their characters."""
+    """Replace the escapes `\\t`, `\\n`, `\\r` and `\\\\` with their characters."""
     return re.sub(r"\\[tnr\\]", lambda match: _ESCAPES[match[0]], text)
 
 
@@ -78,7 +78,7 @@ def _rank(text: str) -> tuple[int, int]:
     """Parse `0/8` as rank 0 of 8. Raises UsageError."""
     match = re.fullmatch(_FRACTION, text)
     if match is None or not int(match[1]) < int(match[2]):
-        hint = "Ranks count from 0: 0/8 is the first of eight."
+        hint = "Ranks are numbered from 0, so 0/8 is the first of eight."
         raise UsageError(f"expected R/N with R below N, got {text!r:.60}", hint=hint)
     return int(match[1]), int(match[2])
 
@@ -87,7 +87,7 @@ def _part(text: str) -> tuple[int, int]:
     """Parse `3/7` as the third of seven parts: (2, 7). Raises UsageError."""
     match = re.fullmatch(_FRACTION, text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        hint = "Parts count from 1: 3/7 is the third of seven."
+        hint = "Parts are numbered from 1, so 3/7 is the third of seven."
         raise UsageError(f"expected K/N with K from 1 to N, got {text!r:.60}", hint=hint)
     return int(match[1]) - 1, int(match[2])
 
@@ -314,7 +314,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
             flags=("-z",),
             metavar="NAME[:LEVEL]",
             suggest=_compressions,
-            help="Compress shards: {choices}.",
+            help="Compression of the shards: {choices}.",
         ),
     )
     hash: Sequence[str] = option(
@@ -471,7 +471,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
             metavar="N|P%",
             parse=_sample,
             minimum=0,
-            help="Check only N random shards of each stream, or P percent of them.",
+            help="Check only N random shards of each stream, or P percent of the shards.",
         ),
     )
     part: tuple[int, int] | None = option(

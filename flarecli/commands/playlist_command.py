@@ -171,7 +171,7 @@ class _Place:
             and (address.startswith("/") or ".." in address.split("/"))
             and not self._guard.allow_local
         ):
-            hint = "Write the playlist to a folder above its files, or use --rebase OLD=NEW; readers would need --allow-local."
+            hint = "Write the playlist to a folder above its files, or use --rebase OLD=NEW. Otherwise, readers need --allow-local."
             raise UsageError(
                 f"file is outside {self._folder}; a playlist in this folder cannot list it",
                 where=at,

@@ -61,7 +61,7 @@ class LocationFile(io.RawIOBase):
         return data
 
     def current_size(self) -> int:
-        """Return the current file size; the original size if the file was deleted or replaced."""
+        """Return the file size, or the original size if the file was deleted or replaced."""
         store = self.at.store
         if isinstance(store, LocalStore):
             with suppress(FlareError), store.opened(self.at.path) as fd:

@@ -1,10 +1,10 @@
 """CSV and TSV reader. The default dialect is RFC 4180 with a header.
 
-Errors name the line. The header contains the column names. The type of a column is inferred from
-the first 4 MB: int64, float64 or bool if every value can be converted without loss, and text
-otherwise (`007` and a 20-digit number stay text). Key columns, link columns and columns that the
-user encodes as text are always read as text. An empty field is null in a number or bool column, and
-an empty string in a text column.
+Errors contain the line number. The header contains the column names. The type of a column is
+inferred from the first 4 MB: int64, float64 or bool if every value can be converted without loss,
+and text otherwise (`007` and a 20-digit number stay text). Key columns, link columns and columns
+that the user encodes as text are always read as text. An empty field is null in a number or bool
+column, and an empty string in a text column.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Delimited(Part):
     ) -> None:
         """Read the header and infer the column types.
 
-        delimiter  default for the file suffix, used if the dialect has none
+        delimiter  default delimiter for the file suffix, which the dialect may override
         text       columns that are always read as text
         """
         self._file = source

@@ -36,7 +36,7 @@ class Blocks(Protocol):
 
 
 def split_compression(name: str) -> tuple[str, str]:
-    """Return a file name without its compression suffix, and the compression; empty if none."""
+    """Return a file name without its compression suffix, and the compression (may be empty)."""
     for suffix, compression in _SUFFIXES.items():
         if name.endswith(suffix):
             return name.removesuffix(suffix), compression

@@ -63,7 +63,7 @@ class Skipped:
             names.append(name)
 
     def notes(self) -> Iterator[str]:
-        """Yield one line for each reason for which files were skipped."""
+        """Yield a note for each reason, with the number and names of the skipped files."""
         for reason, count in self.counts.items():
             yield f"skipped {format_count(count, reason)}: {_first_names(self.names[reason], count)}"
 
@@ -134,7 +134,8 @@ def groups(
     skipped  collector for files that are not data
     raises   FormatError for two files with the same key and extension
     """
-    open_groups: list[Group] = []  # nested, since `a.d/x.jpg` is listed between `a.c` and `a.jpg`
+    # Several groups may be incomplete: `a.d/x.jpg` is listed between `a.c` and `a.jpg`.
+    open_groups: list[Group] = []
     for entry in entries:
         name = entry.name
         while open_groups and not name.startswith(f"{open_groups[-1].key}."):
@@ -192,7 +193,10 @@ def _compounds(name: str) -> list[tuple[str, str]]:
 
 
 class _Candidates:
-    """Detector for compound extensions: most of their keys also have a plain extension."""
+    """Detector for compound extensions.
+
+    Most keys with a compound extension must also have a file with a plain extension.
+    """
 
     def __init__(self, where: object) -> None:
         self._where = where
@@ -216,7 +220,7 @@ class _Candidates:
             self._count[extension] += 1
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
-            # names such as `First.Last.jpg` add many candidates that no plain extension confirms
+            # drop candidates without a plain extension; names such as `First.Last.jpg` add many
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
             )
@@ -416,7 +420,7 @@ class Folder(Part):
             yield self._batch(rows, schema)
 
     def _rows(self, group: Group) -> list[Group]:
-        """Return the rows of a key: one for the columns, and one for each file without a column."""
+        """Return the rows for a key: one row for all columns, and one for each unmatched file."""
         columns = self.extensions or [self.main]
         fits = [group] if any(name in group.files for name in columns) else []
         if self._has_requested:

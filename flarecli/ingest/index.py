@@ -194,7 +194,7 @@ class Index:
         columns: Sequence[str],
         limits: Limits | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-        """Replace the file names in some columns by the contents of the files.
+        """Replace the file names in some columns with the contents of the files.
 
         The values of unreadable files are null.
         """
@@ -492,7 +492,7 @@ def _notes(parts: Sequence[Part]) -> Iterator[str]:
             )
     for name in dict.fromkeys(name for part in tables for name in part.decimal_commas):
         yield (
-            f"column {name!r} has numbers with decimal commas, which stay text; "
+            f"column {name!r} has numbers with decimal commas, which are read as text; "
             "use --csv decimal=, to read them as numbers"
         )
 

@@ -9,8 +9,8 @@ four zero bytes. The layout of a message is:
 
     0xFFFFFFFF (missing before 0.15), int32 size of the metadata, metadata, padding to 8, body
 
-The metadata is a FlatBuffer (source: arrow/format/Message.fbs); a table starts with the distance
-back to its vtable:
+The metadata is a FlatBuffer (source: arrow/format/Message.fbs). A FlatBuffer table starts with the
+distance back to its vtable. These field numbers are used:
 
     Footer           2 dictionaries, 3 record batches
     Message          1 type of the header, 2 header, 3 int64 size of the body
@@ -43,7 +43,7 @@ __all__ = ["Ipc", "Message", "messages"]
 
 _MAGIC, _FEATHER_1 = b"ARROW1", b"FEA1"
 _CONTINUATION = b"\xff\xff\xff\xff"
-_DICTIONARY, _BATCH = 2, 3  # types of messages
+_DICTIONARY, _BATCH = 2, 3  # message types
 _MAX_METADATA_BYTES = 1 << 26
 _ROWS, _BATCH_BYTES = 8192, 16 << 20
 _VIEWS = (pa.string_view(), pa.binary_view())
@@ -70,7 +70,7 @@ class Ipc(Part):
         file = LocationFile(at)
         with arrow_errors(at, file, "Arrow IPC"):
             schema = self._open(file, None).schema
-            names = schema.names  # raises if a name is not UTF-8
+            names = schema.names  # raises an error if a name is not UTF-8
         check_columns(names, at)
         self.schema = pa.schema([pa.field(field.name, plain(field.type)) for field in schema])
         self.dictionaries = dictionary_types(schema)

@@ -201,7 +201,7 @@ class Parquet(Part):
             )
 
     def _safe_rows(self, reader: pq.ParquetFile, names: Sequence[str], number: int) -> int:
-        """Return how many rows of a row group a batch may have so that its decoded size is bounded.
+        """Return a number of rows per batch that bounds the decoded size of a batch.
 
         Page headers declare decoded sizes, but every row may have the same long dictionary value,
         and a DELTA_BYTE_ARRAY page may repeat its first value. For large remote files, the footer

@@ -34,7 +34,7 @@ __all__ = ["ColumnChunk", "Page", "column_chunks", "pages", "valid_leaves"]
 
 MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked, because parsing takes seconds
 MAX_DEPTH = 16  # nesting levels of structs and lists
-MAX_VALUES = 1 << 22  # values in a struct; each needs at least 1 byte there, and 64 in memory
+MAX_VALUES = 1 << 22  # values in a struct, of at least 1 byte in the file and 64 bytes in memory
 HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # page header: size of first read; Arrow's limit
 _INVALID = (ValueError, IndexError, KeyError, TypeError, AttributeError)
 # type -> size of a value in bytes: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE

@@ -75,7 +75,7 @@ class _MemoryBudget:
 
 
 def filled(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Return the schema of batches whose file names were replaced by file contents.
+    """Return the schema of batches whose file names were replaced with file contents.
 
     Columns are named after file extensions, so the name shows whether a column is text or JSON.
     """

@@ -102,7 +102,7 @@ def pieces(source: Blocks, delimiter: str, quote: str = '"') -> Iterator[Piece]:
             end = data.rfind(b"\n") + 1
         if not end:
             if len(data) > MAX_RECORD_BYTES:
-                hint = "Look for an unclosed quote." if delimiter else "Write one row per line."
+                hint = "Check for an unclosed quote." if delimiter else "Write one row per line."
                 size = format_size(MAX_RECORD_BYTES)
                 raise FormatError(
                     f"line {line}: a record is longer than {size}", where=source, hint=hint
@@ -356,9 +356,8 @@ def _find_quotes(raw: ByteArray) -> IntArray:
         return quotes
     numbers = np.arange(len(slashes))
     begins = np.concatenate([[True], np.diff(slashes) != 1])
-    run = (
-        numbers - np.maximum.accumulate(np.where(begins, numbers, 0)) + 1
-    )  # length of the run up to each backslash
+    # length of the run of backslashes up to each backslash
+    run = numbers - np.maximum.accumulate(np.where(begins, numbers, 0)) + 1
     last = np.searchsorted(slashes, quotes) - 1  # index of the backslash before each quote, or -1
     follows = (last >= 0) & (slashes[np.maximum(last, 0)] == quotes - 1)
     is_escaped = follows & (run[np.maximum(last, 0)] % 2 == 1)

@@ -391,7 +391,7 @@ def test_every_option_of_verify_is_passed(flare):
 def test_verify_refuses_invalid_parts_samples_and_reports(flare):
     assert (
         flare("verify", "a", "--part", "8/7").err
-        == "error: --part: expected K/N with K from 1 to N, got '8/7'\nhint: Parts count from 1: 3/7 is the third of seven.\n"
+        == "error: --part: expected K/N with K from 1 to N, got '8/7'\nhint: Parts are numbered from 1, so 3/7 is the third of seven.\n"
     )
     ran = flare("verify", "a", "--sample", "x")
     assert (ran.code, ran.err) == (

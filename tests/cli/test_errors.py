@@ -137,7 +137,7 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
         (
             ["cat", "a", "--rank", "8/8"],
             "--rank: expected R/N with R below N, got '8/8'",
-            "Ranks count from 0: 0/8 is the first of eight.",
+            "Ranks are numbered from 0, so 0/8 is the first of eight.",
         ),
         (
             ["cat", "a", "--sample", "101%"],

@@ -245,7 +245,7 @@ def test_rows_and_lines_in_errors_are_right_after_the_first_block(tmp_path, monk
         (
             b"7,1," + b"y" * 20000 + b"\n",
             "line 10002: a record is longer than 5.0 kB",
-            "Look for an unclosed quote.",
+            "Check for an unclosed quote.",
         ),
     ]:
         assert error_of(tmp_path, head + rows + damage + b"8,1.5,z\n") == (

@@ -121,7 +121,7 @@ def test_decimal_commas_are_numbers_or_named_in_a_note(tmp_path):
     path.write_text("a;b;c\n1,5;1;\n-0,25;2;\n;3;\n")
     assert [row["a"] for row in read(path)] == ["1,5", "-0,25", ""]
     assert notes(path) == (
-        "column 'a' has numbers with decimal commas, which stay text; "
+        "column 'a' has numbers with decimal commas, which are read as text; "
         "use --csv decimal=, to read them as numbers",
     )
     assert [row["a"] for row in read(path, "decimal=,")] == [1.5, -0.25, None]

@@ -81,7 +81,7 @@ def test_empty_text_stays_text_if_another_file_has_large_text(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("x.csv", "Look for an unclosed quote."), ("x.jsonl", "Write one row per line.")],
+    [("x.csv", "Check for an unclosed quote."), ("x.jsonl", "Write one row per line.")],
 )
 def test_a_record_slightly_above_the_limit_is_refused(tmp_path, monkeypatch, name, hint):
     monkeypatch.setattr(decompress, "BLOCK_BYTES", 100)

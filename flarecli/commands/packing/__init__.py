@@ -1,1 +1,1 @@
-"""pack: rows of a source become shards."""
+"""Modules of the `pack` command, which writes the rows of a source as shards."""

@@ -20,11 +20,11 @@ __all__ = ["Packed", "pack"]
 
 @from_options(PackOptions)
 def pack(options: PackOptions) -> Packed:
-    """Pack the rows of an index, or of a dataset, into shards, and return the result.
+    """Pack the rows of an index, a folder or a dataset into shards, and return the result.
 
     `rows` selects rows of a dataset by number; `where` and `limit` then select from these rows. A
-    row that is larger than `shard_size` becomes a shard; None means 4 GiB. Errors are UsageError,
-    ReachError, FormatError and UnsafeError, each with its exit code.
+    row that is larger than `shard_size` becomes a shard of its own; None means 4 GiB. Raises
+    UsageError, ReachError, FormatError or UnsafeError, each of which has an exit code.
     """
     if address_text(options.out) == "-":
         raise UsageError(
@@ -38,10 +38,10 @@ def pack(options: PackOptions) -> Packed:
         options.min_size,
         options.max_aspect,
     )
-    # a task reads them several times, and they may be an iterator
+    # a task reads the sources several times, but an iterator can be read only once
     options = replace(options, sources=address_texts(options.sources))
     task = PackTask(options, MediaOptions(resize, options.media_info, options.strict))
-    # raise their errors before anything is read or removed
+    # check these options before anything is read or removed
     _ = task.settings, task.links, task.guard, task.nulls, task.dialect
     engines.check(options.engine)
     progress = options.progress or Progress()

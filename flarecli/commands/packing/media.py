@@ -1,10 +1,10 @@
-"""Images, video and audio of a pack: resize, probe, and compare content with file names.
+"""Processing of images, video and audio in a pack: resize, probe, compare content with file names.
 
-    fetched rows -> values on threads, with bounded read-ahead -> the same rows in order, without
-    the rows that failed
+    fetched rows -> values processed on threads, with bounded read-ahead -> rows in order, without
+    failed rows
 
-The result depends only on the bytes, the name and the options of a value, not on the number of
-threads. Pillow releases the GIL while it decodes, so threads use all cores.
+The result depends only on the bytes and the name of a value and on the options, not on the number
+of threads. Pillow releases the GIL while it decodes, so threads use all cores.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from flarecli.write.fetch_links import Fetched
 
 __all__ = ["MediaColumn", "MediaOptions", "info_names", "media_columns", "processed"]
 
-_AHEAD_BYTES = 32 << 20  # bytes of values in flight
-_TASK_VALUES = 8  # values per task: a task costs a thirtieth of the time to resize a photograph
-_MAX_TASKS = 4096  # in memory at a time
+_AHEAD_BYTES = 32 << 20  # maximum size of the values in flight
+_TASK_VALUES = 8  # values per task, to reduce the overhead of tasks
+_MAX_TASKS = 4096  # maximum number of tasks in memory
 _HEAD_BYTES = 512  # read to detect the kind of a file
 _MAX_NAMES = 3  # names reported for each mismatch
 # encodings whose values are files
@@ -55,8 +55,8 @@ class MediaOptions:
 
     info         add width, height, frames and duration as columns
     strict       fail rows whose content contradicts the file extension
-    uses_ffmpeg  read with FFmpeg the facts that headers of video and audio do not contain; None:
-                 if `info` is set and FFmpeg is installed
+    uses_ffmpeg  use FFmpeg for facts that video and audio headers do not contain; None: only if
+                 `info` is set and FFmpeg is installed
     """
 
     resize: Resize = field(default_factory=Resize)
@@ -65,17 +65,17 @@ class MediaOptions:
     uses_ffmpeg: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.uses_ffmpeg is None:  # searching for a library takes time
+        if self.uses_ffmpeg is None:  # detected once, because the search takes time
             object.__setattr__(self, "uses_ffmpeg", self.info and has_ffmpeg())
 
     @property
     def is_noop(self) -> bool:
-        """Whether no option is set; mismatches of content and extension are counted anyway."""
+        """Whether all options have default values. Mismatches are counted in any case."""
         return self == MediaOptions()
 
     @property
     def option(self) -> str | None:
-        """The first set option that needs a column of files; None if there is none."""
+        """The first option in use that needs a file column; None if there is none."""
         resize, options = self.resize, [("--media-info", self.info)]
         options += [
             ("--resize", resize.size is not None),
@@ -86,7 +86,7 @@ class MediaOptions:
         return next((name for name, is_set in options if is_set), None)
 
     def recorded_options(self) -> dict[str, Any]:
-        """Return the options that determine the bytes of the output; empty if none is set."""
+        """Return the options that determine the output bytes; empty if no option is set."""
         if self.is_noop:
             return {}
         resize = {**asdict(self.resize), "size": self.resize.box and list(self.resize.box)}
@@ -97,11 +97,11 @@ class MediaOptions:
 
 
 class MediaColumn(NamedTuple):
-    """A column of files.
+    """A file column, in which each value is the content of a file.
 
-    expected_kind  kind of media by the column's own name or encoding; None: unknown
-    has_names      each value came from a file or an address, whose extension names a kind
-    is_media       images are resized, and all values are measured
+    expected_kind  kind of media according to the column name or encoding; None: unknown
+    has_names      whether the values were read from files or addresses, which have names
+    is_media       whether images are resized and all values are measured
     """
 
     name: str
@@ -113,12 +113,12 @@ class MediaColumn(NamedTuple):
 def media_columns(
     schema: pa.Schema, names: Sequence[str], named: Sequence[str], encode: Mapping[str, str]
 ) -> list[MediaColumn]:
-    """Return the columns of files: those read from files or links, and those of bytes.
+    """Return the file columns: columns that are read from files or links, and byte columns.
 
-    schema  schema of the rows before links are fetched, without the columns of downloads
+    schema  schema of the rows before links are fetched, without download columns
     names   columns to pack
     named   columns whose values are read from files or links
-    encode  encodings that the user chose: text and numbers are not files
+    encode  encodings chosen by the user; a column that is encoded as text or numbers has no files
     """
     columns = []
     types = dict(zip(schema.names, schema.types, strict=True))
@@ -141,11 +141,13 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def info_names(columns: Sequence[MediaColumn], used: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the names of media info columns: column -> measure -> its column, such as `width` if
-    one column is measured, else `image_width`.
+    """Return the names of media info columns: file column -> measure -> name.
+
+    A name is a measure such as `width` if only one column is measured, and otherwise has the file
+    column as prefix, such as `image_width`.
 
     used    names of the other columns
-    raises  UsageError if a name is used already
+    raises  UsageError if a name is already used
     """
     measured = [column.name for column in columns if column.is_media]
     is_short = len(measured) == 1 and not set(INFO_COLUMNS) & set(used)
@@ -165,9 +167,9 @@ def info_names(columns: Sequence[MediaColumn], used: Sequence[str]) -> dict[str,
 class _Value(NamedTuple):
     """One processed value.
 
-    data      the new bytes; None: unchanged
-    error     why its row fails
-    mismatch  how content and extension disagree, such as `png, not jpeg`
+    data      new bytes; None: unchanged
+    error     reason why the row fails; None: it does not fail
+    mismatch  difference between content and extension, such as `png, not jpeg`
     info      width, height, frames, duration in seconds
     """
 
@@ -177,7 +179,7 @@ class _Value(NamedTuple):
     info: tuple[int | float, ...] = (0, 0, 0, 0.0)
 
 
-_Values: TypeAlias = list[_Value | None]  # of consecutive rows; None: a null, or unchanged
+_Values: TypeAlias = list[_Value | None]  # consecutive rows; None: null or unchanged
 
 
 def _mismatch(head: bytes, name: str, column: MediaColumn) -> str | None:
@@ -211,8 +213,9 @@ def _process(data: bytes, name: str, column: MediaColumn, options: MediaOptions)
 
 
 def _should_be_image(head: bytes, name: str, column: MediaColumn) -> bool:
-    """Return whether a value is an image by its bytes or its name. A value with a name and of
-    unknown kind is treated as an image, so that damaged images fail.
+    """Return whether a value is an image according to its bytes or its name.
+
+    A value that has a name but no known kind is treated as an image, so that damaged images fail.
     """
     kind, expected_kind = sniff(head), kind_of(name) or column.expected_kind
     return (
@@ -223,7 +226,7 @@ def _should_be_image(head: bytes, name: str, column: MediaColumn) -> bool:
 
 
 class _Mismatches:
-    """Values whose content contradicts their extension: counts, and the first names."""
+    """Counts and first names of the values whose content contradicts the file extension."""
 
     def __init__(self) -> None:
         self._counts, self._names = Counter[tuple[str, str]](), dict[tuple[str, str], list[str]]()
@@ -257,10 +260,10 @@ def processed(
     """Yield the rows with processed media columns, in order.
 
     infos   names of the media info columns, as returned by `info_names`
-    key     the column that names rows in failures
+    key     column that identifies rows in failures
     jobs    maximum number of threads; 1: process values in the calling thread
-    return  rows whose values were processed, and failures for the others; media info columns
-            (int64, float64) come last
+    return  processed rows, and failures for all other rows; the media info columns (int64,
+            float64) are the last columns
     """
     mismatches = _Mismatches()
     needs_work = options.info or not options.resize.is_noop
@@ -300,7 +303,7 @@ def processed(
 
 
 class _Task(NamedTuple):
-    """Rows `start` to `stop` of a column; `is_work` if values are resized or measured."""
+    """Rows `start` to `stop` of a column, and whether their values are resized or measured."""
 
     part: Fetched
     column: MediaColumn
@@ -314,7 +317,7 @@ class _Task(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the column's values."""
+        """Size of the values in bytes."""
         size: int = self._array().nbytes
         return size
 

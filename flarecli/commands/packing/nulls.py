@@ -1,4 +1,4 @@
-"""Values in place of nulls, for formats that cannot store nulls: `--null COL=VALUE` and `--null fill`."""
+"""Replacement of nulls, for formats that cannot store them: `--null COL=VALUE`, `--null fill`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FAIL, FILL = "fail", "fill"
 
 @dataclass(frozen=True)
 class NullValues:
-    """What is stored in place of nulls.
+    """Values that replace nulls.
 
-    values  column -> text of the value
-    fills   whether nulls of the other columns are filled by their type: empty text, bytes or list,
-            0, NaN, false
+    values  column -> value as text
+    fills   whether nulls in all other columns are replaced with a default for the type: empty text,
+            empty bytes, an empty list, 0, NaN, false
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -45,15 +45,15 @@ class NullValues:
                     hint="Use -0 or --from0 for addresses on stdin that end with NUL.",
                 )
             if name in values:
-                raise UsageError(f"--null: {name!r:.60} is given twice")
+                raise UsageError(f"--null: duplicate column {name!r:.60}")
             values[name] = value
         return cls(values, FILL in settings)
 
     def fill(self, batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
-        """Return a batch with values in place of the nulls in the columns `names`.
+        """Replace the nulls in the columns `names` of a batch.
 
-        raises  UsageError for a value that is not of the type of its column, and for a type that
-                has no value by default
+        raises  UsageError for a value that does not match the type of its column, and for a type
+                without a default
         """
         for i, (at, array) in enumerate(zip(batch.schema, batch.columns, strict=True)):
             name = at.name
@@ -91,13 +91,13 @@ def _default(name: str, kind: pa.DataType) -> pa.Scalar:
     if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_map(kind):
         return pa.scalar([], kind)
     raise UsageError(
-        f"--null fill: column {name!r} of {kind} has no value for nulls",
-        hint=f"Choose one with --null {name}=VALUE.",
+        f"--null fill: column {name!r} has type {kind}, which has no default value",
+        hint=f"Choose a value with --null {name}=VALUE.",
     )
 
 
 def _parsed(name: str, text: str, kind: pa.DataType) -> pa.Scalar:
-    """Return the value of a text: as it is for text and bytes, JSON for nested types."""
+    """Parse a replacement value: JSON for a nested type, unchanged for text and bytes."""
     try:
         if is_binary(kind):
             return pa.scalar(text.encode(), kind)
@@ -106,4 +106,4 @@ def _parsed(name: str, text: str, kind: pa.DataType) -> pa.Scalar:
             return pa.scalar(value, kind)
         return pa.scalar(text).cast(kind)
     except (pa.ArrowException, ValueError, TypeError):
-        raise UsageError(f"--null {name}: {text!r:.60} is not of {kind}") from None
+        raise UsageError(f"--null {name}: expected {kind}, got {text!r:.60}") from None

@@ -1,7 +1,7 @@
-"""A pack in parts: rows 0..N of the source go to `00000/`, the next N to `00001/`; one index and
-playlist join them.
+"""Pack in parts: every N rows of the source become a dataset in `00000/`, `00001/` and so on.
 
-The result depends only on N and the source, not on the engine, the order of the parts, or retries.
+One index and one playlist join the parts. The result depends only on N and the source, not on the
+engine, the order in which parts are packed, or retries.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from flarecli.write.columns import schema_header
 
 __all__ = ["pack_part", "pack_parts"]
 
-_MAX_BUSY_S = 120.0  # maximum wait for a part that another process packs
+_MAX_BUSY_S = 120.0  # maximum time to wait for a part that another process packs
 _BUSY_DELAY_S = 0.5  # delay between two attempts
-_MAX_NOTES = 20  # notes of parts that are reported
+_MAX_NOTES = 20  # maximum number of notes about parts that are reported
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Outcome:
 
 
 class _NoteCollector(Progress):
-    """Collects the notes of a part."""
+    """Collector for the notes about a part."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -67,7 +67,7 @@ class _NoteCollector(Progress):
 def pack_parts(task: PackTask, progress: Progress) -> Packed:
     """Pack parts of `part_rows` rows of the source as separate datasets, and join them.
 
-    raises  UsageError for options that need rows of several parts; errors of `pack_task`
+    raises  UsageError for options that need rows of several parts; the errors of `pack_task`
     """
     plan, options, part_rows = planned(task, progress), task.options, task.options.part_rows or 1
     source = plan.source
@@ -87,7 +87,7 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
     target = claim(task.out, resume=options.resume, overwrite=options.overwrite, guard=task.guard)
     if target.is_done:
         return finished_before(target, record, options.format)
-    journal, keep = None, True  # keep the output of an earlier run if this run is refused
+    journal, keep = None, True  # keep the output of an earlier run if this run is rejected
     try:
         journal = Journal(target.at, json.loads(json.dumps(head)))
         keep = journal.columns is not None
@@ -146,7 +146,7 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
 
 
 class _PartTasks(Sequence[PackTask]):
-    """The task of each part, created on access, since there may be millions."""
+    """The task for each part, created on access because there may be millions of parts."""
 
     def __init__(self, common: PackTask, out: str, part_rows: int, rows: int) -> None:
         self._common, self._out = common, out.rstrip("/")
@@ -165,7 +165,10 @@ class _PartTasks(Sequence[PackTask]):
 
 @dataclass
 class _Totals:
-    """Totals so far. has_rows: 1 for each part that has rows."""
+    """Totals over the packed parts.
+
+    has_rows  for each part, 1 if the part has rows, otherwise 0
+    """
 
     has_rows: bytearray
     rows: int = 0
@@ -175,7 +178,7 @@ class _Totals:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, number: int, one: Packed) -> None:
-        """Add a part that has rows."""
+        """Add the result of a part that has rows."""
         self.has_rows[number] = 1
         self.rows += one.rows
         self.bytes += one.bytes
@@ -189,7 +192,7 @@ def _check_options(plan: Plan) -> None:
     options = plan.options
     if options.shuffle is not None:
         raise UsageError(
-            "--shuffle cannot be combined with --part-rows: it needs the rows of all parts",
+            "--shuffle cannot be combined with --part-rows, because it needs the rows of all parts",
             hint="Shuffle when reading the dataset, or omit --part-rows.",
         )
     if options.where is not None and not sql.is_row_by_row(plan.source.schema, options.where):
@@ -199,7 +202,7 @@ def _check_options(plan: Plan) -> None:
         )
     if options.limit is not None and options.where is not None:
         raise UsageError(
-            "--limit counts the rows that --where keeps in all parts",
+            "--limit with --where needs the number of matching rows in all parts",
             hint="Omit --limit, --where or --part-rows.",
         )
     if options.on_duplicate == "first" and plan.key is not None:
@@ -215,7 +218,7 @@ def _check_options(plan: Plan) -> None:
 
 
 def _count(plan: Plan) -> int:
-    """Return the number of rows of the source; read it once if it is not listed."""
+    """Return the number of rows to pack; read the source once if the number is not listed."""
     rows, limit = plan.known_rows, plan.options.limit
     if rows is None:
         first_column = RowRequest(plan.source.schema.names[:1])
@@ -224,8 +227,8 @@ def _count(plan: Plan) -> int:
 
 
 def _sample(plan: Plan) -> Estimate:
-    """Infer the columns from the first rows of the source, so that all parts have the same."""
-    # The parts report their own notes.
+    """Infer the columns from the first rows of the source, so that all parts agree."""
+    # Notes are discarded here, because the parts report them.
     sample = estimate(Plan(plan.task, plan.source, Progress()))
     note_addresses(sample.addresses, plan.progress)
     if sample.failures and not sample.columns and plan.options.on_error == "fail":
@@ -242,8 +245,9 @@ def _sample(plan: Plan) -> Estimate:
 def _run(
     engine: str, tasks: Sequence[PackTask], rows: int, progress: Progress, reported: Sequence[str]
 ) -> _Totals:
-    """Pack all parts; notes in `reported` are not repeated. Raises the error of the first failed
-    part, by number.
+    """Pack all parts. Raises the error of the failed part with the lowest number.
+
+    reported  notes that are not repeated
     """
     done, notes = _Totals(bytearray(len(tasks))), 0
     errors: dict[int, FlareError] = {}
@@ -265,7 +269,7 @@ def _run(
         if packed is not None and packed.failed:
             progress.failed(part, f"{packed.failed} rows failed, see its failed.jsonl")
     if notes > _MAX_NOTES:
-        progress.note(f"{format_count(notes - _MAX_NOTES, 'more note')} of parts")
+        progress.note(f"{format_count(notes - _MAX_NOTES, 'more note')} about parts")
     if errors:
         i = min(errors)
         error, part = errors[i], f"part {parts.part_name(i)}: "
@@ -299,8 +303,8 @@ def _change_folder(folder: str | None) -> None:
 def pack_part(task: PackTask) -> _Outcome:
     """Pack one part, on any engine.
 
-    This process, or its driver, has claimed the whole target. If another process packs the part, it
-    is a worker of a lost driver or node and ends soon.
+    This process or its driver has locked the target. If another process packs the same part, that
+    process is a worker of a lost driver or node, and ends soon.
     """
     stop = time.monotonic() + _MAX_BUSY_S
     while True:

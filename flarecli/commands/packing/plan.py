@@ -39,19 +39,19 @@ from flarecli.write.columns import check_names
 
 __all__ = ["PackTask", "Plan", "check_keys", "fetched", "parse_link", "selected"]
 
-_NAME_OF = "name of the file in "  # prefix of internal columns: the file names of a column
+_NAME_OF = "name of the file in "  # prefix of internal columns that contain file names
 
 
 @dataclass(frozen=True)
 class PackTask:
-    """The options of a pack, or of one part of it. It can be pickled.
+    """The task to pack all rows or one part of the rows. A task can be pickled.
 
-    media          processing of media; created once, so that all parts process media alike
-    rows           first row of the part in the source, and the row after its last; None: all rows
-    source_digest  checksum of the source, if known; otherwise it is computed
-    encodings      column -> encoding, if known; otherwise they are inferred from the first rows
-    types          column -> Arrow type in the source, in its order, if known
-    base_folder    folder where relative addresses start, if not the working folder
+    media          media options, created once so that all parts process media in the same way
+    rows           source rows of the part, as (start, stop); None: all rows
+    source_digest  checksum of the source; None: computed from the source
+    encodings      column -> encoding; None: inferred from the first rows
+    types          column -> Arrow type in the source, in source order; None: unknown
+    base_folder    base folder of relative addresses; None: the working folder
     """
 
     options: PackOptions
@@ -94,12 +94,12 @@ class PackTask:
 
     @cached_property
     def links(self) -> tuple[fetch_links.Link, ...]:
-        """The columns of links to fetch."""
+        """The link columns to fetch."""
         return tuple(parse_link(text, self.encode) for text in name_list(self.options.fetch))
 
     @cached_property
     def nulls(self) -> NullValues:
-        """The values in place of nulls."""
+        """The values that replace nulls."""
         return NullValues.parse(self.options.null)
 
     @cached_property
@@ -109,17 +109,17 @@ class PackTask:
 
     @cached_property
     def guard(self) -> Guard:
-        """The addresses that data may name."""
+        """The guard, which defines the addresses that data may name."""
         return self.options.guard(self.sources)
 
     @cached_property
     def limits(self) -> Limits:
-        """The limits of transfers."""
+        """The limits for transfers."""
         return self.options.limits()
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings of shards. Raises UsageError for an option that the format does not have."""
+        """The shard settings. Raises UsageError for an option that the format does not support."""
         options, format = self.options, self.format
         if options.newline != "\n" and "newline" not in format.options:
             raise UsageError(
@@ -158,11 +158,11 @@ class PackTask:
         )
 
     def recorded_options(self) -> dict[str, Any]:
-        """Return the options that determine the bytes of the output, besides source, format and
-        settings. A resumed pack must repeat them.
+        """Return the options that a resumed pack must repeat, except source, format and settings.
 
-        They include the limits of access if rows beyond these limits are skipped. If such a row
-        ends the pack instead, a resumed pack may have other limits.
+        These options determine the bytes of the output. Access limits are included only if rows
+        beyond the limits are skipped. If such a row ends the pack instead, a resumed pack may have
+        other limits.
         """
         options = self.options
         access: dict[str, Any] = {
@@ -224,10 +224,10 @@ def _and(names: Sequence[str]) -> str:
 
 
 class Plan:
-    """A task, checked against the columns of its source.
+    """A task whose options were checked against the columns of its source.
 
     names       columns to pack, in the order of the source or of `-c`
-    links       columns of links to fetch that are in `names`
+    links       link columns to fetch whose downloads are in `names`
     duplicates  number of rows that were skipped because an earlier row has the same key
     """
 
@@ -243,12 +243,12 @@ class Plan:
 
     @cached_property
     def places(self) -> Places:
-        """The source rows of rows that are being packed."""
+        """The source row numbers of the rows that are being packed."""
         return Places(self.source.place, start=self.start if self.is_run else None)
 
     @property
     def is_run(self) -> bool:
-        """Whether the rows that are packed are consecutive rows of the source."""
+        """Whether the packed rows are consecutive rows of the source."""
         drops_rows = self.options.where is not None or (
             self.key is not None and self.options.on_duplicate == "first"
         )
@@ -256,7 +256,7 @@ class Plan:
 
     @property
     def known_rows(self) -> int | None:
-        """The number of rows that the condition is applied to; None if unknown."""
+        """The number of rows to which the condition is applied; None if unknown."""
         known = self.source.rows
         if known is None:
             return None
@@ -264,15 +264,13 @@ class Plan:
 
     @property
     def row_name(self) -> str | None:
-        """The column that names rows in failures after links are fetched; None if the key is
-        replaced by the bytes of its links.
-        """
+        """The column that identifies rows in failures; None if downloads replace the key column."""
         key = self._source_key
         return None if key is None else self.task.format.key_column or key
 
     @property
     def _source_key(self) -> str | None:
-        """The name that this column has in the source."""
+        """The column of the source that identifies rows."""
         key = self.key or (None if self.is_statement else self.source.key)
         return None if any(link.source == key for link in self.links) else key
 
@@ -283,7 +281,7 @@ class Plan:
 
     @cached_property
     def condition_files(self) -> list[str]:
-        """Columns of files whose contents the condition reads."""
+        """The file columns whose contents the condition reads."""
         where = self.options.where
         if where is None or not self.source.files:
             return []
@@ -347,7 +345,7 @@ def _checked_names(plan: Plan) -> list[str]:
 
 
 def _media(plan: Plan, names: Sequence[str]) -> tuple[list[MediaColumn], dict[str, dict[str, str]]]:
-    """Return the columns of files, and the names of their media info columns."""
+    """Return the file columns, and the names of their media info columns."""
     schema, options = plan.source.schema, plan.task.media
     if plan.is_statement:
         schema, _ = sql.select(schema, iter(()), plan.options.where or "")
@@ -367,9 +365,7 @@ def _media(plan: Plan, names: Sequence[str]) -> tuple[list[MediaColumn], dict[st
 
 
 def check_keys(plan: Plan) -> None:
-    """Raise FormatError for the first selected row with the key of an earlier row, if duplicate keys
-    are errors.
-    """
+    """Raise FormatError for the first duplicate key in the selection, if duplicates are errors."""
     if plan.key is not None and plan.options.on_duplicate == "error":
         for _ in selected(plan, keys_only=True):
             pass
@@ -378,13 +374,13 @@ def check_keys(plan: Plan) -> None:
 def selected(
     plan: Plan, skip: int = 0, checksum: SourceChecksum | None = None, keys_only: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the selected rows from row `skip` of the selection on: where, limit, shuffle, then
-    duplicate keys.
+    """Yield the selected rows: apply where, limit and shuffle, then reject or skip duplicate keys.
 
-    checksum    checksum that is updated with the bytes of the source
-    keys_only  read only the key, and the columns in the condition
-    return     batches with an additional column PLACE, the number of each row in the source, unless
-               the rows are consecutive or a query created them
+    skip       number of selected rows that are not returned
+    checksum   checksum to update with the source bytes that are read
+    keys_only  read only the key column and the columns in the condition
+    return     batches; an additional column PLACE has the source row numbers, unless the rows are
+               consecutive or a query created them
     """
     options, source = plan.options, plan.source
     names = _needed_columns(plan, keys_only)
@@ -420,13 +416,13 @@ def selected(
 
 
 def _unused_columns(plan: Plan) -> list[str]:
-    """Return the columns of the source that are only copied until `--max-object` is checked."""
+    """Return the source columns that are not used before `--max-object` is checked."""
     used = {plan.key, *(link.source for link in plan.links)}
     return [name for name in plan.source.schema.names if name not in used]
 
 
 def _needed_columns(plan: Plan, keys_only: bool) -> list[str] | None:
-    """Return the columns of the source to read; None: all."""
+    """Return the source columns to read; None: all."""
     needed = {plan.key, plan.source.key}
     if not keys_only:
         if plan.task.columns is None:
@@ -443,7 +439,7 @@ def _with_files(
 ) -> Iterator[pa.RecordBatch]:
     """Replace file names by contents; raise the error of the first file that cannot be read.
 
-    is_complete  raise an error for a row without a file too; False: keep its null for the condition
+    is_complete  whether a missing file is an error; if not, its value is null in the condition
     """
     if not plan.source.files or not columns:
         yield from batches
@@ -465,9 +461,9 @@ def _with_files(
 def _missing_files(
     plan: Plan, batch: pa.RecordBatch, columns: Sequence[str]
 ) -> dict[int, tuple[str, str, str]]:
-    """Return the rows without a file: row -> column, kind, message.
+    """Return the rows that lack a file: row -> column, error kind, message.
 
-    columns  columns of file names or contents; null: no file
+    columns  columns of file names or contents, in which null means that there is no file
     """
     rows: dict[int, tuple[str, str, str]] = {}
     if plan.source.flaw is None or not any(batch.column(name).null_count for name in columns):
@@ -482,7 +478,7 @@ def _missing_files(
 
 
 def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
-    """Reject or skip rows whose key occurred before."""
+    """Yield the rows with distinct keys; reject or skip a row whose key occurred before."""
     keys, row = Keys(), plan.start if plan.is_run else 0
     for batch in batches:
         column = batch.column(plan.key)
@@ -505,9 +501,9 @@ def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.Reco
 
 
 def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bool) -> FormatError:
-    """Return the error for a row with the key of an earlier row.
+    """Return the error for a row that has the key of an earlier row.
 
-    are_source_rows  the numbers are row numbers of the source; False: a query created the rows
+    are_source_rows  whether the numbers are source row numbers; False if a query created the rows
     """
     (file, at), (earlier_file, earlier_at) = (
         plan.source.place(one) if are_source_rows else (plan.source.address, one)
@@ -516,7 +512,7 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
     place = format_place("" if earlier_file == file else earlier_file, earlier_at)
     hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
     if earlier_file == file and row - earlier != at - earlier_at:
-        # Rows of a file are consecutive, so the file is listed twice.
+        # Rows of a file are consecutive, so another distance means that the file is listed twice.
         place, hint = (
             f"{place} of the same file, which is listed more than once",
             f"List it once. {hint}",
@@ -532,11 +528,11 @@ def fetched(
     spool: Spool | None = None,
     checksum: SourceChecksum | None = None,
 ) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the selection from row `skip` on, with downloaded links and processed media.
+    """Yield the selected rows from row `skip` on, with downloaded links and processed media.
 
-    limit    maximum number of rows
-    spool    saves downloads for a resume
-    checksum  checksum that is updated with the bytes of the source
+    limit     maximum number of rows
+    spool     storage for downloads, which a resumed pack reads
+    checksum  checksum to update with the source bytes that are read
     """
     task, names = plan.task, plan.names
     rows = plan.places.passed(selected(plan, skip, checksum), skip)
@@ -575,7 +571,7 @@ def fetched(
 def _filled(
     plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
 ) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the same rows with values in place of nulls; the key keeps its nulls, which fail."""
+    """Yield the same rows with nulls replaced, except nulls in the key column, which are errors."""
     names = set(plan.names) - {plan.row_name}
     with contextlib.closing(parts):
         for part in parts:
@@ -585,7 +581,7 @@ def _filled(
 def _limited(
     plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
 ) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the same rows; a row with a value above `--max-object` becomes a failure."""
+    """Yield the same rows, but convert each row with a value above `--max-object` to a failure."""
     with contextlib.closing(parts):
         for part in parts:
             limit = plan.task.limits.max_bytes
@@ -595,7 +591,7 @@ def _limited(
 def _read_files(
     plan: Plan, rows: Iterator[pa.RecordBatch], first: int, files: Sequence[str]
 ) -> Generator[fetch_links.Fetched, None, None]:
-    """Read the files that rows name; a row whose file cannot be read is a failure."""
+    """Read the files that rows name. A row becomes a failure if a file cannot be read."""
     read_already = [
         name
         for name in plan.condition_files

@@ -1,9 +1,9 @@
-"""One pack: rows of a source become the shards of one target.
+"""Run of one pack, which writes the rows of a source as the shards of one target.
 
 index -> where, limit, shuffle -> keys -> links, fetched ahead in order -> typed columns -> Writer
 -> playlist
 
-A dry run converts the first rows, fetches few links, and estimates the rest.
+A dry run converts the first rows, fetches only a few links, and estimates the total.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ __all__ = [
     "source_record",
 ]
 
-_SAMPLE_ROWS, _SAMPLE_LINKS = 1024, 32  # rows of a dry run; of these, rows whose links are fetched
+_SAMPLE_ROWS, _SAMPLE_LINKS = 1024, 32  # rows of a dry run, without and with links
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The result of a pack, or of a dry run.
+    """The result of a pack or a dry run.
 
-    estimated  shards and bytes are estimated from the first rows
+    estimated  whether shards and bytes are estimated from the first rows
     """
 
     playlist: str
@@ -100,7 +100,7 @@ def source_record(
     options: Mapping[str, Any],
     checksum: SourceChecksum | None = None,
 ) -> dict[str, str]:
-    """Return the record of a playlist's source: its address, its checksum and one of the options."""
+    """Return the source record for a playlist: address, checksum, and checksum of the options."""
     text = json.dumps([task.options.format, task.settings, options], sort_keys=True, default=asdict)
     digest = task.source_digest or (source.sum() if checksum is None else checksum.total())
     return {
@@ -126,15 +126,13 @@ def planned(task: PackTask, progress: Progress) -> Plan:
         raise UsageError(
             "the target is inside the folder to pack",
             where=task.out,
-            hint="Write to another folder: the source must not change during a pack.",
+            hint="Write to another folder, because the source must not change during a pack.",
         )
     return plan
 
 
 def _real_address(address: str) -> str:
-    """Return an address without symbolic links, so that addresses of nested folders share a
-    prefix.
-    """
+    """Return an address with symbolic links resolved, so that nested folders share a prefix."""
     is_path = not is_url(address) or scheme_of(address) == "file"
     return (os.path.realpath(whole_path(local_path(address))) if is_path else address).rstrip("/")
 
@@ -146,7 +144,7 @@ def pack_task(task: PackTask, progress: Progress) -> Packed:
     if options.dry_run:
         return dry_run(plan)
     checksum = None
-    # Otherwise the whole source is read before the first row is written.
+    # With a checksum that is updated during the pack, the source is not read an additional time.
     if task.source_digest is None and options.where is None and options.shuffle is None:
         checksum = source.source_checksum()
     if checksum is not None:
@@ -176,9 +174,9 @@ def pack_task(task: PackTask, progress: Progress) -> Packed:
             spool = Spool(writer) if plan.links else None
             try:
                 _write(plan, writer, spool, checksum)
-            except KeyboardInterrupt:  # also for SIGTERM and SIGHUP
+            except KeyboardInterrupt:  # also raised for SIGTERM and SIGHUP
                 if spool is not None:
-                    with contextlib.suppress(FlareError):  # the interrupt is reported
+                    with contextlib.suppress(FlareError):  # only the interrupt is reported
                         spool.save(now=True)
                 raise
             if writer.is_empty and not writer.failed.count:
@@ -208,7 +206,7 @@ def pack_task(task: PackTask, progress: Progress) -> Packed:
 def _write(
     plan: Plan, writer: Writer, spool: Spool | None, checksum: SourceChecksum | None
 ) -> None:
-    """Convert the rows to typed columns and write them. List failed rows, or raise for the first."""
+    """Convert the rows to typed columns and write them. List failures or raise the first error."""
     progress, skips = plan.progress, plan.options.on_error == "skip"
     progress.start("pack", _expected_rows(plan))
     if writer.rows:
@@ -216,7 +214,7 @@ def _write(
     first = writer.next
     if spool is not None:
         if kept := spool.restore():
-            progress.note(f"{kept} more rows were fetched by an earlier run")
+            progress.note(f"an earlier run fetched {kept} more rows")
         first = spool.until
     holds_null = plan.task.format.holds_null
     typed = ColumnConverter(writer.columns, plan.row_name, holds_null) if writer.columns else None
@@ -239,7 +237,7 @@ def _write(
                 for failure in failures:
                     progress.failed(failure.key or failure.where, failure.reason)
                     writer.fail(plan.source.name.listed(failure))
-            elif failures and batch is not None:  # earlier rows are kept for a resume
+            elif failures and batch is not None:  # write earlier rows for a resume
                 kept = int(np.searchsorted(rows, failures[0].row))
                 batch, rows = batch.slice(0, kept), rows[:kept]
             if batch is not None and batch.num_rows:
@@ -263,7 +261,7 @@ def _expected_rows(plan: Plan) -> int | None:
 
 
 def _write_rows(plan: Plan, writer: Writer, batch: pa.RecordBatch, rows: IntArray) -> None:
-    """Write rows. Raise the error of a duplicate key in a shard, with the address of its row."""
+    """Write rows. Raises an error with the address of the row for a duplicate key in a shard."""
     try:
         writer.write_typed(batch, rows)
     except ValueFitError as error:
@@ -281,8 +279,9 @@ def _storable(
     rows: IntArray,
     only_first: bool,
 ) -> tuple[pa.RecordBatch, IntArray, list[Failure]]:
-    """Return the rows that the format can store, and failures for the others, such as rows with a
-    separator in a value of CSV.
+    """Return the rows that the format can store, and failures for all other rows.
+
+    For example, some formats cannot store a value that contains the separator.
 
     only_first  search only for the first failure
     """
@@ -316,10 +315,11 @@ def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Col
 
 
 def finished_before(target: Target, record: Mapping[str, Any], format: str) -> Packed:
-    """Return the result of the finished pack in a target. Raises UsageError if it is of another
-    source or has other options.
+    """Return the result of the finished pack in a target.
 
-    record  result of `source_record`
+    Raises UsageError if this pack has another source or other options.
+
+    record  return value of `source_record`
     """
     at = target.at / playlists.PLAYLIST
     stream = playlists.read(at).streams[0] if at.exists() else None
@@ -330,9 +330,9 @@ def finished_before(target: Target, record: Mapping[str, Any], format: str) -> P
         or any(recorded.get(name) != record[name] for name in (DEFAULT, "options"))
     ):
         raise UsageError(
-            "the folder contains a dataset of another source or with other options",
+            "the folder contains a dataset from another source or with other options",
             where=target.shown,
-            hint="Use --overwrite to replace it, or name another folder.",
+            hint="Use --overwrite to replace the dataset, or name another folder.",
         )
     rows = int(stream.rows.sum()) if stream.rows is not None else 0
     size = int(stream.sizes.sum()) if stream.sizes is not None else 0
@@ -349,10 +349,10 @@ def finished_before(target: Target, record: Mapping[str, Any], format: str) -> P
 class Estimate:
     """Rows, shards and bytes that a pack would write.
 
-    types       column -> Arrow type in the source, in its order
-    is_exact    the estimate was made from all rows, not only from the first ones
-    addresses   columns of addresses that are not fetched
-    duplicates  rows that are skipped because an earlier row has the same key
+    types       column -> Arrow type in the source, in source order
+    is_exact    whether the estimate is based on all rows, and not only on the first rows
+    addresses   columns that contain addresses but are not fetched
+    duplicates  number of rows that are skipped because an earlier row has the same key
     """
 
     rows: int
@@ -367,11 +367,11 @@ class Estimate:
 
 
 def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
-    """Return what a pack would write.
+    """Return the estimated result of a pack, without writing anything.
 
     part_rows  rows per part; None: no parts
-    raises     the error of the first row that fails among the first rows; UsageError for a target
-               that cannot be written
+    raises     the error of the first failure among the converted rows; UsageError for a target that
+               cannot be written
     """
     task = plan.task
     bucket_of(task.out, task.guard)
@@ -397,10 +397,10 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
 
 
 def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
-    """Convert the first rows, and estimate the total size from them."""
+    """Convert the first rows, and estimate the total size from these rows."""
     task, format, settings = plan.task, plan.task.format, plan.task.settings
     rows = _selected_rows(plan)
-    duplicates = plan.duplicates  # of all rows; `fetched` counts those of the first rows again
+    duplicates = plan.duplicates  # in all rows; `fetched` adds those in the first rows again
     typed: ColumnConverter | None = None
     columns: Columns = ()
     types: Mapping[str, pa.DataType] = {}
@@ -454,7 +454,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
 
 
 def _selected_rows(plan: Plan) -> int:
-    """Return the number of selected rows; all rows are read only if it cannot be known otherwise."""
+    """Return the number of selected rows; read all rows only if the number is not known."""
     where, limit, rows = plan.options.where, plan.options.limit, None
     if not plan.key or plan.options.on_duplicate == "keep":
         if where is None:
@@ -467,8 +467,9 @@ def _selected_rows(plan: Plan) -> int:
 
 
 def _part_shares(plan: Plan, rows: int, part_rows: int | None) -> list[tuple[int, float]]:
-    """Return the number of parts of each size and their share of the rows, if a condition selects
-    evenly.
+    """Return the number of parts of each size, and the share of the rows in one such part.
+
+    A condition is assumed to select rows evenly.
     """
     total = plan.known_rows if plan.options.where is not None and plan.known_rows else rows
     if part_rows is None or total <= part_rows:

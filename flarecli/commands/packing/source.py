@@ -28,14 +28,14 @@ __all__ = ["RowRequest", "Source", "is_plain_folder", "open_source"]
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """Rows start..stop of a source.
+    """Request for rows start..stop of a source.
 
     columns   columns to read; None: all
-    where     condition; rows that cannot match it may be left out, other rows are not filtered
-    place     name of an additional int64 column: the number of each row in the whole source
-    checksum  checksum that is updated with the bytes that are read
-    unused    columns that are not used before `--max-object` is checked: values above the limit
-              need not be read, and may be replaced by zero bytes
+    where     condition used to skip rows that cannot match; other rows are not filtered
+    place     name of an additional int64 column for the source row numbers
+    checksum  checksum to update with the bytes that are read
+    unused    columns that are not used before `--max-object` is checked; zero bytes may replace
+              their values above this limit
     """
 
     columns: Sequence[str] | None = None
@@ -51,20 +51,21 @@ _ALL_ROWS = RowRequest()
 
 
 class Source:
-    """Rows to pack.
+    """Source of the rows to pack.
 
-    address  the address that the user typed, without secrets, for messages
-    name     the name of the source in outputs
-    at       folder where relative links in the rows start
-    rows     number of rows; None if unknown until they are read
-    notes    notes for the user; `details` are those for verbose output
+    address  address that the user typed, without secrets, for messages
+    name     name of the source in outputs
+    at       base folder of relative links in the rows
+    rows     number of rows; None if unknown until the source is read
+    notes    notes for the user
+    details  notes for verbose output
     stored   column -> encoding in a dataset; empty for an index
-    types    column -> Arrow type to keep, where `schema` has another one: a dictionary of an index,
-             or the types in the source that a dataset was packed from
-    files    columns of file names in `batches`, whose contents have the type in `schema`
-    key      the column that names the rows, if the source has one
-    flaw     returns kind and message for a row without a file for a column of `files`; None if
-             every row has all files
+    types    column -> Arrow type to preserve, if it differs from the type in `schema`: a dictionary
+             type of an index, or the original type in the source of a packed dataset
+    files    columns of file names in `batches`; `schema` has the types of the file contents
+    key      column that contains the row keys; None if the source has none
+    flaw     function that returns the error kind and message for a missing file; None if every row
+             has all files
     is_run   whether row numbers are 0, 1, 2, …
     """
 
@@ -87,15 +88,15 @@ class Source:
         raise NotImplementedError
 
     def sum(self) -> str:
-        """Return the xxh3_128 of the bytes of an index, or of the listing of a dataset."""
+        """Return the xxh3_128 of the bytes of an index, or of the lists of a dataset."""
         raise NotImplementedError
 
     def place(self, row: int) -> tuple[str, int]:
-        """Return the file with a row of the source, and the row in that file."""
+        """Return the file that contains a source row, and the row number in this file."""
         raise NotImplementedError
 
     def source_checksum(self) -> ingest.SourceChecksum | None:
-        """Return the checksum to update by `batches`; None if it is computed before reading."""
+        """Return a checksum that `batches` updates; None if `sum` must be used instead."""
         return None
 
     def count(self, where: str) -> int | None:
@@ -105,7 +106,7 @@ class Source:
     def filled(
         self, batches: Iterable[pa.RecordBatch], columns: Sequence[str]
     ) -> Iterator[tuple[pa.RecordBatch, list[ingest.Flaw]]]:
-        """Replace file names in columns by the contents of the files."""
+        """Replace file names in columns with the contents of the files."""
         raise NotImplementedError
 
 
@@ -154,7 +155,7 @@ class _DatasetSource(Source):
     """Rows of a dataset.
 
     rows       rows to select, such as `10:20`; None: all
-    exact      numbers that are stored as text are read as that text, so that they stay the same
+    exact      whether numbers that are stored as text stay text, so that they do not change
     max_bytes  maximum size of a value
     """
 
@@ -219,15 +220,15 @@ def open_source(
     dialect: Dialect | None = None,
     **index_options: Any,
 ) -> Source:
-    """Open an index (parquet, CSV, JSON, lists of them, `-`), a folder of files, or a dataset.
+    """Open an index (a table, a list of tables, or `-`), a folder of files, or a dataset.
 
-    text           columns of a CSV that are read as text, whatever their values
-    columns        columns to pack; of a folder, the files that make a row
-    streams, rows  streams to read and rows such as `10:20`, of a dataset only
-    exact          numbers that a dataset stores as text are read as that text
-    dialect        dialect of CSV files; None: the usual one
-    index_options  further options of `ingest.open_index`
-    raises         UsageError for streams or rows of an index; the errors of opening
+    text           CSV columns that are always read as text
+    columns        columns to pack; for a folder, the file extensions that form a row
+    streams, rows  streams to read, and rows such as `10:20`; only for a dataset
+    exact          whether numbers that a dataset stores as text stay text
+    dialect        dialect of CSV files; None: the default dialect
+    index_options  further options for `ingest.open_index`
+    raises         UsageError for streams or rows of an index; the errors of opening a source
     """
     addresses, dialect = address_texts(sources), dialect or Dialect()
     expanded, skipped = _expanded(addresses, guard)
@@ -253,7 +254,7 @@ def open_source(
 
 
 def _expanded(addresses: Sequence[str], guard: Guard) -> tuple[list[str], list[str]]:
-    """Expand wildcards; return the data files that match, and notes about other files."""
+    """Expand wildcards; return the matching data files, and notes about skipped files."""
     expanded, notes = list[str](), list[str]()
     for address in addresses:
         matches = read.expand(address, guard)
@@ -267,7 +268,7 @@ def _expanded(addresses: Sequence[str], guard: Guard) -> tuple[list[str], list[s
 
 
 def _single_file(stream: Stream) -> tuple[str, ...]:
-    """Return a note if the source is one file that is neither a known table nor a medium."""
+    """Return a note if the source is one file that is neither a known table nor a media file."""
     if not facts(stream.format).is_plain or len(stream) != 1 or is_media(kind_of(stream.urls[0])):
         return ()
     return (f"{stream.chunk(0).at}: unknown extension; packing the whole file as one row",)

@@ -1,1 +1,1 @@
-"""unpack: rows of a dataset become files."""
+"""Modules of the `unpack` command, which writes the rows of a dataset as files."""

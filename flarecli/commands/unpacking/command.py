@@ -1,4 +1,4 @@
-"""The `unpack` command: rows to files; of an index, also the files that it links to.
+"""The `unpack` command: write the rows of a dataset, or the downloads of an index, as files.
 
 rows -> where, limit -> links downloaded ahead, in order -> checked names -> files -> an index of
 the other columns
@@ -45,7 +45,7 @@ from flarecli.write.failures import error_of
 
 __all__ = ["Unpacked", "unpack"]
 
-_MIN_DIGITS = 6  # of a row number in a name
+_MIN_DIGITS = 6  # digits of a row number in a file name
 _FINISHED = "nothing to resume: the unpack is finished"
 
 
@@ -53,9 +53,10 @@ _FINISHED = "nothing to resume: the unpack is finished"
 class Unpacked:
     """Result of an unpack.
 
-    files, bytes  written, or kept from an interrupted run
-    rows          unpacked rows, of which `resumed_rows` by an interrupted run
-    failed        failed rows, and their number by kind in `reasons`
+    files, bytes  number and size of the files, including files from an interrupted run
+    rows          number of unpacked rows, including `resumed_rows` from an interrupted run
+    failed        number of failed rows
+    reasons       error kind -> number of failed rows
     index         path of the index; None if there is none
     """
 
@@ -74,13 +75,13 @@ class Unpacked:
 
 @from_options(UnpackOptions)
 def unpack(options: UnpackOptions) -> Unpacked:
-    """Write the values of a dataset's rows, or the downloads of an index, as files, and list them.
+    """Write the values of a dataset, or the downloads of an index, as files, and list the files.
 
-    Columns of bytes become files; columns of numbers and text are written to the index. If all
-    columns are text, they become files. Names are checked before anything is written; of remote rows, before
-    each batch is. `out` is a folder that is empty or does not exist, or `-`: a tar on `stream`
-    (default: stdout). Errors are UsageError, ReachError, FormatError and UnsafeError, each with
-    its exit code.
+    Byte columns become files; number and text columns are written to the index. If all columns are
+    text, they become files. File names are checked before any file is written; for remote rows,
+    before each batch. `out` is a folder that is empty or does not exist, or `-` for a tar archive
+    on `stream` (default: stdout). Raises UsageError, ReachError, FormatError or UnsafeError, each
+    of which has an exit code.
     """
     sources, out = address_texts(options.sources), address_text(options.out)
     guard, progress = options.guard(sources), options.progress or Progress()
@@ -121,7 +122,7 @@ def unpack(options: UnpackOptions) -> Unpacked:
             raise UsageError(
                 f"contains the complete output of {rows} rows, but {source.rows} rows are selected",
                 where=folder.shown,
-                hint="Use --overwrite to replace it, or name another folder.",
+                hint="Use --overwrite to replace the output, or name another folder.",
             )
         progress.note(_FINISHED)
         return Unpacked(
@@ -152,7 +153,7 @@ def _recorded(options: UnpackOptions, columns: Sequence[str] | None) -> dict[str
 
 
 class _Part(NamedTuple):
-    """Rows to write, their positions in the selection, and the failed rows before row `until`."""
+    """Rows to write, their positions in the selection, and the failures before position `until`."""
 
     batch: pa.RecordBatch
     rows: IntArray
@@ -161,7 +162,7 @@ class _Part(NamedTuple):
 
 
 class _Unpacking:
-    """One unpack: the columns that become files, the columns of the index, and the file names."""
+    """State of one unpack: the columns that become files, the index columns, and the file names."""
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ class _Unpacking:
         renamed = {link.source: link.name for link in links}
         if key in renamed:
             raise UsageError(
-                f"column {key!r} has the addresses for --fetch and cannot be the key",
+                f"column {key!r} contains the addresses for --fetch, so it cannot be the key",
                 hint="Use another --key.",
                 column=key,
             )
@@ -201,11 +202,11 @@ class _Unpacking:
             name for name in chosen if name in renamed.values() or is_binary(types[name])
         ] or [name for name in texts if name != key]
         if not self.files or self.files == [key]:
-            hint = "Name columns of bytes or text with -c."
+            hint = "Select byte or text columns with -c."
             if source.format == "index":
-                hint = "Name the column of links with --fetch."
+                hint = "Select the link column with --fetch."
             elif key in chosen:
-                hint = f"Column {key!r} names the files: name other columns of bytes or text with -c, or another key with --key."
+                hint = f"Column {key!r} is the key. Select other byte or text columns with -c, or another key with --key."
             raise UsageError("no column to write as files", where=source.address, hint=hint)
         self.places, self.where = Places(source.place, ROW), partial(RowAddress, source)
         self.pattern = NamePattern(
@@ -238,7 +239,7 @@ class _Unpacking:
                 self.used_names.add(named, self.where)
 
     def run(self, output: Output) -> Unpacked:
-        """Write all rows. If this fails, written files stay for a resume."""
+        """Write all rows. After an error, written files are kept for a resume."""
         self.progress.start("unpack", self.source.rows)
         resumed = output.rows
         try:
@@ -258,7 +259,7 @@ class _Unpacking:
         return Unpacked(output.files, output.bytes, output.rows, failed, reasons, path, resumed)
 
     def _parts(self, skip: int) -> Generator[_Part, None, None]:
-        """Yield the rows from row `skip` of the selection, with downloads instead of links."""
+        """Yield the selected rows from row `skip` on, with links replaced with downloads."""
         batches = self.places.passed(self.source.batches(self.read, skip), skip, keep=True)
         if not self.links:
             for batch in batches:
@@ -282,15 +283,16 @@ class _Unpacking:
             fetched.close()
 
     def _with_addresses(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Keep the addresses of downloads: their extensions name files of unknown bytes."""
+        """Add columns with the addresses of downloads, to use their extensions in file names."""
         for link in self.links:
             addresses = batch.column(link.source).cast(pa.large_string())
             batch = batch.append_column(ADDRESS + link.name, addresses)
         return batch
 
     def _split_unnamed(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, FlareError]]:
-        """Remove rows without valid file names, if failed rows are skipped; return the rest, and
-        position -> error of the removed rows.
+        """Remove rows without valid file names, if failed rows are skipped.
+
+        return  remaining rows; position -> error for the removed rows
         """
         if self.on_error == "fail" or not batch.num_rows:
             return batch, {}
@@ -300,7 +302,7 @@ class _Unpacking:
         return batch.filter(pa.array([i not in errors for i in range(batch.num_rows)])), errors
 
     def _write(self, part: _Part, output: Output) -> None:
-        """Write the files of some rows, and record their failures."""
+        """Write the files of a part, and record its failures."""
         large = too_large(part.batch, part.rows, self.key, self.limits.max_bytes)
         whole, rows = drop_rows(part.batch, part.rows, large) if large else (part.batch, part.rows)
         batch, errors = self._split_unnamed(whole)
@@ -322,7 +324,7 @@ class _Unpacking:
         index_rows = self._index_rows(batch)
         columns = [
             (column, list(zip(own, value_views(batch.column(column)), strict=True)))
-            for column, own in zip(self.files, names, strict=False)  # no names of an empty batch
+            for column, own in zip(self.files, names, strict=False)  # an empty batch has no names
         ]
         output.start_batch(
             [name for _, values in columns for name, data in values if data is not None]
@@ -342,7 +344,7 @@ class _Unpacking:
         self.progress.advance(batch.num_rows + len(placed), size)
 
     def _index_rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Return what the index lists for each row, without its files."""
+        """Return the index entry for each row, without its files."""
         rows: list[dict[str, Any]] = [{"values": {}, "files": {}} for _ in range(batch.num_rows)]
         columns = [(name, name) for name in self.index_columns]
         if not self.key:

@@ -1,9 +1,9 @@
-"""Names of unpacked files: a pattern that is filled from the row, and checked before a file is written.
+"""Names of unpacked files. A pattern is filled with the values of a row, and the name is checked.
 
 {key}     the value of the key column
 {row}     the row number, padded with zeros
 {column}  the column whose value the file contains
-{ext}     the extension, by the column's encoding, else by the first bytes
+{ext}     the extension, from the encoding of the column, or else from the first bytes
 {…}       the value of any other column that does not become a file
 """
 
@@ -26,15 +26,15 @@ from flarecli.write import Keys
 
 __all__ = ["ADDRESS", "ROW", "UsedNames", "NamePattern", "Where", "default_key", "value_views"]
 
-Where: TypeAlias = Callable[[int], object]  # row number -> its address, formatted when printed
+Where: TypeAlias = Callable[[int], object]  # row number -> address, formatted only when printed
 
-# internal columns: the row number, and (with the name of a link) the address of a download
+# internal columns: the row number, and (as prefix of a column name) the address of a download
 ROW, ADDRESS = "__flare_row__", "__flare_address__"
 _KEYS = ("key", "__key__", "data_id", "id")
-_FIRST_FOLDER = 1 << 62  # number of the first folder; files have smaller numbers
-_UNKNOWN = "*"  # replaces an extension that depends on the bytes
+_FIRST_FOLDER = 1 << 62  # number for folders; files have smaller numbers
+_UNKNOWN = "*"  # placeholder for an extension that depends on the bytes
 _RENAME_HINT = "Use another --name, such as '{row}.{ext}', or another --key."
-_PADDING = re.compile(r"(?:0?[1-9][0-9]?)?d?")  # the format of `{row:…}`
+_PADDING = re.compile(r"(?:0?[1-9][0-9]?)?d?")  # valid formats in `{row:…}`
 _TEXTS = {
     "str": "txt",
     "json": "json",
@@ -46,7 +46,7 @@ _TEXTS = {
 
 
 def default_key(schema: pa.Schema) -> str | None:
-    """Return the first column with a usual name of a key, if there is one."""
+    """Return the first column that has a common name for a key; None if there is none."""
     for name in _KEYS:
         if name in schema.names:
             kind = schema.field(name).type
@@ -68,14 +68,14 @@ def value_views(array: pa.Array) -> list[memoryview | None]:
 
 
 class NamePattern:
-    """Names for the files of rows.
+    """Pattern that determines the file names of each row.
 
-    pattern  None: `{key}.{ext}`, or `{row}.{ext}` without a key; with `{column}` before `.{ext}` if
-             a row has several files, and without `.{ext}` if the column name is the extension: the
-             member `a.jpg` of a tar becomes `a.jpg` again
+    pattern  None: `{key}.{ext}`, or `{row}.{ext}` without a key. If a row has several files,
+             `{column}` precedes `.{ext}`; if the column name is the extension, `.{ext}` is omitted,
+             so that the tar member `a.jpg` becomes `a.jpg` again
     files    the columns that become files
-    digits   minimum digits of a row number
-    raises   UsageError for an invalid pattern, and for an unknown column in it
+    digits   minimum number of digits of a row number
+    raises   UsageError for an invalid pattern, or for an unknown column in the pattern
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class NamePattern:
             ) from None
         for _, field, spec, conversion in parsed:
             if conversion or (spec and (field != "row" or not _PADDING.fullmatch(spec))):
-                hint = "Only {row} has a format: the padding, such as {row:04d}."
+                hint = "Only {row} may have a format, which is its padding, such as {row:04d}."
                 raise UsageError(
                     f"--name {self.pattern!r}: invalid format of {{{field}}}", hint=hint
                 )
@@ -124,7 +124,7 @@ class NamePattern:
             hint = "Use a pattern like '{key}.{ext}' or 'a/{key}.{ext}'."
             raise UsageError(f"--name {self.pattern!r}: it {reason}", hint=hint)
         if len(files) > 1 and "column" not in fields:
-            message = f"--name gives the same name to the {len(files)} files of a row"
+            message = f"--name has the same result for the {len(files)} files of a row"
             raise UsageError(message, hint="Add {column} to the pattern.")
         self._parsed = [
             (text, key if field == "key" and key is not None else field, spec or "")
@@ -139,11 +139,11 @@ class NamePattern:
         self.is_unique = "row" in used and set(used) <= {"row", "ext", "column"}
 
     def names(self, batch: pa.RecordBatch, where: Where, whole: bool = True) -> list[list[str]]:
-        """Return the checked names of each row's files: one list for each file column.
+        """Return the checked file names: for each file column, a list with one name per row.
 
-        whole   False before the bytes are known: extensions that depend on them are `*`
-        raises  UnsafeError for a name that leaves the folder; ValueFitError for a null in a name;
-                both with the row
+        whole   whether the bytes are known; if not, an extension that depends on them is `*`
+        raises  UnsafeError for a name outside the folder, ValueFitError for a null in a name; both
+                errors contain the row
         """
         rows = batch.column(ROW).to_pylist()
         values = {name: self._texts(batch, name, rows, where) for name in self.columns}
@@ -178,7 +178,7 @@ class NamePattern:
         return out
 
     def invalid_rows(self, batch: pa.RecordBatch, where: Where) -> dict[int, FlareError]:
-        """Return the rows without valid file names: position in the batch -> error of `names`."""
+        """Return the rows without valid file names: position in the batch -> error from `names`."""
         errors: dict[int, FlareError] = {}
         try:
             self.names(batch, where, whole=False)
@@ -212,8 +212,9 @@ def _fixed(schema: pa.Schema, name: str) -> str | None:
 
 
 def _is_extension(column: str, extension: str) -> bool:
-    """Return whether the name of a column is the extension of its files, or another extension of
-    the same kind (`jpeg`, `image.jpg`).
+    """Return whether a column name is, or ends in, the extension of its files or an equivalent.
+
+    For files with the extension `jpg`, examples are `jpeg` and `image.jpg`.
     """
     own = column.rpartition(".")[2].lower()
     kind = kind_of(f"x.{own}")
@@ -221,7 +222,7 @@ def _is_extension(column: str, extension: str) -> bool:
 
 
 def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:
-    """Return the extension of each value by its first bytes, else by its address."""
+    """Return the extension for each value, from its first bytes, or else from its address."""
     addresses: Iterable[Any] = [None] * batch.num_rows
     if ADDRESS + name in batch.schema.names:
         addresses = batch.column(ADDRESS + name).to_pylist()
@@ -234,11 +235,10 @@ def _extensions(batch: pa.RecordBatch, name: str) -> list[str]:
 
 
 class UsedNames:
-    """Names used so far: no two files may have the same name on any file system, and no file the
-    name of a folder.
+    """Registry of file names. A name must differ from all other names and from all folder names.
 
-    Letter case, Unicode form and trailing dots are ignored; names of devices are invalid. An
-    extension that depends on the bytes is ignored.
+    The comparison ignores letter case, Unicode form, trailing dots, and extensions that depend on
+    the bytes, so that names are distinct on every file system. Device names are invalid.
 
     reserved  names that no file may have
     """
@@ -248,7 +248,7 @@ class UsedNames:
         self._reserved = {collision_key(name) for name in reserved}
 
     def add(self, batch: pa.RecordBatch, where: Where) -> None:
-        """Add the names of a batch of rows. Raises FormatError with the row for a used name."""
+        """Add the names for a batch. Raises FormatError with the row if a name is already used."""
         columns = self._pattern.names(batch, where, whole=False)
         names = [name for row in zip(*columns, strict=True) for name in row]
         keys = [collision_key(name) for name in names]
@@ -276,7 +276,7 @@ class UsedNames:
         keys: Sequence[str],
         used: IntArray,
     ) -> None:
-        """Raise FormatError for a file with the name of another file's folder, in either order."""
+        """Raise FormatError if a file has the name of another file's folder, in either order."""
         below: list[tuple[int, str]] = []
         for i, key in enumerate(keys):
             parts = key.split("/")

@@ -1,6 +1,4 @@
-"""The index of an unpacked folder: one line per row, with the names of its files and its other
-columns.
-"""
+"""Index of an unpacked folder: one line per row, with its file names and its other columns."""
 
 from __future__ import annotations
 
@@ -39,8 +37,8 @@ def write_index(
     """Yield the bytes of an index, a few thousand rows at a time.
 
     kind    `jsonl`, `csv` or `parquet`
-    fields  its columns, in order; only parquet uses their types
-    rows    column -> plain value
+    fields  columns of the index, in order; only parquet uses their types
+    rows    for each row, column -> plain value
     """
     if kind == "parquet":
         yield from _parquet(fields, rows)
@@ -137,9 +135,9 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def read_index_texts(path: str) -> Iterator[list[str]]:
-    """Yield the texts in each row of an index: file names and other columns.
+    """Yield the strings in each row of an index: file names and other columns.
 
-    Raises UsageError if it cannot be read.
+    Raises UsageError if the index cannot be read.
     """
     try:
         if path.endswith(".parquet"):

@@ -1,4 +1,4 @@
-"""The rows that an unpack writes: rows of a dataset or an index, after `rows`, `where` and `limit`."""
+"""Sources of an unpack: the rows of a dataset or an index, after `rows`, `where` and `limit`."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class RowSource:
     """Rows to unpack.
 
     rows      number of rows; None if unknown
-    rereads   True if rows can be read twice at little cost
-    checksum  returns a checksum of the lists of the source
-    batches   takes names of columns and a number of rows to skip; yields batches with the columns
-              and the column ROW of row numbers
-    place     takes a row number; returns the file of an index or the shard, and the row in it;
-              None if a query makes the rows
+    rereads   whether rows can be read twice at little cost
+    checksum  function that returns a checksum of the source lists
+    batches   function of column names and a number of rows to skip, which yields batches with these
+              columns and the column ROW of row numbers
+    place     function of a row number, which returns the index file or shard that contains the row,
+              and the row in this file; None if a query creates the rows
     named     name of the source in outputs
     """
 
@@ -68,13 +68,13 @@ class RowSource:
 
 
 class RowAddress(Place):
-    """The address of a row, in its file if that is known; found only when it is printed."""
+    """The address of a row, within its file if known. It is determined only when it is printed."""
 
     def __init__(self, source: RowSource, row: int) -> None:
         self._source, self._row = source, row
 
     def facts(self) -> Facts:
-        """Return the file of the row, and the number of the row in that file."""
+        """Return the file that contains the row, and the row number in this file."""
         place = self._source.place
         file, row = (self._source.address, self._row) if place is None else place(self._row)
         return file, row, None, None, ""
@@ -87,10 +87,10 @@ def open_source(
     text_columns: Collection[str],
     progress: Progress,
 ) -> RowSource:
-    """Open an index if all addresses have the suffix of one, else a dataset.
+    """Open an index if all addresses have the suffix of an index, and a dataset otherwise.
 
-    text_columns  columns of a CSV that are read as text: keys, links
-    raises        UsageError for row numbers of an index; errors of opening
+    text_columns  CSV columns that are read as text, such as keys and links
+    raises        UsageError for row numbers of an index; the errors of opening a source
     """
     format, rows, where = options.format, options.rows, options.where
     addresses = [one for source in sources for one in read.expand(source, guard)]
@@ -165,8 +165,9 @@ def open_source(
 
 
 def _open_stdin(format: str, options: UnpackOptions, guard: Guard) -> RowSource:
-    """Open the tar at standard input: it is read once, so names are checked batch by batch, and an
-    unpack cannot be resumed.
+    """Open the tar archive on standard input.
+
+    The archive is read once, so names are checked batch by batch, and an unpack cannot be resumed.
     """
     if options.rows is not None:
         raise UsageError(
@@ -189,7 +190,7 @@ def _open_stdin(format: str, options: UnpackOptions, guard: Guard) -> RowSource:
 
 
 def _packed_files(parts: Sequence[Sequence[Stream]]) -> list[tuple[str, int]] | None:
-    """Return the records of a packed folder, (path, row), in row order; None for other datasets."""
+    """Return (path, row) of the records in a packed folder, in row order; None for other data."""
     if len(parts) != 1 or len(parts[0]) != 1 or len(stream := parts[0][0]) != 1:
         return None
     return formats.facts(stream.format).packed_files(stream.chunk(0))
@@ -219,7 +220,7 @@ def _read_files(
 def _unused_columns(
     schema: pa.Schema, options: UnpackOptions, text_columns: Collection[str]
 ) -> set[str]:
-    """Return the columns of bytes that are only copied until `--max-object` is checked."""
+    """Return the columns that are not text and not used before `--max-object` is checked."""
     pattern = options.name or ""
     return {
         field.name
@@ -240,7 +241,7 @@ def _number(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _select(source: RowSource, where: str | None, limit: int | None) -> RowSource:
-    """Apply where, limit, and the skip of completed rows to the batches of a source."""
+    """Return a source that applies where, limit and the number of rows to skip."""
     numbered = source.schema.append(_ROW_FIELD)
     selected = numbered if where is None else sql.select(numbered, iter(()), where)[0]
     source_skips = where is None and source.format != "index"

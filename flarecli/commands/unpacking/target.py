@@ -4,14 +4,13 @@
                          one after each batch: {"files": {column: [name, bytes]}, "values": {…}},
                          {"next": …, "failed": {…}}
     OUT/.flare/begun     one JSON line before the files of each batch are written: {"next": …,
-                         "names": […]}; {"others": […]} for names at which another process created
-                         a file first
+                         "names": […]}; {"others": […]} for files that another process created
 
-`next` is the row of the selection at which the next batch begins. Files are not synced one by one,
-so a resume keeps a batch only if its files exist with their sizes. A name is written to `begun`
-only while no file has it, and is synced before its file is created. So a file that neither log
-names was not written by flare, and is never removed or replaced. An incomplete last line is
-ignored: none of its files were created.
+`next` is the position in the selection at which the next batch begins. Files are not synced one by
+one, so a resumed unpack keeps a batch only if its files exist with the recorded sizes. A name is
+written to `begun` only if no such file exists, and is synced before the file is created. So flare
+did not write a file that neither log names, and never removes or replaces such a file. An
+incomplete last line is ignored, because none of its files were created.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ _TAR_BLOCK = 512
 _COPIED_BYTES = 1 << 20  # at once
 _JOURNAL, _BEGUN = f"{SCRATCH}/journal", f"{SCRATCH}/begun"
 _MOVE_HINT = "Move this file elsewhere first."
-_NOT_SAME = "Name another folder: without an index, an unpack is finished if exactly its files are in the folder."
+_NOT_SAME = "Name another folder. Without an index, the folder must contain exactly the files of the unpack."
 
 
 class Output(ABC):
     """Destination of unpacked files.
 
-    next                first row of the selection to write
-    rows, files, bytes  already written
+    next                position in the selection of the next row to write
+    rows, files, bytes  numbers of rows, files and bytes that were written
     """
 
     def __init__(self) -> None:
@@ -60,11 +59,11 @@ class Output(ABC):
 
     @property
     def reasons(self) -> Mapping[str, int]:
-        """Kind of failure -> rows."""
+        """Error kind -> number of failed rows."""
         return dict(sorted(self._failures.items()))
 
     def start_batch(self, names: Sequence[str]) -> None:  # noqa: B027  needed only by Folder
-        """Prepare for writing files with these names."""
+        """Prepare to write files with these names."""
 
     @abstractmethod
     def write(self, name: str, data: memoryview) -> None:
@@ -72,7 +71,7 @@ class Output(ABC):
 
     @abstractmethod
     def add_failure(self, failure: Failure) -> None:
-        """Add a failed row; rows must ascend."""
+        """Add a failed row. Rows must be added in ascending order."""
 
     @abstractmethod
     def finish_batch(self, rows: Sequence[Mapping[str, Any]], next: int) -> None:
@@ -97,13 +96,13 @@ def _batch_lines(rows: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> 
 
 
 class Folder(Output):
-    """A local folder, locked like the folder of a pack.
+    """A local output folder, locked like the output folder of a pack.
 
-    head            source and options; a resumed unpack must have the same
-    is_done         the folder contains a finished unpack, and `resume` is set
+    head            source and options, which a resumed unpack must repeat
+    is_done         whether the folder contains a finished unpack, and `resume` is set
     failed          number of failed rows of the finished unpack
-    has_only_files  the folder is finished without an index: `FinishedFolder` checks its files
-    raises          errors of `Target`
+    has_only_files  whether the folder is finished but has no index, so `FinishedFolder` checks it
+    raises          the errors of `FolderTarget`
     """
 
     def __init__(
@@ -156,13 +155,11 @@ class Folder(Output):
 
     @property
     def reasons(self) -> Mapping[str, int]:
-        """Kind of failure -> rows."""
+        """Error kind -> number of failed rows."""
         return dict(sorted(self._failed.counts.items()))
 
     def _load(self, head: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Read the journal up to the last batch whose files exist, and cut off the rest; return the
-        state of the failed rows.
-        """
+        """Truncate the journal after the last batch whose files exist; return the failed rows."""
         entries = self._log.entries()
         first = next(entries, None)
         if first is None:
@@ -209,10 +206,9 @@ class Folder(Output):
             self._begun.add(self.next, names)
 
     def write(self, name: str, data: memoryview) -> None:
-        """Create a file. A file of an interrupted run is kept if it has the same size, else
-        replaced.
+        """Create a file, or keep a file from an interrupted run if its size matches.
 
-        raises  UsageError if another file has the name
+        raises  UsageError if another process created a file with this name
         """
         is_own = self._is_resumed and self._begun.is_own(name)
         at = self._at / name
@@ -252,7 +248,7 @@ class Folder(Output):
             log.close()
 
     def abandon(self) -> None:
-        """Stop, and keep written files for a resume; remove the folder if there are no files."""
+        """Stop, and keep written files for a resume; remove the folder if it has no files."""
         self._close()
         self._target.abandon(keep=self.next > 0)
 
@@ -271,9 +267,9 @@ def _is_valid_entry(entry: Mapping[str, Any]) -> bool:
 
 
 class _BegunFiles:
-    """The names of files that this run and interrupted runs before it started to write.
+    """Log of the files that this run and earlier, interrupted runs started to write.
 
-    next  row at which the next batch begins: files of rows before it are complete
+    next  position at which the next batch begins; the files of all earlier rows are complete
     """
 
     def __init__(self, store: LocalStore, next: int) -> None:
@@ -283,7 +279,7 @@ class _BegunFiles:
         if size < self._log.size:
             self._log.cut(size)
         elif next and not (at / _BEGUN).exists():
-            self._earlier.update(map(hash, INDEXES))  # all files were written
+            self._earlier.update(map(hash, INDEXES))  # the interrupted run had written all files
         self._log.create()
 
     def is_own(self, name: str) -> bool:
@@ -309,9 +305,7 @@ class _BegunFiles:
 
 
 def _read_begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]:
-    """Return the hashes of the names that were recorded from row `next` on, and the size of the
-    complete lines.
-    """
+    """Return the hashes of names recorded from row `next` on, and the size of complete lines."""
     hashes, size = set[int](), 0
     for stop, entry in lines:
         size = stop
@@ -324,15 +318,16 @@ def _read_begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]
 
 
 def _hashes(names: Any) -> set[int]:
-    """Return the hashes of the texts in a list of an untrusted log."""
+    """Return the hashes of the strings in a list from an untrusted log."""
     return (
         {hash(one) for one in names if isinstance(one, str)} if isinstance(names, list) else set()
     )
 
 
 def _files_below(folder: str) -> Iterator[str]:
-    """Yield the path of each file and link below a folder, with `/`, except flare's own; links are
-    not followed.
+    """Yield the path (with `/`) of each file and link below a folder, except flare's own files.
+
+    Links are not followed.
     """
     for below, folders, names in os.walk(folder, onerror=_raise_unreadable):
         folders.sort()
@@ -354,10 +349,11 @@ def _index_name(folder: str) -> str | None:
 
 
 class _UnpackedContents(Contents):
-    """Unpacked files: a finished folder has an index with the name of every file, an unfinished
-    folder has a log of begun files.
+    """Contents of an output folder. A finished folder has an index of all files.
 
-    without_index  files without an index may be finished output too: the caller compares them
+    An unfinished folder has a log of all files that flare started to write.
+
+    without_index  whether a folder without an index is finished; the caller then compares its files
     """
 
     noun = "unpack"
@@ -374,7 +370,7 @@ class _UnpackedContents(Contents):
     ) -> None:
         """Raise UsageError for the first file that the index does not name.
 
-        `remove_begun` checks unfinished output.
+        Unfinished output is not checked here, but by `remove_begun`.
         """
         if is_begun:
             return
@@ -403,7 +399,7 @@ class _UnpackedContents(Contents):
                 done |= _hashes(file)
         begun, _ = _read_begun(open_log(at / _BEGUN).entries())
         own = {hash(FAILED), *done, *begun}
-        if done and not (at / _BEGUN).exists():  # all files were written
+        if done and not (at / _BEGUN).exists():  # the interrupted run had written all files
             own.update(map(hash, INDEXES))
         for path in _files_below(folder):
             if hash(path) not in own:
@@ -428,7 +424,7 @@ def _local_folder(at: Location) -> str:
 
 
 def _remove_files(folder: str, own: set[int]) -> None:
-    """Remove files by the hashes of their names, folders that are empty after that, and the logs."""
+    """Remove the files whose name hashes are in `own`, folders that become empty, and the logs."""
     folders: set[str] = set()
     for path in _files_below(folder):
         if hash(path) in own:
@@ -439,12 +435,14 @@ def _remove_files(folder: str, own: set[int]) -> None:
             os.rmdir(os.path.join(folder, path))
     scratch = os.path.join(folder, SCRATCH)
     for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):
-        os.unlink(os.path.join(scratch, name))  # the journal last: it names the other files
+        # the journal is last, because it lists the files that a later attempt must remove
+        os.unlink(os.path.join(scratch, name))
 
 
 class FinishedFolder(Output):
-    """A finished folder without an index: no file is written, but the folder must contain exactly the
-    files of this unpack, with their sizes.
+    """A finished folder without an index. Its files are compared, and no file is written.
+
+    The folder must contain exactly the files of this unpack, with the same sizes.
 
     raises  UsageError for the first difference
     """
@@ -452,7 +450,7 @@ class FinishedFolder(Output):
     def __init__(self, shown: str) -> None:
         super().__init__()
         self._folder, self._shown = os.path.realpath(whole_path(shown)), shown
-        self._seen = set[int]()  # hashes of names
+        self._seen = set[int]()  # hashes of file names
         self._failed_bytes = 0
 
     def write(self, name: str, data: memoryview) -> None:
@@ -487,8 +485,10 @@ class FinishedFolder(Output):
 
 
 class Tar(Output):
-    """A tar on a stream of bytes. It has no times and no owners, so that equal rows become equal
-    bytes. The index is the last member.
+    """A tar archive on a byte stream.
+
+    Members have no times and owners, so that equal rows result in equal bytes. The index and the
+    list of failed rows are the last members.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:

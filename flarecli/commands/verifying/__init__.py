@@ -1,1 +1,1 @@
-"""verify: check that a dataset is complete and undamaged."""
+"""Modules of the `verify` command, which checks that a dataset is complete and undamaged."""

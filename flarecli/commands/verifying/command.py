@@ -61,14 +61,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Verification", "verify"]
 
-_MIN_REMOTE_JOBS = 8  # more than cores, since network jobs mostly wait
+_MIN_REMOTE_JOBS = 8  # may exceed the CPU count, since network jobs mostly wait
 _REPAIR = "fetch it again, or pack it again with `flare pack … --overwrite`."
-_NOT_REPAIRED = ("reach", "listing", "streams", "unsafe")  # kinds that packing again cannot solve
+# kinds of findings that packing again cannot repair
+_NOT_REPAIRED = ("reach", "listing", "streams", "unsafe")
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """The options of a check, ready to use."""
+    """The parsed options of a check, with defaults for unset options."""
 
     depth: Depth
     choice: Choice
@@ -86,13 +87,15 @@ class _Settings:
 
 
 class Verification:
-    """A running check: iterate it once for the findings, in order; its counts are complete after that.
+    """A running check. Iterate over it once to receive the findings in order.
 
-    files, shards, rows, bytes  checked so far
+    The counts are complete when the iteration has ended.
+
+    files, shards, rows, bytes  numbers of checked files, shards, rows and bytes
     findings                    total number of findings, including those beyond the maximum
     unprotected                 notes about files without checksums
     extra                       files in the folder that no list names
-    left                        shards that the sample or the part skips
+    left                        number of shards that the sample or the part skips
     """
 
     def __init__(
@@ -112,12 +115,12 @@ class Verification:
         return f"<Verification: {self.files} files, {self.shards} shards, {self.rows} rows, {self.findings} findings; iterate it for the findings>"
 
     def __iter__(self) -> Iterator[Finding]:
-        # only the caller refers to the iterator, so leaving the loop closes it at once
+        # only the caller has a reference, so the iterator is closed when the caller's loop ends
         results, self._results = self._results, iter(())
         return results
 
     def _limit(self, plans: Sequence[Plan], unreadable: dict[str, Finding]) -> Iterator[Finding]:
-        """Yield the first `max_findings` findings, and one with the number of others."""
+        """Yield the first `max_findings` findings, and a finding that counts all others."""
         maximum = self._settings.max_findings
         for finding in _with_unreadable(self._check_all(plans), unreadable):
             self.findings += 1
@@ -126,7 +129,7 @@ class Verification:
         if self.findings > maximum:
             more = self.findings - maximum
             message = f"{more} more finding{'s' * (more > 1)}"
-            hint = "Use a larger --max-findings to see all."
+            hint = "Use a larger --max-findings to see all findings."
             yield Finding(plans[-1].address, "more", message, hint)
 
     def _check_all(self, plans: Sequence[Plan]) -> Iterator[Finding]:
@@ -155,7 +158,7 @@ class Verification:
                 settings.state.close(is_done)
 
     def _check_list(self, playlist: Playlist) -> Iterator[Finding]:
-        """Check the checksum of the list itself, if it has one."""
+        """Check a list against its own checksum, if it has one."""
         if playlist.at is None:
             return
         self.files += 1
@@ -184,7 +187,7 @@ class Verification:
             and settings.state is None
             and not plan.only
         )
-        known = set[str]()  # paths of other lists, and of the files they name
+        known = set[str]()  # paths of other lists, and of the files in these lists
         streams = [
             StreamRows(stream, key_column(stream) if compares_keys else "")
             for stream in plan.streams
@@ -260,10 +263,10 @@ class Verification:
                 rows.keys.append((task.at, result.keys))
             rows.store_hashed += result.store_hashed
 
-        engine = "local" if depth.quick else settings.engine  # comparing sizes needs no cluster
+        engine = "local" if depth.quick else settings.engine  # a quick check is local
         tasks = chunk_tasks(playlist, stream, others, depth, chosen, only)
         for finding in self._run(tasks, engine, add):
-            if finding not in others.findings:  # already reported by the other lists
+            if finding not in others.findings:  # not yet reported for the other lists
                 yield finding
         yield from others.additional_shards(plan.address)
         if hashes:
@@ -274,7 +277,7 @@ class Verification:
     def _note_unprotected(self, stream: Stream, shards: Sequence[int], protected: int) -> None:
         """Add a note with the number of shards without checksums.
 
-        protected  number of shards whose only checksums are those of the object store
+        protected  number of shards whose only checksum is stored by the object store
         """
         if formats.facts(stream.format).record_checksums:
             return
@@ -321,10 +324,11 @@ class Verification:
 def verify(options: VerifyOptions) -> Verification:
     """Check that datasets are complete and undamaged: sizes, checksums and structure of every file.
 
-    A problem below an address is a finding, never an exception: an unreadable index, an
-    unfinished pack, a name that leaves the folder, a missing shard, damage. Iterate the result
-    for the findings; its counts are complete after that. Raises MissingError if an address does
-    not exist, ReachError if no address can be read, and UsageError.
+    A problem within a dataset is a finding, never an exception: for example, an unreadable index,
+    an unfinished pack, a name outside the folder, a missing shard or a damaged shard. Iterate over
+    the result to receive the findings; the counts are complete when the iteration has ended. Raises
+    MissingError if an address does not exist, ReachError if no address can be read, and UsageError
+    for invalid options.
     """
     against = None if options.against is None else address_text(options.against)
     state = None if options.state is None else address_text(options.state)
@@ -397,9 +401,9 @@ def _default_jobs(plans: Sequence[Plan]) -> int:
 def _with_unreadable(
     findings: Iterable[Finding], unreadable: dict[str, Finding]
 ) -> Iterator[Finding]:
-    """Yield the findings; and for files without findings, those in `unreadable`.
+    """Yield the findings, and the findings in `unreadable` about files that have no other finding.
 
-    The finding in `unreadable` replaces the finding about a link.
+    A finding in `unreadable` replaces a finding about an unsafe link.
     """
     for finding in findings:
         other = unreadable.pop(link_address(finding.address), None) if unreadable else None
@@ -408,9 +412,7 @@ def _with_unreadable(
 
 
 def _with_repair_command(finding: Finding) -> Finding:
-    """Return a finding with the repair command in its hint: rebuild a list from its shards, or pack
-    the file again.
-    """
+    """Add a repair command to the hint of a finding: rebuild the list, or pack the file again."""
     folder, slash, name = finding.address.rpartition("/")
     is_of_list = slash and name in (INDEX, PLAYLIST) and finding.row is None
     is_of_entry = finding.line is not None or bool(finding.item)
@@ -431,7 +433,7 @@ def _connected(engine: str) -> AbstractContextManager[None]:
 
 
 def _total(counts: Sequence[Any]) -> int | None:
-    """Return the sum of arrays of counts; None if a count is unknown."""
+    """Return the sum over all arrays of counts; None if a count is unknown."""
     if any(one is None or (len(one) and one.min() < 0) for one in counts):
         return None
     return sum(total(one) for one in counts)

@@ -1,4 +1,4 @@
-"""Decode the values of a shard: images with all pixels, video and audio headers, no pickles."""
+"""Decoding of shard values: all pixels of images, headers of video and audio, no pickles."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ HINT = "The source file was already damaged; repair it and pack again, or exclud
 def decode_values(
     form: formats.Format, shard: Shard, decoder: Sandbox, is_typed: bool = False
 ) -> Iterator[Finding]:
-    """Decode all values except pickles; an unreadable row is a finding, and later rows are decoded
-    too.
+    """Decode all values except pickles; yield a finding for each invalid value or unreadable row.
 
-    is_typed  the structure check has already parsed numbers and text
+    is_typed  whether the structure check has already parsed numbers and text
     """
     decoded = {
         column.name: encodings.lookup(column.encoding)
@@ -40,7 +39,7 @@ def decode_values(
     }
     decoded = {name: kind for name, kind in decoded.items() if not (is_typed and _is_plain(kind))}
     chunk = shard.chunk
-    # bounds items of lists, since hostile rows can share the same bytes
+    # limits the number of list items, because hostile rows may share the same bytes
     items_left = sum(at.size() for at in (chunk.at, *chunk.companions))
     for start in range(0, shard.rows if decoded else 0, _ROWS):
         rows = range(start, min(start + _ROWS, shard.rows))
@@ -49,7 +48,7 @@ def decode_values(
                 yield finding_of(row if row.where else row.changed(row=i), chunk.at)
                 continue
             for name, data in row.items():
-                if data is None:  # missing in a sample of a tar
+                if data is None:  # the tar sample has no such member
                     continue
                 if isinstance(data, list):
                     items_left -= len(data)
@@ -73,7 +72,7 @@ def _is_plain(kind: Encoding) -> bool:
 def _read_rows(
     form: formats.Format, shard: Shard, rows: Sequence[int], names: list[str]
 ) -> Iterator[tuple[int, Row | FlareError]]:
-    """Read rows together, or one at a time if one of them cannot be read."""
+    """Read rows together; if a row cannot be read, read the rows one at a time."""
     try:
         yield from zip(rows, form.read_rows(shard, rows, names), strict=True)
         return
@@ -86,9 +85,9 @@ def _read_rows(
 
 
 def _fault(encoding: Encoding, data: bytes, named_kind: str | None, decoder: Sandbox) -> str:
-    """Return why a value does not match its column; empty if it does.
+    """Return the reason why a value does not match its column; empty if it matches.
 
-    named_kind  kind of media by the extension of its name
+    named_kind  media kind according to the extension of the name
     """
     name = encoding.name
     try:
@@ -121,7 +120,7 @@ def _other_kind(expected: str, kind: str | None, data: bytes) -> str:
 
 
 def _image_fault(name: str, data: bytes, decoder: Sandbox) -> str:
-    """Return why the bytes are not a complete image of any format; empty if they are."""
+    """Return the reason why bytes are not a complete image in any format, or an empty string."""
     kind = sniff(data[:512])
     if kind is not None and not is_image(kind):
         return _other_kind(name, kind, data)
@@ -134,8 +133,9 @@ def _image_fault(name: str, data: bytes, decoder: Sandbox) -> str:
 
 
 def _bytes_fault(data: bytes, named_kind: str | None, decoder: Sandbox) -> str:
-    """Return why bytes that begin as an image, video or audio are invalid; other bytes are invalid
-    only if their name has the extension of a media file.
+    """Return the reason why bytes are an invalid media file, or an empty string.
+
+    Bytes that do not begin like a media file are invalid only if their name has a media extension.
     """
     kind = sniff(data[:512])
     # random bytes sometimes begin like an MP3 frame

@@ -1,10 +1,10 @@
-"""Lists of the same shards: they must agree with the list in use and with the shards.
+"""Other lists of the same shards, which must agree with the list in use and with the shards.
 
-    out/playlist.yaml        in use
-    out/index.json           of the whole dataset; `shardindex.json` if the shards are tars
-    out/00000/index.json     of a part; also the part's own playlist if an index is in use
+    out/playlist.yaml        list in use
+    out/index.json           index of the dataset; `shardindex.json` if the shards are tars
+    out/00000/index.json     index of a part; if an index is in use, also the playlist of the part
 
-A list that a playlist names is checked like any file, and must list the same shards. Other lists
+A list that a playlist names is checked like any file, and must list the same shards. Further lists
 are searched at their usual paths. Files that no list names are reported.
 """
 
@@ -45,10 +45,12 @@ __all__ = [
 ]
 
 _CHECKSUM_LINE = b"# flare "
-_TAIL_BYTES = 4096  # at the end of a playlist, with its last line
+_TAIL_BYTES = 4096  # bytes at the end of a playlist that include its last line
 _INDEX_FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 _DAMAGED_LIST = "The checksums in the list cannot be trusted; fetch it again."
-LISTS_DIFFER = "One of the two was changed; `flare playlist A --diff B` lists all differences."
+LISTS_DIFFER = (
+    "One of the two lists was changed; `flare playlist A --diff B` shows all differences."
+)
 
 
 def is_index(playlist: Playlist) -> bool:
@@ -83,11 +85,11 @@ def check_own_checksum(playlist: Playlist) -> tuple[int, list[Finding], bool]:
 
 @dataclass
 class OtherList:
-    """A list besides the list in use.
+    """A list other than the list in use.
 
-    must_match     must list the same shards: the list in use names it or was merged from it, or it
-                   is --against
-    is_against     list of --against: if it is in another folder, shards are matched by name
+    must_match     whether this list must contain the same shards: the list in use names this list,
+                   was merged from this list, or is compared with it by --against
+    is_against     whether this is the list of --against; shards in another folder match by name
     index_entries  entries of an `index.json`, one per shard; may be empty
     """
 
@@ -107,16 +109,16 @@ class OtherList:
 
     @property
     def places(self) -> Collection[str]:
-        """The addresses of its shards."""
+        """The addresses of the listed shards."""
         return self._positions.keys()
 
     @cached_property
     def folders(self) -> frozenset[str]:
-        """The folders in which it lists shards."""
+        """The folders of the listed shards."""
         return frozenset(place.rpartition("/")[0] for place in self._positions)
 
     def find(self, place: str, chunk: Chunk) -> int | None:
-        """Return the position of a shard in the list."""
+        """Return the position of a shard in the list; None if the list does not contain it."""
         i = self._positions.get(place)
         if i is None and self.is_against:
             i = self._positions.get(chunk.files[0].name)
@@ -125,17 +127,17 @@ class OtherList:
         return i
 
     def unused(self) -> list[str]:
-        """Return the addresses that `find` never returned."""
+        """Return the addresses of the shards that `find` has not found."""
         return [url for i, url in enumerate(self.stream.urls) if i not in self._used]
 
 
 class OtherLists:
-    """All lists of a stream's shards besides the list in use, and findings about these lists.
+    """All lists of a stream's shards except the list in use, and findings about these lists.
 
     only        positions of the shards that are checked; None: all
     named       paths of the list in use and of the files that it names
-    read_paths  paths of lists besides these
-    size        total size of the lists in `read_paths`
+    read_paths  paths of all other lists that were read
+    size        total size of the lists in `read_paths` in bytes
     """
 
     def __init__(
@@ -155,9 +157,9 @@ class OtherLists:
                 self._index_entries = _index_entries(playlist.at, stream)
             except FlareError as error:
                 self.findings.append(finding_of(error, playlist.at))
-        self._without_checksums: dict[bool, list[Location]] = {}  # by whether it is a playlist
+        self._without_checksums: dict[bool, list[Location]] = {}  # True: playlists
         self._checked: set[str] = set()  # paths of lists whose checksums are in another list
-        self._by_folder: dict[str, list[OtherList]] = {}  # empty folder: --against
+        self._by_folder: dict[str, list[OtherList]] = {}  # "" has the --against list
 
     def add(self, other: OtherList) -> None:
         """Add a list."""
@@ -168,7 +170,7 @@ class OtherLists:
     def read(self, at: Location, must_match: bool, is_named: bool = False) -> None:
         """Read a list if it exists.
 
-        is_named  the list in use has its size and checksums
+        is_named  whether the list in use contains the size and checksums of this list
         """
         try:
             size = at.size()
@@ -178,7 +180,7 @@ class OtherLists:
             for stream in self._read_streams(at, is_named):
                 entries = _index_entries(at, stream) if self._compares_entries(at) else ()
                 self.add(OtherList(at, stream, must_match, index_entries=entries))
-                # an index has fewer types of columns
+                # an index distinguishes fewer column types
                 pair = (stream, self.stream) if at.name == INDEX else (self.stream, stream)
                 if not _have_same_columns(*pair):
                     message = f"columns differ from those in {self._address}"
@@ -192,7 +194,7 @@ class OtherLists:
         return bool(self._index_entries) and at.name == INDEX
 
     def _read_streams(self, at: Location, is_named: bool) -> Sequence[Stream]:
-        """Read the streams of a list that have shards of this stream."""
+        """Read a list, and return its streams that contain shards of this stream."""
         if at.name in (INDEX, SHARDS):
             if not is_named:
                 self._without_checksums.setdefault(False, []).append(at)
@@ -227,7 +229,7 @@ class OtherLists:
 
     @property
     def known_paths(self) -> set[str]:
-        """The paths of these lists, and of the shards that lists of parts name."""
+        """The paths of these lists, and of the shards in the lists of parts."""
         top = place_of(self.stream.at)
         parts = (one.places for one in self.lists if place_of(one.at.folder) != top)
         return self.read_paths.union(*parts)
@@ -248,16 +250,14 @@ class OtherLists:
     def entries_of(
         self, i: int, place: str, chunk: Chunk
     ) -> tuple[list[tuple[OtherList, Chunk]], list[Finding]]:
-        """Return the entry of each list for the i-th shard, and the differences from the list in
-        use.
-        """
+        """Return the entries for the i-th shard in other lists, and findings about differences."""
         entries, findings = list[tuple[OtherList, Chunk]](), list[Finding]()
         for other, must_list in self._lists_for(place):
             k = other.find(place, chunk)
             if k is not None:
                 entry = other.stream.chunk(k)
                 entries.append((other, entry))
-                # without a list in use, a file is compared with the list when it is checked
+                # without a list in use, the entry is compared with the file itself
                 if self._has_list or other.is_against:
                     findings += self._differences(other, k, entry, i, chunk)
             elif other.must_match and must_list:
@@ -269,10 +269,10 @@ class OtherLists:
         return entries, findings
 
     def _lists_for(self, place: str) -> Iterator[tuple[OtherList, bool]]:
-        """Yield each list that may name a shard, and whether it has to if it must match.
+        """Yield each list that may name a shard, and whether the list must name it if `must_match`.
 
-        Of lists with the same name, the nearest to the shard has to name it, and any above that was
-        merged from it.
+        Among lists with the same file name, the list nearest to the shard must name the shard, and
+        so must each list above that has other shards in the same folder.
         """
         for other in self._by_folder.get("", ()):
             yield other, True
@@ -287,7 +287,7 @@ class OtherLists:
     def _differences(
         self, other: OtherList, k: int, entry: Chunk, i: int, chunk: Chunk
     ) -> Iterator[Finding]:
-        """Compare the entries of two lists for a shard."""
+        """Yield the differences between the entries of two lists for a shard."""
         file, other_file = chunk.files[0], entry.files[0]
         facts: list[tuple[str, Any, Any]] = [
             ("rows", chunk.rows, entry.rows),
@@ -307,8 +307,9 @@ class OtherLists:
             yield Finding(str(other.at), "listing", message, LISTS_DIFFER)
 
     def additional_shards(self, address: str) -> Iterator[Finding]:
-        """Yield findings for shards that only a list that must match has; call it after
-        `entries_of` was called for all shards.
+        """Yield findings for shards that are only in another list, if that list must match.
+
+        Call this after `entries_of` was called for all shards.
         """
         for other in self.lists:
             if not other.must_match or (self.only is not None and not other.is_against):
@@ -338,9 +339,9 @@ def read_other_lists(
     """Read the other lists of a stream's shards.
 
     files      results of the files that the list in use names
-    depth      depth of the check; `quick` sends no requests for lists
-    named      lists of the same shards that the user named too
-    is_folder  no list is in use: the shards are the files of a folder
+    depth      depth of the check; with `quick`, no requests are sent for lists
+    named      other lists of the same shards that the user named
+    is_folder  whether the shards are the files of a folder, without a list in use
     only       positions of the shards that are checked; None: all
     """
     others = OtherLists(playlist, stream, depth, only)
@@ -366,7 +367,7 @@ def _index_names(stream: Stream) -> tuple[str, ...]:
 def _usual_locations(
     playlist: Playlist, stream: Stream, quick: bool, only: Collection[int] | None
 ) -> Iterator[tuple[Location, bool]]:
-    """Yield the usual locations of other lists, and whether the list in use was merged from them."""
+    """Yield usual locations of other lists, and whether the list in use was merged from each."""
     top, names = stream.at, _index_names(stream)
     if not top.is_local and (quick or (playlist.at is not None and not is_index(playlist))):
         return
@@ -385,20 +386,18 @@ def _usual_locations(
         for name in names:
             try:
                 yield top / f"{folder}/{name}", is_index(playlist)
-            except UnsafeError:  # reported for the shard in it
+            except UnsafeError:  # the check of the shard reports the error
                 break
 
 
 def folders_above(path: str) -> Iterator[str]:
-    """Yield the folders above a path with `/`, nearest first, without the root."""
+    """Yield the parent folders of a path with `/`, nearest first, without the root."""
     while path := path.rpartition("/")[0]:
         yield path
 
 
 def _index_entries(at: Location, stream: Stream) -> Sequence[Mapping[str, Any]]:
-    """Return the entries of an index for each shard of the stream read from it; empty if it changed
-    since.
-    """
+    """Return the index entry for each shard of a stream; empty if the index changed."""
     entries = read_shards(at)[0]
     return entries if len(entries) == len(stream) else []
 
@@ -406,8 +405,9 @@ def _index_entries(at: Location, stream: Stream) -> Sequence[Mapping[str, Any]]:
 def _compare_entries(
     ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the differing facts of two entries of an index, theirs and ours; a rebuilt index has
-    empty facts, which are skipped.
+    """Yield the facts that differ between two index entries, as (theirs, ours).
+
+    Empty facts are skipped, because a rebuilt index has empty facts.
     """
     for key in dict.fromkeys((*ours, *theirs)):
         if key not in theirs:
@@ -419,7 +419,7 @@ def _compare_entries(
         elif isinstance(ours[key], dict) and isinstance(theirs[key], dict):
             for name, our_value in ours[key].items():
                 their_value = theirs[key].get(name)
-                if name == "basename":  # may begin with the folder of a part
+                if name == "basename":  # may start with the folder of a part
                     our_value, their_value = (
                         str(one).rpartition("/")[2] for one in (our_value, their_value)
                     )
@@ -432,9 +432,7 @@ def _compare_fact(name: str, ours: Any, theirs: Any) -> Iterator[tuple[str, str]
 
 
 def _have_same_columns(one: Stream, other: Stream) -> bool:
-    """Return whether two lists have the same columns, as far as the format of the list has their
-    types.
-    """
+    """Return whether two lists have the same columns, as far as the lists contain column types."""
     if not one.columns or not other.columns:
         return True
     try:
@@ -447,7 +445,7 @@ def _have_same_columns(one: Stream, other: Stream) -> bool:
 def matching_list(
     against: Playlist, stream: Stream, streams: Sequence[Stream], address: str
 ) -> tuple[OtherList | None, list[Finding]]:
-    """Return the stream of --against with the same name, or its only stream if both have one."""
+    """Return the --against stream with the same name, or the only one if both lists have one."""
     same = [one for one in against.streams if one.name == stream.name]
     if not same and len(against) == len(streams) == 1:
         same = [*against.streams]
@@ -466,10 +464,11 @@ def unlisted_shard(at: Location, listed_in: Location) -> Finding:
 def find_unlisted_files(
     playlist: Playlist, known: Collection[str]
 ) -> Iterator[tuple[str, Finding | None]]:
-    """Yield unlisted files in a dataset's folder, and folders of other datasets in it; an unlisted
-    shard or an unreadable folder is a finding.
+    """Yield unlisted files in the folder of a dataset, and subfolders that are other datasets.
 
-    known  paths of other lists, and of the files they name
+    An unlisted shard or an unreadable folder is returned with a finding.
+
+    known  paths of other lists, and of the files in these lists
     """
     if playlist.at is None or not playlist.at.is_local:
         return
@@ -481,7 +480,7 @@ def find_unlisted_files(
             try:
                 listed.add(str(stream.at.join(url)))
             except FlareError:
-                continue  # reported when it is checked
+                continue  # the check of this file reports the error
     names = list[str]()
     try:
         for entry in top.list():
@@ -500,14 +499,14 @@ def find_unlisted_files(
         at = Location(top.store, top.store.child(top.path, name))
         if str(at) in listed or place_of(at) in known or name.startswith(datasets):
             continue
-        # caches of the original contain a shard both compressed and decompressed
+        # a cache of the original library contains compressed and decompressed copies of a shard
         is_copy = any(f"{at}.{suffix}" in listed for suffix in SUFFIXES)
         is_shard = formats.of_suffix(name) is not None and not is_copy
         yield name, unlisted_shard(at, playlist.at) if is_shard else None
 
 
 def _unreadable_folder(at: Location) -> Finding | None:
-    """Return why a folder cannot be listed; None if it can, and for anything but a folder."""
+    """Return a finding if the location is a folder that cannot be listed, and None otherwise."""
     place = place_of(at)
     if os.path.islink(place) or not os.path.isdir(place):
         return None
@@ -519,7 +518,7 @@ def _unreadable_folder(at: Location) -> Finding | None:
 
 
 def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> Iterator[str]:
-    """Yield the topmost folders that have their own list and no listed file, each with a final `/`."""
+    """Yield the topmost folders with a list of their own and no listed file, with a final `/`."""
     above = {folder for name in listed for folder in folders_above(name)}
     previous = None
     lists = (name for name in names if name.endswith((f"/{INDEX}", f"/{PLAYLIST}")))

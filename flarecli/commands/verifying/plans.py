@@ -1,11 +1,12 @@
-"""From addresses to plans: each dataset is checked once, by its most detailed list.
+"""Plans of a check. Each dataset is checked once, with its most detailed list.
 
 1. Each address is resolved to a plan; damage becomes a finding.
-2. A shell expands `out/*` to lists, indexes and shards of one dataset: these plans are merged, and
-   the other lists are compared with the list in use.
+2. A shell expands `out/*` to lists, indexes and shards of one dataset. The plans for these files
+   are merged, and the other lists are compared with the list in use.
 3. A single file such as `out/shard.00000.mds` is checked against the lists that name it. Lists are
-   searched in the file's own folder and in each folder above it. A list in the own folder counts
-   even if it is damaged or does not name the file; one further up counts only if it names the file.
+   searched in the folder of the file and in each folder above. A list in the folder of the file is
+   used even if the list is damaged or does not name the file. A list in a folder above is used only
+   if it names the file.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from flarecli.storage import Guard, Location, locate
 
 __all__ = ["Only", "Plan", "link_address", "notes_about_plain_shards", "plan_sources"]
 
-_LIST_NAMES = (PLAYLIST, INDEX, SHARDS)  # the first that names a file is the list in use
-_MAX_SEARCHED_BYTES = 1 << 26  # of a damaged list, to see whether it names the file
+_LIST_NAMES = (PLAYLIST, INDEX, SHARDS)  # the first list that names a file is used
+_MAX_SEARCHED_BYTES = 1 << 26  # bytes of a damaged list that are searched for a file name
 
 
 @dataclass
 class Only:
-    """The part of a stream that is checked: positions of shards, and names of other files."""
+    """Restriction of a check to some shards (positions) and other files (names) of a stream."""
 
     shards: set[int] = field(default_factory=set)
     files: set[str] = field(default_factory=set)
@@ -44,15 +45,14 @@ class Only:
 
 @dataclass(frozen=True)
 class Plan:
-    """The dataset at one address, or the error of resolving it.
+    """The dataset at one address, or the error that occurred when the address was resolved.
 
-    playlist   None if the address could not be resolved; `findings` has the reason
-    is_whole   the list of a folder, not of some shards
-    is_folder  a folder without a list; its files are the shards
-    named      other lists of the same shards that the user named too
-    only       parallel to `streams`: files to check, if the user named files and not the list;
-               empty: all
-    error      why the address could not be read, if other addresses are checked too
+    playlist   None if the address could not be resolved; `findings` then contains the reason
+    is_whole   whether the list describes a folder, and not some shards
+    is_folder  whether the address is a folder without a list, so that its files are the shards
+    named      other lists of the same shards that the user also named
+    only       files to check in each stream, if the user named files and not the list; empty: all
+    error      reason why the address could not be read, if other addresses are also checked
     """
 
     address: str
@@ -67,12 +67,12 @@ class Plan:
 
     @property
     def list_at(self) -> Location | None:
-        """The address of its list, if it has one."""
+        """The address of the list; None if there is no list."""
         return None if self.playlist is None else self.playlist.at
 
     @property
     def is_list(self) -> bool:
-        """Whether this is a list or a folder with shards, not single shards."""
+        """Whether this is a list, or a folder with shards, and not single shards."""
         is_listed = self.list_at is not None or self.is_folder
         return is_listed and any(len(stream) for stream in self.streams)
 
@@ -92,9 +92,9 @@ def plan_sources(
 
     format   value of `-f`; a list that contradicts it raises UsageError
     streams  names of the streams to check; empty: all
-    quick    send no requests for lists
+    quick    do not send requests for lists
     return   plans; notes about lists that share some shards; path -> finding for unreadable files
-             in a dataset, used if its check does not report them
+             in a dataset, which are reported if the check of the dataset does not report them
     raises   MissingError, UsageError; ReachError if no address can be read
     """
     plans = [
@@ -111,19 +111,19 @@ def plan_sources(
 def _resolve(
     address: str, format: str | None, names: Sequence[str], guard: Guard | None, is_single: bool
 ) -> Plan:
-    """Resolve an address; damage is a finding. Raises MissingError, UsageError; ReachError for a
-    single address.
+    """Resolve an address; damage becomes a finding.
 
-    is_single  whether it is the only address. If it is one of several, which a shell may have
-               expanded from `*`, an empty folder or a broken link is a finding, so that the other
+    is_single  whether this is the only address. Among several addresses, which a shell may have
+               expanded from `*`, an empty folder or a broken link is a finding, so that all other
                addresses are checked
+    raises     MissingError, UsageError; ReachError for a single address
     """
     try:
         (playlist,) = resolve([address], format=format, guard=guard, maps=False, expanded=True)
     except MissingError as error:
         if is_single or is_url(address) or not os.path.lexists(address):
             raise
-        # in a folder, another file is missing
+        # the address exists, so it is a broken link or a folder in which a file is missing
         is_broken_link = os.path.islink(address) and error.address != address
         message = f"link to {error.where}: {error.message}" if is_broken_link else error.message
         at = address if is_broken_link else error.address
@@ -148,7 +148,7 @@ def _resolve(
 
 
 def link_address(address: str) -> str:
-    """Return an absolute path: folders are resolved, but the file itself may be a link."""
+    """Return an absolute path with links to folders resolved; the file itself may be a link."""
     folder, name = os.path.split(address)
     return address if is_url(address) else os.path.join(os.path.realpath(folder), name)
 
@@ -167,9 +167,9 @@ def notes_about_plain_shards(plan: Plan) -> Iterator[str]:
 def _remove_listed_unreadable_files(
     plans: Sequence[Plan],
 ) -> tuple[list[Plan], dict[str, Finding]]:
-    """Remove plans of unreadable files that a list names too, or that are repeated.
+    """Remove plans of unreadable files if a list also names the file, or if the plan is repeated.
 
-    return  the other plans; path -> finding for files below another dataset
+    return  remaining plans; path -> finding for unreadable files in the folder of a dataset
     """
     if all(plan.playlist is not None for plan in plans):
         return [*plans], {}
@@ -197,7 +197,7 @@ def _remove_listed_unreadable_files(
 def _merge_same_datasets(plans: Sequence[Plan], guard: Guard) -> tuple[list[Plan], list[str]]:
     """Remove plans whose files another plan checks.
 
-    return  the other plans, in order; notes about lists that share some shards
+    return  remaining plans, in order; notes about lists that share some shards
     """
     if len(plans) < 2:
         return list(plans), []
@@ -233,7 +233,7 @@ def _key(plan: Plan, guard: Guard) -> str:
 
 
 def _with_folders(plans: Sequence[Plan], guard: Guard) -> list[Plan]:
-    """Add a plan of the folder if the plans have all shards of a folder without list."""
+    """Add a plan for each folder without a list if the other plans contain all of its shards."""
     extended = list[Plan]()
     named = {place for plan in plans if not plan.is_list for place in plan.places()}
     seen = {str(plan.streams[0].at) for plan in plans if plan.is_folder}
@@ -254,8 +254,9 @@ def _with_folders(plans: Sequence[Plan], guard: Guard) -> list[Plan]:
 
 
 def _merge_lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
-    """Return the lists to check, by the id of their plan, each with the lists that it replaces; and
-    notes about lists that share some shards.
+    """Return the lists to check, and notes about lists that share some shards.
+
+    return  id of a plan -> this plan, with the lists that it replaces; notes
     """
     kept, notes = dict[int, Plan](), list[str]()
     owners: dict[str, int] = {}  # path of a shard -> id of the plan that checks it
@@ -280,12 +281,12 @@ def _merge_lists(plans: Sequence[Plan]) -> tuple[dict[int, Plan], list[str]]:
 
 
 def _rank(plan: Plan) -> int:
-    """Return the sort key of lists of the same shards: playlists, indexes, folders without list."""
+    """Return the sort key for lists of the same shards: playlist, index, folder without a list."""
     return 2 if plan.playlist is None or plan.playlist.at is None else int(is_index(plan.playlist))
 
 
 def _other_files(plan: Plan) -> Iterator[str]:
-    """Yield the paths of files in a list that are not shards."""
+    """Yield the paths of the listed files that are not shards."""
     for stream in plan.streams:
         companions = [file.name for files in stream.parts for file in files]
         names = [*stream.files, *([SHARDS] if plan.is_folder else []), *companions]
@@ -293,8 +294,9 @@ def _other_files(plan: Plan) -> Iterator[str]:
 
 
 def _without_files(plan: Plan, listed: Collection[str], tops: tuple[str, ...]) -> Plan | None:
-    """Remove single files that a list names, and plain files in the folder of a list; None if none
-    remain.
+    """Remove single files that a list names, and plain files in the folder of a list.
+
+    The result is None if no files remain.
     """
     streams = []
     for stream in plan.streams:
@@ -313,7 +315,7 @@ def _without_files(plan: Plan, listed: Collection[str], tops: tuple[str, ...]) -
 
 
 def _are_in_same_folder(plan: Plan, other: Plan) -> bool:
-    """Return whether two plans are of single files in the same folder."""
+    """Return whether two plans check single files in the same folder."""
     if plan.is_list or len(plan.streams) != 1 or len(other.streams) != 1:
         return False
     one, two = plan.streams[0], other.streams[0]
@@ -328,10 +330,12 @@ def _join_files(plan: Plan, other: Plan) -> Plan:
 
 @dataclass
 class _NearList:
-    """A list in the folder of a file, or above it.
+    """A list in the folder of a file, or in a folder above.
 
-    playlist      None for a `shardindex.json`, and if the list could not be read: then `error` is set
-    positions  address of a file -> position of the stream, and position of its shard or its name
+    playlist   None for a `shardindex.json`, or if the list could not be read
+    positions  address of a file -> position of the stream, and position of the shard or name of the
+               file
+    error      reason why the list could not be read
     """
 
     at: Location
@@ -342,8 +346,8 @@ class _NearList:
     def names(self, place: str) -> bool:
         """Return whether the list names a file.
 
-        A damaged list is assumed to name it if the list contains the path of the file, relative
-        to the folder of the list, as bytes.
+        A damaged list is assumed to name a file if its bytes contain the path of the file, relative
+        to the folder of the list.
         """
         if self.error is None:
             return place in self.positions
@@ -356,10 +360,12 @@ class _NearList:
 def _with_lists_of_files(
     plans: Sequence[Plan], format: str | None, guard: Guard, quick: bool
 ) -> list[Plan]:
-    """Replace plans of single files by plans of the lists that name them, restricted to these
-    files. Files of one list share a plan; the plans of files without a list stay.
+    """Replace plans of single files by plans of the lists that name these files.
+
+    Such a plan is restricted to the named files, and files in the same list share a plan. Plans of
+    files without a list are kept.
     """
-    read: dict[str, _NearList | None] = {}  # each list is read once in a run
+    read: dict[str, _NearList | None] = {}  # each list is read only once
     reported = set[Finding]()
     result, by_list = list[Plan](), dict[str, int]()
     whole = {place for plan in plans if not _is_of_files(plan) for place in _list_places(plan)}
@@ -391,19 +397,16 @@ def _is_of_files(plan: Plan) -> bool:
 
 
 def _list_places(plan: Plan) -> tuple[str, ...]:
-    """Return the path of the list of a plan; if it could not be read, of the address and of its
-    findings.
-    """
+    """Return the path of the list; if it is unreadable, the paths of the address and finding."""
     if plan.playlist is None:
         return link_address(plan.address), link_address(plan.findings[0].address)
     return (place_of(plan.list_at),) if plan.list_at is not None else ()
 
 
 def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]) -> list[Plan]:
-    """Return a plan for each list in use, and one for the files that no list names.
+    """Return a plan for each list in use, and a plan for the files that no list names.
 
-    whole  places of lists that are checked as a whole in this run: their damage and unlisted shards
-           are reported there
+    whole  paths of lists that have a plan of their own, which reports damage and unlisted shards
     """
     (stream,) = plan.streams
     folder = place_of(stream.at)
@@ -418,7 +421,7 @@ def _split_by_list(plan: Plan, near: Sequence[_NearList], whole: Collection[str]
         findings += [finding_of(one.error, one.at) for one in naming if one.error is not None]
         named |= {place_of(one.at): one.at for one in naming if one.error is None}
         read = [(one.playlist, one) for one in naming if one.playlist is not None]
-        if read:  # a playlist has checksums; otherwise the nearest list is used
+        if read:  # prefer a playlist, which has checksums, to the nearest list
             playlist, first = min(read, key=lambda pair: is_index(pair[0]))
             in_use.setdefault(place_of(first.at), (playlist, first, []))[2].append(place)
         else:
@@ -446,9 +449,9 @@ def _near_lists(
     guard: Guard,
     quick: bool,
 ) -> Iterator[_NearList]:
-    """Yield the lists in a stream's folder and above, nearest first."""
+    """Yield the lists in the folder of a stream and in the folders above, nearest first."""
     if not stream.at.is_local and (quick or any("?" in url for url in stream.urls)):
-        return  # a signature is for one file
+        return  # a signed URL is valid for only one file
     form = formats.facts(stream.format)
     names = [
         name
@@ -510,8 +513,8 @@ def _restrict(
     positions: Mapping[str, tuple[int, int | str]],
     places: Sequence[str],
 ) -> Plan:
-    """Return the plan of a list, restricted to some of its files."""
-    select_streams([playlist])  # refuses a list that contradicts -f
+    """Return the plan for a list, restricted to some of its files."""
+    select_streams([playlist])  # rejects a list that contradicts -f
     only = dict[int, Only]()
     for place in places:
         k, file = positions[place]
@@ -530,7 +533,7 @@ def _restrict(
 
 
 def _join_restricted(plan: Plan, other: Plan) -> Plan:
-    """Join two plans that are restricted to files of one list."""
+    """Join two plans that are restricted to files in the same list."""
     streams = {stream.name: stream for stream in (*plan.streams, *other.streams)}
     only = {name: Only() for name in streams}
     for one in (plan, other):

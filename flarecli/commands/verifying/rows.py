@@ -1,6 +1,6 @@
 """Comparisons of rows: joined streams must match row by row, and equal rows are duplicates.
 
-The key of a stream is the column in its header `key`, or the key column of its format.
+The key of a stream is the column that its header `key` names, or the key column of its format.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 _KEY_ROWS = 65536  # rows whose keys are read together
 _KEY_CHARS = 40  # maximum characters of a key in a message
-_HASHED_ROWS = 64  # rows in memory while they are hashed
+_HASHED_ROWS = 64  # rows that are read together to hash them
 _STREAM_HINT = "Pack both streams again from the same rows, or read each stream alone."
 _DUPLICATE_HINT = "Pack again without one of the two rows."
 
@@ -39,10 +39,10 @@ _DUPLICATE_HINT = "Pack again without one of the two rows."
 class StreamRows:
     """The checked rows of one stream.
 
-    key           its key column, if keys are compared; empty: none
+    key           key column; empty if keys are not compared
     count         number of rows; None if unknown
     keys          address and keys of each checked shard
-    store_hashed  number of shards whose only checksums are those of the object store
+    store_hashed  number of shards whose only checksum is stored by the object store
     """
 
     stream: Stream
@@ -53,15 +53,16 @@ class StreamRows:
 
 
 def key_column(stream: Stream) -> str:
-    """Return the key column of a stream; empty if it has none."""
+    """Return the name of the key column of a stream; empty if the stream has no key."""
     name = stream.headers.get("key") or formats.facts(stream.format).key_column
     names = [column.name for column in stream.columns or ()]
     return name if isinstance(name, str) and name in names else ""
 
 
 def read_keys(form: formats.Format, shard: Shard, name: str) -> pa.Array:
-    """Return the keys of a shard as large_binary [rows]: text, and numbers as text. Raises
-    FlareError.
+    """Return the keys of a shard as large_binary [rows]; numbers are converted to text.
+
+    Raises FlareError if the keys cannot be read or compared.
     """
     parts = []
     for start in range(0, shard.rows, _KEY_ROWS):
@@ -73,7 +74,7 @@ def read_keys(form: formats.Format, shard: Shard, name: str) -> pa.Array:
             parts.append(column.cast(encodings.BINARY))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise UsageError(
-                f"column {name!r} cannot be compared as keys: expected text, numbers or bytes",
+                f"column {name!r} cannot be a key: expected text, numbers or bytes",
                 where=shard.chunk.at,
                 column=name,
             ) from None
@@ -99,7 +100,7 @@ def names_of_keyed_streams(streams: Sequence[StreamRows]) -> list[str]:
 
 
 def _joined(streams: Sequence[StreamRows]) -> list[StreamRows]:
-    """Return the streams that are joined: none if two have a common column, besides their keys."""
+    """Return the joined streams: none if two streams have a common column that is not a key."""
     known = [one for one in streams if one.stream.columns]
     seen = set[str]()
     for one in known:
@@ -111,19 +112,19 @@ def _joined(streams: Sequence[StreamRows]) -> list[StreamRows]:
 
 
 def _compare_keys(first: StreamRows, other: StreamRows) -> Iterator[Finding]:
-    """Yield a finding for the first row with another key, with the number of later ones."""
+    """Yield a finding for the first row whose key differs, with the number of further such rows."""
     expected, actual = (
         pa.chunked_array([keys for _, keys in one.keys], encodings.BINARY) for one in (first, other)
     )
     if len(expected) != len(actual):
-        return  # an unreadable shard, already reported
+        return  # a shard is unreadable, which is already reported
     rows = pc.indices_nonzero(pc.invert(pc.equal(expected, actual)))
     if not len(rows):
         return
     row = rows[0].as_py()
     message = f"key is {_key_text(actual[row])}, row {row} of stream {first.stream.name!r} has key {_key_text(expected[row])}"
     if len(rows) > 1:
-        message += f"; {len(rows) - 1} later rows differ too"
+        message += f"; {len(rows) - 1} later rows also differ"
     ends = np.cumsum([len(keys) for _, keys in other.keys])
     address, row = _shard_row([at for at, _ in other.keys], ends, row)
     yield Finding(address, "streams", message, _STREAM_HINT, row=row)
@@ -134,7 +135,7 @@ def _key_text(key: Any) -> str:
 
 
 def hash_rows(form: formats.Format, shard: Shard) -> bytes:
-    """Return the xxh3_128 of the stored bytes of each row of a shard: 16 bytes per row."""
+    """Return the xxh3_128 of the stored bytes for each row in a shard, 16 bytes per row."""
     import xxhash
 
     names = [column.name for column in shard.columns]
@@ -144,7 +145,7 @@ def hash_rows(form: formats.Format, shard: Shard) -> bytes:
         for row in form.read_rows(shard, range(start, stop), names):
             checksum = xxhash.xxh3_128()
             for value in row.values():
-                # counts and lengths precede the bytes, so that different rows never give the same input
+                # hash counts and lengths first, so that different rows have different input
                 parts = value if isinstance(value, list) else [] if value is None else [value]
                 count = len(parts) if isinstance(value, list) else -1 - len(parts)
                 checksum.update(struct.pack("<q", count))
@@ -156,14 +157,14 @@ def hash_rows(form: formats.Format, shard: Shard) -> bytes:
 
 
 def find_duplicates(shards: Sequence[tuple[str, bytes]]) -> Iterator[Finding]:
-    """Yield a finding for each row equal to an earlier row.
+    """Yield a finding for each row that equals an earlier row.
 
-    shards  address, and the hashes of `hash_rows`
+    shards  for each shard, its address and the return value of `hash_rows`
     """
     hashes = np.frombuffer(b"".join(data for _, data in shards), "<u8").reshape(-1, 2)
     addresses = [at for at, _ in shards]
     ends = np.cumsum([len(data) // 16 for _, data in shards])
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: keeps the order of equal rows
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # a stable sort keeps the order of equal rows
     is_same = np.zeros(len(order), bool)
     is_same[1:] = (hashes[order[1:]] == hashes[order[:-1]]).all(axis=1)
     firsts = order[np.maximum.accumulate(np.where(is_same, 0, np.arange(len(order))))]
@@ -171,11 +172,13 @@ def find_duplicates(shards: Sequence[tuple[str, bytes]]) -> Iterator[Finding]:
     for i in np.argsort(repeated):
         address, row = _shard_row(addresses, ends, int(repeated[i]))
         original = format_place(*_shard_row(addresses, ends, int(first[i])))
-        yield Finding(address, "duplicate", f"is equal to {original}", _DUPLICATE_HINT, row=row)
+        yield Finding(
+            address, "duplicate", f"duplicate of row {original}", _DUPLICATE_HINT, row=row
+        )
 
 
 def _shard_row(addresses: Sequence[str], ends: IntArray, row: int) -> tuple[str, int]:
-    """Return the shard of a row, and its number there.
+    """Return the shard that contains a row, and the row number in this shard.
 
     ends  cumulative row counts of the shards
     """

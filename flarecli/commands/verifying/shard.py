@@ -1,8 +1,8 @@
-"""Check one file: size, checksums, then structure, if possible in one pass over its bytes.
+"""Check of one file: size, checksums and structure, if possible in one pass over the bytes.
 
-A local shard whose format checks it sequentially is hashed at the same time, a window at a time.
-Other shards of bounded size are read into memory, hashed and checked there; larger ones are hashed
-in blocks and read again as the structure requires.
+If a format allows sequential checks, a local shard is hashed while its structure is checked. Any
+other shard of bounded size is read into memory, and hashed and checked in memory. A larger shard is
+hashed in blocks, and then read again to check its structure.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 AGAIN = "fetch or pack it again."  # end of all hints about damage
 MAX_MEMORY_BYTES = 256 << 20  # a larger shard is not read into memory
-_MAX_FINDINGS = 10_000  # of one shard
+_MAX_FINDINGS = 10_000  # maximum number per shard
 _OBJECT_STORE = "the object store"
 _CHANGED = f"The file was changed after it was packed; {AGAIN}"
 _UNKNOWN = "Write the list again with known checksums: `flare playlist … --hash xxh3_128 -o FILE`."
@@ -75,11 +75,12 @@ class Depth:
     """Depth of a check.
 
     quick         check only sizes, and headers of local shards
-    decoder       decoder of images: decode all values except pickles too
-    hash_rows     hash each row too, to find equal rows
-    key           keep the values of this column, to compare them with another stream; empty: none
+    decoder       image decoder; if set, all values except pickles are also decoded
+    hash_rows     also hash each row, to find equal rows
+    key           column whose values are compared with another stream; empty: none
     listed_sizes  address -> size of every file below `listed_below`, from one listing of the
                   store; None: request each size
+    listed_below  address of the listed folder, with a final slash
     """
 
     quick: bool = False
@@ -91,7 +92,7 @@ class Depth:
 
     @property
     def needs_rows(self) -> bool:
-        """Whether rows are read after the check of the structure."""
+        """Whether rows are read after the structure was checked."""
         return self.decoder is not None or self.hash_rows or bool(self.key)
 
     def size(self, at: Location) -> int:
@@ -108,11 +109,11 @@ class Depth:
 class FileResult:
     """Result of checking one file.
 
-    rows, size   checked rows and bytes
-    unprotected  notes about missing checksums
-    row_hashes   16 bytes per row, if requested
-    keys         large_binary [rows], if requested
-    store_hashed the checksum stored by the object store matches, and no list has one
+    rows, size    numbers of checked rows and bytes
+    unprotected   notes about missing checksums
+    row_hashes    16 bytes per row, if requested
+    keys          large_binary [rows], if requested
+    store_hashed  whether only the object store has a checksum of the file
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -125,9 +126,7 @@ class FileResult:
 
 
 def check_file(at: Location, entries: Sequence[ListEntry], depth: Depth) -> FileResult:
-    """Check a file that is not a shard, such as `index.json`: its size and, unless `quick`, its
-    checksums.
-    """
+    """Check the size and, unless `quick`, the checksums of a file that is not a shard."""
     result = FileResult()
     with _errors_as_findings(result, at, entries):
         result.size = depth.size(at)
@@ -144,9 +143,9 @@ def check_file(at: Location, entries: Sequence[ListEntry], depth: Depth) -> File
 def check_chunk(
     chunk: Chunk, entries: Sequence[ListEntry], columns: Columns | None, first: int, depth: Depth
 ) -> FileResult:
-    """Check a shard against its list entries, then its structure.
+    """Check a shard against its list entries, and then check its structure.
 
-    first  number of its first row in the stream; -1: unknown
+    first  row number of its first row in the stream; -1: unknown
     """
     result, at = FileResult(), chunk.at
     with _errors_as_findings(result, at, entries):
@@ -156,7 +155,7 @@ def check_chunk(
             return result
         compression = "" if form.is_plain else byte_ranges.suffix(chunk)
         if depth.quick:
-            # the header of a remote shard needs another request, a compressed one all bytes
+            # do not read the header if this requires a request or, for a compressed file, all bytes
             if compression or not at.is_local:
                 result.rows = chunk.rows or 0
             else:
@@ -186,14 +185,15 @@ def check_chunk(
 def _errors_as_findings(
     result: FileResult, at: Location, entries: Sequence[ListEntry]
 ) -> Iterator[None]:
-    """Add an error of the block to the findings, once. Raises MissingLibraryError."""
+    """Add an error that the block raises to the findings, except MissingLibraryError."""
     try:
         yield
     except MissingLibraryError:
         raise
     except FlareError as error:
         finding = finding_of(error, at)
-        if error.kind == "missing" and error.address in ("", str(at)):  # not a companion file
+        # the file itself is missing, and not a companion file
+        if error.kind == "missing" and error.address in ("", str(at)):
             listed = f", {entries[0].by} lists it" if entries else ""
             finding = Finding(
                 str(at), "missing", f"no such file{listed}", f"The file is missing; {AGAIN}"
@@ -207,7 +207,7 @@ def _errors_as_findings(
 
 
 def _of_size(chunk: Chunk, size: int | None, at: Location | None = None) -> Chunk:
-    """Return a chunk without the facts that a list has about its first file."""
+    """Return a chunk without the listed facts about its first file, except the given size."""
     file = File(chunk.files[0].name, size)
     return replace(chunk, at=at or chunk.at, files=(file, *chunk.files[1:]))
 
@@ -219,7 +219,7 @@ def _open(
     entries: Sequence[ListEntry],
     result: FileResult,
 ) -> Shard:
-    """Open a shard, and note which parts of it have no checksums. Raises FlareError."""
+    """Open a shard; compare the listed rows, and note missing checksums. Raises FlareError."""
     shard = form.open_shard(chunk, columns)
     result.rows = len(shard)
     for entry in entries:
@@ -260,9 +260,9 @@ def _check_in_one_pass(
 def _check_structure(
     form: formats.Format, shard: Shard, decoder: Sandbox | None, is_changed: bool
 ) -> list[Finding]:
-    """Check the structure of a shard and, with a decoder, its values; report a row once.
+    """Check the structure of a shard and, with a decoder, its values; report each row once.
 
-    is_changed  a checksum differs, so damaged values were changed after packing
+    is_changed  whether a checksum differs, so that damaged values were changed after packing
     """
     findings = [
         _with_byte_range(one, shard)
@@ -282,7 +282,7 @@ def _check_structure(
 
 
 def _with_byte_range(finding: Finding, shard: Shard) -> Finding:
-    """Add the byte range of its row to a finding; where each column is a file, also that file."""
+    """Add the byte range of the row to a finding, and the file if each column is a file."""
     row = finding.row
     if (
         finding.start is not None
@@ -299,9 +299,7 @@ def _with_byte_range(finding: Finding, shard: Shard) -> Finding:
 
 
 def _check_size(at: Location, entries: Sequence[ListEntry], result: FileResult) -> bool:
-    """Return whether the size matches all lists. If it does not, add a finding; the file is then not
-    checked further.
-    """
+    """Return whether the size matches all lists; add a finding if it does not."""
     size = result.size
     for entry in entries:
         listed = entry.file.size
@@ -319,10 +317,10 @@ def _check_size(at: Location, entries: Sequence[ListEntry], result: FileResult) 
 def _with_store_checksums(
     at: Location, entries: Sequence[ListEntry], result: FileResult
 ) -> Sequence[ListEntry]:
-    """Add the checksums that the store keeps of an object, if they can be computed here."""
+    """Add an entry with the checksums from the object store, if flare can compute them."""
     if at.is_local:
         return entries
-    from flarecli.storage.cloud.checksums import stored_checksums  # loads the libraries of buckets
+    from flarecli.storage.cloud.checksums import stored_checksums  # loads cloud libraries
 
     kept = stored_checksums(at)
     unknown = sorted(set(kept.hashes) - set(known()))
@@ -341,7 +339,7 @@ def _with_store_checksums(
 def _hash_names(
     at: Location, entries: Sequence[ListEntry], result: FileResult, raw: bool = False
 ) -> list[str]:
-    """Return the hashes to compute; an unknown listed hash is a finding."""
+    """Return the hashes to compute; add a finding for a listed hash that is unknown."""
     listed: dict[str, str] = {}
     for entry in entries:
         listed |= dict.fromkeys(entry.hashes(raw), entry.by)
@@ -361,8 +359,8 @@ def _compare(
 ) -> bool:
     """Return whether all checksums match the lists; add a finding if one does not.
 
-    rows  the row numbers of the shard as text, for the message
-    raw   compare the checksums of the decompressed bytes
+    rows  row numbers of the shard as text, for the message
+    raw   whether to compare the checksums of the decompressed bytes
     """
     failed = [
         (name, entry)
@@ -384,10 +382,10 @@ def _compare(
 def _hash_chunk(
     chunk: Chunk, entries: Sequence[ListEntry], compression: str, rows: str, result: FileResult
 ) -> Chunk | None:
-    """Hash a shard; return the chunk whose structure can be checked, or None if there is none."""
+    """Hash a shard; return the chunk whose structure to check, or None to skip that check."""
     at, size = chunk.at, result.size
     sums = Sums(_hash_names(at, entries, result))
-    # companions that are not listed are found by the path of the shard
+    # the path of the shard is needed to find companions that are not listed
     needs_path = formats.facts(chunk.format).is_multi_file and not chunk.companions
     data: bytes | bytearray | memoryview
     if needs_path or (size > MAX_MEMORY_BYTES and not compression):
@@ -409,7 +407,7 @@ def _hash_chunk(
 
 
 def _read(at: Location, size: int, sums: Sums) -> memoryview:
-    """Read and hash a file; a local one in pieces, into a buffer that the thread reuses."""
+    """Read and hash a file. A local file is read in pieces into a buffer that the thread reuses."""
     if not isinstance(at.store, LocalStore):  # a single request
         data = at.read(0, size)
         sums.update(data)

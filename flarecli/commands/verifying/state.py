@@ -1,11 +1,11 @@
-"""The state file of an interrupted `verify`: one JSON line for the whole check, then one for each
-file that was checked.
+"""State file of an interrupted `verify`: one JSON line for the options, and one per checked file.
 
-    {"flare": "verify", "format": 2, "options": {…}} {"key": "9f…", "rows": 10, "size": 6041,
-    "findings": [{"address": "a.mds", "kind": "value", "row": 3, …}], "unprotected": []}
+    {"flare": "verify", "format": 2, "options": {…}}
+    {"key": "9f…", "rows": 10, "size": 6041, "findings": [{"address": "a.mds", "kind": "value",
+     "row": 3, …}], "unprotected": []}
 
-A key is the checksum of the file's address and its list entries: if a list changed, the file is
-checked again. A completed check removes the state file.
+A key is a checksum of the address of a file and its list entries, so a file is checked again if a
+list changed. A completed check removes the state file.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from flarecli.storage.local import LocalStore
 __all__ = ["VerifyState"]
 
 _MARK = b'{"flare": "verify", "format": 2, '  # the first bytes of every state file
-_EARLIER = b'{"flare": "verify", "options": '  # format 1, whose findings have no fields
+_EARLIER = b'{"flare": "verify", "options": '  # first bytes of format 1, which is not read
 _TEXTS = ("address", "kind", "message", "hint", "item")
 _NUMBERS = ("row", "start", "stop", "line", "character")
 
 
 class VerifyState:
-    """Results of checked files by key, written at once.
+    """Results of checked files by key. Each result is written immediately.
 
-    Only an empty file, or one with the header of a state file, is ever written to or removed.
+    A file is changed or removed only if it is empty or has the header of a state file.
 
-    options  options of the check, which must be the same
-    raises   UsageError if the file is something else, or belongs to another check; ReachError if it
-             cannot be read or written
+    options  options of the check, which must equal the recorded options
+    raises   UsageError if the file is not a state file or belongs to another check; ReachError if
+             the file cannot be read or written
     """
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
@@ -62,10 +62,10 @@ class VerifyState:
             raise ReachError(error.message, where=path) from error
 
     def _load(self, head: bytes) -> None:
-        """Read the results of an earlier run, and cut off an incomplete last line."""
+        """Read the results of an earlier run, and remove an incomplete last line."""
         first = next(self._log.blocks(), b"")[: len(head)]
         if not first or (head.startswith(first) and first.startswith(_MARK) and first != head):
-            self._log.truncate()  # empty, or the header itself is incomplete
+            self._log.truncate()  # the file is empty, or its header is incomplete
             self._log.append(head)
             return
         if first != head:
@@ -86,7 +86,7 @@ class VerifyState:
             return UsageError(
                 "state of a check by an earlier version of flare",
                 where=self._path,
-                hint="Remove the file, or name another.",
+                hint="Remove the file, or name another file.",
             )
         if not first.startswith(_MARK):
             return UsageError(
@@ -101,11 +101,11 @@ class VerifyState:
         )
 
     def find(self, key: str) -> FileResult | None:
-        """Return the result of a file, or None if it was not checked yet."""
+        """Return the result for a file, or None if the file was not checked yet."""
         return self._known.get(key)
 
     def add(self, key: str, done: FileResult) -> None:
-        """Write the result of a file."""
+        """Write the result for a file."""
         names = (*_TEXTS, *_NUMBERS, "column")
         findings = [{name: getattr(one, name) for name in names} for one in done.findings]
         self._log.append(
@@ -130,10 +130,10 @@ class VerifyState:
 def _result(entry: dict[str, Any] | None) -> tuple[str, FileResult]:
     """Return the key and the result in a line.
 
-    Raises KeyError, TypeError or ValueError if it has none.
+    Raises KeyError, TypeError or ValueError if the line is invalid.
     """
     if entry is None:
-        raise ValueError("not an object")
+        raise ValueError("line is not a JSON object")
     findings = [_finding(one) for one in entry["findings"]]
     unprotected = [str(one) for one in entry["unprotected"]]
     return str(entry["key"]), FileResult(

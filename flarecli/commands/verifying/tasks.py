@@ -1,4 +1,4 @@
-"""Tasks of verify: one for each listed file, run on threads or on a cluster, with results in order."""
+"""Tasks of `verify`: one per listed file, run on threads or a cluster, with results in order."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = ["Task", "chunk_tasks", "file_tasks", "list_sizes", "run_local", "run_
 
 _READ_AHEAD_BYTES = 1 << 30  # maximum size of shards in memory, for any number of jobs
 
-Known: TypeAlias = Callable[["Task"], FileResult | None]  # the result of an earlier run, if any
+Known: TypeAlias = Callable[["Task"], FileResult | None]  # result of an earlier run, or None
 
 
 @dataclass(frozen=True)
 class Task:
     """One file to check.
 
-    weight    its memory in bytes
-    findings  known before the check
+    weight    memory that the check needs, in bytes
+    findings  findings that are known before the check
     at        address of a shard or its companion
     key       checksum of the address and the list entries; empty: the result is not stored in the
               state file
@@ -54,8 +54,9 @@ class Task:
 
 
 def list_sizes(stream: Stream) -> tuple[Mapping[str, int] | None, str]:
-    """Return the sizes of all objects below a remote stream, from one listing of the bucket, and
-    the address of its folder; None if the folder is local or cannot be listed.
+    """Return the size of each object in the folder of a remote stream, and the folder's address.
+
+    The bucket is listed once. The sizes are None if the folder is local or cannot be listed.
     """
     top = stream.at
     if top.is_local or not len(stream):
@@ -77,9 +78,10 @@ def file_tasks(
     depth: Depth,
     only: Only | None = None,
 ) -> Iterator[Task]:
-    """Yield tasks for files that belong to no shard, which add their results to `results`.
+    """Yield tasks for listed files that are not part of a shard, and collect their results.
 
-    only  check only these files, and the other lists of the shards
+    results  receives name -> location and result of each file
+    only     check only these files, and the other lists of the shards
     """
 
     def check(name: str, entry: ListEntry) -> FileResult:
@@ -105,10 +107,11 @@ def chunk_tasks(
     chosen: Collection[int],
     only: Only | None = None,
 ) -> Iterator[Task]:
-    """Yield tasks for the chosen shards of a stream and their companions, with all list entries;
-    lists are compared for all shards.
+    """Yield tasks for the chosen shards of a stream and their companions, with all list entries.
 
-    only  compare the lists only for these shards
+    The lists are compared for all shards, even if a shard is not chosen.
+
+    only  compare the lists only for these shards; None: all shards
     """
     first = 0  # number of the next row; -1: unknown
     for i, place in enumerate(places_of(stream)):
@@ -165,7 +168,7 @@ def _check_shard(
     depth: Depth,
     companions: Sequence[tuple[Location, Sequence[ListEntry]]],
 ) -> FileResult:
-    """Check a shard; drop findings about a companion that its own check reports."""
+    """Check a shard; drop findings about a companion that the check of the companion reports."""
     result = check_chunk(chunk, entries, columns, first, depth)
     addresses = {one.where for one in result.findings}
     reported = {
@@ -200,10 +203,11 @@ def run_local(tasks: Iterable[Task], known: Known, jobs: int) -> Iterator[tuple[
 def run_on_engine(
     tasks: Iterable[Task], known: Known, engine: str
 ) -> Iterator[tuple[Task, FileResult]]:
-    """Check files on a cluster: each task gets the listed facts of a file and returns counts and
-    findings.
+    """Check files on a cluster, and yield the results in the order of the tasks.
 
-    raises  errors of `engines.run`
+    Each task has the listed facts about a file, and returns counts and findings.
+
+    raises  the errors of `engines.run`
     """
     from flarecli.write import engines
 

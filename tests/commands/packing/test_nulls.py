@@ -152,18 +152,18 @@ def test_a_text_becomes_a_value_of_the_type(array, text, value):
 @pytest.mark.parametrize(
     ("array", "setting", "message"),
     [
-        (pa.array([None], pa.int8()), "a=300", "--null a: '300' is not of int8"),
-        (pa.array([None], pa.int64()), "a=x", "--null a: 'x' is not of int64"),
+        (pa.array([None], pa.int8()), "a=300", "--null a: expected int8, got '300'"),
+        (pa.array([None], pa.int64()), "a=x", "--null a: expected int64, got 'x'"),
         (
             pa.array([None], pa.list_(pa.int8())),
             "a=[",
-            "--null a: '[' is not of list<element: int8>",
+            "--null a: expected list<element: int8>, got '['",
         ),
         (pa.array([None], pa.int64()), "b=1", "--null: no column 'b'"),
         (
             pa.array([None], pa.date32()),
             "fill",
-            "--null fill: column 'a' of date32[day] has no value for nulls",
+            "--null fill: column 'a' has type date32[day], which has no default value",
         ),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_value_that_does_not_fit_is_refused(tmp_path, array, setting, message)
     [
         (["x"], "--null: expected COL=VALUE, fill or fail, got 'x'"),
         (["=x"], "--null: expected COL=VALUE, fill or fail, got '=x'"),
-        (["a=1", "a=2"], "--null: 'a' is given twice"),
+        (["a=1", "a=2"], "--null: duplicate column 'a'"),
     ],
 )
 def test_an_invalid_setting_is_refused(given, message):

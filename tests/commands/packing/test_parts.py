@@ -162,9 +162,12 @@ def test_a_failed_row_ends_the_pack_with_the_name_of_its_part(tmp_path: Path) ->
     [
         (
             {"shuffle": 1},
-            "--shuffle cannot be combined with --part-rows: it needs the rows of all parts",
+            "--shuffle cannot be combined with --part-rows, because it needs the rows of all parts",
         ),
-        ({"limit": 5, "where": "n > 1"}, "--limit counts the rows that --where keeps in all parts"),
+        (
+            {"limit": 5, "where": "n > 1"},
+            "--limit with --where needs the number of matching rows in all parts",
+        ),
         (
             {"key": "id", "on_duplicate": "first"},
             "--on-duplicate first needs the keys of all parts",

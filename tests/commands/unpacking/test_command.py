@@ -111,7 +111,7 @@ def test_several_files_of_a_row_have_the_name_of_their_column(tmp_path):
     assert sorted(tree(tmp_path / "f")) == ["index.jsonl", "k/1.a.bin", "k/1.b.pkl"]
     with pytest.raises(UsageError) as caught:
         commands.unpack(out, str(tmp_path / "g"), name="{key}.{ext}")
-    assert str(caught.value) == "--name gives the same name to the 2 files of a row"
+    assert str(caught.value) == "--name has the same result for the 2 files of a row"
     assert not (tmp_path / "g").exists()
 
 
@@ -470,7 +470,7 @@ def test_an_index_without_fetch_is_refused(tmp_path):
     (tmp_path / "i.csv").write_text("id,url\n1,a\n")
     with pytest.raises(UsageError) as caught:
         commands.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), columns=["id"])
-    assert caught.value.hint == "Name the column of links with --fetch."
+    assert caught.value.hint == "Select the link column with --fetch."
     with pytest.raises(UsageError, match="rows of an index cannot be selected by number"):
         commands.unpack(str(tmp_path / "i.csv"), str(tmp_path / "f"), rows="1")
 
@@ -513,11 +513,11 @@ def test_a_key_column_that_should_become_a_file_is_refused_with_a_hint(tmp_path)
         commands.unpack(str(tmp_path / "d"), str(tmp_path / "out"), columns=["id"])
     assert (
         caught.value.hint
-        == "Column 'id' names the files: name other columns of bytes or text with -c, or another key with --key."
+        == "Column 'id' is the key. Select other byte or text columns with -c, or another key with --key."
     )
     with pytest.raises(UsageError) as caught:
         commands.unpack(str(tmp_path / "d"), str(tmp_path / "out"), columns=["n"])
-    assert caught.value.hint == "Name columns of bytes or text with -c."
+    assert caught.value.hint == "Select byte or text columns with -c."
 
 
 def test_a_key_of_bytes_that_should_become_a_file_is_refused(tmp_path):

@@ -307,7 +307,7 @@ def test_a_finished_unpack_without_an_index_is_finished(source, tmp_path):
         replace(done, resumed_rows=ROWS),
     )
     assert sorted(tree(to)) == names(range(ROWS))
-    hint = "Name another folder: without an index, an unpack is finished if exactly its files are in the folder."
+    hint = "Name another folder. Without an index, the folder must contain exactly the files of the unpack."
 
     def refused(output, **options):
         before = tree(to)

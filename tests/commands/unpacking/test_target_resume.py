@@ -225,7 +225,7 @@ def test_a_finished_unpack_of_fewer_rows_is_refused(tmp_path):
         str(caught.value)
         == f"{out}: contains the complete output of 2 rows, but 3 rows are selected"
     )
-    assert caught.value.hint == "Use --overwrite to replace it, or name another folder."
+    assert caught.value.hint == "Use --overwrite to replace the output, or name another folder."
 
 
 def test_pairs_are_not_accepted_as_names(tmp_path):

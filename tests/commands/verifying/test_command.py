@@ -313,7 +313,7 @@ def test_findings_end_with_the_number_of_further_findings(out):
     findings = list(done)
     assert len(findings) == 4
     assert findings[-1] == Finding(
-        str(out), "more", "32 more findings", "Use a larger --max-findings to see all."
+        str(out), "more", "32 more findings", "Use a larger --max-findings to see all findings."
     )
     assert done.findings == 35
 

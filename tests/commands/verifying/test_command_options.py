@@ -155,7 +155,7 @@ def test_equal_rows_are_reported_with_the_first_of_them(plain, tmp_path):
         Finding(
             f"{out}/shard.00001.mds",
             "duplicate",
-            f"is equal to {out}/shard.00000.mds[0]",
+            f"duplicate of row {out}/shard.00000.mds[0]",
             hint,
             row=i,
         )

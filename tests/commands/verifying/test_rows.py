@@ -62,7 +62,7 @@ KEYS = [f"k{i}" for i in range(10)]
         (
             [*KEYS[:3], *KEYS[4:], "k3"],
             ("00000.tar", 3),
-            "key is 'k4', row 3 of stream 'images' has key 'k3'; 6 later rows differ too",
+            "key is 'k4', row 3 of stream 'images' has key 'k3'; 6 later rows also differ",
         ),
         (
             KEYS[:9],
@@ -94,7 +94,7 @@ def test_the_header_key_names_the_key_column_of_any_encoding(tmp_path, encoding,
     assert findings_of(listed(tmp_path, *streams, format="mds", key="id")) == []
     packed(tmp_path / "b2", [value(i + 5, second) for i in range(9)], "y", "mds", "id", second)
     path = listed(tmp_path, streams[0], ("b2", streams[1][1]), format="mds", key="id")
-    message = "key is '5', row 0 of stream 'a' has key '0'; 8 later rows differ too"
+    message = "key is '5', row 0 of stream 'a' has key '0'; 8 later rows also differ"
     assert findings_of(path) == [
         Finding(f"{tmp_path}/b2/shard.00000.mds", "streams", message, HINT, row=0)
     ]

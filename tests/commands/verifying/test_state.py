@@ -61,7 +61,7 @@ def test_a_state_file_of_an_earlier_version_is_refused_by_name_and_kept(out, tmp
     with pytest.raises(UsageError) as caught:
         commands.verify(str(out), state=str(state))
     assert str(caught.value) == f"{state}: state of a check by an earlier version of flare"
-    assert caught.value.hint == "Remove the file, or name another."
+    assert caught.value.hint == "Remove the file, or name another file."
     assert state.read_bytes() == data
 
 
