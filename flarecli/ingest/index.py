@@ -81,7 +81,7 @@ class Index:
 
     @property
     def dictionaries(self) -> dict[str, pa.DataType]:
-        """The types of the columns that are dictionaries of one type in every file."""
+        """Column -> dictionary type, for columns with the same dictionary type in every file."""
         first, *others = (part.dictionaries for part in self.parts)
         return {
             name: kind
