@@ -7,7 +7,6 @@ import hashlib
 import os
 import sys
 import urllib.request
-import zlib
 from datetime import UTC, datetime
 
 import pytest
@@ -108,39 +107,37 @@ def put(moto, address, data, **headers):
     urllib.request.urlopen(request, timeout=30).close()
 
 
-def uploaded(moto, s3, tmp_path):
-    """Upload a shard without any list to a bucket, with a checksum that S3 stores."""
-    with Writer(str(tmp_path / "out"), columns={"id": "int"}) as writer:
+def uploaded(moto, s3, tmp_path, algorithm="SHA256", checksum=None, name="a.mds"):
+    """Upload a shard without any list to a bucket, with a checksum that S3 stores.
+
+    algorithm  of the checksum, or None to store no checksum
+    checksum   base64; by default the SHA-256 of the shard
+    """
+    with Writer(str(tmp_path / name), columns={"id": "int"}) as writer:
         for i in range(9):
             writer.write({"id": i})
-    data = (tmp_path / "out" / "shard.00000.mds").read_bytes()
-    put(
-        moto,
-        f"{s3}/a.mds",
-        data,
-        sdk_checksum_algorithm="SHA256",
-        checksum_sha256=base64.b64encode(hashlib.sha256(data).digest()).decode(),
-    )
+    data = (tmp_path / name / "shard.00000.mds").read_bytes()
+    headers = {}
+    if algorithm is not None:
+        stored = checksum or base64.b64encode(hashlib.sha256(data).digest()).decode()
+        headers = {"sdk_checksum_algorithm": algorithm, f"checksum_{algorithm.lower()}": stored}
+    put(moto, f"{s3}/{name}", data, **headers)
     return data
 
 
-def test_verify_compares_an_object_with_its_stored_checksum(moto, s3, tmp_path, monkeypatch):
+def test_verify_compares_an_object_with_its_stored_checksum(moto, s3, tmp_path):
     data = uploaded(moto, s3, tmp_path)
     sha = hashlib.sha256(data).hexdigest()
     assert stored_checksums(locate(f"{s3}/a.mds")) == StoredChecksums({"sha256": sha})
     done = commands.verify(f"{s3}/a.mds")
     assert (list(done), done.unprotected) == ([], [])
-    monkeypatch.setattr(
-        object_sums,
-        "_parsed",
-        lambda _: StoredChecksums({"sha256": "0" * 64, "crc32": f"{zlib.crc32(data):08x}"}),
-    )
+    uploaded(moto, s3, tmp_path, checksum=base64.b64encode(bytes(32)).decode(), name="b.mds")
     message = f"checksum mismatch: sha256 is {sha}, the object store lists {'0' * 64}"
     hint = "The file was changed after it was packed; fetch it again, or pack it again with `flare pack … --overwrite`."
-    assert list(commands.verify(f"{s3}/a.mds")) == [
-        Finding(f"{s3}/a.mds", "checksum", message, hint, start=0, stop=len(data))
+    assert list(commands.verify(f"{s3}/b.mds")) == [
+        Finding(f"{s3}/b.mds", "checksum", message, hint, start=0, stop=len(data))
     ]
-    assert list(commands.verify(f"{s3}/a.mds", quick=True)) == []
+    assert list(commands.verify(f"{s3}/b.mds", quick=True)) == []
 
 
 def bare(done):
@@ -149,25 +146,23 @@ def bare(done):
 
 
 def test_checksums_that_could_not_be_read_are_reported(moto, s3, tmp_path, monkeypatch):
-    uploaded(moto, s3, tmp_path)
-    address, not_looked = f"{s3}/a.mds", "checksums of the object store were not compared"
+    not_looked = "checksums of the object store were not compared"
     unsummed = "1 of 1 files of stream 'data': no checksums; only sizes and structure were checked"
     assert stored_checksums(locate(f"{s3}/none.mds")) == StoredChecksums(
         unavailable="the response has status 404"
     )
-    for name, instead, said in (
-        ("_parsed", StoredChecksums(), []),
-        ("_parsed", PARTS, [f"{not_looked}: they are checksums of the parts of an upload"]),
-        ("_head", None, [f"{not_looked}: no response"]),
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(object_sums, name, lambda *_, instead=instead: instead)
-            assert bare(commands.verify(address, retries=0)) == [*said, unsummed]
+    uploaded(moto, s3, tmp_path, algorithm=None)
+    assert bare(commands.verify(f"{s3}/a.mds")) == [unsummed]
+    uploaded(moto, s3, tmp_path, checksum=base64.b64encode(SHA).decode() + "-3", name="b.mds")
+    of_parts = f"{not_looked}: they are checksums of the parts of an upload"
+    assert bare(commands.verify(f"{s3}/b.mds")) == [of_parts, unsummed]
+    monkeypatch.setattr(object_sums, "_head", lambda *_: None)
+    said = bare(commands.verify(f"{s3}/a.mds", retries=0))
+    assert said == [f"{not_looked}: no response", unsummed]
 
 
 def test_a_checksum_that_needs_a_missing_library_is_reported(moto, s3, tmp_path, monkeypatch):
-    uploaded(moto, s3, tmp_path)
-    monkeypatch.setattr(object_sums, "_parsed", lambda _: StoredChecksums({"crc64nvme": "0" * 16}))
+    uploaded(moto, s3, tmp_path, "CRC64NVME", base64.b64encode(bytes(8)).decode())
     monkeypatch.setitem(sys.modules, "awscrt", None)
     monkeypatch.setattr(hashes, "_has_awscrt", lambda: False)
     said = bare(commands.verify(f"{s3}/a.mds"))
