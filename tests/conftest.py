@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             web.pages.get(path, lambda handler, times: handler.answer(404, b"no"))(self, times)
 
-    do_HEAD = do_GET
+    do_HEAD = do_PUT = do_GET
 
     def answer(self, status, body=b"", **headers):
         self.send_response(status)

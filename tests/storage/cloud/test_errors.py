@@ -173,19 +173,14 @@ def test_unconditional_ranges_are_of_one_version(cloud):
 
 @pytest.mark.parametrize("status", [409, 412])
 def test_a_conditional_write_that_fails_is_a_busy_error(cloud, status):
-    cloud.page("/b/a", b"<Error><Code>ConditionalRequestConflict</Code></Error>", status)
-    cloud.server.RequestHandlerClass.do_PUT = put
-    try:
-        with pytest.raises(BusyError) as caught:
-            locate("s3://b/a", Guard(limits=Limits(retries=0))).store.put_if("a", b"new", None)
-    finally:
-        del cloud.server.RequestHandlerClass.do_PUT
+    def conflict(handler, times):
+        handler.rfile.read(int(handler.headers["Content-Length"]))
+        handler.answer(status, b"<Error><Code>ConditionalRequestConflict</Code></Error>")
+
+    cloud.pages["/b/a"] = conflict
+    with pytest.raises(BusyError) as caught:
+        locate("s3://b/a", Guard(limits=Limits(retries=0))).store.put_if("a", b"new", None)
     assert str(caught.value) == "s3://b/a: another process has changed this file"
-
-
-def put(handler):
-    handler.rfile.read(int(handler.headers["Content-Length"]))
-    handler.do_GET()
 
 
 ONCE = Guard(limits=Limits(retries=0, timeout_s=0.5))
