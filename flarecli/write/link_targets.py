@@ -160,8 +160,8 @@ class ObjectReader:
 def _size(at: Location) -> int:
     """Return the size of a file or an object.
 
-    If this request is denied, read one byte, because the error response to a GET request contains the
-    reason, unlike the response to a HEAD request.
+    If this request is denied, read one byte, because the error response to a GET request contains
+    the reason, unlike the response to a HEAD request.
     """
     try:
         return at.size()
