@@ -2,8 +2,8 @@
 
 The user sets the dialect with `--csv KEY=VALUE`. If the encoding is not set, a file that begins
 with a UTF-16 byte order mark is UTF-16, and every other file is UTF-8. If the delimiter is not set,
-the suffix determines the delimiter. In a `.csv` file, the delimiter is a semicolon, a tab or `|`
-instead of the comma if that character occurs equally often in each of the first records, and the
+the suffix determines the delimiter. A `.csv` file may use a semicolon, a tab or `|` instead of the
+comma. This is detected if the character occurs equally often in each of the first records and the
 comma does not.
 """
 

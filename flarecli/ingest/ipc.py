@@ -2,10 +2,10 @@
 
 Every batch is fully validated before use, because offsets in a file may be invalid. Messages are
 checked before they are decoded, because Arrow allocates the size that the first eight bytes of a
-compressed buffer declare, and because a column of nulls occupies no bytes in the file. A file
-consists of `ARROW1`, two padding bytes, messages, and a footer with an entry of 24 bytes for each
-message, which starts with the offset (8 bytes). A stream consists of messages and an end mark of
-four zero bytes. The layout of a message is:
+compressed buffer declare. A column of nulls can have any number of rows, although it occupies no
+bytes in the file. A file consists of `ARROW1`, two padding bytes, messages, and a footer with an
+entry of 24 bytes for each message. An entry starts with the offset of the message (8 bytes). A
+stream consists of messages and an end mark of four zero bytes. The layout of a message is:
 
     0xFFFFFFFF (missing before 0.15), int32 size of the metadata, metadata, padding to 8, body
 

@@ -271,8 +271,8 @@ class OtherLists:
     def _lists_for(self, place: str) -> Iterator[tuple[OtherList, bool]]:
         """Yield each list that may name a shard, and whether the list must name it if `must_match`.
 
-        Among lists with the same file name, the list nearest to the shard must name the shard, and
-        so must each list above that has other shards in the same folder.
+        Among lists with the same file name, the list nearest to the shard must name the shard. A
+        list above must name it only if the list contains other shards in the same folder.
         """
         for other in self._by_folder.get("", ()):
             yield other, True

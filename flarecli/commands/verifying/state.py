@@ -121,7 +121,7 @@ class VerifyState:
         )
 
     def close(self, is_done: bool) -> None:
-        """Close the file; a completed check removes it, unless it was replaced by another file."""
+        """Close the file, and remove it after a completed check, unless it was replaced."""
         if is_done:
             self._log.remove()
         self._log.close()
