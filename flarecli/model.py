@@ -32,6 +32,7 @@ __all__ = [
     "Shard",
     "Stream",
     "UInt32Array",
+    "UInt64Array",
     "ByteArray",
     "BoolArray",
     "finding_of",
@@ -47,10 +48,11 @@ if TYPE_CHECKING:
 
     IntArray: TypeAlias = npt.NDArray[np.int64]
     UInt32Array: TypeAlias = npt.NDArray[np.uint32]
+    UInt64Array: TypeAlias = npt.NDArray[np.uint64]
     ByteArray: TypeAlias = npt.NDArray[np.uint8]
     BoolArray: TypeAlias = npt.NDArray[np.bool_]
 else:  # numpy is slow to import
-    IntArray = UInt32Array = ByteArray = BoolArray = Any
+    IntArray = UInt32Array = UInt64Array = ByteArray = BoolArray = Any
 ENCODING = b"encoding"  # key for a column's encoding in the metadata of an Arrow field
 
 

@@ -24,7 +24,7 @@ from flarecli.arguments import (
     shown,
 )
 from flarecli.encodings import BINARY
-from flarecli.errors import UsageError, ValueFitError
+from flarecli.errors import MissingLibraryError, UsageError, ValueFitError
 from flarecli.model import Columns, IntArray, Playlist, Row, Sample, Stream
 from flarecli.read.decode import (
     DecodeFailure,
@@ -38,11 +38,13 @@ from flarecli.read.epoch_order import Epoch
 from flarecli.read.protocols import LocatedBatches
 from flarecli.read.resolve import resolve, select_streams
 from flarecli.read.shards import Series
+from flarecli.read.split import check_fractions, key_hashes, part_rows, row_hashes
 from flarecli.read.table import Shards, Table, row_numbers
 from flarecli.suggest import choose
 
 __all__ = ["Dataset", "open"]
 
+MAX_HTML_ROWS = 5
 ReadSample: TypeAlias = "Callable[[int], Sample | None]"
 
 
@@ -95,6 +97,16 @@ class Dataset(Data):
             [self._typed(pa.nulls(0, field.type), field)[1] for field in self.exact]
         )
         self._is_natural = self.schema.equals(self.exact, check_metadata=True)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns, in order."""
+        return [column.name for column in self.columns]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of rows and the number of columns."""
+        return len(self), len(self.columns)
 
     @property
     def types(self) -> Mapping[str, pa.DataType]:
@@ -469,9 +481,64 @@ class Dataset(Data):
                 hint="Pass a condition such as \"aes > 4 and lang = 'en'\".",
             )
         rows = [batch.column(number).to_numpy() for batch in batches]
+        return self._only(np.concatenate(rows) if rows else np.zeros(0, np.int64))
+
+    def _only(self, rows: IntArray) -> Dataset:
+        """Return the dataset of some rows: int64 [k], ascending."""
         out = copy.copy(self)
-        out._table = self._table.only(np.concatenate(rows) if rows else np.zeros(0, np.int64))
+        out._table = self._table.only(rows)
         return out
+
+    @checked
+    def head(self, rows: int = 5) -> Dataset:
+        """Return the dataset of the first rows."""
+        check_minimum(0, rows=rows)
+        return self._only(np.arange(min(rows, len(self))))
+
+    @checked
+    def shard(self, num_shards: int, index: int) -> Dataset:
+        """Return part `index` of `num_shards` consecutive parts with equal numbers of rows.
+
+        The first parts have one more row if the rows cannot be divided equally.
+
+        raises  UsageError for an index outside 0 to num_shards - 1
+        """
+        check_minimum(1, num_shards=num_shards)
+        if not 0 <= index < num_shards:
+            raise UsageError(f"index: expected 0 to {num_shards - 1}, got {index}")
+        size, more = divmod(len(self), num_shards)
+        start = index * size + min(index, more)
+        return self._only(np.arange(start, start + size + (index < more)))
+
+    def filter(self, function: Callable[[Sample], object]) -> Dataset:
+        """Return the dataset of the samples for which a function returns a true value.
+
+        This decodes all rows once; `where` reads only the columns of a condition.
+        """
+        kept = [row for row, sample in enumerate(self) if function(sample)]
+        return self._only(np.array(kept, np.int64))
+
+    @checked
+    def split(
+        self, fractions: Mapping[str, float], *, seed: int = 0, key: str | None = None
+    ) -> dict[str, Dataset]:
+        """Split the rows at random, and return a dataset for each name.
+
+        The part of a row depends only on its number and the seed, so rows that are appended to the
+        dataset move no other row. With a key, rows with the same key are in the same part, whatever
+        their numbers.
+
+        fractions  name -> approximate share of the rows, such as {"train": 0.9, "val": 0.1}
+        key        column that determines the part of a row; this reads the column once
+        raises     UsageError for fractions whose sum is not 1, or an unknown column
+        """
+        check_fractions(fractions)
+        if key is None:
+            hashes = row_hashes(len(self), seed)
+        else:
+            (name,) = self._names([key])
+            hashes = key_hashes((batch.column(0) for batch in self.scan([name])), seed)
+        return {name: self._only(rows) for name, rows in part_rows(hashes, fractions).items()}
 
     @checked
     def decoded(self, how: Mapping[str, DecodeRule]) -> Dataset:
@@ -500,6 +567,35 @@ class Dataset(Data):
         """Return all rows as one Arrow table, in memory."""
         schema = pa.schema([self.schema.field(name) for name in self._names(columns)])
         return pa.Table.from_batches(list(self.scan(columns)), schema)
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
+        """Return all rows as a pandas DataFrame, in memory. Raises MissingLibraryError."""
+        try:
+            return self.to_arrow(columns).to_pandas()
+        except ModuleNotFoundError:
+            raise MissingLibraryError(
+                "the library pandas is not installed", hint="Run `pip install pandas`."
+            ) from None
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return all rows as a PyCapsule of an ArrowArrayStream, which reads them on demand.
+
+        Through this method, pandas, Polars, DuckDB and pyarrow accept a dataset as a table.
+        """
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.scan())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        """Return the first rows as an HTML table, for notebooks; images are thumbnails."""
+        from flarecli.read.notebook import html_table
+
+        encoded = [name for name in self._decoders if self._encodings[name].arrow.equals(BINARY)]
+        first_rows = self.decoded(dict.fromkeys(encoded, False))[:MAX_HTML_ROWS]
+        return html_table(f"{len(self)} rows, {len(self.columns)} columns", first_rows)
+
+    def __dir__(self) -> list[str]:
+        """Return the public names, for tab completion."""
+        return [name for name in super().__dir__() if not name.startswith("_")]
 
     # -- epochs
 

@@ -1,0 +1,82 @@
+"""Assignment of rows to the parts of a split, by a keyed hash of the row number or of a key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from flarecli import encodings
+from flarecli.arguments import shown
+from flarecli.encodings import BINARY
+from flarecli.errors import UsageError
+from flarecli.model import IntArray, UInt64Array
+
+__all__ = ["check_fractions", "key_hashes", "part_rows", "row_hashes"]
+
+# constants of splitmix64 (Steele, Lea and Flood, OOPSLA 2014)
+_GOLDEN, _MIX1, _MIX2 = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+    np.uint64(0x94D049BB133111EB),
+)
+_TOLERANCE = 1e-9  # of the sum of the fractions, such as 0.7 + 0.2 + 0.1
+
+
+def check_fractions(fractions: Mapping[str, float]) -> None:
+    """Raise UsageError unless the fractions are positive numbers whose sum is 1."""
+    values = list(fractions.values())
+    is_valid = all(
+        isinstance(value, (int, float)) and math.isfinite(value) and value > 0 for value in values
+    )
+    if not is_valid or abs(sum(values) - 1) > _TOLERANCE:
+        raise UsageError(
+            f"expected fractions with a sum of 1, got {shown(dict(fractions))}",
+            hint='Pass a dict such as {"train": 0.9, "val": 0.1}.',
+        )
+
+
+def row_hashes(rows: int, seed: int) -> UInt64Array:
+    """Return a keyed hash of each row number: uint64 [rows]."""
+    with np.errstate(over="ignore"):
+        mixed = np.arange(rows, dtype=np.uint64) + np.uint64(seed % (1 << 64)) * _GOLDEN
+        for _ in range(2):  # the second pass separates adjacent seeds
+            mixed = mixed + _GOLDEN
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX1
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX2
+            mixed = mixed ^ (mixed >> np.uint64(31))
+    return mixed
+
+
+def key_hashes(columns: Iterable[pa.Array], seed: int) -> UInt64Array:
+    """Return a keyed hash of each key: uint64 [rows]; null has the hash of an empty key.
+
+    columns  arrays of text, bytes, integers or other types that Arrow casts to text
+    """
+    hashes = [
+        xxhash.xxh3_64_intdigest(b"" if data is None else data, seed % (1 << 64))
+        for column in columns
+        for data in encodings.raw_values(_as_bytes(column))
+    ]
+    return np.array(hashes, np.uint64)
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    if encodings.is_binary(column.type):
+        return column.cast(BINARY)
+    try:
+        return column.cast(pa.large_string())
+    except pa.ArrowNotImplementedError:
+        raise UsageError(f"{column.type} cannot be a key") from None
+
+
+def part_rows(hashes: UInt64Array, fractions: Mapping[str, float]) -> dict[str, IntArray]:
+    """Return the rows of each part: int64 [k], ascending. Each hash belongs to one part."""
+    ends = np.cumsum(list(fractions.values()))
+    ends[-1] = 1
+    # the upper 53 bits are exact in a float64
+    part = np.searchsorted(ends, (hashes >> np.uint64(11)) * 2.0**-53, "right")
+    return {name: np.flatnonzero(part == i) for i, name in enumerate(fractions)}
