@@ -175,9 +175,6 @@ class ReachError(FlareError, OSError):
 
     kind, exit_code = "reach", 3
 
-    def __str__(self) -> str:  # OSError.__str__ would print errno and file name
-        return FlareError.__str__(self)
-
 
 class CredentialsError(ReachError):
     """Invalid or expired credentials, with which every request fails."""
@@ -234,9 +231,6 @@ class UnsafeError(FlareError, PermissionError):
 
     kind, exit_code = "unsafe", 5
 
-    def __str__(self) -> str:  # OSError.__str__ would print errno and file name
-        return FlareError.__str__(self)
-
 
 class ExhaustedError(MemoryError):
     """A lack of file handles. Like a lack of memory, it is independent of the data.
@@ -258,6 +252,3 @@ class MissingLibraryError(FlareError, ImportError):
     """An optional library that is not installed; the hint is the command that installs it."""
 
     kind, exit_code = "library", 6
-
-    def __str__(self) -> str:  # ImportError.__str__ would not print the place
-        return FlareError.__str__(self)

@@ -257,7 +257,7 @@ def test_closing_a_queue_can_wait_for_calls_in_flight():
 
     def call(item):
         begun.set()
-        time.sleep(0.05)
+        time.sleep(0.5)  # enough for the main thread to close the queue on a busy machine
         ended.append(item)
 
     behind = OrderedQueue(call, workers=1, max_items=8)
