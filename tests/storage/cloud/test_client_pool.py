@@ -39,10 +39,9 @@ def test_concurrent_threads_share_one_client(clients):
     assert len(clients.tried) == 1
 
 
-def test_concurrent_threads_that_are_denied_switch_sources_once(clients, monkeypatch):
-    monkeypatch.setattr(
-        "flarecli.storage.cloud.credentials.CredentialSource.is_open", True
-    )  # no metadata service is contacted
+def test_concurrent_threads_that_are_denied_switch_sources_once(clients, web, monkeypatch):
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", web.url(""))
+    clients = Clients("s3://files/", Limits())
     denied = clients.current()[1]
     assert in_threads(lambda: clients.use_next_source(denied)) == [True] * 16
     assert [source.name for source in clients.tried] == [
@@ -61,8 +60,7 @@ def test_stores_with_the_same_configuration_share_a_client(clients, monkeypatch)
     assert Clients("s3://files/", Limits()).current()[1] is not client
 
 
-def test_a_denied_client_is_not_shared(clients, monkeypatch):
-    monkeypatch.setattr("flarecli.storage.cloud.credentials.CredentialSource.is_open", False)
+def test_a_denied_client_is_not_shared(clients):
     denied = clients.current()[1]
     assert not clients.use_next_source(denied)
     assert Clients("s3://files/", Limits()).current()[1] is not denied
