@@ -243,11 +243,15 @@ class Google(BaseHTTPRequestHandler):
         )
 
 
+class GoogleServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256  # with a short queue, the kernel drops simultaneous connections
+
+
 @pytest.fixture
 def google(no_cloud, monkeypatch):
     """An empty bucket: `gs://bucket`."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Google)
-    server.daemon_threads = True
+    server = GoogleServer(("127.0.0.1", 0), Google)
     server.objects, server.uploads, server.generations = {}, {}, itertools.count(1)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
