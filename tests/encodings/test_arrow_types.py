@@ -223,11 +223,11 @@ def test_a_document_that_is_too_large_is_not_decoded():
 
 
 def test_null_rows_of_large_fixed_size_lists_are_not_allocated():
-    array = pa.nulls(2, pa.large_list(pa.int64()))
+    array = pa.nulls(1000, pa.large_list(pa.int64()))
     with pytest.raises(ValueFitError) as caught:
         restore(array, pa.list_(pa.int8(), 1 << 24), lookup("int[]"))
     assert caught.value.message == (
-        "2 null rows of fixed_size_list<item: int8>[16777216] are too large"
+        "1000 null rows of fixed_size_list<item: int8>[16777216] are too large"
     )
 
 
