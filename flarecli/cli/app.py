@@ -60,7 +60,7 @@ _HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 
 
 class _Wrapped(Exception):
-    """Wrapper that hides an exception, its `__cause__`, from Typer.
+    """Wrapper that hides an exception from Typer. The exception is the `__cause__`.
 
     Typer would handle broken pipes, interrupts and EOF itself.
     """
@@ -69,7 +69,7 @@ class _Wrapped(Exception):
 class _Base:
     """Base class of the application and its commands.
 
-    It adapts completion, errors while help is printed, and help on narrow terminals.
+    It changes completion, the handling of write errors in help, and help on narrow terminals.
     """
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
@@ -89,7 +89,7 @@ class _Base:
             raise _Wrapped from error
 
     def get_help(self, ctx: Any) -> str:
-        """Return the help. On a narrow terminal, the help for an option is below its name."""
+        """Return the help. On a narrow terminal, the text for an option is below its name."""
         columns = shutil.get_terminal_size().columns
         if columns >= _MIN_COLUMNS:
             return str(super().get_help(ctx))  # type: ignore[misc]

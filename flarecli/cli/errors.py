@@ -26,7 +26,7 @@ MIN_OPEN_FILES = 64  # open files that are sufficient for every command
 _BUG = "This is a bug in flare, not in your data. Please report it with the output of --debug."
 _GLOB_SIGNS = re.compile(r"[*?\[{]")
 _ONE_SLASH = re.compile(r"(https?|s3|gs|az|hf):/*(?=[^/])")
-_MAX_SHOWN, _MAX_NAMES = 3, 2_000  # file names in a hint; file names read from a folder
+_MAX_SHOWN, _MAX_NAMES = 3, 2_000  # names in a hint; names read from a folder
 
 
 def run(
@@ -91,7 +91,7 @@ def _flare_error(error: BaseException, args: list[str]) -> FlareError:
         return FormatError("the data is nested too deeply")
     if isinstance(error, ModuleNotFoundError):
         name = error.name or "flarecli"
-        if name in sys.stdlib_module_names:  # Windows has no fcntl and no resource
+        if name in sys.stdlib_module_names:  # Windows lacks fcntl and resource
             return MissingLibraryError(
                 f"the command needs {name}, which is not available on this system",
                 hint="Run flare on Linux or macOS; on Windows, use WSL.",
@@ -153,7 +153,7 @@ def _is_same(arg: str, where: str) -> bool:
 
 
 def _path_hint(path: str) -> str:
-    """Return a hint for a missing path, based on the names in its closest existing folder."""
+    """Return a hint for a missing path, from the names in the closest existing parent folder."""
     if os.path.isfile(path):
         return f"{shell_quoted(path)} is a file: remove the slash."
     folder, name = os.path.split(path)

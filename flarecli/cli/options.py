@@ -17,12 +17,12 @@ __all__ = ["OUT", "SOURCES", "Argument", "CommandLine", "callback"]
 
 L = TypeVar("L", bound="CommandLine")
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
-_LISTS = ("rows", "columns")  # options whose text is a list of values
+_LISTS = ("rows", "columns")  # options that accept several values in one text
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A positional argument, with its placeholder and text in the help."""
+    """A positional argument, with its placeholder and its text for the help."""
 
     metavar: str
     help: str
@@ -113,7 +113,7 @@ def _argument(name: str, argument: Argument) -> inspect.Parameter:
 
 
 def _option(declaration: Declared) -> inspect.Parameter:
-    """Return the Typer parameter for an option. An option with a value is a list of all values."""
+    """Return the Typer parameter for an option. Options with a value become lists."""
     group = declaration.option.group if declaration.option else None
     if declaration.is_switch:
         about = typer.Option(
@@ -135,7 +135,7 @@ def _option(declaration: Declared) -> inspect.Parameter:
 def _texts(
     declaration: Declared, typed: list[str] | None, environment: Mapping[str, str]
 ) -> list[str]:
-    """Return the texts of an option from the command line, or else from the environment."""
+    """Return the values of an option as text, from the command line or else the environment."""
     is_repeatable = declaration.option is not None and declaration.option.is_repeatable
     if typed:
         if len(typed) > 1 and not is_repeatable:

@@ -57,7 +57,7 @@ def command(line: Line) -> int:
 
 
 def _release_freed_memory() -> None:
-    """Use jemalloc for Arrow, because Arrow's default allocator does not return freed memory."""
+    """Use jemalloc for Arrow, because Arrow's default allocator keeps freed memory."""
     import pyarrow as pa
 
     with contextlib.suppress(NotImplementedError):  # some Arrow builds do not include jemalloc

@@ -109,7 +109,7 @@ def _check(printer: Printer, line: Line, path: str) -> int:
 
 
 def _print_diff(printer: Printer, line: Line, old: str, new: str) -> None:
-    """Print the chunks that the playlist `new` adds to, removes from or changes in `old`."""
+    """Print the chunks that were added, removed or changed between `old` and `new`."""
     from flarecli import commands
 
     changes = commands.diff_playlists(old, new, line.guard(()))

@@ -79,7 +79,7 @@ def write_text(text: str) -> None:
 
 
 def finish() -> None:
-    """Flush stdout. Raises ReachError if that fails."""
+    """Flush stdout. Raises ReachError if the flush fails."""
     with _stdout() as stream:
         stream.flush()
 
@@ -93,7 +93,7 @@ def is_reader_gone() -> bool:
         poll.register(sys.stdout.fileno(), 0)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (AttributeError, OSError, ValueError):
-        return True  # stdout is an object without a descriptor, which raised BrokenPipeError itself
+        return True  # stdout has no descriptor, so the object itself raised BrokenPipeError
 
 
 class _BinaryStdout(io.RawIOBase):
@@ -134,14 +134,14 @@ def refuse_terminal(output: str) -> None:
 
 
 def _has_colours(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal that shows colours."""
+    """Return whether a stream is a terminal that shows colors."""
     if stream is None or not stream.isatty():
         return False
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def shows_images() -> bool:
-    """Return whether stdout is a terminal with colours."""
+    """Return whether stdout is a terminal with colors."""
     return _has_colours(sys.stdout)
 
 
@@ -232,7 +232,7 @@ class Printer:
 
     as_json  print one JSON value per line on stdout, and only errors on stderr
     quiet    print only the result line on stdout, and only errors on stderr
-    verbose  print verbose notes too
+    verbose  also print verbose notes
     """
 
     def __init__(self, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
@@ -261,9 +261,9 @@ class Printer:
         write_text("".join(escape(line) + "\n" for line in lines))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-        """Print a ruled table on a terminal, or else one line of tab-separated cells per row.
+        """Print a ruled table on a terminal; elsewhere, print tab-separated cells.
 
-        A cell is text or, on a terminal with colours, an image drawn by `half_blocks`.
+        A cell is text or, on a terminal with colors, an image drawn by `half_blocks`.
         """
         names = [escape(name) for name in header]
         if is_terminal():
@@ -306,9 +306,9 @@ def _rich_table(header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> 
 
 
 def _runs(header: Sequence[str], width: int) -> list[slice]:
-    """Split the columns of a table into runs that fit the width.
+    """Split the columns of a table into groups that fit in the width.
 
-    The assumed width of a column is that of its name, at most _NAME, and 3 characters.
+    The assumed width of a column is 3 characters plus the length of its name (at most _NAME).
     """
     starts, used = [0], 1
     for i, name in enumerate(header):

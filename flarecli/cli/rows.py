@@ -1,6 +1,6 @@
-"""Output of rows as JSON lines, CSV, TSV, a table, Arrow or Parquet, or of a column's bytes.
+"""Output of rows as JSON lines, CSV, TSV, a table, Arrow or Parquet, and of a column's bytes.
 
-The encoding in the metadata of a field selects the text form of its values. JSON is strict: NaN and
+The encoding in the metadata of a field selects the text form of the values. JSON is strict: NaN and
 infinity are null, bytes are `{"bytes": n, "sha256": …}`, and pickles are not decoded. Cells of CSV,
 TSV and tables have the same form, but text has no quotes and numbers may be `nan`, `inf` and `-inf`.
 JSON and tables escape control, C1 and bidi characters. CSV and TSV escape them only on a terminal,
@@ -55,8 +55,8 @@ _DOCUMENTS = ("json", "json_json", "msgpack", "tree")
 _TEXT_BYTES = 4 << 20  # maximum size of rows that are converted to text together
 _GROUP_BYTES = 64 << 20  # uncompressed size of a Parquet row group
 _IMAGE_PIXELS = 24  # maximum width and height of an image in a cell: 24 characters on 12 lines
-_TABLE_ROWS, _CELL_CHARS = 500, 200  # maximum rows of a terminal table; characters of a cell
-_MAX_DIGITS = 4300  # default limit for integers that Python parses; longer integers remain text
+_TABLE_ROWS, _CELL_CHARS = 500, 200  # limits on a terminal table: rows; characters per cell
+_MAX_DIGITS = 4300  # Python's default limit for parsing integers; longer integers remain text
 _MAX_QUOTED = 40  # maximum number of characters of an invalid value in a message
 
 
@@ -156,8 +156,8 @@ def _write_json(batches: Iterable[pa.RecordBatch], style: ValueStyle) -> None:
 def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, style: ValueStyle) -> None:
     r"""Write CSV (RFC 4180) or TSV with the same rules; lines end with `\n`.
 
-    A cell is quoted if Python's csv or pandas would otherwise read another text, that is, if the
-    cell contains a delimiter, a quote or a line end, starts or ends with white space, starts with a
+    A cell is quoted if Python's csv or pandas would otherwise read a different text, that is, if
+    the cell contains a delimiter, a quote or a line end, starts or ends with white space, starts with a
     byte order mark, or would be an empty line.
     """
     printable = escape if is_terminal() else str
@@ -247,7 +247,8 @@ def _drawings(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
 def half_blocks(data: bytes, caption: str) -> Text | None:
     """Draw an image above a caption. The result is None if the image is invalid or too large.
 
-    Each character is a half block that shows two pixels; the foreground colour is the upper pixel.
+    Each character is a half block that shows two pixels; the foreground color is
+    the color of the upper pixel.
 
     caption  text that is already escaped
     """
@@ -293,7 +294,7 @@ def _write_parquet(batches: Iterable[pa.RecordBatch]) -> None:
 
     schema, batches = _with_schema(batches)
     group: list[pa.RecordBatch] = []
-    # For bytes, statistics and dictionaries are useless, and both would copy the values.
+    # Statistics and dictionaries for bytes are useless, and both would copy the values.
     small = [field.name for field in schema if not pa.types.is_large_binary(field.type)]
     with (
         pa.PythonFile(binary_stdout(), mode="w") as sink,
@@ -319,14 +320,14 @@ def _check_parquet(batch: pa.RecordBatch) -> None:
         limit = MAX_PARQUET_VALUE if pa.types.is_large_binary(array.type) else MAX_TEXT_VALUE
         if sizes is not None and (largest := int(sizes.max(initial=0))) > limit:
             raise ValueFitError(
-                f"column {name!r}: value is {largest} bytes; at most {limit} are written to Parquet",
+                f"column {name!r}: value is {largest} bytes; the maximum for Parquet is {limit}",
                 hint="Use --to arrow, or select other columns with -c.",
                 column=name,
             )
 
 
 def _with_schema(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema of the first batch, and all batches."""
+    """Return the schema of the first batch, and an iterator over all batches."""
     rest = iter(batches)
     first = next(rest, None)
     if first is None:
@@ -446,7 +447,7 @@ def _unpickled(data: bytes) -> Any:
             reason = error.message
         raise ValueFitError(
             f"cannot decode a pickle: {reason}",
-            hint="Remove --allow-pickle to print only its size.",
+            hint="Remove --allow-pickle to print only the size of the pickle.",
         ) from None
 
 
@@ -526,5 +527,5 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if type(value) is int or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)  # an int, whose JSON is equal, or a number that JSON cannot store
+        return str(value)  # an int, or a number that JSON cannot store
     return json_text(value)

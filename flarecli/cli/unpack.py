@@ -25,7 +25,7 @@ class Line(UnpackOptions, CommandLine):
 def command(line: Line) -> int:
     """Write rows as files, or download the links in an index.
 
-    Prints the address of the index, which lists the files and the other columns of their rows.
+    Prints the address of the index, a table with the file names and the other columns.
 
     Example: flare unpack out/playlist.yaml files/
     """

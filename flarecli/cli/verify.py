@@ -119,7 +119,7 @@ def _print_summary(printer: Printer, result: Verification, is_quick: bool) -> No
         more = len(result.unprotected) - MAX_NOTES
         printer.note(f"and {more:,} more files without checksums; --json lists all of them")
     for name in result.extra:
-        printer.note(f"{name}: not listed, not checked", verbose=True)
+        printer.note(f"{name}: not listed, so not checked", verbose=True)
     parts = [
         format_count(result.files, "file"),
         format_count(result.shards, "shard"),

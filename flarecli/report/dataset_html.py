@@ -1,7 +1,7 @@
 """A dataset as one self-contained HTML page with properties, histograms and a gallery of rows.
 
 The page does not load anything from other addresses. All text from data is escaped. The total size
-of the page is limited; a note replaces images and audio that do not fit.
+of the page is limited; a note replaces images and audio beyond this limit.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SCRIPT = resources.files(__package__).joinpath("page.js").read_text("utf-8")
 
 MAX_PAGE_BYTES = 4_500_000  # maximum size of a page, including images and audio as base64
 _RESERVED_BYTES = 2_000  # space reserved for the end of the page
-_MIN_IMAGE_BYTES = 12_000  # free space on the page that is required to decode another image
-_IMAGE_PIXELS = 320  # maximum width and height
+_MIN_IMAGE_BYTES = 12_000  # minimum free space for decoding another image
+_IMAGE_PIXELS = 320  # maximum width and height of an image
 _MAX_CHARS = 2_000  # of a value
 _ONE_LINE_CHARS = 28  # maximum length of a value on the line of its column name
 _MAX_COLUMNS = 40  # of a row
@@ -55,9 +55,9 @@ _AUDIO = {
 
 
 def dataset_page(found: Inspection, page_bytes: int = MAX_PAGE_BYTES) -> str:
-    """Return the result of `inspect` as HTML; the gallery shows its sample.
+    """Return the result of `inspect` as HTML; the gallery shows the sampled rows.
 
-    page_bytes  maximum size of the page; a note replaces images, audio and rows that do not fit
+    page_bytes  maximum size of the page; a note replaces images, audio and rows beyond this limit
     """
     head = [
         "<!doctype html>",
@@ -163,7 +163,7 @@ def _columns(stream: StreamInfo) -> Iterator[str]:
 
 
 def _shard_sizes(shards: Sequence[tuple[str, int, int]]) -> str:
-    """Plot shard sizes in order. With many shards, each bar is the maximum of consecutive shards."""
+    """Plot shard sizes in order. With many shards, each bar shows the largest of several."""
     sizes = np.array([size for _, _, size in shards], np.int64)
     if len(sizes) > _MAX_BARS:
         starts = np.linspace(0, len(sizes), _MAX_BARS, endpoint=False).astype(np.int64)
@@ -224,7 +224,7 @@ def _histogram(name: str, values: npt.NDArray[np.float64], text_of: Callable[[fl
             return ""
         try:
             counts, edges = np.histogram(values, _BINS if most > least else 1, (least, most))
-        except ValueError:  # the values are too close for separate bins
+        except ValueError:  # the values are too close together for separate bins
             counts, edges = np.array([len(values)]), np.array([least, most])
     ends = [text_of(edge) for edge in edges.tolist()]
     labels = [
@@ -237,7 +237,7 @@ def _histogram(name: str, values: npt.NDArray[np.float64], text_of: Callable[[fl
 def _plot(
     name: str, heights: npt.NDArray[np.int64], labels: Sequence[str], first: str, last: str
 ) -> str:
-    """Draw labelled bars below a name as SVG.
+    """Draw labeled bars below a name as SVG.
 
     heights      height of each bar, at least 0: int64 [bars]
     first, last  labels below the first and the last bar
@@ -257,7 +257,7 @@ def _plot(
 
 
 def _gallery(found: Inspection, left: int) -> Iterator[str]:
-    """Yield the rows of the sample that fit on the page.
+    """Yield the sampled rows that fit on the page.
 
     left  free space on the page in bytes
     """
@@ -328,7 +328,7 @@ def _card(number: int, row: dict[str, Any], left: int) -> str:
 def _medium(data: bytes, name: str, left: int) -> tuple[str, str]:
     """Return the HTML element that shows or plays a value, and its caption.
 
-    The element is empty if the value is neither image nor audio, is invalid, or does not fit.
+    The element is empty if the value is neither an image nor audio, is invalid, or is too large.
     """
     kind = sniff(data[:512])
     caption = f"{kind or 'bytes'}, {format_size(len(data))}"

@@ -2,7 +2,7 @@
 
 The report has one suite: a failed test case for each file with findings, and one passed test case
 for all other files. Notes about unprotected files are in `system-out`. Times and host names are
-omitted, so equal results make equal files. Source: the schema of the Jenkins xUnit plugin, which
+omitted, so equal results produce equal files. Source: the schema of the Jenkins xUnit plugin, which
 also specifies the order of the elements.
 """
 

@@ -71,7 +71,7 @@ def finding_fields(finding: Finding) -> dict[str, Any]:
 
 
 def result_json(result: Result) -> str:
-    """Return the JSON report: the keys of `verify --json`, and file and line of each finding."""
+    """Return the JSON report: the keys of `verify --json`, and each finding with file and line."""
     findings = [
         {
             name: one_line(value) if isinstance(value, str) else value

@@ -1,9 +1,9 @@
-"""Bounds on single columns that a condition implies: `aes > 4 AND lang = 'en'` bounds two columns.
+"""Single-column bounds that a condition implies, such as two bounds for `aes > 4 AND lang = 'en'`.
 
 Row groups whose minimum and maximum are outside a bound are not read. DuckDB's parser parses the
 expression. Only comparisons of a column with a literal, joined by AND, become bounds. Numbers are
-compared with a tolerance for DuckDB's rounding. DuckDB orders NaN above all numbers and statistics
-omit NaN, so a lower bound never excludes row groups with floats.
+compared with a tolerance for DuckDB's rounding. DuckDB orders NaN above all numbers, but
+statistics omit NaN, so a lower bound never excludes row groups with floats.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 class Bound:
     """A comparison that is true for all selected rows: `column sign value`.
 
-    With `=`, the column equals one of the values.
+    If the sign is `=`, the column equals one of the values.
     """
 
     column: str
@@ -226,7 +226,7 @@ def _as_datetime(value: Any) -> datetime.datetime | None:
 
 
 def _parse_datetime(text: str) -> datetime.datetime | None:
-    """Parse a complete date or time. The result is None for text that DuckDB may parse otherwise."""
+    """Parse a complete date or time. Return None for text that DuckDB may parse differently."""
     for form in ("%Y-%m-%d", "%Y-%m-%d %H:%M:%S"):
         try:
             found = datetime.datetime.strptime(text, form)

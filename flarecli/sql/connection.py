@@ -84,7 +84,7 @@ def node_type(node: Any) -> str:
 def columns_of(expression: str, names: Sequence[str]) -> list[str]:
     """Return the columns that an expression may use, in the order of `names`.
 
-    The result is `names` if the columns are unknown.
+    The result is `names` if the columns cannot be determined.
     """
     node = parse(expression)
     if node is None:

@@ -4,8 +4,9 @@ A condition, or a SELECT that uses one row at a time, runs over one batch after 
 read-ahead. A SELECT that sorts, groups or counts runs once over all batches, in DuckDB's memory.
 
 A hidden column can contain the source row number of each result row. This requires a SELECT that
-reads only `dataframe` and returns its rows, without grouping or DISTINCT. An expression over all
-columns prevents it, because an additional column would change the value of such an expression.
+reads only `dataframe` and returns its rows, without grouping or DISTINCT. It also
+requires that no expression uses all columns, because an additional column would change the value
+of such an expression.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _ROW_PRESERVING = {
     "STREAMING_LIMIT",
     "EMPTY_RESULT",
 }
-_POSITION = "position in its batch"  # hidden column, whose name is extended if the source uses it
+_POSITION = "position in its batch"  # hidden column; extended if the source has this column
 _HINT = "Use a form such as \"aes > 4 and lang = 'en'\"."
 
 
@@ -56,10 +57,10 @@ def select(
     expression  a condition over the columns, such as `aes > 4 AND lang = 'en'`, or one SELECT
     hidden      name of a hidden int64 column of the batches, after the columns of `schema`; the
                 result includes the column if the result consists of source rows
-    known       names of all columns for messages, if `schema` has only some of them
+    known       names of all columns, for messages, if `schema` lacks some of the columns
     return      schema of the result without the hidden column, and batches of at most `batch_rows`
                 rows, in the order of the input
-    raises      UsageError for an invalid expression or unknown columns, or if a row fails
+    raises      UsageError for an invalid expression, unknown columns, or a row that causes an error
     """
     import duckdb
 
@@ -247,7 +248,7 @@ def _nodes(todo: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _unused_name(names: Sequence[str]) -> str:
-    """Return a name for the position column that differs from all names, ignoring case."""
+    """Return a name for the position column, different from all `names` even if case is ignored."""
     known = {name.lower() for name in names}
     return next(name for k in itertools.count() if (name := _POSITION + "'" * k) not in known)
 
@@ -261,7 +262,7 @@ def _table(rows: pa.RecordBatch | pa.Table) -> pa.Table:
 def _filter(
     con: Any, query: str, batches: Iterable[pa.RecordBatch], position: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the selected rows, copied from the input batches to keep their types."""
+    """Yield the selected rows, copied from the input batches so that column types are kept."""
     with con:
         for batch in batches:
             numbers = pa.array(np.arange(batch.num_rows, dtype=np.int32))
@@ -296,7 +297,7 @@ def _run(con: Any, query: str, batch: pa.RecordBatch) -> pa.Table:
 
 
 class _Source:
-    """Batches for DuckDB to read. `error` is the original exception, which DuckDB does not keep."""
+    """Batches for DuckDB to read. `error` is the original exception, which DuckDB discards."""
 
     def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         self.schema, self._batches = schema, batches
@@ -377,7 +378,7 @@ def _query_error(error: Exception, names: Sequence[str], expression: str) -> Usa
 def _row_error(error: Exception) -> UsageError:
     return UsageError(
         f"--where failed on a row: {_line(error)}",
-        hint="Exclude such rows, or convert values with try_cast.",
+        hint="Exclude rows that fail, or convert values with try_cast.",
     )
 
 

@@ -325,7 +325,7 @@ def test_a_value_on_which_the_condition_fails_is_reported(expression):
     )
     error = error_of(expression, batches=[batch])
     assert str(error).startswith("--where failed on a row: Could not convert string 'x")
-    assert error.hint == "Exclude such rows, or convert values with try_cast."
+    assert error.hint == "Exclude rows that fail, or convert values with try_cast."
     assert "\n" not in str(error)
 
 
