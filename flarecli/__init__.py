@@ -6,7 +6,7 @@
     data = flare.open("out")
     data[7]["image"]
 
-Modules are imported when one of their names is first used, so importing the package is fast.
+A module is imported when one of its names is first used, so importing the package is fast.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ __all__ = [
 def close() -> None:
     """Close the connections, threads and files that datasets of this process share.
 
-    Call it only while no dataset is read or written. The next use of a dataset opens them again.
+    Call this function only while no dataset is being read or written. The next use of a dataset
+    opens them again.
     """
     from flarecli.lifetimes import close_all
 

@@ -1,6 +1,6 @@
 """The `flare` command as a process: signals, streams and the exit code.
 
-SIGINT, SIGTERM and SIGHUP end a run with a one-line message and the exit code 130, 143 or 129. The
+SIGINT, SIGTERM and SIGHUP end a run with a one-line message and exit code 130, 143 or 129. The
 handler raises KeyboardInterrupt once, so that `finally` and `with` blocks clean up. An interrupt
 during an import could be swallowed or leave a partial module, so the handler raises it after the
 import. A run that has not ended GRACE_S seconds after the signal is killed. Before this module is
@@ -26,7 +26,7 @@ GRACE_S = 4.0  # the documentation promises that a run ends within five seconds
 _RETRY_S = 0.02
 _NAMES: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if sys.platform != "win32":
-    _NAMES[signal.SIGHUP] = "hung up"  # install() leaves SIGHUP ignored under `nohup`
+    _NAMES[signal.SIGHUP] = "hung up"  # under `nohup`, SIGHUP remains ignored
 
 
 class _Signals:
@@ -124,7 +124,7 @@ def _write_stderr(text: str) -> None:
 
 
 def _is_set(args: Sequence[str], name: str) -> bool:
-    """Return whether a flag or an environment variable sets a switch, without a parser."""
+    """Return whether a switch is set by a flag or an environment variable; needs no parser."""
     return f"--{name}" in args or os.environ.get(f"FLARE_{name.upper()}", "").lower() in (
         "1",
         "true",
@@ -233,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _NoPandas:
     """Import finder that hides pandas, which no command uses.
 
-    Otherwise Arrow would import pandas, which is slow, when it converts the first list.
+    Without this finder, Arrow would import pandas for its first list, which is slow.
     """
 
     @staticmethod

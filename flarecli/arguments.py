@@ -133,7 +133,7 @@ def check_minimum(minimum: float, **arguments: float | None) -> None:
 
 
 def checked(function: F) -> F:
-    """Decorate a function to check its arguments by their annotations.
+    """Decorate a function so that its arguments are checked against their annotations.
 
     Integers, numbers, strings, bools, lists of names, pairs of integers, dicts, functions and
     classes are checked; other annotations accept any value. numpy numbers become Python numbers.
@@ -144,7 +144,7 @@ def checked(function: F) -> F:
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        if not checks:  # the classes in annotations may be defined only after the decoration
+        if not checks:  # annotations may name classes that are defined after the decoration
             for name, kind in function.__annotations__.items():
                 checks[name] = _TypeCheck(name, kind, function.__globals__)
         values = [check(name, value) for name, value in zip(names, args, strict=False)]
@@ -243,7 +243,7 @@ def _truth(value: Any) -> bool:
 
 
 def _names(value: Any) -> Any:
-    """Return names as a list; a list, a tuple and a dict are returned unchanged."""
+    """Return an iterable of names as a list; return lists, tuples and dicts unchanged."""
     if isinstance(value, (str, Mapping)):
         return [value] if isinstance(value, str) else value
     names = value if isinstance(value, (list, tuple)) else list(value)
@@ -387,7 +387,7 @@ class Declared:
         )
 
     def complete(self, start: str) -> list[str]:
-        """Return the completions of `start`: the values that begin with it."""
+        """Return the completions of `start`: the values that begin with `start`."""
         option = self.option
         if option is None:
             return []
@@ -401,7 +401,7 @@ class Declared:
 
     @property
     def shown_default(self) -> str:
-        """Return the default as the help shows it, or an empty string if it is not shown."""
+        """Return the text of the default in the help; empty if the help shows no default."""
         if self.option is not None and self.option.shown is not None:
             return self.option.shown
         return "" if self.default in (None, (), True, False) else str(self.default)
@@ -456,7 +456,7 @@ class Options:
             object.__setattr__(self, item.name, item.check(getattr(self, item.name), space))
 
     def keywords(self, of: type[Options]) -> dict[str, Any]:
-        """Return the values of the options that `of` declares, as keyword arguments."""
+        """Return the values of the options that the class `of` declares, as keyword arguments."""
         return {item.name: getattr(self, item.name) for item in declared(of)}
 
 

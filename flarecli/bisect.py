@@ -12,7 +12,7 @@ __all__ = ["MAX_NAMED_ROWS", "failing_rows", "findings_of"]
 
 _Failure = TypeVar("_Failure")
 
-# Bisection to each invalid row is slow if all rows of a shard are invalid.
+# Bisecting down to each invalid row is slow if all rows of a shard are invalid.
 MAX_NAMED_ROWS = 1000
 
 

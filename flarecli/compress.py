@@ -5,7 +5,7 @@ Decompressed data never exceeds its declared size.
     name    levels  default  stored as
     br      0-11    11       a Brotli stream
     bz2     1-9     9        bzip2 streams
-    gz      0-9     9        gzip members; written without name and time, to be reproducible
+    gz      0-9     9        gzip members; no name or time is stored, so the bytes are reproducible
     snappy  none             one block (not the framed format): the size as a varint, then the data
     zstd    1-22    3        Zstandard frames; written as one frame with its size, no checksum
 
@@ -46,8 +46,8 @@ NAMES = tuple(
 _NAME = r"(?a)([a-z0-9]+)(?::(0|[1-9]\d?))?"
 MAX_ZSTD_WINDOW = 1 << 27  # default limit of the zstd tool; larger windows take more memory
 OUTPUT_BYTES = 1 << 20  # per step
-# Input bytes per step. The step is small for zstd, because the size of its output cannot be
-# limited: 4 bytes may decompress to 128 KiB.
+# Input bytes per step. The step is small for zstd, because the output size cannot be limited:
+# 4 bytes may decompress to 128 KiB.
 INPUT_BYTES = {"bz2": 1 << 16, "gz": 1 << 16, "zstd": 1 << 11}
 MAX_OUTPUT_BYTES = 1 << 32  # maximum decompressed size of a file
 MAX_SNAPPY_RATIO = 22  # an element of three bytes produces at most 64 bytes of output
@@ -160,8 +160,8 @@ class _Decoder(NamedTuple):
 
     open     returns a new decompressor for one stream
     rest     returns the input that the decompressor did not process
-    between  returns the bytes after a stream from the start of the next stream, or None if these
-             bytes are ignored
+    between  for the bytes after a stream, returns the bytes that begin with the next stream, or
+             None if all of these bytes are ignored
     """
 
     open: Callable[[], Any]
@@ -192,7 +192,7 @@ def _no_rest(_: Any) -> bytes:
 
 
 # As in the original MDS library, zeros after a gzip member are padding, and bytes after a bzip2
-# stream are ignored unless they start another stream.
+# stream are ignored unless a new stream starts there.
 _DECODERS = {
     "zstd": _Decoder(_zstd, _no_rest, lambda data: data),
     "gz": _Decoder(

@@ -1,7 +1,7 @@
 """The exception classes of flare. Each error has a message, a place, a hint and an exit code.
 
-Errors are grouped by what a caller can do about them. Most errors have a builtin as second base
-class, so `except ValueError` and `except OSError` work.
+Errors are grouped by the caller's possible reaction. Most classes also inherit from a builtin
+exception, so `except ValueError` and `except OSError` work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Facts: TypeAlias = tuple[str, int | None, int | None, int | None, str]
 
 
 class Place:
-    """A place in the data, which errors accept as `where`: a row, a line or an item of a JSON file.
+    """A place in the data: a row, a line or a JSON item. Errors accept it as the argument `where`.
 
     address    the file or address; may be empty
     row        row number in the file, or in the batch if there is no address
@@ -187,7 +187,7 @@ class MissingError(ReachError, FileNotFoundError):
 
 
 class BusyError(ReachError):
-    """An address that another process uses."""
+    """An address that is in use by another process."""
 
     kind = "busy"
 
@@ -227,7 +227,7 @@ class UnfinishedError(FormatError):
 
 
 class UnsafeError(FlareError, PermissionError):
-    """A refusal for safety, such as a pickle, a name outside its folder or a private address."""
+    """Unsafe data, such as a pickle, a file name that leaves its folder, or a private address."""
 
     kind, exit_code = "unsafe", 5
 

@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 MAX_COLUMNS = 10_000
-# the limit for any input, however small, and the limit per stored byte
+# pairs: the limit for inputs of any size, and the limit per stored byte
 FREE_BYTES, MAX_RATIO = 256_000_000, 256
 FREE_ROWS, ROWS_PER_BYTE = 1 << 22, 4
 FREE_CELLS, CELLS_PER_BYTE = 1 << 25, 32
-# bytes of one document, whose Python objects take up to 25 times as much memory
+# bytes of one document; its Python objects take up to 25 times as much memory
 MAX_DECODED_VALUE = 16 << 20
-MAX_TEXT_VALUE = 32 << 20  # bytes of one value as text, which escaping may lengthen sixfold
+MAX_TEXT_VALUE = 32 << 20  # bytes of one text value; escaping may lengthen it sixfold
 MAX_PARQUET_VALUE = 64 << 20  # bytes of one value, which Arrow's writer copies several times
 BOMB_HINT = "The file may be a decompression bomb; do not trust it."
 

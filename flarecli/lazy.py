@@ -34,7 +34,7 @@ def named(package: str, files: Mapping[str, str], name: str) -> Any:
     """Import and return one name of a package, for the package's `__getattr__`.
 
     files   name -> module of the package that defines the name, or MODULE:NAME if the module uses
-            another name; a name that is also its module's name stands for the module
+            another name; a name that equals its module's name is the module itself
     raises  AttributeError for an unknown name
     """
     if name not in files:

@@ -15,7 +15,7 @@ _closers: dict[str, Callable[[], None]] = {}
 
 
 def register(name: str, close: Callable[[], None]) -> None:
-    """Register a function that closes shared state, in place of any function of the same name.
+    """Register a function that closes shared state; replace any function with the same name.
 
     name   name of the state, such as `connections`; unique in the process
     close  function that any thread may call any number of times

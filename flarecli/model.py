@@ -200,8 +200,8 @@ class Stream:
 class Playlist:
     """Named streams, in order.
 
-    at                address of the playlist; None if it is not a file
-    protected         True if the last line of the file is a valid checksum of the lines before it
+    at                address of the playlist; None if the playlist is not a file
+    protected         True if the last line of the file is a valid checksum of all preceding lines
     requested_format  format that the user specified, or empty; the playlist may list another format
     """
 

@@ -25,15 +25,15 @@ __all__ = [
 ]
 
 NAME_BYTES, PATH_BYTES = 255, 4096  # limits on Linux
-DEVICE = "\0"  # replaces device names in the result of `collision_key`; invalid in names
+DEVICE = "\0"  # in results of `collision_key`, replaces device names; invalid in file names
 
 # The other patterns are strings, compiled on first use, because most commands do not use them.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# fast path: matches most names
+# for the fast path: this pattern matches most names
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LEADING_DOTS = r"(?:\./)+(?=[^/])"
 _DRIVE = "[A-Za-z]:"
-_PART_DRIVE = "/[A-Za-z]:"  # on Windows, a drive replaces the path before it
+_PART_DRIVE = "/[A-Za-z]:"  # on Windows, a drive replaces the preceding path
 # Windows drops dots and spaces at the end of a name, so `.. ` is the parent folder.
 _DOTS_AND_SPACES = "(?:^|/)[. ]+(?:/|$)"
 # C0, DEL, C1, and lone surrogates except those of `surrogateescape`
@@ -66,13 +66,13 @@ def check_name(name: str, where: object = "") -> str:
         raise UnsafeError(
             f"the name {_short(name)} {reason}",
             where=where,
-            hint="Repair the file that contains the name. No file with that name was read or written.",
+            hint="Repair the file that contains the name. No file with this name was read or written.",
         )
     return name
 
 
 def name_fault(name: str) -> str:
-    """Return why a name is not one plain relative path, or an empty string if it is."""
+    """Return why a name is not one plain relative path; an empty string if the name is valid."""
     if not name:
         return "is empty"
     if len(name) < NAME_BYTES // 4 and _PLAIN.fullmatch(name):

@@ -34,11 +34,12 @@ __all__ = [
 
 A = TypeVar("A")
 T = TypeVar("T")
-# Waits have a timeout, because a signal that another thread receives does not end a wait earlier.
+# Waits have a timeout, because a wait is not interrupted by a signal that a different thread
+# receives.
 _TICK_S = 0.5
 
 _tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None ends the thread
-_idle = threading.Semaphore(0)  # number of threads that wait for a task
+_idle = threading.Semaphore(0)  # number of threads that are waiting for a task
 
 
 def start_thread(thread: threading.Thread, option: str = "--jobs") -> None:
@@ -61,7 +62,7 @@ def _run_task(task: Callable[[], None]) -> None:
 def _work(tasks: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
     while (task := tasks.get()) is not None:
         task()
-        del task  # frees the result before the next task arrives
+        del task  # frees the task's result before the next task arrives
         idle.release()
 
 
@@ -180,7 +181,7 @@ class OrderedQueue(Generic[A, T]):
         self._entries: deque[_Entry[A, T]] = deque()  # entries whose results are not removed yet
         self._waiting: deque[_Entry[A, T]] = deque()  # entries that have not started
         self._bytes = self._started_bytes = 0  # bytes of all entries; bytes of started entries
-        self._running = self._starting = 0  # number of workers; number whose thread has not started
+        self._running = self._starting = 0  # all workers; workers whose thread has not started yet
         self._calling = 0  # calls in flight
         self._awaited: _Entry[A, T] | None = None  # the entry that `_take` waits for
         self._changed = threading.Condition()
@@ -255,7 +256,7 @@ class OrderedQueue(Generic[A, T]):
         return self._started_bytes + max(1, weight) <= self._max_bytes
 
     def _start(self) -> None:
-        """Start workers while items wait and the limits allow another worker."""
+        """Start workers while items are waiting and the limits allow one more worker."""
         while True:
             with self._changed:
                 if len(self._waiting) <= self._starting or not self._may_start():
@@ -270,7 +271,7 @@ class OrderedQueue(Generic[A, T]):
             try:
                 _run_task(self._run_worker)
             except ReachError:
-                if self._running > 1:  # another worker will process the item
+                if self._running > 1:  # a different worker will process the item
                     with self._changed:
                         self._running -= 1
                         self._starting -= 1
@@ -320,7 +321,8 @@ class OrderedQueue(Generic[A, T]):
             self._calling -= 1
             if self._is_closed or self._awaited is entry:
                 self._changed.notify_all()
-        # Break the reference cycle: the entry refers to the error, and its traceback to this frame.
+        # Break the reference cycle: the entry refers to the error, and the error's traceback refers
+        # to this frame.
         del entry
 
     def _take(self) -> T:
@@ -339,7 +341,7 @@ class OrderedQueue(Generic[A, T]):
             try:
                 raise entry.error
             finally:
-                del entry, self  # otherwise the error's traceback would keep both alive
+                del entry, self  # otherwise, the error's traceback would keep both objects alive
         self._start()
         return cast(T, entry.value)
 
@@ -354,7 +356,7 @@ def ordered_map(
     weigh: Callable[[A], int] | None = None,
     weigh_result: Callable[[T], int] | None = None,
 ) -> Generator[T, None, None]:
-    """Call a function with each item on the thread pool, ahead of use, and yield ordered results.
+    """Call a function with each item on the thread pool in advance, and yield ordered results.
 
     The calling thread iterates over the items. Closing the returned iterator drops the waiting
     items and does not wait for calls in flight. `OrderedQueue` describes the arguments and errors.

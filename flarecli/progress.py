@@ -1,7 +1,7 @@
 """Progress callbacks.
 
-The functions in `flarecli.commands` do not print. They call these methods, which are empty by
-default.
+The functions in `flarecli.commands` do not print. They call the methods of a `Progress`
+object, which do nothing by default.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class Progress:
     """No-op progress callbacks, to override in a subclass. A single thread makes all calls."""
 
     def start(self, task: str, rows: int | None, bytes: int | None = None) -> None:
-        """Start a task. `task` is its name, such as `pack`; rows and bytes are totals or None."""
+        """Start a task. `task` is a name such as `pack`; `rows` and `bytes` are totals or None."""
 
     def advance(self, rows: int, bytes: int) -> None:
         """Report the rows and bytes processed since the last call."""

@@ -42,7 +42,8 @@ class FlareSource(Datasource):
 
     address  any address that `flarecli.open` accepts; every node must be able to read it
     columns  columns to read (default: all)
-    where    SQL condition on these columns, or a SELECT without sorting, grouping or limits
+    where    SQL condition on these columns, or a SELECT statement without sorting, grouping or
+             limits
     allow_private, allow_local, allow_host  addresses that data may access, as in `flarecli.open`
     raises   errors of `flarecli.open`; UsageError for an unknown column or for any other SELECT
     """
@@ -78,7 +79,7 @@ class FlareSource(Datasource):
             if not sql.is_row_by_row(self._schema, where):
                 hint = "Read all rows, then sort or aggregate them with Ray."
                 raise UsageError(
-                    "cannot sort, group, count or limit rows, because each task reads only some of them",
+                    "cannot sort, group, count or limit rows, because each task reads only some rows",
                     hint=hint,
                 )
             self._schema, _ = sql.select(self._schema, iter(()), where)
@@ -140,8 +141,8 @@ class FlareSink(Datasink[Any]):
 
     out        folder to write; `overwrite` replaces an existing dataset
     format     format of the shards
-    columns    column -> encoding; other columns have the encoding in the schema, or else an
-               encoding inferred from the first rows
+    columns    column -> encoding; the encodings of other columns are in the schema, or are
+               inferred from the first rows
     settings   size, compression and checksums of shards
     raises     before writing, errors of `claim`; after cleanup, the error of the failed row
     """
@@ -251,7 +252,7 @@ class FlareSink(Datasink[Any]):
 
 
 def _absolute(address: str) -> str:
-    """Return a path as an absolute path, because tasks may run in another folder."""
+    """Return a path as an absolute path, because tasks may run in a different folder."""
     return os.path.abspath(whole_path(address)) if address and not is_url(address) else address
 
 

@@ -46,7 +46,8 @@ def redact(address: str) -> str:
     """Return an address without secrets, to print or to store.
 
     User info, fragment and path parameters are removed. The complete query is removed too, because
-    a token may have any name. For object stores, only a query with the name of a secret is removed.
+    a token may have any name. For object stores, the query is removed only if one of its parameters
+    is named like a secret.
     """
     shown = address_key(address)
     if shown.partition(":")[0].lower() in _OPAQUE or "://" not in shown:
@@ -64,8 +65,8 @@ def redact(address: str) -> str:
 def address_key(address: str) -> str:
     """Return a key that is equal for two addresses that differ only in their signature.
 
-    The key has no user info, no fragment and no query with the name of a secret. The key may
-    contain secrets with unknown names, so it must not be printed.
+    The key has no user info, no fragment and no query with a parameter named like a secret. The
+    key may contain secrets with unknown names, so it must not be printed.
     """
     if re.match(_BROKEN, address):
         return address.partition(":")[0] + "://…"
@@ -75,7 +76,7 @@ def address_key(address: str) -> str:
 
     try:
         parts = urlsplit(address)
-        _ = parts.port  # raises if the port is invalid, for example a part of a password
+        _ = parts.port  # raises ValueError for an invalid port, for example a part of a password
     except ValueError:
         return address.split("://")[0] + "://…"
     host = parts.netloc.rpartition("@")[2]
@@ -89,7 +90,7 @@ def address_key(address: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """Return a text, such as a message of a library, with every address redacted."""
+    """Return a text, such as a library's message, with every address redacted."""
     return re.sub(_URL, lambda match: redact(match[0]), text)
 
 

@@ -9,7 +9,7 @@ from flarecli.names import shell_quoted
 __all__ = ["choose", "nearest"]
 
 MAX_SHOWN = 60  # maximum number of names in a hint
-_MAX_NAMES, _MAX_LENGTH = 5_000, 100  # limits on the compared names, which may come from data
+_MAX_NAMES, _MAX_LENGTH = 5_000, 100  # limits for names to compare, which may come from data
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -32,7 +32,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         return names[similar[0]]
     if len(plain) < 3:
         return None
-    # match a part of a known name, such as `url` in `data_url`
+    # the name may match a part of a known name, such as `url` in `data_url`
     containing = [known for known in names if plain in known.replace("-", "_").split("_")]
     return names[min(containing, key=len)] if containing else None
 

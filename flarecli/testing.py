@@ -5,7 +5,7 @@
     class TestToy(FormatSuite):
         name = "toy"
 
-pytest runs each test of the suite on the named format. The built-in formats pass the same tests.
+pytest runs each test of the suite with the named format. The built-in formats pass the same tests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ __all__ = ["FormatSuite"]
 _ENCODINGS = {"a": "str", "b": "bytes", "n": "int", "x": "float64"}
 
 
-# `assert` is not used, because `python -O` removes it, and pytest explains it only in test modules.
+# `assert` is not used, because `python -O` removes it, and pytest explains failed assertions only
+# in test modules.
 def _check(is_right: bool, message: str) -> None:
     if not is_right:
         raise AssertionError(message)
@@ -64,7 +65,7 @@ class FormatSuite:
         return formats.find(self.name)
 
     def columns(self) -> Columns:
-        """Return columns of text, bytes, integers and floats that the format can store together."""
+        """Return text, bytes, integer and float columns that the format can store in one shard."""
         held = []
         for name, encoding in _ENCODINGS.items():
             one = encodings.column(name, encoding)

@@ -379,7 +379,7 @@ def test_a_name_that_leaves_the_folder(here, capfd):
     index["shards"][0]["raw_data"]["basename"] = "../../etc/passwd"
     (here / "d" / "index.json").write_text(json.dumps(index))
     error = "d/index.json: shards[0].raw_data: the name '../../etc/passwd' leaves the folder"
-    hint = "Repair the file that contains the name. No file with that name was read or written."
+    hint = "Repair the file that contains the name. No file with this name was read or written."
     for command in ("cat d", "inspect d", "unpack d files", "pack d out"):
         check_error(capfd, command, 5, error, hint)
     assert main(["verify", "d"]) == 1

@@ -1,4 +1,4 @@
-"""Dataset reading: an address is resolved to a Playlist, and a Playlist is opened as a Dataset.
+"""Reading: resolve an address to a Playlist, and open a Playlist as a Dataset.
 
 `resolve` is imported at once; datasets, runs and loaders are imported on first use.
 """

@@ -15,8 +15,8 @@ from flarecli.read.protocols import LocatedBatches, Order, Rows
 
 __all__ = ["BatchMaker", "BatchResult", "BatchTask", "batch_rows", "batch_tasks"]
 
-_BLOCK_ROWS = 512  # approximate number of rows that are located in memory together
-_BLOCK_STEPS = 1 << 14  # approximate number of steps whose rows are computed together
+_BLOCK_ROWS = 512  # approximate number of rows to locate in memory at a time
+_BLOCK_STEPS = 1 << 14  # approximate number of steps to map to rows at a time
 
 
 class Block:
@@ -139,9 +139,9 @@ class BatchMaker:
         return not self._transforms and self._collate is None and self._data.is_copied
 
     def __call__(self, task: BatchTask) -> BatchResult:
-        if self._fetches:  # reading a range first would download its bytes twice
+        if self._fetches:  # otherwise, the bytes of single rows would be downloaded twice
             self._data.shards.fetch_rows(task.rows, passing=os.getpid() == self._pid)
-            if self._is_closed:  # `close` ran before this call added its shards
+            if self._is_closed:  # `close` ran before this call downloaded its shards
                 self._data.shards.release_all()
         if not task.as_samples and not self._transforms and self._collate is None:
             if self._fetches or task.block is None:

@@ -54,7 +54,7 @@ class Dataset(Data):
     columns   name and encoding of each column, in the order of the packed table if the playlist
               lists it, otherwise in the order of the format
     schema    Arrow schema of the batches: the types of the packed table if the playlist lists them;
-              otherwise, numbers that are stored as text have a number type
+              otherwise, numeric types for numbers that are stored as text
     exact     Arrow schema of the batches as stored; numbers that are stored as text have a text
               type
     playlists the playlists of the dataset
@@ -110,7 +110,7 @@ class Dataset(Data):
 
     @property
     def types(self) -> Mapping[str, pa.DataType]:
-        """The Arrow types of columns in the source of the dataset, as far as they are listed."""
+        """Column -> listed Arrow type in the table that was packed; empty if no types are listed."""
         return self._table.types
 
     def __len__(self) -> int:
@@ -151,8 +151,8 @@ class Dataset(Data):
     def _compile(self) -> ReadSample:
         """Return a function that reads single samples from mapped shards quickly, and cache it.
 
-        The function returns None for rows that `__getitems__` must read, and if decoding fails, so
-        that `__getitems__` can report the row and the column.
+        The function returns None for rows that only `__getitems__` can read, and for rows that
+        cannot be decoded, so that `__getitems__` reports the row and the column.
         """
         series, columns = self._table.series[0], self._selected
         edges, search, count = series.edges, bisect_right, len(self)
@@ -207,7 +207,7 @@ class Dataset(Data):
     def _values(
         self, name: str, data: Sequence[Any], indices: Sequence[int] | IntArray
     ) -> list[Any]:
-        """Return decoded values of a column; an error names the column and the row."""
+        """Return the decoded values of a column. Errors name the column and the row."""
         try:
             return self._decoders[name].values(data)
         except DecodeFailure as failure:
@@ -378,7 +378,7 @@ class Dataset(Data):
     def _all_natural(
         self, batches: Iterator[pa.RecordBatch], first: int
     ) -> Iterator[pa.RecordBatch]:
-        """Convert batches with `_natural`; the first batch begins at row `first`."""
+        """Convert batches with `_natural`. `first` is the number of the first batch's first row."""
         for batch in batches:
             yield self._natural(batch, range(first, first + batch.num_rows))
             first += batch.num_rows
@@ -399,7 +399,7 @@ class Dataset(Data):
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
 
     def _typed(self, array: pa.Array, field: pa.Field) -> tuple[pa.Array, pa.Field]:
-        """Return a stored column with the type of the source, or else with its natural Arrow type."""
+        """Return a stored column with the type of the packed table or, if unknown, its natural type."""
         natural, encoding = encodings.plain(array, self._encodings[field.name])
         if encoding is not self._encodings[field.name]:
             field = encodings.field(encodings.column(field.name, encoding.name))
@@ -422,8 +422,8 @@ class Dataset(Data):
     def checksum(self) -> str:
         """The xxh3_128 of the columns and of the rows, size and checksums listed for each shard.
 
-        If a list has no shard checksums, the shard names are used instead. Rows selected by `where`
-        change the checksum; addresses, columns selected by `select` and decoders do not.
+        If the playlist or index has no shard checksums, the shard names are used instead. `where`
+        changes the checksum; addresses, `select` and decoders do not.
         """
         return self._table.checksum
 
@@ -455,7 +455,7 @@ class Dataset(Data):
 
     @checked
     def where(self, condition: str) -> Dataset:
-        """Return a dataset with the rows for which an SQL condition is true, in the same order.
+        """Return a dataset with the rows for which an SQL condition is true, in unchanged order.
 
         The columns that the condition uses are read once.
 
@@ -484,22 +484,22 @@ class Dataset(Data):
         return self._only(np.concatenate(rows) if rows else np.zeros(0, np.int64))
 
     def _only(self, rows: IntArray) -> Dataset:
-        """Return the dataset of some rows: int64 [k], ascending."""
+        """Return a dataset with only the given rows, which are int64 [k] and ascending."""
         out = copy.copy(self)
         out._table = self._table.only(rows)
         return out
 
     @checked
     def head(self, rows: int = 5) -> Dataset:
-        """Return the dataset of the first rows."""
+        """Return a dataset with the first rows."""
         check_minimum(0, rows=rows)
         return self._only(np.arange(min(rows, len(self))))
 
     @checked
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """Return part `index` of `num_shards` consecutive parts with equal numbers of rows.
+        """Split the rows into `num_shards` consecutive equal parts, and return part `index`.
 
-        The first parts have one more row if the rows cannot be divided equally.
+        If the rows cannot be divided equally, the first parts have one more row than the others.
 
         raises  UsageError for an index outside 0 to num_shards - 1
         """
@@ -511,9 +511,9 @@ class Dataset(Data):
         return self._only(np.arange(start, start + size + (index < more)))
 
     def filter(self, function: Callable[[Sample], object]) -> Dataset:
-        """Return the dataset of the samples for which a function returns a true value.
+        """Return a dataset with the samples for which a function returns a true value.
 
-        This decodes all rows once; `where` reads only the columns of a condition.
+        `filter` decodes all rows once; `where` reads only the columns of its condition.
         """
         kept = [row for row, sample in enumerate(self) if function(sample)]
         return self._only(np.array(kept, np.int64))
@@ -524,12 +524,12 @@ class Dataset(Data):
     ) -> dict[str, Dataset]:
         """Split the rows at random, and return a dataset for each name.
 
-        The part of a row depends only on its number and the seed, so rows that are appended to the
-        dataset move no other row. With a key, rows with the same key are in the same part, whatever
-        their numbers.
+        The part of a row depends only on the row number and the seed, so appending rows does not
+        change the parts of existing rows. With `key`, the part depends on the key instead of the
+        row number, so all rows with the same key are in one part.
 
         fractions  name -> approximate share of the rows, such as {"train": 0.9, "val": 0.1}
-        key        column that determines the part of a row; this reads the column once
+        key        column that determines the part of a row; the column is read once
         raises     UsageError for fractions whose sum is not 1, or an unknown column
         """
         check_fractions(fractions)
@@ -542,10 +542,10 @@ class Dataset(Data):
 
     @checked
     def decoded(self, how: Mapping[str, DecodeRule]) -> Dataset:
-        """Return a dataset with the decoders of some columns replaced.
+        """Return a dataset in which the decoders of the given columns are replaced.
 
-        how     column -> True (decode by the encoding), False (return the stored bytes), or a
-                function that decodes the stored bytes
+        how     column -> True (use the decoder of the encoding), False (return the stored bytes),
+                or a function that decodes the stored bytes
         raises  UsageError for an unknown column
         """
         self._names(list(how))
@@ -578,7 +578,7 @@ class Dataset(Data):
             ) from None
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Return all rows as a PyCapsule of an ArrowArrayStream, which reads them on demand.
+        """Return an ArrowArrayStream in a PyCapsule; the stream reads the rows on demand.
 
         Through this method, pandas, Polars, DuckDB and pyarrow accept a dataset as a table.
         """
@@ -628,7 +628,7 @@ class Dataset(Data):
         stop: int | None = None,
         views: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows start..stop as typed batches of exactly `size` rows; the last may be smaller.
+        """Yield rows start..stop as typed batches of `size` rows; the last batch may be smaller.
 
         views  return text and bytes as Arrow views where possible; see `scan`
         """
@@ -636,7 +636,7 @@ class Dataset(Data):
 
 
 def _of_size(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of exactly `size` rows; the last may be smaller."""
+    """Regroup batches into batches of `size` rows; the last batch may be smaller."""
     pending: list[pa.RecordBatch] = []
     count = 0  # pending rows
     for batch in batches:
@@ -677,10 +677,11 @@ def open(
     streams       names of the streams to read; streams of equal length are joined by column
     retries       maximum number of retries after transient errors, per object
     timeout       maximum wait for the next byte: seconds, or a text such as `30s`
-    deadline      maximum time for one object, retries included: seconds, or a text such as `10m`
-    allow_private allow the data to name private and loopback addresses
-    allow_local   allow the data to name file:// URLs, paths outside its folder and symbolic links
-    allow_host    private hosts and networks that the data may name, such as `10.0.0.7:8080` or
+    deadline      maximum time per object, including retries: seconds, or a text such as `10m`
+    allow_private allow the data to refer to private and loopback addresses
+    allow_local   allow the data to refer to file:// URLs, paths outside its folder and symbolic
+                  links
+    allow_host    private hosts and networks that the data may refer to: `10.0.0.7:8080` or
                   `10.1.0.0/16`
     allow_pickle  decode `pkl` columns; this runs code that the data contains
     maps          map local files into memory; pass False if files may be truncated during reading

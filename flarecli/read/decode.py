@@ -16,12 +16,12 @@ from flarecli.errors import FlareError, UsageError, ValueFitError
 
 __all__ = ["DecodeFailure", "DecodeRule", "Decoder", "collate_samples", "stack_values"]
 
-# True (decode by the encoding), False (return stored bytes) or a function that decodes the bytes
+# True (use the encoding's decoder), False (return stored bytes) or a function that decodes bytes
 DecodeRule: TypeAlias = "Callable[[bytes], Any] | bool"
 
 
 class DecodeFailure(Exception):
-    """Raised if the value at position `index` cannot be decoded."""
+    """Error for a value that cannot be decoded. `index` is the position of the value."""
 
     def __init__(self, index: int, error: FlareError) -> None:
         super().__init__(str(error))
@@ -50,7 +50,7 @@ class Decoder:
 
     @property
     def copies(self) -> bool:
-        """True if decoding only copies bytes: for bytes, text, numbers and arrays of one shape."""
+        """True if decoding only copies bytes, as for bytes, text, numbers and arrays of one shape."""
         if self.rule is True:
             return self.encoding.name in ("bytes", "str") or self._has_fixed_shape
         return self.rule is False
@@ -74,7 +74,7 @@ class Decoder:
             if self.encoding.name == "bytes":
                 return list(data)
             if self.encoding.name == "str":
-                # if this fails, decoding the values one by one reports the position
+                # after an error, decoding the values one by one reports the position
                 with contextlib.suppress(UnicodeDecodeError, AttributeError):
                     return [value.decode() for value in data]
         return [self._value_at(value, index) for index, value in enumerate(data)]
@@ -107,7 +107,7 @@ class Decoder:
     def array(self, data: Sequence[Any]) -> Any:
         """Return numbers, or arrays of one shape, as one array [rows, …]; None for other values.
 
-        data  list of bytes, which are copied, or an array of voids, of which the result is a view
+        data  list of bytes to copy, or an array of voids; the result for voids is a view of `data`
         """
         encoding, size = self.encoding, self.encoding.size
         if self.rule is not True or size is None or not self._has_fixed_shape:
@@ -122,7 +122,7 @@ class Decoder:
                 return None
             is_valid = len(joined) == size * len(data) and not set(map(len, data)) - {size}
             array = np.frombuffer(joined, dtype) if is_valid else None
-        # if a size is invalid, decoding the values one by one reports the position
+        # for an invalid size, decoding the values one by one reports the position
         return None if array is None else array.reshape(len(data), *encoding.shape)
 
 
@@ -159,7 +159,7 @@ def stack_values(values: list[Any], dtype: str | None = None) -> Any:
 
     Numbers become an array; arrays of one shape and dtype are stacked; other values remain a list.
 
-    dtype  dtype for Python numbers; int64 or float64 is used if a number does not fit
+    dtype  dtype for Python numbers; int64 or float64 is used if `dtype` cannot represent a number
     """
     first = values[0] if values else None
     if isinstance(first, np.ndarray):

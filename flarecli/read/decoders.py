@@ -1,4 +1,4 @@
-"""Decoders for `decode=` that convert stored bytes to arrays, and that can be pickled."""
+"""Picklable decoders for the argument `decode`, which convert stored bytes to arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_PROTOCOLS = {"protocol_whitelist": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Decoder from image files to uint8 [height, width, channels], or [height, width] in mode L."""
+    """Decoder from image files to uint8 [height, width, channels], or to [height, width] in mode L."""
 
     size: tuple[int, int] | None
     mode: str
@@ -90,7 +90,7 @@ def _pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Decoder from text to its bytes, uint8 [size], truncated or padded with zeros."""
+    """Decoder from text to UTF-8 bytes, uint8 [size], truncated or padded with zeros."""
 
     size: int
 
@@ -103,7 +103,7 @@ class Text:
 
 @checked
 def text(size: int) -> Text:
-    """Return a decoder from text to its first `size` bytes, uint8 [size], padded with zeros."""
+    """Return a decoder from text to its first `size` UTF-8 bytes, padded with zeros: uint8 [size]."""
     check_minimum(0, size=size)
     return Text(size)
 
@@ -123,7 +123,7 @@ class Audio:
                 rate = self.rate or stream.rate
                 resampler = av.AudioResampler("fltp", rate=rate)
                 parts, missing = [], int(self.seconds * rate)  # missing samples per channel
-                # None flushes the resampler
+                # passing None flushes the resampler
                 for frame in itertools.chain(file.decode(stream), [None]):
                     for resampled in resampler.resample(frame):
                         parts.append(resampled.to_ndarray()[:, :missing])

@@ -26,7 +26,7 @@ _READ_ROWS = 64  # number of rows that are read together
 def _start(seed: int, epoch: int, order: str, window: int, cursor: Cursor | None = None) -> Cursor:
     """Return the cursor at which a run starts: `cursor`, or the start of the epoch.
 
-    raises  UsageError if the cursor is invalid, or if an argument contradicts the cursor
+    raises  UsageError if the cursor is invalid or an argument differs from the cursor
     """
     if cursor is None:
         return Cursor(seed, epoch, 0, order, window=window)
@@ -71,8 +71,8 @@ def parse_state(
     """Return a saved state with its numbers as Python integers; `order` and `checksum` are text.
 
     keys    the keys of a valid state
-    owner   class that saved the state, and `method` its method, for messages
-    raises  UsageError for missing or unknown keys, and for values of another type
+    owner   class whose method `method` saved the state, for error messages
+    raises  UsageError for missing or unknown keys, and for values of the wrong type
     """
     texts = ("order", "checksum")
     try:
@@ -92,10 +92,10 @@ def parse_state(
 
 
 def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
-    """Raise UsageError if a cursor is outside the epoch, or was saved with other data.
+    """Raise UsageError if a cursor is outside the epoch, or was saved with different data.
 
-    A cursor without rows and checksum was written by hand; only its step is checked. In order
-    `sequential`, a cursor remains valid after rows are appended.
+    If a cursor has no rows and checksum, a user created it, and only its step is checked. With
+    order `sequential`, a cursor remains valid after rows are appended.
 
     rows  number of rows in the epoch
     """
@@ -149,9 +149,9 @@ class Data(Closable):
 
         order   `shuffle` (permute all rows), `windows` (for remote data: permute the chunks, and
                 mix the rows of `window` chunks) or `sequential`
-        cursor  `cursor` of another run, at which this run resumes with any number of ranks; sets
+        cursor  `cursor` of an earlier run, where this run resumes, with any number of ranks; sets
                 seed, epoch, order and window
-        raises  UsageError for an invalid rank or order, and for a cursor saved with other data
+        raises  UsageError for an invalid rank or order, or a cursor saved with different data
         """
         return Run(self, _start(seed, epoch, order, window, cursor), rank, ranks)
 
@@ -166,8 +166,8 @@ class Run:
     """An iterator over the samples of one rank, in order. `cursor` is the current position.
 
     Every step of an epoch reads one row. Rank r of R reads steps r, r + R, … after the start of the
-    run. So the ranks together read each row once, and any number of ranks can resume. If the number
-    of rows is not a multiple of the number of ranks, the last ranks read one row fewer.
+    run. So the ranks together read each row once, and a run can resume with any number of ranks. If
+    the number of rows is not a multiple of the number of ranks, the last ranks read one row fewer.
 
     raises  UsageError for an invalid rank, an unknown order or a step outside the epoch
     """
@@ -201,7 +201,7 @@ class Run:
     def __reduce__(self) -> NoReturn:
         raise UsageError(
             "a Run cannot be sent to another process",
-            hint="Send the dataset and the cursor, and call data.run(cursor=cursor) there.",
+            hint="Send the dataset and the cursor, and call data.run(cursor=cursor) in that process.",
         )
 
     def __iter__(self) -> Run:
@@ -218,7 +218,7 @@ class Run:
 
 
 def _read(data: Rows, order: Order, start: Cursor, rank: int, ranks: int) -> Iterator[Sample]:
-    """Yield the samples of a rank; prefetching stops when the generator ends."""
+    """Yield the samples of a rank. When the generator ends, it stops prefetching."""
     step = start.step + rank
     with contextlib.closing(Prefetch(data, order, start, ranks)) as prefetch:
         for rows in batch_rows(order, start.step, _READ_ROWS, rank=rank, ranks=ranks):

@@ -1,4 +1,4 @@
-"""Epoch orders, which map each step to a row, independent of the number of ranks.
+"""Epoch orders, which map each step to a row, independently of the number of ranks.
 
 sequential  step i reads row i
 shuffle     a keyed permutation of all rows
@@ -41,7 +41,7 @@ class Epoch:
             )
         check_minimum(1, window=window)
         check_minimum(0, seed=seed, epoch=epoch)
-        if epoch >= MAX_EPOCH:  # keys have 64 bits, so later epochs would repeat earlier epochs
+        if epoch >= MAX_EPOCH:  # keys have 64 bits, so later epochs would repeat earlier orders
             raise UsageError(f"epoch: expected less than 2^63, got {epoch}")
         self.rows = int(edges[-1])
         self._seed, self._epoch, self._order = seed, epoch, order
@@ -49,14 +49,14 @@ class Epoch:
         if order == "windows":
             chunks = len(edges) - 1
             self._chunks = positions(np.arange(chunks), chunks, seed, epoch)
-            # in permuted order: the first row of each chunk, and the chunk's step before mixing
+            # for the chunks in permuted order: the first row, and the first step before mixing
             self._firsts = edges[:-1][self._chunks]
             self._starts = np.concatenate([[0], np.cumsum(np.diff(edges)[self._chunks])])
             # the first step of each window
             self._bounds = self._starts[[*range(0, chunks, window), chunks]]
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Yield the windows from a step on: first step, end step, (start, stop) rows of each chunk.
+        """Yield the windows from a step on: first step, end step, and (start, stop) rows per chunk.
 
         Order `shuffle` has no windows.
         """

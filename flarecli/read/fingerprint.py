@@ -1,7 +1,7 @@
-"""Checksum of a shard listing, saved with each cursor so that a run never resumes on other data.
+"""Checksum of a shard listing, saved with each cursor so that no run resumes on different data.
 
-The checksum covers the entries of a playlist or an index, in order: the columns, and for each shard
-its rows, its size, its checksums and the checksums of its companion files. Names are covered only
+The checksum covers the columns and, for each shard in order, the entries in the playlist or index:
+number of rows, size, checksums, and the checksums of the companion files. Names are covered only
 if checksums are missing. Addresses are not covered, so moved and copied datasets keep the checksum.
 """
 
@@ -24,7 +24,7 @@ def listing_checksum(streams: Sequence[Stream], columns: Columns, rows: IntArray
     """Return the listing checksum of the first `len(rows)` shards of concatenated streams.
 
     rows    int64 [shards]: number of rows in each shard
-    raises  ReachError if a size is not listed and the file cannot be reached
+    raises  ReachError if the size of a file is not listed and the file cannot be reached
     """
     parts = [_json([(column.name, column.encoding) for column in columns]), _int64_bytes(rows)]
     shards = len(rows)
@@ -37,7 +37,7 @@ def listing_checksum(streams: Sequence[Stream], columns: Columns, rows: IntArray
 
 
 def checksum_of(parts: Sequence[bytes]) -> str:
-    """Return one checksum over several byte strings and their lengths."""
+    """Return one checksum of several byte strings and their lengths."""
     sums = Sums([DEFAULT])
     for part in parts:
         sums.update(len(part).to_bytes(8, "little"))

@@ -42,9 +42,9 @@ class _Pending(NamedTuple):
 class Loader(Closable):
     """Batches of a dataset, one epoch per loop.
 
-    A batch is a dict: column -> array [batch, …] or list. Each loop reads the next epoch; if a loop
-    ends early, the next loop continues the same epoch. `save()` returns the position, and `load()`
-    resumes at a position, even in another process and with any number of workers or ranks.
+    A batch is a dict: column -> array [batch, …] or list. Each loop reads the next epoch; after a
+    loop that ends early, the next loop continues the same epoch. `save()` returns the position, and
+    `load()` resumes at a position, even in another process and with any number of workers or ranks.
     The number of workers does not change the batches.
 
     data        a Dataset or a Mix
@@ -59,7 +59,7 @@ class Loader(Closable):
                 which may be empty; a function with a parameter `rng` receives a numpy Generator
                 that depends only on seed, epoch and row
     collate     function that makes a batch from a list of samples
-    processes   use processes as workers, for transforms that hold the interpreter lock
+    processes   use processes instead of threads, for transforms that hold the interpreter lock
     start       start method of the processes: `fork`, `spawn` or `forkserver`
     ahead       maximum number of prefetched batches
     drop_last   omit batches that are not complete on every rank
@@ -100,7 +100,7 @@ class Loader(Closable):
         self.rank, self.ranks = rank, ranks
         self._transforms = (transform,) if callable(transform) else tuple(transform)
         self._collate, self._processes, self._start = collate, processes, start
-        self._ahead = ahead or workers + 2  # a low number, so that the allocator reuses memory
+        self._ahead = ahead or workers + 2  # few batches, so that the allocator reuses their memory
         self._window = window
         self._skip = 0  # samples of the next row that were already yielded
         self._cursor, self._loop = Cursor(seed, epoch, 0, order), 0
@@ -147,7 +147,7 @@ class Loader(Closable):
     def load(self, state: Mapping[str, Any]) -> None:
         """Resume at a state that `save` returned.
 
-        raises  UsageError for an invalid state, and for a state that was saved with other data
+        raises  UsageError for an invalid state, and for a state that was saved with different data
         """
         state = parse_state(state, _KEYS, "a Loader", "save")
         skip, window = state["skip"], state["window"]
@@ -175,7 +175,7 @@ class Loader(Closable):
     # -- batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the remaining batches of this epoch; an earlier iterator ends."""
+        """Return an iterator over the remaining batches of this epoch, and end the previous iterator."""
         self._loop += 1
         epoch = self._epoch(self._loop)
         self._running = weakref.ref(epoch)
@@ -246,7 +246,7 @@ class Loader(Closable):
     def _tasks(
         self, order: Order, first: int, skip: int, pending: deque[_Pending]
     ) -> Iterator[BatchTask]:
-        """Yield this rank's tasks; tasks that do not start at a batch boundary return samples."""
+        """Yield this rank's tasks. Tasks that do not start at a batch boundary return samples."""
         for rows in batch_rows(
             order,
             first,
@@ -262,9 +262,9 @@ class Loader(Closable):
     def _results(
         self, maker: BatchMaker, tasks: Iterator[BatchTask], resources: contextlib.ExitStack
     ) -> Iterator[BatchResult]:
-        """Start the workers and return their results in order; `resources` ends the workers."""
+        """Start the workers and return their results in order. Closing `resources` ends the workers."""
         workers = 0 if not self._processes and maker.is_inline else self.workers
-        # the prefetched batches, and the batch that the caller uses
+        # memory for the prefetched batches, and for the batch that the caller uses
         max_items = max(self._ahead, workers) + 1 if workers else 1
         make: Callable[[BatchTask], BatchResult] = maker
         if workers and self._processes:
@@ -302,7 +302,7 @@ class Loader(Closable):
     def _next_batch(
         self, maker: BatchMaker, pending: deque[_Pending], start: Cursor, steps: int
     ) -> Any:
-        """Make a batch from the first pending samples, and set the position after the batch."""
+        """Make a batch from the first pending samples, and set the position to the end of the batch."""
         taken = [pending.popleft() for _ in range(min(self.batch, len(pending)))]
         batch = maker.collate([item.sample for item in taken])
         self._move(start, taken[-1].rows, taken[-1].skip, steps)

@@ -2,7 +2,8 @@
 
 Each block of 10,000 steps contains the exact share of each dataset, in a keyed order. Each dataset
 has its own steps, counted across all blocks and epochs of the mix. These steps select rows in the
-order of the dataset's own epochs, so all rows of a dataset are read once before any is read again.
+order of the dataset's own epochs, so every row of a dataset is read once before any row is
+repeated.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from flarecli.read.table import Shards, row_numbers
 __all__ = ["Mix", "mix"]
 
 BLOCK = 10_000  # steps per block; weights are rounded to 1 / BLOCK
-_MAX_STEPS = 1 << 62  # limit for the steps of all epochs together, because steps are int64
-_FIRST_BLOCK_KEY = 1 << 40  # keys from here on permute blocks; lower keys are epochs
+_MAX_STEPS = 1 << 62  # limit for the total steps of all epochs, because steps are int64
+_FIRST_BLOCK_KEY = 1 << 40  # keys from this number on permute blocks; lower keys are epochs
 
 
 @checked
 def mix(weights: Mapping[Dataset, float], rows: int | None = None) -> Mix:
-    """Mix datasets by weight: 7 of 10 samples of `flare.mix({a: 0.7, b: 0.3})` are from a.
+    """Mix datasets by weight: with `flare.mix({a: 0.7, b: 0.3})`, 7 of 10 samples are from `a`.
 
     weights  dataset -> weight above 0; the ratio of the weights is rounded to 1 / 10,000
     rows     number of steps per epoch (default: the number of rows of all datasets)
@@ -116,7 +117,7 @@ class Mix(Data):
         return checksum_of([*(part.checksum.encode() for part in self.parts), numbers])
 
     def begins_with(self, checksum: str, rows: int) -> bool:
-        """Return False, because the row of a step depends on the sizes of all datasets."""
+        """Return False, because appended rows change the row of each step."""
         return False
 
     def collated(self, indices: Sequence[int] | IntArray) -> dict[str, Any]:
@@ -130,11 +131,11 @@ class Mix(Data):
         }
 
     def locate(self, rows: IntArray, least: int) -> None:
-        """Return None, because rows of several datasets cannot be located together."""
+        """Return None, because rows of several datasets cannot be located in one call."""
 
     @property
     def is_copied(self) -> bool:
-        """True if all datasets only copy bytes; see `Dataset.is_copied`."""
+        """True if `is_copied` is True for all datasets; see `Dataset.is_copied`."""
         return all(part.is_copied for part in self.parts)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -142,7 +143,7 @@ class Mix(Data):
         return collate_samples(samples, self.parts[0].dtypes)
 
     def decoded(self, how: Mapping[str, DecodeRule]) -> Mix:
-        """Return a mix with the decoders of some columns replaced; see `Dataset.decoded`."""
+        """Return a mix in which the decoders of the given columns are replaced; see `Dataset.decoded`."""
         out = copy.copy(self)
         out.parts = tuple(part.decoded(how) for part in self.parts)
         return out
@@ -181,7 +182,7 @@ class _MixOrder:
             raise UsageError(f"epoch {epoch} of {mix.rows} rows ends after step 2^62")
         self.rows, self.parallel_windows = mix.rows, len(mix.parts)
         self._mix, self._seed, self._options = mix, seed, (order, window)
-        self._first = epoch * mix.rows  # the number of steps in all earlier epochs
+        self._first = epoch * mix.rows  # the total number of steps in the preceding epochs
         self._orders: dict[tuple[int, int], Order] = {}
         self._part_order(0, 0)  # raises UsageError for an unknown order
 
@@ -258,7 +259,7 @@ class _MixOrder:
         if len(self._orders) > 4 * len(self._mix.parts):
             self._orders.clear()
         order = self._orders.get((k, epoch))
-        if order is None:  # several threads may create it; the results are equal
+        if order is None:  # several threads may create the order; the results are equal
             order = self._mix.parts[k].order(self._seed + k, epoch, *self._options)
             self._orders[k, epoch] = order
         return order
@@ -273,7 +274,7 @@ def _is_weight(value: object) -> bool:
 
 
 def _quotas(weights: Any) -> IntArray:
-    """Return integers in the ratio of the weights, at least 1 each, with the sum BLOCK."""
+    """Return integers of at least 1 whose sum is BLOCK, in the ratio of the weights."""
     if len(weights) > BLOCK:
         raise UsageError(f"cannot mix {len(weights)} datasets: the limit is {BLOCK}")
     shares = weights / weights.max()  # the sum of large weights may overflow

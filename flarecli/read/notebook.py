@@ -15,8 +15,8 @@ from flarecli.units import format_size
 
 __all__ = ["html_table"]
 
-MAX_CHARS = 200  # of the text of a value
-THUMBNAIL_PIXELS = 96  # width and height
+MAX_CHARS = 200  # maximum length of a value's text
+THUMBNAIL_PIXELS = 96  # maximum width and height
 MAX_IMAGE_BYTES = 32 << 20
 
 
@@ -45,7 +45,7 @@ def _text(text: str) -> str:
 
 
 def _image(data: bytes) -> str:
-    """Return an image element; an empty string for bytes that cannot be shown as an image."""
+    """Return an HTML image element, or an empty string for bytes that are not a valid image."""
     if len(data) > MAX_IMAGE_BYTES or not is_image(sniff(data[:512])):
         return ""
     try:

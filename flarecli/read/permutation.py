@@ -1,4 +1,4 @@
-"""Keyed permutation of rows, which computes any step of any epoch without storing the shuffle.
+"""Keyed permutation that computes the row of any step in any epoch, without storing a shuffle.
 
 The permutation is a Feistel network: a number below `rows` is a pair (left, right) in Z_a x Z_b,
 where a·b is `rows` or slightly more. Each round adds a keyed hash of one half to the other, which
@@ -116,7 +116,7 @@ def _keys(seed: int, epoch: int) -> list[np.uint64]:
 def _permuted(numbers: _UInt64Array, a: Any, b: Any, keys: Iterable[Any]) -> _UInt64Array:
     """Return the permuted numbers, below a * b. Temporary arrays are reused.
 
-    a, b, keys  each a scalar, or an array with one value for each number
+    a, b, keys  scalars, or arrays with one value for each number
     """
     high, low = np.asarray(a, np.uint64), np.asarray(b, np.uint64)
     left = numbers // low

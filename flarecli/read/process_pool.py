@@ -23,7 +23,7 @@ from flarecli.errors import FlareError, ReachError, TransformError, UsageError
 __all__ = ["Process", "close_all"]
 
 _PARENT_CHECK_S = 1.0  # interval at which a worker checks that its parent is alive
-_END_S = 0.3  # wait before a process is terminated, and again before it is killed
+_END_S = 0.3  # wait before terminating a process, and again before killing the process
 
 
 class Process:
@@ -86,7 +86,7 @@ class Process:
 
 
 def close_all(processes: Sequence[Process]) -> None:
-    """End processes within a second: close their pipes, then terminate, then kill them."""
+    """End processes within a second: close their pipes, then terminate and finally kill them."""
     for one in processes:
         one._pipe.close()  # the process ends after its current call
     running = [one._process for one in processes]

@@ -13,7 +13,7 @@ __all__ = ["Closable", "LocatedBatches", "Order", "Rows"]
 
 
 class Closable:
-    """Context manager that calls `close()`. Using the object after `close` reopens its files."""
+    """Context manager that calls `close()`. Using the object after a `close()` call reopens its files."""
 
     def close(self) -> None:
         """Close all open files."""
@@ -40,7 +40,7 @@ class Order(Protocol):
         """Return the row of each step: int64 [k] -> int64 [k]."""
 
     def windows(self, step: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Yield the windows from a step on: first step, end step, row ranges (start, stop)."""
+        """Yield the windows from a step on: first step, end step, and (start, stop) row ranges."""
 
 
 class LocatedBatches(NamedTuple):
@@ -55,14 +55,14 @@ class LocatedBatches(NamedTuple):
 
 
 class Rows(Protocol):
-    """Rows by number, and the order of the rows in each epoch."""
+    """Interface for reading rows by number and for the row order of each epoch."""
 
     def __len__(self) -> int: ...
     def __getitems__(self, indices: Sequence[int] | IntArray) -> list[Sample]: ...
 
     @property
     def checksum(self) -> str:
-        """The checksum of the rows and their order; equal for equal data."""
+        """The checksum of the rows in order; equal data has equal checksums."""
 
     def begins_with(self, checksum: str, rows: int) -> bool:
         """Return whether `checksum` is the checksum of exactly the first `rows` rows."""
@@ -81,7 +81,7 @@ class Rows(Protocol):
         """Collate samples into one batch; numbers have the dtypes of the columns."""
 
     def decoded(self, how: Mapping[str, DecodeRule]) -> Rows:
-        """Return the rows with the decoders of some columns replaced."""
+        """Return a copy in which the decoders of the given columns are replaced."""
 
     def order(self, seed: int, epoch: int, order: str, window: int) -> Order:
         """Return the row order of an epoch."""

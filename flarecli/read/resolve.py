@@ -1,7 +1,7 @@
 """Resolve addresses to playlists.
 
 A folder is searched for `playlist.yaml`, `index.json`, `spec.json`, `000000/spec.json`, `*.ffr`,
-`*.tar` and plain files, in this order, and the first that exists is used. If that file is damaged,
+`*.tar` and plain files, in this order, and the first match is used. If the match is damaged,
 resolving fails, because a fallback could return an incomplete dataset without an error.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
     "select_streams",
 ]
 
-_UNFINISHED = (".flare/journal", ".flare/lock")  # at least one exists until a pack is finished
+_UNFINISHED = (".flare/journal", ".flare/lock")  # until a pack is finished, one or both exist
 _UNPACK_JOURNAL = b'{"verb": "unpack"'  # first bytes of a `flare unpack` journal
 _MAX_LISTED = 1 << 20  # files per listing
 
@@ -53,7 +53,7 @@ def expand(address: str, guard: Guard | None = None) -> list[str]:
 def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
     """Return each expanded address, and whether the address is known to exist."""
     if _is_on_disk(address):
-        return [(address, True)]  # an existing file may have `*` or `{` in its name
+        return [(address, True)]  # the name of an existing file may contain `*` or `{`
     out: list[tuple[str, bool]] = []
     for text in expand_braces(address):
         if not any(sign in text for sign in WILDCARDS):
@@ -99,8 +99,8 @@ def resolve(
 ) -> list[Playlist]:
     """Resolve each address to a Playlist, without opening a shard.
 
-    format    format of shards that are not listed; `select_streams` raises UsageError if a list
-              names another format
+    format    format of shards that are not listed; `select_streams` raises UsageError if a playlist
+              or index names a different format
     maps      map local files into memory; pass False if files may be truncated during reading
     expanded  True if `expand` returned the addresses, so that braces and globs are literal
     return    one Playlist per source, in order; consecutive shards in one folder share a Playlist
@@ -136,7 +136,7 @@ def resolve(
 
 
 def _can_extend(playlist: Playlist, other: Playlist) -> bool:
-    """Return whether the user named both as single shards in one folder and format."""
+    """Return whether both are single shards, named by the user, in one folder and format."""
     for one in (playlist, other):
         if one.at is not None or len(one.streams) != 1 or one.streams[0].sizes is not None:
             return False
@@ -166,8 +166,8 @@ def _is_folder(at: Location) -> bool:
 def read_list(at: Location, format: str | None = None) -> Playlist:
     """Read the playlist or the `index.json` at an address.
 
-    format  shard format if the list does not name one
-    raises  MissingError if the list does not exist; FormatError if it is damaged
+    format  shard format if the playlist or index names no format
+    raises  MissingError if the address does not exist; FormatError if the file is damaged
     """
     return _formatted(_indexed(at.folder) if at.name == INDEX else playlists.read(at), format)
 
@@ -190,13 +190,13 @@ def _of_file(at: Location, format: str | None, exists: bool) -> Playlist:
         )
     if not exists:
         at.size()  # raises MissingError
-    # keep the query, because it may be the signature of the address
+    # keep the query, which may be the signature of the address
     url = at.path if not at.is_local and "?" in at.path else at.name
     return Playlist((Stream("data", at.folder, format, [url]),))
 
 
 def _sniffed(at: Location) -> str | None:
-    """Detect the format of a local file from its first bytes; return None if none matches."""
+    """Detect the format of a local file from its first bytes; return None if no format matches."""
     if at.is_local:
         with contextlib.suppress(FlareError):  # reading the file later raises the same error
             return formats.sniff(at.name, at.read(0, min(at.size(), formats.HEAD_BYTES)))
@@ -208,7 +208,7 @@ def _of_folder(at: Location, format: str | None) -> Playlist:
         _refuse_unfinished(at)
     if (at / playlists.PLAYLIST).exists():
         return _formatted(playlists.read(at / playlists.PLAYLIST), format)
-    if not at.is_local:  # in a bucket, the old playlist is valid until a pack replaces it
+    if not at.is_local:  # in a bucket, an old playlist is valid until a pack replaces the file
         _refuse_unfinished(at)
     if (at / INDEX).exists():
         return _formatted(_indexed(at), format)
@@ -302,11 +302,11 @@ def _has_files(at: Location) -> bool:
 def _formatted(playlist: Playlist, format: str | None) -> Playlist:
     """Return a playlist in which every stream has a format.
 
-    format  format of streams that do not name their format
+    format  format for streams that do not name a format
     """
     if format is not None:
         formats.find(format)
-        is_listed = playlist.at is not None  # the format in a list has precedence over -f
+        is_listed = playlist.at is not None  # a format in a playlist or index overrides -f
         streams = tuple(
             stream
             if is_listed and formats.is_known(stream.format)
@@ -345,7 +345,7 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
 
     found   one Playlist per source
     names   stream names; empty means all streams
-    return  one list per stream, with its parts in the order of the sources
+    return  for each stream, the list of its parts in the order of the sources
     raises  UsageError for an unknown name, for sources with different streams or with the same
             shards, and for a stream whose listed format differs from the requested format
     """
@@ -384,10 +384,10 @@ def select_streams(found: Sequence[Playlist], names: Sequence[str] = ()) -> list
 
 
 def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream]]) -> None:
-    """Raise UsageError if two sources contain the same shard, because its rows would repeat.
+    """Raise UsageError if two sources contain the same shard, because its rows would be read twice.
 
-    For example, a shell expands `out/*` to an index, a playlist and the listed shards. Passing the
-    same source twice is allowed.
+    For example, a shell expands `out/*` to an index, a playlist and the listed shards. The same
+    source may be passed twice.
 
     found     one Playlist per source
     selected  the selected streams of each source
@@ -424,7 +424,7 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
 
 
 def places_of(stream: Stream) -> Iterator[str]:
-    """Yield the absolute address of each shard, independent of the list that names the shard."""
+    """Yield the absolute address of each shard, in the same form for playlists and indexes."""
     folder = place_of(stream.at)
     for url in stream.urls:
         yield url if is_url(url) else f"{folder}/{url.removeprefix('./')}"

@@ -1,7 +1,7 @@
 """Prefetch of remote shards: the current window of a run, then the next windows as space permits.
 
-At most two windows are prefetched, or more if they are small, because workers that prefetch batches
-may already read from the next window.
+At most two windows are prefetched, or more if the windows are small, because workers that prefetch
+batches may already read from the next window.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["Prefetch"]
 _THREADS, _WINDOWS_AHEAD = 4, 2
 _MAX_LOCAL_RANKS = 8
 _MIN_LARGE_PAGE_BYTES = 8 << 20  # smaller datasets are read with normal pages
-_MIN_AHEAD_BYTES = 32 << 20  # prefetched even if this is more than two windows
+_MIN_AHEAD_BYTES = 32 << 20  # prefetched even if these bytes are more than two windows
 _POLL_S = 0.5  # interval between checks for free space in the cache
-_END_S = 1.0  # maximum time that `close` waits for transfers
+_END_S = 1.0  # maximum time for which `close` waits for transfers
 
 
 class Prefetch:
@@ -33,15 +33,16 @@ class Prefetch:
 
     Download errors are ignored here, because reading the shard raises them. Prefetched windows use
     at most `Shards.room` bytes. If other processes share the cache, the limit is lower, because
-    prefetched shards must not evict shards that those processes still need.
+    prefetched shards must not evict shards that the other processes still need.
 
-    ranks      number of ranks that share the rows; up to 8 ranks are assumed to run on one machine,
-               which then reads all shards
-    is_active  False if there is no cache or if the order is `shuffle`, which disables prefetching
+    ranks      number of ranks among which the rows are divided; up to 8 ranks are assumed to run on
+               one machine, which then reads all shards
+    is_active  False if shards are not prefetched, because there is no cache or the order is
+               `shuffle`
     """
 
     def __init__(self, data: Rows, order: Order, start: Cursor, ranks: int) -> None:
-        keep_freed()  # also for batches that this process copies from worker processes
+        keep_freed()  # speeds up batches that this process copies from worker processes too
         self._shards, self._step = data.shards, start.step
         if ranks <= _MAX_LOCAL_RANKS:
             self._shards.expect_epoch(_MIN_LARGE_PAGE_BYTES)
@@ -51,7 +52,7 @@ class Prefetch:
         max_windows = order.parallel_windows + _WINDOWS_AHEAD
         # first steps of the most recent windows
         self._firsts: deque[int] = deque([-1] * max_windows, max_windows)
-        # row ranges of the last window that no thread downloads yet
+        # row ranges of the last window whose download no thread has started
         self._todo: deque[tuple[int, int]] = deque()
         self._end = 0  # the end step of the last window
         self._bytes = 0  # total size of the row ranges in `_fetched`
@@ -73,13 +74,13 @@ class Prefetch:
             while self._fetched and self._fetched[0][0] <= step:
                 ended.append(heapq.heappop(self._fetched))
                 self._bytes -= ended[-1][3]
-            if ended or is_next_window:  # otherwise the threads cannot download more shards
+            if ended or is_next_window:  # otherwise, the threads cannot download more shards
                 self._wake.notify_all()
         for _, start, stop, _ in ended:
             self._shards.release(start, stop)
 
     def _next(self) -> tuple[int, int] | None:
-        """Return the next row range as soon as it may be downloaded; None at the end."""
+        """Return the next row range as soon as its download may start, or None at the end."""
         with self._wake:
             while not self._closed:
                 if not self._todo:

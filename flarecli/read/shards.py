@@ -1,4 +1,4 @@
-"""Series (the rows of many shards as one sequence) and the limit on open shards per process."""
+"""Series (the rows of many shards as one sequence), and the limit on open shards per process."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 MAX_OPEN_SHARDS = 512  # per process; the row table of each shard is in memory
 _MAX_FILES = 1024  # mapped files of open shards, unless the limit on open files is lower
 _BATCH_BYTES = 16 << 20  # approximate bytes per batch in a scan
-_MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading by row is faster than by column
-_GATHER_BYTES = 8 << 20  # approximate bytes of rows that are located together
-_MAX_GATHERED_FILES = 256  # twice the number of shards that GatheredRows may keep mapped
+_MIN_SHARD_ROWS = 8  # with fewer rows per shard, reading single rows is faster than reading columns
+_GATHER_BYTES = 8 << 20  # approximate total bytes of the rows to locate in one call
+_MAX_GATHERED_FILES = 256  # maximum number of mapped files in GatheredRows
 _TRIM_BLOCK_BYTES = 1 << 24
 
 
@@ -45,21 +45,21 @@ class Series:
 
     rows     the number of rows of all streams
     columns  the columns of every stream
-    raises   UsageError if columns differ; if row counts are not listed, errors from opening shards
+    raises   UsageError if columns differ; if row counts are not listed, errors for opening shards
     """
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self.streams = tuple(streams)
         self.name = self.streams[0].name
-        # position of the first chunk of each stream, then the number of chunks
+        # the position of each stream's first chunk, then the number of chunks
         self._firsts = [0, *accumulate(len(stream) for stream in self.streams)]
         self._open: dict[int, Shard] = {}
         self._readers: dict[tuple[str, ...] | None, dict[int, Callable[[int], Row]]] = {}
         self._expected = 0  # bytes that will be read; see `expect`
         self._advised: set[int] = set()  # positions of shards passed to `_advise`
-        self._fetched: dict[int, Chunk] = {}  # cached, because creating a Chunk checks its address
+        self._fetched: dict[int, Chunk] = {}  # a cache, because `chunk` checks each address
         self._fetch_locks: dict[int, threading.Lock] = {}
-        self._passing: set[int] = set()  # chunks that runs fetched and did not release yet
+        self._passing: set[int] = set()  # chunks that runs have fetched but not yet released
         self._lock = threading.Lock()
         _all_series.add(self)
         self.columns: Columns = ()  # `_columns` may call `shard`, which reads this attribute
@@ -114,7 +114,7 @@ class Series:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """The types of the source, in its order: column -> header of its Arrow type.
+        """Column -> listed header of the Arrow type in the packed table, in the table's order.
 
         The mapping is empty if the streams do not list the same types.
         """
@@ -124,9 +124,9 @@ class Series:
         return first if is_same and first.keys() == {one.name for one in self.columns} else {}
 
     def checksum(self, rows: int) -> str | None:
-        """Return the checksum of the listing of the first `rows` rows.
+        """Return the listing checksum for the shards of the first `rows` rows.
 
-        return  None if the rows end inside a shard
+        return  None if the last of these rows is not the last row of a shard
         """
         count = int(np.searchsorted(self.starts, rows)) if rows < self.rows else self.chunks
         if self.starts[count] != rows:
@@ -142,7 +142,7 @@ class Series:
     # -- chunks
 
     def _listed(self, i: int) -> tuple[Stream, int]:
-        """Return the stream that contains a chunk, and the position of the chunk in this stream."""
+        """Return the stream that contains a chunk, and the position of the chunk in the stream."""
         k = bisect_right(self._firsts, i) - 1
         return self.streams[k], i - self._firsts[k]
 
@@ -153,11 +153,11 @@ class Series:
 
     def position(self, row: int) -> int:
         """Return the position of the chunk that contains a row."""
-        # numpy's search would release the interpreter lock, which costs more than the search
+        # numpy would release the interpreter lock, which costs more time than the search
         return bisect_right(self.edges, row) - 1
 
     def weight(self, i: int) -> int:
-        """Return the listed size of a chunk in bytes; 0 if its size is not listed."""
+        """Return the listed size of a chunk in bytes; 0 if no size is listed."""
         stream, k = self._listed(i)
         if stream.sizes is None or stream.sizes[k] < 0:
             return 0
@@ -166,7 +166,7 @@ class Series:
 
     @property
     def stored(self) -> int:
-        """Total listed size of all chunks in bytes; -1 if a size is not listed."""
+        """Total listed size of all chunks in bytes; -1 if the size of any chunk is not listed."""
         out = 0
         for stream in self.streams:
             sizes = stream.stored
@@ -182,7 +182,7 @@ class Series:
 
     @property
     def is_mapped(self) -> bool:
-        """True if the first shard of each stream is local and has no compression suffix."""
+        """True if the first shard of each stream is local and its name has no compression suffix."""
         return all(
             stream.at.is_local and not (len(stream) and byte_ranges.suffix(stream.chunk(0)))
             for stream in self.streams
@@ -238,7 +238,7 @@ class Series:
             self.close_shard(i)
 
     def close_shard(self, i: int) -> None:
-        """Close the shard at a position, if it is open. Reading its rows opens it again."""
+        """Close the shard at a position, if it is open. Reading its rows reopens the shard."""
         with self._lock:
             shard = self._open.pop(i, None)
             for readers in self._readers.values():
@@ -262,7 +262,7 @@ class Series:
             return
         with self._lock:
             fetch_lock = self._fetch_locks.setdefault(i, threading.Lock())
-        with fetch_lock:  # faster than the cache's lock between processes, which polls
+        with fetch_lock:  # faster than polling for the cache's lock between processes
             if i in self._fetched:
                 return
             chunk = self.chunk(i)
@@ -297,7 +297,7 @@ class Series:
     ) -> list[Row]:
         """Return encoded rows in the order of `rows`; the rows of one shard are read together.
 
-        rows    row numbers, int64 [k], each at least 0 and below `self.rows`
+        rows    row numbers, int64 [k], each in [0, self.rows)
         ranges  list column -> (start, stop) of the items to read
         """
         positions = np.searchsorted(self.starts, rows, "right") - 1
@@ -316,7 +316,7 @@ class Series:
         return out
 
     def read_row(self, row: int, columns: Sequence[str] | None = None) -> Row:
-        """Return one encoded row; `row` is at least 0 and below `self.rows`."""
+        """Return one encoded row. `row` must be in [0, self.rows)."""
         i = self.position(row)
         shard = self.shard(i)
         return _format(shard).read_rows(shard, (row - self.edges[i],), columns)[0]
@@ -339,9 +339,9 @@ class Series:
     ) -> GatheredRows | None:
         """Locate the values of the first of these rows in memory, in the order of `rows`.
 
-        rows    row numbers, int64 [k], each at least 0 and below `self.rows`
-        least   minimum number of rows to locate; more are located if the rows are small and all in
-                mapped shards (locating a row in another shard downloads or copies the row)
+        rows    row numbers, int64 [k], each in [0, self.rows)
+        least   minimum number of rows to locate; more rows are located if they are small and all
+                in mapped shards (locating a row in an unmapped shard downloads or copies the row)
         return  None if the format or the store cannot locate rows, or if too many shards contain
                 the rows
         """
@@ -413,11 +413,11 @@ def _advise(chunk: Chunk, total_bytes: int) -> None:
 
 
 class GatheredRows:
-    """Rows located in several shards, in the requested order; the maps of the shards remain open.
+    """Rows located in several shards, in the requested order. The shards' maps remain open.
 
     parts  the located rows of each shard
     sizes  the number of rows in each part
-    order  int64 [rows]: for each row of the concatenated parts, its requested position
+    order  int64 [rows]: the requested position of each row of the concatenated parts
     """
 
     def __init__(
@@ -447,7 +447,8 @@ class GatheredRows:
     def columns(self, start: int, stop: int) -> dict[str, Any]:
         """Copy the stored bytes of rows start..stop.
 
-        return  column -> array of voids [rows] if all values have one size, else a list of bytes
+        return  column -> array of voids [rows] if all values have the same size, else a list of
+                bytes
         """
         return {name: self._copied(column, start, stop) for name, column in self._columns.items()}
 
@@ -518,7 +519,7 @@ def keep_freed() -> None:
 
 
 def _forked() -> None:
-    """Replace the locks in a forked child, which has none of the threads that hold them."""
+    """Replace the locks in a forked child, because threads that hold the locks do not exist there."""
     global _registry_lock
     _registry_lock = threading.Lock()
     for series in _all_series:

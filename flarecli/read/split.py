@@ -23,7 +23,7 @@ _GOLDEN, _MIX1, _MIX2 = (
     np.uint64(0xBF58476D1CE4E5B9),
     np.uint64(0x94D049BB133111EB),
 )
-_TOLERANCE = 1e-9  # of the sum of the fractions, such as 0.7 + 0.2 + 0.1
+_TOLERANCE = 1e-9  # allowed error in a sum of fractions such as 0.7 + 0.2 + 0.1
 
 
 def check_fractions(fractions: Mapping[str, float]) -> None:
@@ -52,7 +52,7 @@ def row_hashes(rows: int, seed: int) -> UInt64Array:
 
 
 def key_hashes(columns: Iterable[pa.Array], seed: int) -> UInt64Array:
-    """Return a keyed hash of each key: uint64 [rows]; null has the hash of an empty key.
+    """Return a keyed hash of each key: uint64 [rows]; a null has the hash of an empty key.
 
     columns  arrays of text, bytes, integers or other types that Arrow casts to text
     """
@@ -74,9 +74,9 @@ def _as_bytes(column: pa.Array) -> pa.Array:
 
 
 def part_rows(hashes: UInt64Array, fractions: Mapping[str, float]) -> dict[str, IntArray]:
-    """Return the rows of each part: int64 [k], ascending. Each hash belongs to one part."""
+    """Return the rows of each part, int64 [k], ascending. The hash of a row determines its part."""
     ends = np.cumsum(list(fractions.values()))
     ends[-1] = 1
-    # the upper 53 bits are exact in a float64
+    # a float64 represents the upper 53 bits exactly
     part = np.searchsorted(ends, (hashes >> np.uint64(11)) * 2.0**-53, "right")
     return {name: np.flatnonzero(part == i) for i, name in enumerate(fractions)}

@@ -1,4 +1,4 @@
-"""Tables that join the columns of streams, the parsing of row numbers, and the shards of rows."""
+"""Tables that join the columns of streams, parsers for row numbers, and row-to-shard lookup."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
             f"expected a list of row numbers, got {type(indices).__name__}",
             hint="Pass a flat list of integers, as in data[[7, 3]].",
         )
-    if rows.dtype.kind not in "iu" and len(rows):  # conversion would select other rows
+    if rows.dtype.kind not in "iu" and len(rows):  # a conversion would select different rows
         hint = "Convert the mask with numpy.flatnonzero(mask)." if rows.dtype.kind == "b" else ""
         raise UsageError(f"expected row numbers, got values of type {rows.dtype.name}", hint=hint)
-    if rows.dtype == np.uint64 and len(rows) and rows.max() >= 1 << 63:  # int64 would wrap around
+    if rows.dtype == np.uint64 and len(rows) and rows.max() >= 1 << 63:  # int64 would overflow
         raise RowsError(f"row {int(rows.max())} is above the limit of 2^63 - 1")
     return rows.astype(np.int64, copy=False)
 
@@ -49,7 +49,8 @@ def row_numbers(indices: Sequence[int] | IntArray) -> IntArray:
 def parse_rows(spec: str, rows: int) -> list[range]:
     """Parse a row specification such as `3,10:20` for a dataset of `rows` rows.
 
-    return  ranges inside [0, rows), in the order of the specification; one row is a range of 1
+    return  ranges inside [0, rows), in the order of the specification; a single row is a range of
+            length 1
     raises  UsageError for an invalid specification; RowsError for a single row outside the data
     """
     out = []
@@ -77,7 +78,7 @@ class Table:
     """The rows of one or several series with different columns. A Table can be pickled.
 
     columns  the columns of all series, in the order of the formats
-    order    all column names, in the order of the packed tables where playlists list it
+    order    all column names, in the order of the packed tables if playlists list this order
     raises   UsageError if the row counts differ, or if two columns have the same name
     """
 
@@ -120,7 +121,7 @@ class Table:
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
-        """Column -> Arrow type in the source of the dataset, for the columns that list it."""
+        """Column -> listed Arrow type in the packed table; columns without a listed type are omitted."""
         return {
             name: encodings.parse_type(header)
             for part in self.series
@@ -134,7 +135,7 @@ class Table:
 
     @property
     def checksum(self) -> str:
-        """One checksum of the shard listings and the selected row numbers."""
+        """A single checksum of the shard listings and the selected row numbers."""
         if not self._checksum:
             parts = [str(series.checksum(series.rows)) for series in self.series]
             selected = b"" if self._selected is None else self._selected.astype("<i8").tobytes()
@@ -215,7 +216,7 @@ class Table:
         return self.series[0].locate(self.series_rows(indices), least, names)
 
     def _split(self, names: Sequence[str] | None) -> list[tuple[Series, Sequence[str] | None]]:
-        """Return each series that contains requested columns, with the names of these columns."""
+        """Return each series that contains requested columns, and the names of these columns."""
         if len(self.series) == 1:
             return [(self.series[0], names)]
         names = [column.name for column in self.columns] if names is None else names
@@ -286,7 +287,7 @@ class Table:
                         out.setdefault(row, {})[name] = size
         return dict(sorted(out.items()))
 
-    # -- chunks that contain given rows
+    # -- chunks that contain the given rows
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[Series, int]]:
         """Yield (series, position of the chunk) for each chunk that contains rows start..stop."""
@@ -314,7 +315,7 @@ def _checksum(parts: Sequence[str], selected: bytes) -> str:
 class Shards:
     """The shards of a dataset, or of all datasets in a mix, for prefetching.
 
-    A range of rows must be inside one table.
+    Each range of rows must be inside one table.
 
     tables  (first row, table) of each table, ascending
     """
@@ -355,7 +356,7 @@ class Shards:
             series.fetch(i, passing=True)
 
     def fetch_rows(self, rows: IntArray, passing: bool = False) -> None:
-        """Download the shards that contain these rows, int64 [k], into the cache.
+        """Download the shards that contain the given rows, int64 [k], into the cache.
 
         passing  keep shards in memory until `release` if they do not fit into the cache
         """
