@@ -220,7 +220,10 @@ def test_objects_that_cannot_be_pickled_raise_an_error_with_a_hint(packed, tmp_p
     writer = flare.Writer(str(tmp_path / "out"), columns={"n": "int"})
     try:
         for one, hint in (
-            (run, "Send the dataset and the cursor, and call data.run(cursor=cursor) in that process."),
+            (
+                run,
+                "Send the dataset and the cursor, and call data.run(cursor=cursor) in that process.",
+            ),
             (writer, "Open a separate Writer in each process, with a separate folder."),
         ):
             with pytest.raises(UsageError) as caught:
