@@ -13,7 +13,7 @@ from flarecli.access import CacheOptions, NetworkOptions
 from flarecli.arguments import Address, Addresses, Option, Options, option
 from flarecli.errors import UsageError
 from flarecli.hashes import DEFAULT
-from flarecli.units import parse_box, parse_size
+from flarecli.units import format_count, parse_box, parse_size
 
 if TYPE_CHECKING:
     from flarecli.storage import Limits
@@ -31,6 +31,7 @@ __all__ = [
 
 Pairs: TypeAlias = "Mapping[str, str] | Sequence[tuple[str, str]]"
 
+_MIN_UNITLESS_SIZE = 1024  # a smaller shard size without a unit is probably a number of megabytes
 _FRACTION = r"(?a)(\d{1,18})/(\d{1,18})"
 _ESCAPES = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 
@@ -90,6 +91,17 @@ def _part(text: str) -> tuple[int, int]:
         hint = "Parts are numbered from 1, so 3/7 is the third of seven."
         raise UsageError(f"expected K/N with K from 1 to N, got {text!r:.60}", hint=hint)
     return int(match[1]) - 1, int(match[2])
+
+
+def _shard_size(text: str) -> int:
+    """Parse the size of a shard. Raises UsageError for a small number without a unit, such as 64."""
+    size, number = parse_size(text), text.strip()
+    if size < _MIN_UNITLESS_SIZE and number[-1].isdigit() and number.strip("0."):
+        raise UsageError(
+            f"{number!r:.60} without a unit means {format_count(size, 'byte')}",
+            hint=f"Use {number:.60}MB; for {format_count(size, 'byte')}, use {size}B.",
+        )
+    return size
 
 
 def _compressions() -> tuple[str, ...]:
@@ -297,7 +309,7 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
         Option(
             group="Shards",
             metavar="SIZE",
-            parse=parse_size,
+            parse=_shard_size,
             takes_text=True,
             minimum=0,
             shown="64MiB",

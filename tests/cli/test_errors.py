@@ -109,6 +109,21 @@ def test_an_error_without_place_or_hint_is_one_line(flare):
             "Use a form such as 512K, 64MB or 64MiB.",
         ),
         (
+            ["pack", "a", "b", "--shard-size", "64"],
+            "--shard-size: '64' without a unit means 64 bytes",
+            "Use 64MB; for 64 bytes, use 64B.",
+        ),
+        (
+            ["pack", "a", "b", "--shard-size", " 1023"],
+            "--shard-size: '1023' without a unit means 1,023 bytes",
+            "Use 1023MB; for 1,023 bytes, use 1023B.",
+        ),
+        (
+            ["pack", "a", "b", "--shard-size", "0.5"],
+            "--shard-size: '0.5' without a unit means 0 bytes",
+            "Use 0.5MB; for 0 bytes, use 0B.",
+        ),
+        (
             ["pack", "a", "b", "--timeout", "0s"],
             "--timeout: invalid duration '0s'",
             "Use a form such as 30s, 10m or 2h.",

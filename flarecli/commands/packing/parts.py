@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from flarecli import __version__, encodings, sql
+from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.plan import PackTask, Plan, check_keys
 from flarecli.commands.packing.run import (
     Estimate,
@@ -27,6 +28,7 @@ from flarecli.commands.packing.run import (
     planned,
     source_record,
 )
+from flarecli.commands.packing.shard_notes import ShardNotes
 from flarecli.commands.packing.source import RowRequest
 from flarecli.errors import BusyError, FlareError, NoRowsError, ReachError, UsageError
 from flarecli.hashes import DEFAULT
@@ -113,7 +115,7 @@ def pack_parts(task: PackTask, progress: Progress) -> Packed:
         )
         keep = True
         tasks = _PartTasks(common, str(target.at), part_rows, rows)
-        done = _run(options.engine, tasks, rows, progress, source.notes)
+        done = _run(options, tasks, rows, progress, source.notes)
         if not any(done.has_rows):
             raise NoRowsError(
                 "no rows to pack",
@@ -172,6 +174,7 @@ class _Totals:
 
     has_rows: bytearray
     rows: int = 0
+    shards: int = 0
     bytes: int = 0
     failed: int = 0
     resumed_rows: int = 0
@@ -181,6 +184,7 @@ class _Totals:
         """Add the result of a part that has rows."""
         self.has_rows[number] = 1
         self.rows += one.rows
+        self.shards += one.shards
         self.bytes += one.bytes
         self.failed += one.failed
         self.resumed_rows += one.resumed_rows
@@ -243,24 +247,33 @@ def _sample(plan: Plan) -> Estimate:
 
 
 def _run(
-    engine: str, tasks: Sequence[PackTask], rows: int, progress: Progress, reported: Sequence[str]
+    options: PackOptions,
+    tasks: Sequence[PackTask],
+    rows: int,
+    progress: Progress,
+    reported: Sequence[str],
 ) -> _Totals:
     """Pack all parts. Raises the error of the failed part with the lowest number.
 
     reported  notes that are not repeated
     """
-    done, notes = _Totals(bytearray(len(tasks))), 0
+    done, notes, engine = _Totals(bytearray(len(tasks))), 0, options.engine
+    shard_notes = ShardNotes(options, progress, len(tasks))
     errors: dict[int, FlareError] = {}
     progress.start("pack", rows)
-    for i, outcome in engines.run(engine, pack_part, tasks):
+    for finished, (i, outcome) in enumerate(engines.run(engine, pack_part, tasks), 1):
         part, packed = f"part {parts.part_name(i)}", outcome.packed
         if packed is not None:
             done.add(i, packed)
+            shard_notes.check_progress(done.shards, finished)
         if outcome.error is not None:
             errors[i] = outcome.error
             if engine == "local":
                 break
         for note in outcome.notes:
+            if note in shard_notes.texts:
+                shard_notes.report(note)  # once, because it concerns all parts
+                continue
             notes += note not in reported
             if note not in reported and notes <= _MAX_NOTES:
                 progress.note(f"{part}: {note}")

@@ -24,6 +24,7 @@ import pyarrow as pa
 from flarecli import encodings, playlists
 from flarecli.bisect import failing_rows
 from flarecli.commands.packing.plan import PackTask, Plan, fetched, selected
+from flarecli.commands.packing.shard_notes import ShardNotes
 from flarecli.commands.packing.source import Source
 from flarecli.cpus import cpu_count
 from flarecli.errors import FlareError, NoRowsError, UsageError, ValueFitError
@@ -207,8 +208,8 @@ def _write(
     plan: Plan, writer: Writer, spool: Spool | None, checksum: SourceChecksum | None
 ) -> None:
     """Convert the rows to typed columns and write them. List failures or raise the first error."""
-    progress, skips = plan.progress, plan.options.on_error == "skip"
-    progress.start("pack", _expected_rows(plan))
+    progress, skips, total = plan.progress, plan.options.on_error == "skip", _expected_rows(plan)
+    progress.start("pack", total)
     if writer.rows:
         progress.note(f"continuing after {writer.rows} rows in {writer.shards} shards")
     first = writer.next
@@ -219,6 +220,8 @@ def _write(
     holds_null = plan.task.format.holds_null
     typed = ColumnConverter(writer.columns, plan.row_name, holds_null) if writer.columns else None
     written_bytes = writer.written_bytes
+    notes = ShardNotes(plan.options, progress, total)
+    writer.shard_recorded = notes.check_progress
     with contextlib.closing(fetched(plan, first, spool=spool, checksum=checksum)) as parts:
         for part in parts:
             if typed is None and part.batch.num_rows:
@@ -242,6 +245,7 @@ def _write(
                 batch, rows = batch.slice(0, kept), rows[:kept]
             if batch is not None and batch.num_rows:
                 _write_rows(plan, writer, batch, rows)
+            notes.check_rows(writer.has_large_row)
             if failures and not skips:
                 raise error_of(failures[0], plan.source.address)
             plan.places.forget(part.until)
@@ -353,6 +357,7 @@ class Estimate:
     is_exact    whether the estimate is based on all rows, and not only on the first rows
     addresses   columns that contain addresses but are not fetched
     duplicates  number of rows that are skipped because an earlier row has the same key
+    has_large_row  whether one of the first rows is larger than a shard
     """
 
     rows: int
@@ -364,6 +369,7 @@ class Estimate:
     is_exact: bool
     addresses: tuple[str, ...]
     duplicates: int
+    has_large_row: bool
 
 
 def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
@@ -377,6 +383,9 @@ def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
     bucket_of(task.out, task.guard)
     totals = estimate(plan, part_rows)
     note_addresses(totals.addresses, plan.progress)
+    notes = ShardNotes(plan.options, plan.progress)
+    notes.check_total(totals.shards)
+    notes.check_rows(totals.has_large_row)
     if totals.failures and plan.options.on_error == "fail":
         raise error_of(totals.failures[0], plan.source.address)
     for failure in totals.failures:
@@ -405,7 +414,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     columns: Columns = ()
     types: Mapping[str, pa.DataType] = {}
     addresses: tuple[str, ...] = ()
-    base = body = sampled = 0
+    base = body = sampled = largest = 0
     failures: list[Failure] = []
 
     def find_unstorable(batch: pa.RecordBatch) -> Unstorable | None:
@@ -432,6 +441,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
         )
         base, sizes = format.row_sizes(columns, batch, settings)
         body += int(sizes.sum())
+        largest = max(largest, int(sizes.max(initial=0)))
         failures += [*unfit, *unstorable]
     body = body * rows // sampled if 0 < sampled < rows else body
     limit = max((settings.shard_bytes or (1 << 32) - 1) - base, 1)
@@ -450,6 +460,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
         sampled >= rows,
         addresses,
         duplicates,
+        largest > limit,
     )
 
 
