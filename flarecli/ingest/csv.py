@@ -34,7 +34,7 @@ _DECIMAL_COMMA = r"^[+-]?[0-9]+,[0-9]+$"
 _THOUSANDS = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
 _EXPECTED = {pa.int64(): "integers", pa.float64(): "numbers", pa.bool_(): "true or false"}
 _TYPES = {*_EXPECTED, pa.string()}
-# values that Arrow would parse with loss: leading zeros, too many digits for a double, 1 for true
+# match text that Arrow would convert with loss: leading zeros, too many digits, 0 or 1 for a bool
 _LOSSY = {pa.float64(): r"^[+-]?(?:0[0-9]|[0-9]{16,}$)", pa.bool_(): r"^[01]$"}
 
 
@@ -93,7 +93,7 @@ class Delimited(Part):
     def batches(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, as batches.
 
-        raises  FormatError with the line, for a record with a wrong number of fields or for an
+        raises  FormatError with the line, for a record with the wrong number of fields or for an
                 invalid value
         """
         schema = self.selected(columns)
@@ -117,7 +117,7 @@ class Delimited(Part):
         first = piece.data[: self._first_record(piece)]
         self._head = first if self._dialect.has_header else b""
         header = first.strip(b"\r\n") + b"\n"
-        # count the columns before parsing, because the parser uses 9 kB for each
+        # count the columns before parsing, because the parser uses 9 kB for each column
         delimiter = self._dialect.delimiter.encode()
         if header.count(delimiter) >= expansion.MAX_COLUMNS:
             separators = without_quoted(header, self._dialect.quote).count(delimiter)
@@ -136,7 +136,7 @@ class Delimited(Part):
         return (piece for piece in found if not piece.is_blank)
 
     def _first_record(self, piece: Piece) -> int:
-        """Return the offset in a piece at which its first record ends."""
+        """Return the offset at which the first record of a piece ends."""
         return next(end for _, _, end in records(piece.data, self._dialect.quote))
 
     def _line(self, piece: Piece, record: int) -> int:
@@ -151,7 +151,7 @@ class Delimited(Part):
             end = self._first_record(piece) if is_first else 0
             if is_first and piece.data[:end] != self._head:
                 raise FormatError(
-                    "the header changed while the file was read",
+                    "the header changed while the file was being read",
                     where=self.at,
                     hint="Run the command again when no other process is writing to the file.",
                 )
@@ -162,7 +162,7 @@ class Delimited(Part):
     def _parse_options(self, ragged: list[Any]) -> csv.ParseOptions:
         """Return the options for Arrow's parser.
 
-        ragged  list to which the parser appends a row with a wrong number of fields
+        ragged  list to which the parser appends a row with the wrong number of fields
         """
 
         def refuse(row: Any) -> str:
@@ -255,7 +255,7 @@ def _infer_type(values: pa.ChunkedArray, dialect: Dialect) -> pa.DataType:
 
 
 def _is_null(values: pa.Array, dialect: Dialect, *, empty: bool) -> pa.Array:
-    """Return which values are null, as bool [rows]. An empty string is null if `empty` is true."""
+    """Return a mask of the nulls: bool [rows]. An empty string is null if `empty` is true."""
     nulls = ("", *dialect.nulls) if empty else dialect.nulls
     return pc.is_in(values, pa.array(nulls, pa.string()))
 

@@ -25,7 +25,7 @@ _SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 class Blocks(Protocol):
-    """A byte source that can be read from the start any number of times. `str()` is its address.
+    """A byte source that can be read from the start any number of times. `str` returns its address.
 
     location  location of the file; None if the bytes are not in a file
     """
@@ -36,7 +36,7 @@ class Blocks(Protocol):
 
 
 def split_compression(name: str) -> tuple[str, str]:
-    """Return a file name without its compression suffix, and the compression (may be empty)."""
+    """Return a file name without its compression suffix, and the compression or an empty string."""
     for suffix, compression in _SUFFIXES.items():
         if name.endswith(suffix):
             return name.removesuffix(suffix), compression
@@ -104,7 +104,7 @@ class TextFile:
 
 
 class _BlockFile(io.RawIOBase):
-    """File object for the decompressor that reads from an iterator of byte blocks.
+    """File object that provides the blocks of an iterator to the decompressor.
 
     size   bytes read so far
     error  first FlareError that a read raised; Arrow preserves only its message

@@ -3,7 +3,7 @@
 The user sets the dialect with `--csv KEY=VALUE`. If the encoding is not set, a file that begins
 with a UTF-16 byte order mark is UTF-16, and every other file is UTF-8. If the delimiter is not set,
 the suffix determines the delimiter. A `.csv` file may use a semicolon, a tab or `|` instead of the
-comma. This is detected if the character occurs equally often in each of the first records and the
+comma. Such a delimiter is detected if it occurs equally often in each of the first records and the
 comma does not.
 """
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 DELIMITERS = (",", ";", "\t", "|")
-_HEAD_BYTES, _HEAD_RECORDS = 1 << 16, 50  # read to detect the delimiter
+_HEAD_BYTES, _HEAD_RECORDS = 1 << 16, 50  # limits for detecting the delimiter
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _NAMED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 _YES_OR_NO = {"yes": True, "no": False}
@@ -43,14 +43,14 @@ _KEYS = ("delimiter", "header", "quote", "null", "decimal", "encoding")
 class Dialect:
     """Syntax of a CSV file.
 
-    delimiter   one ASCII character; empty: detected
+    delimiter   one ASCII character; empty: detect the delimiter
     has_header  whether the first record contains the column names; if not, the columns are named
                 `column_0`, `column_1` and so on
     quote       one ASCII character that encloses fields; empty: fields are not quoted
     nulls       values that mean null in any column; an empty field in a number column is always
                 null
     decimal     decimal sign: `.` or `,`
-    encoding    name of a Python codec; empty: detected
+    encoding    name of a Python codec; empty: detect the encoding
     """
 
     delimiter: str = ""
@@ -155,7 +155,7 @@ def _head(source: Blocks) -> bytes:
 
 
 def looks_like_table(source: Blocks) -> bool:
-    """Return whether a text file is a table and not a list of addresses.
+    """Return whether a text file is a table rather than a list of addresses.
 
     The first line of a table contains a tab.
     """
@@ -164,7 +164,7 @@ def looks_like_table(source: Blocks) -> bool:
 
 
 def detect_delimiter(head: bytes, quote: str, default: str) -> str:
-    """Detect the delimiter in the first bytes of a file; return `default` if none fits better."""
+    """Detect the delimiter in the first bytes of a file; return `default` if none matches."""
     lines: list[bytes] = []
     for _, start, end in records(head, quote):
         if len(lines) == _HEAD_RECORDS or (end == len(head) == _HEAD_BYTES):
@@ -185,7 +185,7 @@ def without_quoted(record: bytes, quote: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Recoded:
-    """A text file in another encoding, converted to UTF-8 when it is read."""
+    """A text file in an encoding other than UTF-8, which is converted to UTF-8 during reading."""
 
     source: Blocks
     encoding: str

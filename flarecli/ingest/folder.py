@@ -39,7 +39,7 @@ __all__ = ["Folder", "Group", "Rules", "data_among", "groups"]
 _ROWS = 8192
 _SYNONYMS = {"jpeg": "jpg", "jpg": "jpeg", "text": "txt"}
 MAX_COLUMNS = 1000
-MAX_COMBINATIONS = 10_000  # distinct sets of extensions that keys have
+MAX_COMBINATIONS = 10_000  # maximum number of distinct extension sets
 MAX_COMPOUNDS = 10_000  # candidates for compound extensions that are kept in memory
 MAX_SHOWN = 5  # file names listed in a note
 _DESKTOP = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
@@ -51,7 +51,7 @@ _HIDDEN, _SYSTEM, _DOCUMENT = "hidden file", "desktop file", "README or LICENSE 
 
 
 class Skipped:
-    """Number and first names of the skipped files, for each reason."""
+    """For each reason, the number of skipped files and the first of their names."""
 
     def __init__(self) -> None:
         self.counts, self.names = Counter[str](), dict[str, list[str]]()
@@ -332,8 +332,8 @@ class Folder(Part):
     columns     extensions to read; None: extensions that at least half of the keys with the main
                 extension have
     extensions  the selected columns
-    main        main extension: the most frequent one, or a media extension that half of the keys
-                have
+    main        main extension: the most frequent one, or a media extension that at least half
+                of the keys have
     key         name of the key column
     notes       notes on skipped files, and on keys without any of the requested columns
     raises      MissingError if the folder does not exist; FormatError if it has no data files;
@@ -373,7 +373,7 @@ class Folder(Part):
             raise FormatError(
                 f"more than {MAX_COLUMNS} extensions",
                 where=at,
-                hint="Select the columns to pack with -c.",
+                hint="Use -c to select the columns to pack.",
             )
         self.extensions = sorted(set(chosen))
         self.schema = pa.schema([(name, pa.string()) for name in (self.key, *self.extensions)])
@@ -386,7 +386,7 @@ class Folder(Part):
     def flaw(self, column: str, is_alone: bool) -> tuple[str, str]:
         """Return the error kind and message for a row that has no file for a column.
 
-        is_alone  whether the row is a file whose extension is not a column, so all columns are null
+        is_alone  whether the row contains only a file whose extension is not a column
         """
         if not is_alone or self._has_requested:
             return "incomplete", f"no {escape(column)} file for this key"
@@ -412,7 +412,7 @@ class Folder(Part):
                 rows = []
         if entries.checksum() != self._checksum:
             raise FormatError(
-                "the folder changed while it was read",
+                "the folder changed while it was being read",
                 where=self.at,
                 hint="Run the command again when no other process is writing to the folder.",
             )
@@ -420,7 +420,7 @@ class Folder(Part):
             yield self._batch(rows, schema)
 
     def _rows(self, group: Group) -> list[Group]:
-        """Return the rows for a key: one row for all columns, and one for each unmatched file."""
+        """Return the rows for a key: a row for the columns, and a row for each unmatched file."""
         columns = self.extensions or [self.main]
         fits = [group] if any(name in group.files for name in columns) else []
         if self._has_requested:
@@ -457,7 +457,7 @@ class Folder(Part):
 def _main(survey: _Survey, requested: Sequence[str] | None) -> str:
     """Return the most frequent extension, among the requested extensions or among all.
 
-    A media extension that half of the keys have takes precedence. Ties are resolved by name.
+    A media extension that at least half of the keys have takes precedence. Names break ties.
     """
     for name in requested or ():
         if name not in survey.counts:

@@ -63,7 +63,8 @@ class Index:
     key      column that contains the row keys; None if the source has none
     notes    notes for the user about the source, such as skipped files
     details  notes for verbose output
-    flaw     for a folder, function that returns the error kind and message for a missing file
+    flaw     function that returns the error kind and message for a missing file; None unless the
+             source is a folder
     """
 
     address: str
@@ -76,7 +77,7 @@ class Index:
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     flaw: Callable[[str, bool], tuple[str, str]] | None = None
-    # number of a part that was read -> index row number of its first row
+    # for the parts that were read: part number -> row number of the first row in the index
     _firsts: dict[int, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -109,7 +110,7 @@ class Index:
         where     condition used to skip parquet row groups; rows are not filtered
         row       name of an additional int64 column for the row numbers in the index
         start     first row; earlier files and row groups are skipped if their row counts are known
-        stop      row number after the last row; None: all rows
+        stop      row number after the last row; None: read to the end
         checksum  return value of `source_checksum`, updated with the bytes that are read
         raises    UsageError for an unknown column; FormatError with file and row for invalid data,
                   or if there are no rows
@@ -207,8 +208,8 @@ class Index:
     def count(self, where: str | None = None) -> int:
         """Return the number of rows that a condition selects.
 
-        Only the columns in the condition are read. Without a condition, a known number of rows is
-        returned, and nothing is read.
+        Only the columns in the condition are read. Without a condition, nothing is read if the
+        number of rows is known.
         """
         if where is None:
             if self.rows is not None:
@@ -268,7 +269,7 @@ def _numbered_batches(
     stop: int,
     on_read: Callable[[int], object] | None = None,
 ) -> Iterator[NumberedBatch]:
-    """Yield the batches of a part that may have rows within the bounds and from start to stop.
+    """Yield the batches of a part, without row groups outside the bounds or outside start..stop.
 
     columns  requested columns; the part may have only some of them
     on_read  callback for `Parquet.batches`
@@ -389,14 +390,14 @@ def open_index(
     address         tables (parquet, CSV, TSV, JSON, JSON lines, Arrow; text files also as `.gz` and
                     `.zst`) and lists of tables (`.txt`), which are concatenated; or `-` for
                     standard input
-    text            columns of a CSV or TSV that are always text, such as keys and links
+    text            columns of CSV and TSV files that are always text, such as keys and links
     allow_missing   fill columns that are missing in some files with nulls
     null_separated  whether addresses in standard input end with a NUL instead of a newline
     dialect         dialect of CSV and TSV files; unset fields are detected
     stdin           stream to read for `-`; None: standard input
     raises          MissingError if an address does not exist; FormatError for invalid files, no
-                    rows, duplicate columns, or columns of different types; UsageError for an
-                    unknown suffix
+                    rows, duplicate columns, or columns without a common type; UsageError for
+                    an unknown suffix
     """
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:
@@ -477,7 +478,7 @@ def _checksum_notes(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _notes(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield notes about int96 timestamps, and about CSV that may have another dialect."""
+    """Yield notes about int96 timestamps, and about CSV files that may have a different dialect."""
     int96 = {name for part in parts if isinstance(part, Parquet) for name in part.int96_columns}
     for name in sorted(int96):
         yield f"column {name!r}: int96 timestamps are read with microsecond precision"
@@ -498,7 +499,7 @@ def _notes(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _open_stdin(stream: IO[bytes], guard: Guard, null_separated: bool) -> Index:
-    """Open standard input as a list of addresses or as rows, depending on the first character.
+    """Open standard input as a list of addresses or as rows, depending on its first character.
 
     Standard input is trusted like the command line, so it may contain the names of local files.
     """

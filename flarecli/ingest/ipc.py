@@ -7,7 +7,7 @@ bytes in the file. A file consists of `ARROW1`, two padding bytes, messages, and
 entry of 24 bytes for each message. An entry starts with the offset of the message (8 bytes). A
 stream consists of messages and an end mark of four zero bytes. The layout of a message is:
 
-    0xFFFFFFFF (missing before 0.15), int32 size of the metadata, metadata, padding to 8, body
+    0xFFFFFFFF (missing before Arrow 0.15), int32 size of the metadata, metadata, padding to 8, body
 
 The metadata is a FlatBuffer (source: arrow/format/Message.fbs). A FlatBuffer table starts with the
 distance back to its vtable. These field numbers are used:

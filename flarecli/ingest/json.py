@@ -3,7 +3,7 @@
 The first character of the file, not its name, determines the layout. Columns and types are inferred
 from the first 4 MB: int64 (uint64 if needed), float64, bool, text, lists and structs. Text that
 looks like a date stays text. A missing member is null. A member that does not occur in the first
-rows is an error, and so is a value of another type or an integer that float64 cannot represent.
+rows is an error, and so is a value of a different type or an integer that float64 cannot represent.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Json(Part):
                 yield from table.select(names).combine_chunks().to_batches(_ROWS)
 
     def _pieces(self) -> Iterator[Piece]:
-        """Yield pieces with one object per line; for an array, `line` is a row number.
+        """Yield pieces with one object per line; in pieces of an array, `line` is a row number.
 
         Raises FormatError for a row that is nested too deeply for Arrow's parser.
         """
@@ -365,7 +365,7 @@ def _has_floats(kind: pa.DataType) -> bool:
 
 
 def _inexact_integers(value: Any, kind: pa.DataType) -> Iterator[Decimal]:
-    """Yield the integers in a value, as Decimals, that their float type cannot represent."""
+    """Yield, as Decimals, the integers in a value that their float type cannot represent."""
     if kinds.is_struct(kind) and isinstance(value, dict):
         for child in kind:
             yield from _inexact_integers(value.get(child.name), child.type)

@@ -33,13 +33,13 @@ from flarecli.storage.local import LocalStore
 __all__ = ["Parquet"]
 
 _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
-HEAD_BYTES = 64  # includes the start of the first page
+HEAD_BYTES = 64  # read after the magic, to check the header of the first page
 # matches the start of a file whose first page header has a type and two sizes, but no CRC-32
 _WITHOUT_CRC = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")
 # Arrow's buffers grow by doubling, so batches are slightly smaller than a power of two.
 _ROWS, _BATCH_BYTES = 8192, 15 << 17
 REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16  # each remote read is a request
-MAX_EXPANDED_BYTES = 64 << 20  # size of a batch in which every row has the longest dictionary value
+MAX_EXPANDED_BYTES = 64 << 20  # limit if every row has the longest dictionary value
 MAX_REMOTE_PAGES = 8 << 20  # maximum size of remote files whose page headers are read
 PROBE_ROWS = 64  # rows decoded to estimate the row size, which the footer does not contain
 
@@ -50,7 +50,7 @@ class Parquet(Part):
     rows           number of rows according to the footer
     int96_columns  columns of int96 timestamps; they are read with microsecond precision, because
                    nanoseconds overflow after the year 2262
-    has_sums       whether the first page has a CRC-32; without one, damage may stay undetected
+    has_sums       whether the first page has a CRC-32; without a CRC-32, damage may stay undetected
     """
 
     at: Location
@@ -107,7 +107,7 @@ class Parquet(Part):
 
         A row group is skipped only if its minimum and maximum prove that no row is within bounds.
 
-        start, stop  range of rows; row groups outside are skipped
+        start, stop  range of rows; row groups outside the range are skipped
         return       number of the first row of each run, and its row groups
         """
         metadata = self.metadata()
@@ -157,13 +157,13 @@ class Parquet(Part):
         groups = all_groups if groups is None else groups
         if not reader.schema_arrow.equals(self._footer_schema) or groups.stop > all_groups.stop:
             raise FormatError(
-                "the footer changed while the file was read",
+                "the footer changed while the file was being read",
                 where=self.at,
                 hint="Run the command again when no other process is writing to the file.",
             )
         with _parquet_errors(self.at, file):
             ends = list(accumulate(reader.metadata.row_group(i).num_rows for i in groups))
-            # in a damaged footer, the row groups may have a different total number of rows
+            # in a damaged footer, the total may differ from the rows of the row groups
             expected_rows = self.rows if groups == all_groups else ends[-1]
             check_rows(expected_rows, len(schema), file.size, self.at)
             batches = self._read(reader, schema.names, groups)
@@ -235,7 +235,7 @@ class Parquet(Part):
         return rows
 
     def _end_of_row_group(self, number: int) -> int:
-        """Return the offset at which the pages of a row group end; if unknown, the file size."""
+        """Return the end offset of a row group's pages, or the file size if it is unknown."""
         chunks = self._chunks[number] if number < len(self._chunks) else []
         return max((chunk.start + chunk.stored for chunk in chunks), default=self.at.size())
 
@@ -324,7 +324,7 @@ def _batch_rows(
 def _schema_difference(reader: pq.ParquetFile) -> str:
     """Compare the parquet schema with the Arrow schema in the footer, which has no checksum.
 
-    Names must be equal, and the same columns must be text.
+    Names must be equal, and a column must be text in both schemas or in neither.
 
     return  the first difference; empty if the schemas match or if the file has no Arrow schema
     """

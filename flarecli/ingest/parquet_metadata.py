@@ -34,8 +34,8 @@ __all__ = ["ColumnChunk", "Page", "column_chunks", "pages", "valid_leaves"]
 
 MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked, because parsing takes seconds
 MAX_DEPTH = 16  # nesting levels of structs and lists
-MAX_VALUES = 1 << 22  # values in a struct, of at least 1 byte in the file and 64 bytes in memory
-HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # page header: size of first read; Arrow's limit
+MAX_VALUES = 1 << 22  # values in a struct; each uses at least 1 byte on disk and 64 in memory
+HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # page header: first read, Arrow's limit
 _INVALID = (ValueError, IndexError, KeyError, TypeError, AttributeError)
 # type -> size of a value in bytes: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
 _SIZES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
@@ -125,7 +125,7 @@ def _is_valid(
 
 
 def column_chunks(at: Location) -> list[list[ColumnChunk]]:
-    """Return the column chunks of each row group, except encrypted ones.
+    """Return the column chunks of each row group, except encrypted chunks.
 
     The result is empty if the footer is invalid or too large to check.
 
@@ -162,7 +162,7 @@ def _read_footer(at: Location) -> dict[int, Any]:
 
 
 def pages(at: Location, size: int, chunk: ColumnChunk) -> Iterator[Page]:
-    """Yield the pages of a column chunk that Arrow would read, as described by their headers.
+    """Yield the pages that Arrow would read from a column chunk, as described by their headers.
 
     The headers are checked because a footer may declare less data than the pages contain.
 
@@ -179,8 +179,8 @@ def pages(at: Location, size: int, chunk: ColumnChunk) -> Iterator[Page]:
         except (LookupError, TypeError, ValueError) as error:
             raise FormatError(f"page at byte {start}: invalid header", where=at) from error
         if stored < 0 or page.size < 0 or page.values < 0:
-            raise FormatError(f"page at byte {start}: negative size in its header", where=at)
-        if stored > size - start - length:  # Arrow allocates this size before it reads
+            raise FormatError(f"page at byte {start}: negative size in the header", where=at)
+        if stored > size - start - length:  # Arrow allocates this size before it reads the page
             raise FormatError(
                 f"page at byte {start} is {stored} bytes; the file ends at byte {size}",
                 where=at,

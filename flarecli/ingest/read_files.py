@@ -24,8 +24,8 @@ __all__ = ["Flaw", "contents", "filled"]
 
 SLICE_ROWS, READ_AHEAD_ROWS = 512, 1024
 _BATCH_BYTES = 4 << 20
-GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # rows per call, and their maximum size
-MAX_READERS = 8  # more threads are not faster
+GROUP_ROWS, MAX_GROUP_BYTES = 16, 16 << 20  # per call: number of rows, maximum size of their files
+MAX_READERS = 8  # more threads do not increase the speed
 
 
 class Flaw(NamedTuple):
@@ -98,7 +98,7 @@ _Queue = OrderedQueue[tuple[int, Sequence[_Names]], list[list[_Value]] | None]
 
 @dataclass(frozen=True)
 class _Reader:
-    """File reader for groups of rows, because a call for each small file would be slow.
+    """Reader for the files of a group of rows. A call for each small file would be slow.
 
     max_bytes        maximum size of a file
     max_group_bytes  maximum size of a group that is read ahead
@@ -173,13 +173,13 @@ def contents(
     limits: Limits | None = None,
     group_rows: int = GROUP_ROWS,
 ) -> Iterator[tuple[pa.RecordBatch, list[Flaw]]]:
-    """Replace the file names in columns by file contents, as large_binary; keep nulls.
+    """Replace the file names in columns with file contents, as large_binary; keep nulls.
 
     locate      function that returns the location for a name: `at.__truediv__` for files below a
                 folder, `at.join` for addresses
     limits      memory is bounded by `ahead_bytes` and one batch; a file larger than `max_bytes` is
                 a flaw
-    group_rows  rows that one call reads; 1 for remote files
+    group_rows  number of rows that one call reads; 1 for remote files
     return      batches with the schema of `filled`, in the order of the rows, and the files that
                 could not be read, whose values are null
     """

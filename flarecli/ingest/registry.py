@@ -3,7 +3,7 @@
 A list, such as `split_file_paths.txt`, has one address per line. Blank lines and lines that start
 with `#` are ignored. Relative addresses are relative to the folder of the list, and are checked
 like every address in data. A list may contain other lists, up to a depth of 4. Braces and wildcards
-are expanded in bytewise order, unless a file has exactly that name.
+are expanded in bytewise order, unless a file name equals the pattern.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def is_index(address: str) -> bool:
 def open_part(at: Location, text: Collection[str], dialect: Dialect = DEFAULT) -> Part:
     """Open one table without reading its rows.
 
-    text     columns of a CSV or TSV file that are always text
+    text     columns of a CSV or TSV file that are always read as text
     dialect  dialect of a CSV or TSV file; unset fields are detected
     raises   UsageError for an unknown suffix
     """

@@ -4,13 +4,13 @@ Columns are in the order of the first file. The type of a column is the common t
 all files:
 
 null, T                  T
-integers                 the smallest type for both; no type for uint64 and a signed type
+integers                 the smallest type for both; none for uint64 and a signed type
 floats                   the larger type
 integer, float           float64; reading a value beyond 2^53 is an error
 text or bytes, large     the large type
 decimals                 a type with the digits of both, at most 38
 date32, date64           date64
-timestamps, same zone    the finer unit; reading a value that does not fit is an error
+timestamps, same zone    the finer unit; reading a value that is out of range is an error
 lists, structs, maps     the common types of their items
 """
 
@@ -87,7 +87,7 @@ def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.
     """Convert a batch of a part to the schema of the index; missing columns are null.
 
     row     number of the first row of the batch in the part
-    raises  FormatError with the row of a value that does not fit the common type
+    raises  FormatError with the row of a value that the common type cannot represent
     """
     if batch.schema.equals(schema):
         return batch
@@ -103,7 +103,7 @@ def align(batch: pa.RecordBatch, schema: pa.Schema, part: Part, row: int) -> pa.
             at = next(i for i in range(len(column)) if not _fits(column.slice(i, 1), field.type))
             value = str(column[at].as_py())[:60]
             raise FormatError(
-                f"column {field.name!r}: value {value} does not fit {field.type}",
+                f"column {field.name!r}: value {value} cannot be stored as {field.type}",
                 where=part.at,
                 row=row + at,
                 column=field.name,
@@ -150,7 +150,7 @@ def dictionary_types(schema: pa.Schema) -> dict[str, pa.DataType]:
 def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert an array to a type that `plain` or `common_type` returned.
 
-    Raises pa.ArrowInvalid for a value that does not fit the type.
+    Raises pa.ArrowInvalid for a value that the type cannot represent.
     """
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     if kinds.is_dictionary(array.type):

@@ -50,7 +50,7 @@ class SourceChecksum:
     def matches(self, state: Any) -> bool:
         """Return whether the files match a stored state. A malformed state does not match.
 
-        Call `matches` before any other method. It reads all bytes that the state covers.
+        Call this method before any other method. It reads all bytes that the state covers.
         """
         if not isinstance(state, list) or len(state) != 2 or not isinstance(state[0], int):
             return False

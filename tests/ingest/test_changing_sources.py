@@ -82,7 +82,7 @@ def test_a_table_whose_header_changed_after_opening_is_refused(tmp_path):
     with pytest.raises(FormatError) as caught:
         list(found.batches())
     assert (str(caught.value), caught.value.hint) == (
-        f"{path}: the header changed while the file was read",
+        f"{path}: the header changed while the file was being read",
         "Run the command again when no other process is writing to the file.",
     )
     path.write_text("url,name\nhttp://h/c,d\n")
@@ -167,7 +167,7 @@ def test_parquet_whose_columns_changed_after_opening_is_refused(tmp_path, other)
     with pytest.raises(FormatError) as caught:
         list(found.batches())
     assert (str(caught.value), caught.value.hint) == (
-        f"{path}: the footer changed while the file was read",
+        f"{path}: the footer changed while the file was being read",
         "Run the command again when no other process is writing to the file.",
     )
 

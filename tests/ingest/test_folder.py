@@ -315,7 +315,7 @@ def test_a_folder_that_changes_while_it_is_read_is_an_error(tmp_path):
     (tmp_path / "b/new.jpg").write_text("x")
     message, hint = error_of(tmp_path, lambda: rows_of(found))
     assert (message, hint) == (
-        f"{tmp_path}: the folder changed while it was read",
+        f"{tmp_path}: the folder changed while it was being read",
         "Run the command again when no other process is writing to the folder.",
     )
 

@@ -228,7 +228,7 @@ def test_a_value_that_does_not_fit_is_reported_with_its_row_and_the_common_type(
     )
     assert (
         error_of(tmp_path, lambda: rows_of(names[:2]))[0]
-        == "a.parquet[9000]: column 'n': value 9007199254740993 does not fit double"
+        == "a.parquet[9000]: column 'n': value 9007199254740993 cannot be stored as double"
     )
     assert (
         error_of(tmp_path, lambda: rows_of(names))[0]
@@ -310,7 +310,7 @@ def test_too_many_combinations_of_extensions_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "MAX_COLUMNS", 1)
     assert error_of(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (
         f"{tmp_path.name}: more than 1 extensions",
-        "Select the columns to pack with -c.",
+        "Use -c to select the columns to pack.",
     )
     monkeypatch.setattr(folder, "MAX_COMBINATIONS", 2)
     assert error_of(tmp_path.parent, lambda: open_folder(str(tmp_path))) == (

@@ -54,7 +54,7 @@ def test_a_value_that_does_not_fit_the_common_type_is_reported(tmp_path):
         tmp_path,
         lambda: rows_of(open_index([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")])),
     )
-    assert message == "a.parquet[1]: column 'n': value 9007199254740993 does not fit double"
+    assert message == "a.parquet[1]: column 'n': value 9007199254740993 cannot be stored as double"
     assert hint == "Pack the files one by one, or read the column as text: --encode n=str."
 
 
