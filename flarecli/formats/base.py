@@ -51,7 +51,7 @@ Ranges = Mapping[str, tuple[int, int]]
 Substitutes = Mapping[str, str | None]
 Span = tuple[
     "Location", int | None, int | None
-]  # (file, first byte, byte after the last); None if an offset is unknown
+]  # (file, start, stop), both in bytes; None if an offset is unknown
 
 
 class LargeValue(NamedTuple):
@@ -70,7 +70,7 @@ BINARY = (
     *("bytes", "pkl", "pil", "jpeg", "png", "mp4", "webm", "jpeg_array", "jpegarray"),
     *("list[jpeg]", "list[png]", "list[pil]"),
 )
-EACH = "X[]"  # a list is stored as a list whose items have their substitute encoding
+EACH = "X[]"  # store a list as a list whose items have their substitute encoding
 LISTED_PICTURES = {f"{name}[]": f"list[{name}]" for name in ("jpeg", "png", "pil")}
 
 _LISTS = ("jpeg[]", "png[]", "pil[]")
@@ -108,23 +108,23 @@ class Format:
                       extensions. Empty if samples have no key
     default_key       the column with the file names that `unpack` uses by default
     holds_null        True if values may be null
-    record_checksums  the hash that protects each record inside the shard; empty if there is none
-    is_listed         True if a folder of shards needs no index: its files are listed in name order
+    record_checksums  the hash that protects each record inside a shard; empty if there is none
+    is_listed         True if a folder of shards needs no index, because it is listed in name order
     is_plain          True if every file, of any content, is a shard with one row
     is_multi_file     True if a shard has several files; `open_shard` finds unlisted files
-    shards_in         the subfolder of a dataset that contains only shards; empty for the dataset's
-                      own folder
+    shards_in         the subfolder for shards; empty if shards are written into the folder of the
+                      dataset
     checks_forward    True if `verify_shard` reads a local shard once, from front to back, in
                       bounded memory
-    options           pack options that the format supports: `newline`, `separator`
+    options           pack options that the format supports: `newline` or `separator`
     separator         the fixed separator; None if there is none, or if the user chooses it
     writable          True if `pack` can write the format
     reads_streams     True if `scan_stream` can read a stream that cannot seek
-    typed             True if the file stores the Arrow types of `read_batch`; otherwise the types
-                      follow from the encodings
+    typed             True if a file stores the Arrow types that `read_batch` returns; otherwise
+                      the encodings determine the types
     sizes_are_exact   True if the sizes from `row_sizes` add up to the size of the shard's main file
-    substitutes       encoding (`encoding_group`) -> the encoding that is written instead; None if
-                      the format cannot store the encoding; EACH for a list of its items'
+    substitutes       result of `encoding_group` -> the encoding that is written instead; None if
+                      the format cannot store the encoding; EACH for a list whose items have
                       substitutes. Encodings without an entry are written unchanged
     """
 
@@ -169,13 +169,13 @@ class Format:
 
         Counts are compared with the file size before memory is allocated.
 
-        columns  the listed columns: used if the shard declares none, else compared with its own
-        raises   FormatError, IntegrityError
+        columns  the listed columns, which must match the columns that the shard declares, if any
+        raises   FormatError for an invalid shard; IntegrityError if the columns do not match
         """
         raise NotImplementedError
 
     def written_by(self, listed_by: str) -> str | None:
-        """Return the software that wrote a dataset; None if the layout does not show it.
+        """Return the software that wrote a dataset; None if the layout does not identify it.
 
         listed_by  name of the index file in use; empty if there is none
         """
@@ -224,7 +224,7 @@ class Format:
     ) -> pa.RecordBatch:
         """Read rows start..stop as typed columns.
 
-        views  allow text and bytes to be Arrow views of the mapped shard
+        views  True allows text and bytes to be Arrow views of the mapped shard
         """
         raise NotImplementedError
 
@@ -250,7 +250,7 @@ class Format:
     def large_values(self, shard: Shard, max_bytes: int) -> list[LargeValue]:
         """Return the values larger than `max_bytes`, without reading any value.
 
-        The list is empty if an open shard does not contain the sizes of its values.
+        The list is empty if the sizes are not known after the shard is opened.
         """
         return []
 
@@ -263,8 +263,8 @@ class Format:
     # -- writing
 
     def store_as(self, encoding: str) -> str | None:
-        """Return the encoding in which this format stores values of an encoding; None if the
-        format cannot store them.
+        """Return the encoding that this format writes in place of an encoding; None if the
+        format cannot store its values.
         """
         instead = self.substitutes.get(encoding_group(encoding), encoding)
         if instead != EACH:
@@ -275,7 +275,7 @@ class Format:
     def stored_column(self, one: Column) -> Column:
         """Return a column as this format stores it.
 
-        raises  UsageError naming the column if its encoding is unknown or cannot be stored
+        raises  UsageError with the column if its encoding is unknown or cannot be stored
         """
         try:
             encodings.lookup(one.encoding)
@@ -301,7 +301,7 @@ class Format:
     ) -> tuple[int, IntArray]:
         """Return the size of an empty shard, and the bytes that each row adds to it: int64 [rows].
 
-        raises  ValueFitError naming the first row that the format cannot store
+        raises  ValueFitError with the first row that the format cannot store
         """
         raise NotImplementedError
 
@@ -332,7 +332,7 @@ class Format:
         raise NotImplementedError
 
     def unprotected(self, shard: Shard) -> str:
-        """Return a description of the data that no checksum covers; empty if there is none."""
+        """Return a description of the data that no checksum covers; empty if all is covered."""
         return ""
 
     def merge_indexes(

@@ -63,7 +63,7 @@ TARS = {".tgz": "gz", ".tbz2": "bz2", ".tar.zst": "zstd"}
 
 _ENDS = (*TARS, *(f".{kind}" for kind in compress.SUFFIXES))
 MAX_CACHED_BYTES = 256 << 20  # cache size for decompressed shards; a larger shard is cached alone
-_MAX_GAP = 1 << 16  # bytes between two ranges that are read together to save a request
+_MAX_GAP = 1 << 16  # maximum bytes between two ranges that share a read
 # Minimum and maximum bytes per read of a file that is read in order. Reads become smaller if large
 # members are skipped.
 _MIN_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 12, 1 << 20
@@ -74,11 +74,11 @@ _lock = threading.Lock()
 
 
 class LocatedRows:
-    """Stored values of some rows in one shard, located in memory.
+    """Stored values of the selected rows in one shard, located in memory.
 
     source   bytes, a memory map or a memoryview; slices of `source` are values
-    columns  name -> values. Values of fixed size are copied: an array of voids [rows]. Other values
-             are starts and stops of slices of `source`, int64 [rows] each, or a list of bytes
+    columns  name -> values. Values of fixed size are copied into an array of voids [rows]. For
+             other values: a list of bytes, or starts and stops in `source`, int64 [rows] each
     """
 
     __slots__ = ("columns", "source")
@@ -104,7 +104,7 @@ class LocatedRows:
 
 
 def single_file_chunk(at: Location, file: File | None = None) -> Chunk:
-    """Return a Chunk for one file, such as a companion file; `file` has its size and hashes."""
+    """Return a Chunk for one file, such as a companion file; `file` lists its size and hashes."""
     return Chunk(at, None, (file,) if file is not None else ())
 
 
@@ -166,7 +166,7 @@ def whole(chunk: Chunk) -> memoryview | None:
 
 
 def read(chunk: Chunk, ranges: Sequence[tuple[int, int]]) -> list[bytes | memoryview]:
-    """Read byte ranges of a shard in the requested order; ranges close together share a read."""
+    """Read byte ranges of a shard in the requested order; nearby ranges share a read."""
     view = whole(chunk)
     if view is not None:
         if len(ranges) > 1:
@@ -201,7 +201,7 @@ class Source(Protocol):
     def window(self, start: int, need: int) -> memoryview:
         """Return at least `need` bytes from the offset `start`, or fewer at the end of the data.
 
-        Callers never decrease `start`.
+        `start` must not be lower than in an earlier call.
         """
 
 
@@ -251,7 +251,7 @@ def sliceable(view: memoryview | None) -> bytes | mmap.mmap | None:
 def runs(
     starts: IntArray | UInt32Array, max_rows: int, max_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of consecutive runs of rows, within both limits.
+    """Yield (start, stop) for consecutive runs of rows that do not exceed either limit.
 
     A row larger than `max_bytes` is a separate run.
 
@@ -354,7 +354,7 @@ def values_at(
 ) -> pa.Array:
     """Return slices of `data` as an array; see `ragged` for the arguments.
 
-    With `as_views`, slices of data smaller than 2 GiB are views; otherwise they are copies.
+    With `as_views`, the slices are views if `data` is smaller than 2 GiB; otherwise, copies.
     """
     make = views if as_views and len(data) < VIEW_LIMIT else ragged
     return make(data, starts, lengths)
@@ -363,7 +363,7 @@ def values_at(
 def ragged(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
     """Return slices of `data` as one large_binary array, copied once by Arrow.
 
-    A single slice of data of 2 GiB or more is not copied.
+    If `data` is 2 GiB or larger, a single slice is not copied.
 
     data             uint8 [bytes]
     starts, lengths  int64 [rows], inside `data`; starts do not decrease
@@ -412,7 +412,7 @@ def views(data: ByteArray, starts: IntArray, lengths: IntArray) -> pa.Array:
 
 
 def _viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return a binary_view array as the view type of an encoding.
+    """Cast a binary_view array to the view type of an encoding.
 
     raises  ValueFitError for text that is not UTF-8
     """
@@ -422,6 +422,6 @@ def _viewed(array: pa.Array, encoding: Encoding) -> pa.Array:
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        # `typed` raises an error with the row number.
+        # `typed` raises an error that contains the row number.
         encodings.typed(array.cast(encodings.BINARY), encoding)
     return text

@@ -1,10 +1,11 @@
-"""Plain files as a dataset: each file is one chunk with one row, its name and its bytes.
+"""Plain files as a dataset: each file is one chunk with one row, which contains the file's name and
+bytes.
 
     name    str    path below the folder, with `/`
     data    bytes  contents of the file, neither decompressed nor decoded
 
 There is no index. A folder is listed once, and its files are sorted by the bytes of their names. A
-playlist may list the files instead.
+playlist can list the files instead.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class PlainFiles(Format):
         return False
 
     def open_dataset(self, at: Location) -> Stream:
-        """List a folder, including links and special files, which raise an error when read."""
+        """List a folder, including links and special files, for which reads raise an error."""
         entries = [entry for entry in at.list() if not entry.name.startswith(_SCRATCH)]
         sizes = np.array([entry.size for entry in entries], np.int64)
         return Stream(
@@ -93,7 +94,7 @@ class PlainFiles(Format):
         return [LargeValue(0, "data", size)] if size > max_bytes else []
 
     def arrange(self, columns: Iterable[Column]) -> NoReturn:
-        """Raise UsageError, because this format cannot be packed."""
+        """Raise UsageError, because `pack` cannot write this format."""
         raise UsageError(
             "the format `files` is read-only",
             hint="Run `flare unpack` to write files, or choose another --format.",

@@ -93,7 +93,7 @@ _OTHER_WORDS = {
 
 
 def names(writable: bool = False) -> tuple[str, ...]:
-    """Return the names of the built-in formats; with `writable`, only of writable formats."""
+    """Return the names of the built-in formats; with `writable`, only of the writable formats."""
     return tuple(name for name, line in _LINES.items() if line.writable or not writable)
 
 
@@ -143,7 +143,7 @@ def find(name: str) -> Format:
 
 
 def facts(name: str | None) -> Format:
-    """Return a format by name; for None or an unknown name, return one with default facts."""
+    """Return a format by name; for None or an unknown name, a format with the default facts."""
     return find(name) if name and is_known(name) else _UNKNOWN
 
 
@@ -199,7 +199,7 @@ def of_folder(files: Iterable[str]) -> Format | None:
 
 
 def _third_party() -> Iterator[Format]:
-    """Yield the third-party formats that can be loaded; `find` reports those that cannot."""
+    """Yield the third-party formats that can be loaded; `find` raises an error for the others."""
     for name in _entry_points():
         with contextlib.suppress(FlareError):
             yield find(name)

@@ -177,7 +177,7 @@ def _refuse_constant(word: str) -> NoReturn:
 
 
 def check_count(value: Any, where: object | Place) -> int:
-    """Return a JSON value that must be a number of rows or bytes.
+    """Return a JSON value if it is a valid number of rows or bytes.
 
     raises  FormatError for any other value
     """

@@ -13,10 +13,10 @@ gzip (`.gz`).
 An Example is a protocol buffer: a map from names to lists of bytes, floats or integers. In the wire
 format:
 
-    Example    1: Features        Feature    1: BytesList, 2: FloatList or 3: Int64List
-    Features   1: entry, each     BytesList  1: bytes, each
-    entry      1: name (text)     FloatList  1: float32, packed (or each)
-               2: Feature         Int64List  1: varint, packed (or each)
+    Example    1: Features          Feature    1: BytesList, 2: FloatList or 3: Int64List
+    Features   1: entry, repeated   BytesList  1: bytes, repeated
+    entry      1: name (text)       FloatList  1: float32, packed or repeated
+               2: Feature           Int64List  1: varint, packed or repeated
 
 A column with a list encoding (`int[]`) is stored as a list, any other column as a list of one
 value. A missing feature is null. In a column that is not a list, an empty list is null too. 8-byte
@@ -231,7 +231,7 @@ class TFRecord(Format):
         batches: Sequence[pa.RecordBatch],
         settings: Settings,
     ) -> Chunk:
-        """Write rows as `00000.tfrecord` and, unless it is compressed, its index.
+        """Write rows as `00000.tfrecord` and, unless the file is compressed, write its index.
 
         raises  UsageError for a compression other than gzip
         """
@@ -320,9 +320,9 @@ def _next(chunk: Chunk, head: memoryview, at: int, size: int, row: int) -> int:
 
 
 def _records(shard: Shard, rows: Sequence[int]) -> list[memoryview]:
-    """Return the data of some records, without lengths and checksums.
+    """Return the data of the given records, without lengths and checksums.
 
-    raises  IntegrityError with the row of a wrong checksum
+    raises  IntegrityError with the row whose checksum is wrong
     """
     starts = shard.layout["starts"]
     out = []
@@ -366,7 +366,7 @@ def _index_name(name: str) -> str:
 def _index_of(chunk: Chunk) -> Location | None:
     """Return the location of a file's index: the listed index, or `x.tfrecord.idx` in the folder.
 
-    Return None if the name of the index would be invalid, for example longer than 255 bytes.
+    Return None if the name of the index would be invalid, for example if it exceeds 255 bytes.
     """
     if chunk.companions:
         return chunk.companions[0]
@@ -441,7 +441,7 @@ def _values(shard: Shard, row: int, data: memoryview, columns: Columns) -> Row:
             f"feature {name!r:.60} is not listed as a column",
             where=shard.chunk.at,
             row=row,
-            hint="Add the feature to the columns in the playlist; use -c to read fewer columns.",
+            hint="Add the feature to the columns in the playlist; to read fewer columns, use -c.",
         )
     return {one.name: _value(shard, row, one, features.get(one.name)) for one in columns}
 

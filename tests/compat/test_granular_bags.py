@@ -159,7 +159,7 @@ def test_resuming_with_another_datapoint_is_a_record_mismatch(tmp_path):
             writer.append({"foo": "new", "bar": 2})
         assert str(caught.value) == (
             f"{tmp_path}/d/000000/foo.bag[2]: Record mismatch: "
-            "the stored record of an incomplete row is different"
+            "the stored record of an incomplete row differs from the new record"
         )
         assert caught.value.hint == "Append the datapoints that were being written."
 

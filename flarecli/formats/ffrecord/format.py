@@ -5,10 +5,10 @@ Little-endian, N records (source: files written by ffrecord 1.4.0):
     0         uint32     CRC-32 of bytes 4 .. 12+12N; 0 in files by old writers
     4         int64      N
     12        uint32[N]  CRC-32 of each record
-    12+4N     int64[N]   start of each record in the file; it ends where the next starts
-    12+12N    bytes      records, back to back, to the end of the file
+    12+4N     int64[N]   offset of each record in the file; a record ends where the next starts
+    12+12N    bytes      records, back to back, up to the end of the file
 
-A record is a value of the only column. A playlist may list the encoding of the column; the default
+A record is a value of the only column. A playlist can list the encoding of the column; the default
 is `bytes`. An interrupted writer leaves zeros in place of the table.
 """
 
@@ -130,8 +130,8 @@ class FFRecord(Format):
         """Return rows start..stop as one typed column; with `views`, text and bytes are not copied.
 
         check   compare each record with its CRC-32
-        raises  IntegrityError with the row of a wrong CRC-32; FormatError for a record that does
-                not have the size of its encoding; ValueFitError for text that is not UTF-8
+        raises  IntegrityError with the row whose CRC-32 is wrong; FormatError for a record whose
+                size does not match the encoding; ValueFitError for text that is not UTF-8
         """
         (one,) = shard.columns
         if columns is not None and one.name not in columns:
@@ -180,7 +180,7 @@ class FFRecord(Format):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return the size of an empty file, and of each row with its table entry: int64 [rows]."""
+        """Return the size of an empty file, and of each row plus its table entry: int64 [rows]."""
         (one,) = columns
         sizes = np.full(batch.num_rows, 12, np.int64)
         if one.size is not None:
@@ -202,7 +202,7 @@ class FFRecord(Format):
         The original reads the files of a folder in name order. All rows remain in memory, because
         the table is written first and contains their checksums.
 
-        raises  UsageError for a compression; ValueFitError for a null
+        raises  UsageError if a compression is set; ValueFitError for a null
         """
         if settings.compression is not None:
             raise UsageError(
@@ -291,8 +291,8 @@ def write_records(
 ) -> Chunk:
     """Write runs of records as one file.
 
-    runs    for each run, its bytes and the record offsets in them: int64 [records + 1]
-    hashes  hashes to compute in addition to the default
+    runs    for each run, its bytes, and the record offsets in these bytes: int64 [records + 1]
+    hashes  hashes to compute in addition to the default hash
     """
     sums = np.concatenate([np.empty(0, np.uint32), *(crcs(data, bounds) for data, bounds in runs)])
     sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(bounds) for _, bounds in runs)])

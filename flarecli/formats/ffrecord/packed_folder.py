@@ -1,12 +1,12 @@
 """Packed folders: FFRecord files whose last record lists the names of the packed files.
 
     0   bytes   b"piouhjgbr"
-    9   pickle  nested collections.OrderedDict: name -> record, or the OrderedDict of a folder
+    9   pickle  nested collections.OrderedDict: name -> record number, or OrderedDict of a folder
 
-(Source: files written by `pack_folder` of ffrecord 1.4.0.) The original unpickles that record,
-which can run any code. flare interprets the opcodes of the pickle itself, without importing classes
-or calling objects. Only the opcodes that nested OrderedDicts of text and integers need in protocols
-2 to 5 are supported.
+(Source: files written by `pack_folder` of ffrecord 1.4.0.) The original unpickles the last record,
+although a pickle can run any code. flare interprets the opcodes of the pickle itself, without
+importing classes or calling objects. Only the opcodes that nested OrderedDicts of text and integers
+need in protocols 2 to 5 are supported.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def directory(shard: Shard) -> Folder:
     """Return the file list: nested dicts of name -> row, in stored order.
 
     raises  UnsafeError for a pickle with objects other than names and numbers, or for an unsafe
-            name; FormatError for a list that is invalid or too large, or that lists a missing
-            record or a record twice
+            name; FormatError for a list that is invalid or too large, or that contains a
+            nonexistent or duplicate record
     """
     where = Place(shard.chunk.at, shard.rows - 1)
     if not is_packed(shard):
@@ -100,7 +100,7 @@ def parse(data: bytes, rows: int, where: object = "") -> Folder:
 
 
 def _read_pickle(data: bytes, where: object) -> Folder:
-    """Return nested dicts of names and integers from a pickle after the magic bytes."""
+    """Parse the pickle after the magic bytes; return nested dicts of names and integers."""
     file = io.BytesIO(data)
     file.seek(len(MAGIC))
     machine = _Machine(where)
@@ -247,9 +247,9 @@ def write_folder(
     empty: Iterable[str] = (),
     hashes: Iterable[str] = (),
 ) -> Chunk:
-    """Write files as one packed folder, with the same bytes as the original.
+    """Write files as one packed folder, which has the same bytes as in the original.
 
-    Files are read in blocks, and twice, because the table precedes the records.
+    Each file is read twice, in blocks, because the table precedes the records.
 
     contents  path -> contents, or the location of the file
     empty     paths of empty folders

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 NAME = "ffrecord"
-HEAD = struct.Struct("<Iq")  # CRC-32 of the remaining table; N, the number of records
+HEAD = struct.Struct("<Iq")  # CRC-32 of the rest of the table; N, the number of records
 COLUMNS: Columns = (column("data", "bytes"),)
 _HEAD_BYTES = 1 << 16  # size of the first read if the row count is unknown
 _MAX_HEAD_BYTES = 1 << 20  # maximum size of the first read if the row count is known
@@ -86,9 +86,9 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
 
     columns  the column listed in a playlist; the file does not declare its column
     check    compare the table with its stored CRC-32, unless the stored value is 0
-    return   shard with the layout `sum`, uint32 [1], the stored CRC-32 of the table; `sums`,
-             uint32 [rows]; and `offsets`, int64 [rows + 1], which ends with the file size
-    raises   FormatError if the table does not fit the file; IntegrityError if the CRC-32 of the
+    return   shard whose layout contains `sum`, uint32 [1], the stored CRC-32 of the table; `sums`,
+             uint32 [rows]; and `offsets`, int64 [rows + 1], whose last item is the file size
+    raises   FormatError if the table does not match the file; IntegrityError if the CRC-32 of the
              table is wrong; UnfinishedError if the table was not written
     """
     at, size = chunk.at, byte_ranges.stored_size(chunk)
@@ -112,7 +112,7 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
         )
     if rows < 0 or end > size:
         raise FormatError(
-            f"file is {size} bytes; its table of {rows} records does not fit",
+            f"file is {size} bytes; it is too small for a table of {rows} records",
             where=at,
             hint=DAMAGED,
         )
@@ -138,10 +138,10 @@ def open_shard(chunk: Chunk, columns: Columns | None = None, check: bool = True)
 
 
 def _fill(at: Location, head: bytes, targets: list[tuple[int, IntArray]]) -> None:
-    """Read each array from its offset in the file; a local file is read in blocks.
+    """Fill each array from its offset in the file; a local file is read in blocks.
 
     head     the first bytes of the file
-    targets  (offset in the file, array)
+    targets  pairs of the offset in the file and the array to fill
     """
     ranges, blocks = [], []
     for offset, array in targets:
@@ -165,7 +165,7 @@ def _read(at: Location, ranges: list[tuple[int, int]]) -> Iterator[bytes]:
 
 
 def _fault(offsets: IntArray, row: int, end: int, size: int) -> str:
-    """Return the message for invalid offsets; `row` is the first record that ends before it starts."""
+    """Return the message for invalid offsets; `row` is the first record with a negative size."""
     if int(offsets[0]) < end:
         return f"record 0 starts at byte {offsets[0]}, inside the table"
     if int(offsets[row]) > size:
@@ -208,11 +208,11 @@ def packed_table(sums: UInt32Array, sizes: IntArray) -> bytes:
 def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[bytes | memoryview]:
     """Return records in the requested order, as views if the file is mapped.
 
-    Records close together share a read.
+    Nearby records share a read.
 
     rows    row numbers from 0 to shard.rows - 1
     check   compare each record with its CRC-32
-    raises  IntegrityError with the row of a wrong CRC-32
+    raises  IntegrityError with the row whose CRC-32 is wrong
     """
     layout = ready(shard)
     table, view = layout.table, layout.view
@@ -232,8 +232,8 @@ def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[by
 def read_copies(shard: Shard, rows: Sequence[int], check: bool = True) -> list[memoryview]:
     """Return records in the requested order, as slices of one writable buffer.
 
-    A reference to one record keeps the whole buffer in memory. For large records this is faster
-    than one allocation per record. See `read_views` for the arguments.
+    A reference to one record keeps the whole buffer in memory. For large records, one buffer is
+    faster than one allocation per record. See `read_views` for the arguments.
     """
     table, parts = ready(shard).table, read_views(shard, rows, False)
     owned: ByteArray = np.empty(sum(map(len, parts)) or 1, np.uint8)  # numpy uses huge pages

@@ -1,10 +1,10 @@
 """Append rows to a local Granular dataset of the newest generation. Appending can be interrupted at
 any time without losing complete rows.
 
-For each column, records are written to disk before the index entries with their ends. After an
-interruption, bytes without an index entry, incomplete entries, and entries past the end of the bag
-are removed. Then a column may still have more records than other columns. The next appended rows
-must be equal to these records, which are not written again.
+For each column, records are written to disk before the index entries that store their ends. After
+an interruption, bytes without an index entry, incomplete entries, and entries past the end of the
+bag are removed. A column may then still have more records than other columns. The next appended
+rows must match these extra records, which are not written again.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ class Appender:
     """Append rows to a dataset; create the dataset if it does not exist.
 
         writer = Appender(at, columns, shard_rows=1000)
-        writer.append(batch)  # rows from writer.rows on; on disk when this returns
+        writer.append(batch)  # rows from writer.rows on; on disk when `append` returns
 
     at          the local folder of the dataset
     columns     columns of the dataset, which must match its spec.json
     shard_rows  rows per shard; shards are filled in order. None if the folder is a single dataset
-    start, step number of the first shard, and distance to the next, if several writers share a
-                folder
+    start, step number of the writer's first shard, and distance to the writer's next shard, if
+                several writers share a folder
     words       column -> type in spec.json; None to derive the types from the encodings
-    replay      compare the records of incomplete rows with the next rows; otherwise remove them
+    replay      True compares the records of incomplete rows with the next rows; False removes these
+                records
     raises      UsageError if `shard_rows` does not match the structure of the folder, or if the
                 folder has a playlist; IntegrityError if the columns differ from the dataset's
 
-    Attributes: `columns`, sorted by name, and `rows`, the complete rows in the writer's shards.
+    Attributes: `columns`, sorted by name, and `rows`, the number of complete rows in the shards.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Appender:
         self._shard.begin()
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Append rows of typed columns. After an error, some of the rows may be on disk.
+        """Append rows of typed columns. After an error, some rows may already be on disk.
 
         raises  IntegrityError for a row that differs from a stored record; ValueFitError for a null
         """
@@ -214,7 +215,7 @@ class _Shard:
                         "Append the same rows again, or pass replay=False to discard it.",
                     )
                     raise IntegrityError(
-                        "the stored record of an incomplete row is different",
+                        "the stored record of an incomplete row differs from the new record",
                         where=where,
                         hint=hint,
                     )
@@ -223,7 +224,7 @@ class _Shard:
 
 
 def _begin(at: Location, columns: Columns, expected: bytes) -> None:
-    """Create the files of a new dataset, spec.json last, or compare an existing spec.json."""
+    """Create the files of a new dataset, spec.json last, or check an existing spec.json."""
     if (at / REFS).exists() and all(one.name != "refs" for one in columns):
         raise UsageError(
             "cannot append to a dataset of granular 0.21 or older",

@@ -7,7 +7,7 @@ Little-endian, N records (source: files written by granular 0.19.0, 0.21.2 and 0
 
     NAME.bag, without an .idx
     0     bytes      records
-    E     uint64[N]  end of each record; in files by 0.19 and older N+1 entries, the first one 0
+    E     uint64[N]  end of each record; files by 0.19 and older have another entry, 0, in front
 
 E is the last end, so the last 8 bytes of the file are the offset of its table. An empty bag is an
 empty file, or a table with a single zero. The tables of 0.19 and older start with 0. The table of a
@@ -78,7 +78,7 @@ def pair(bag: Chunk, idx: Chunk) -> IntArray:
     size = byte_ranges.stored_size(idx)
     if size % 8:
         raise FormatError(
-            f"file is {size} bytes, expected a multiple of 8", where=idx.at, hint=TORN
+            f"file is {size} bytes; expected a multiple of 8", where=idx.at, hint=TORN
         )
     starts = table(idx.at, 0, size)
     end, size = int(starts[-1]), byte_ranges.stored_size(bag)
@@ -103,7 +103,7 @@ def single(bag: Chunk) -> IntArray:
     if size == 0:
         return np.zeros(1, np.int64)
     if size < 8:
-        raise FormatError(f"file is {size} bytes, expected at least 8", where=at)
+        raise FormatError(f"file is {size} bytes; expected at least 8", where=at)
     first = 0 if size <= _TAIL_BYTES else size - _TAIL_BYTES
     tail = at.read(first, size)
     begin = int.from_bytes(tail[-8:], "little")
@@ -115,7 +115,7 @@ def single(bag: Chunk) -> IntArray:
         )
     if (size - begin) % 8:
         raise FormatError(
-            f"the table at byte {begin} is {size - begin} bytes, expected a multiple of 8",
+            f"the table at byte {begin} is {size - begin} bytes; expected a multiple of 8",
             where=at,
             hint=DAMAGED,
         )
@@ -179,9 +179,9 @@ def array(bag: Bag, start: int, stop: int) -> pa.Array:
 
 
 def gathered(bag: Bag, records: IntArray) -> pa.Array:
-    """Return some records as a large_binary array.
+    """Return the given records as a large_binary array.
 
-    records  record numbers: int64 [k], increasing, from 0 to N - 1
+    records  record numbers between 0 and N - 1 in increasing order: int64 [k]
     """
     if not len(records):
         return pa.array([], encodings.BINARY)
@@ -201,7 +201,7 @@ def gathered(bag: Bag, records: IntArray) -> pa.Array:
 def body(columns: Sequence[pa.Array]) -> tuple[list[memoryview], IntArray]:
     """Return the contents of a bag with these records.
 
-    columns  records: large_binary arrays without nulls, in order
+    columns  large_binary arrays of records, without nulls, in order
     return   the bytes of the records, and the end of each record: int64 [records]
     """
     parts, ends, base = [], [np.zeros(0, np.int64)], 0

@@ -4,9 +4,9 @@
     KEY.bag, KEY.idx   the records of a column; row i is record i of each bag (`bags.py`)
     refs.bag, KEY.bag  0.21 and older: record numbers of each row, and lists (`refs.py`)
 
-flare reads the folders of all library versions and writes those of the newest. A single bag,
-`x.bag`, is a dataset with one column, `record`. The format itself has no checksums, but a playlist
-can list checksums of the files.
+flare reads the folders of all library versions and writes folders of the newest version. A single
+bag, `x.bag`, is a dataset with one column, `record`. The format itself has no checksums, but a
+playlist can list checksums of the files.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Granular(Format):
     suffixes: ClassVar[tuple[str, ...]] = (".bag",)
     index_files = ("spec.json", "000000/spec.json")
     is_multi_file = True
-    shards_in = "shards"  # the original reads every sibling folder as a shard
+    shards_in = "shards"  # separate, because the original reads every sibling folder as a shard
     sizes_are_exact = False  # row sizes include all files of a shard
     substitutes: ClassVar[Substitutes] = {
         **dict.fromkeys(SMALL_INTEGERS, "int"),
@@ -128,9 +128,9 @@ class Granular(Format):
     def open_shard(self, chunk: Chunk, columns: Columns | None = None) -> Shard:
         """Read the spec and the tables, without the records.
 
-        chunk    a spec.json or a single bag; companions that are not listed are in the same folder
+        chunk    a spec.json or a single bag; unlisted companions are read from the same folder
         columns  the listed columns, which must match the spec
-        raises   FormatError if a table does not match its bag, or if columns differ in length;
+        raises   FormatError if a table does not match its bag, or if columns differ in row count;
                  UnsafeError for a column that is not a valid file name
         """
         chunk = chunk if chunk.files else replace(chunk, files=(File(chunk.at.name),))
@@ -149,7 +149,7 @@ class Granular(Format):
         columns: Sequence[str] | None = None,
         ranges: Ranges | None = None,
     ) -> list[Row]:
-        """Read the stored records of rows; the records of a list share a read.
+        """Read the stored records of rows; all records of a list share a read.
 
         ranges  name of a list column -> (start, stop): only these items of each list are read
         raises  FormatError for a row with missing records; UsageError for a range of a column that
@@ -271,8 +271,8 @@ class Granular(Format):
 class GranularRefs(Granular):
     """Folders of granular 0.21 and older: a refs.bag, and bags with their tables at the end.
 
-    Lists are stored as `TYPE[]`. Empty records are rejected, because a table whose first record is
-    empty is equal to a table of version 0.19. `Granular` can read these folders too.
+    Lists are stored as `TYPE[]`. Empty records are rejected, because the table of a bag whose first
+    record is empty looks like a table of version 0.19. `Granular` can read these folders too.
     """
 
     name = "granular-refs"
@@ -302,7 +302,7 @@ class GranularRefs(Granular):
 
         return  bytes; int64 [rows]
 
-        raises  ValueFitError with the first row of the batch that has an empty record
+        raises  ValueFitError with the number of the first row that has an empty record
         """
         numbers = (
             8
@@ -397,7 +397,7 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
         full = next((name for name, starts in layout.items() if len(starts) > 1), None)
         if (
             full is not None and len(layout[REFS_TABLE]) == 1
-        ):  # an empty refs.bag is a valid bag, but its dataset is truncated
+        ):  # an empty refs.bag is a valid bag, but shows that the dataset is truncated
             raise FormatError(
                 f"contains no rows, but column {full!r} has {len(layout[full]) - 1} records",
                 where=by_name[REFS].at,
@@ -410,7 +410,7 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
     least, most = min(rows, key=rows.__getitem__), max(rows, key=rows.__getitem__)
     if rows[least] != rows[most]:
         raise FormatError(
-            f"column {least!r} has {rows[least]} records, column {most!r} has {rows[most]}",
+            f"column {least!r} has {rows[least]} records; column {most!r} has {rows[most]}",
             where=chunk.at,
             hint=bags.TORN,
         )
@@ -423,7 +423,7 @@ def _open_folder(chunk: Chunk, columns: Columns | None) -> Shard:
 def _weights(columns: Columns, batch: pa.RecordBatch, format: str) -> IntArray:
     """Return the size of each row, including a table entry of 8 bytes per record: int64 [rows].
 
-    raises  ValueFitError with the first row that the format cannot store
+    raises  ValueFitError with the number of the first row that the format cannot store
     """
     sizes = np.zeros(batch.num_rows, np.int64)
     for one in columns:
@@ -471,7 +471,7 @@ def _put(
 ) -> Chunk:
     """Write the files of a shard, its spec.json last, so that a shard with a spec.json is complete.
 
-    raises  UsageError for a compression, or for a second shard if the settings do not limit shards
+    raises  UsageError if a compression is set, or for a second shard if shards have no size limit
     """
     if settings.compression is not None:
         raise UsageError(

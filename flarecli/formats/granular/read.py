@@ -207,7 +207,7 @@ def record_runs(
 ) -> list[RecordRuns]:
     """Return the record numbers of rows start..stop for each column, in column order.
 
-    next_records  column -> the record after the last record of earlier rows, if known
+    next_records  column -> number of the record after the last record of earlier rows, if known
     raises        FormatError with the first row whose records are missing, or used in an earlier
                   row
     """
@@ -286,8 +286,8 @@ def large_values(shard: Shard, max_bytes: int) -> list[LargeValue]:
 
 
 def unfit(shard: Shard) -> Iterator[tuple[Location, str]]:
-    """Check the record sizes in number columns; yield each bag with a message about its first
-    record of a wrong size.
+    """Check the record sizes in number columns; yield each invalid bag with a message about its
+    first record of the wrong size.
     """
     for one in shard.columns:
         inner, starts = lookup(one.encoding.removesuffix("[]")), shard.layout[one.name]

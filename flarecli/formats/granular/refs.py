@@ -3,11 +3,11 @@
 Record i is a MessagePack array with an element per column, in the order of spec.json:
 
     a column           uint                 record number
-    a list, `TYPE[]`   [uint, uint] or []   number of the first record, and the number of records
+    a list, `TYPE[]`   [uint, uint] or []   number of the first record, and record count
 
-A number has the shortest encoding: 0x00-0x7f, or 0xcc, 0xcd, 0xce, 0xcf and 1, 2, 4 or 8 bytes,
-big-endian. Writers only append, so the numbers of a column increase from row to row, and no record
-is used twice. A failed append may leave records that no row uses.
+Numbers have the shortest encoding: one byte 0x00-0x7f; or 0xcc, 0xcd, 0xce or 0xcf, followed by 1,
+2, 4 or 8 bytes, big-endian. Writers only append, so the numbers of a column increase from row to
+row, and no record is used twice. A failed append may leave records that no row uses.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     number = int.from_bytes(data[at + 1 : at + 1 + width], "big")
     if number >> 63:  # int64 cannot store the number
         raise ValueError
-    return number, at + 1 + width  # the caller checks that the number does not exceed the data
+    return number, at + 1 + width  # the caller checks that the number is within the data
 
 
 @lru_cache(maxsize=256)
@@ -155,7 +155,7 @@ def _parse_numbers(
 
 
 def packed(runs: Sequence[RecordRuns], lists: Sequence[bool]) -> tuple[list[memoryview], IntArray]:
-    """Return the records of refs.bag for some rows, and the end of each record: int64 [rows].
+    """Return the records of refs.bag for the given rows, and the end of each record: int64 [rows].
 
     runs   (first records, counts) for each column, int64 [rows] each
     lists  for each column, True if the column is a list

@@ -5,12 +5,11 @@
     000000/spec.json  …  shards, each a separate dataset
 
     {"bar": "utf8", "seq": "utf8[]"}     spec.json: column -> type, sorted by key, as json.dumps
-    writes it, no newline
+    writes it, without a newline
 
 The main file of a shard is its spec.json; the .bag and .idx files are its companions. Keys are
 checked before use, because they are part of file names such as `KEY.bag`. `TYPE[]` is a list, but
-only in datasets with a refs.bag. flare copies the values of types that it does not support
-unchanged, as bytes.
+only in datasets with a refs.bag. flare copies values of unsupported types unchanged, as bytes.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def _check_key(key: str, where: object = "") -> None:
         raise UnsafeError(
             f"column {key!r:.60} is not a valid file name",
             where=where,
-            hint="Rename the column; no such file was read or written.",
+            hint="Rename the column; no file with this name was read or written.",
             column=key,
         )
 
@@ -332,7 +331,7 @@ def _bags(at: Location, sizes: Mapping[str, int]) -> Stream:
 def companion_files(
     chunk: Chunk, names: Iterable[str]
 ) -> tuple[tuple[File, ...], tuple[Location, ...]]:
-    """Return the companion files of a shard without a listing: listed names, and locations."""
+    """Return the files and the locations of a shard's companions if no index lists them."""
     locations = tuple(chunk.at.folder / name for name in names)
     folder = chunk.files[0].name.rpartition("/")[0] if chunk.files else ""
     return tuple(

@@ -6,8 +6,8 @@ Little-endian, n samples (source: files written by mosaicml-streaming 0.13.0):
     data    the header line of CSV, TSV and XSV; then lines, back to back, each with its newline
 
     .meta   0         uint32       n
-            4         uint32[n+1]  start of each line in the data file; the last is that file's size
-            4+4(n+1)  bytes        config, JSON with sorted keys, to the end
+            4         uint32[n+1]  start of each line in the data file, and the size of that file
+            4+4(n+1)  bytes        config, JSON with sorted keys, up to the end of the file
 
 Each file may be compressed; its name then ends with the suffix of the compression: `x.json.gz` and
 `x.json.meta.gz`.
@@ -66,7 +66,7 @@ __all__ = [
     "stored_columns",
 ]
 
-# Size of a row above which values are written one by one; and number of bytes searched at once.
+# Row size above which values are written one by one; and number of bytes searched at once.
 _LARGE_ROW_BYTES, _SEARCH_BYTES = 16 << 20, 16 << 20
 
 Places = Mapping[
@@ -78,7 +78,7 @@ class LineWriter(NamedTuple):
     """The header and the functions with which a format writes lines.
 
     header       bytes before the first line
-    fixed_bytes  bytes of a line without its values, such as separators
+    fixed_bytes  number of bytes in a line besides the values, such as separators
     check        function that raises ValueFitError for the first row of a batch that could not be
                  read back
     parts        function that returns the elements of a line for a checked batch: columns of
@@ -100,7 +100,7 @@ class LineFormat(MosaicFormat):
     def parse_layout(
         self, columns: Columns, config: Mapping[str, Any], where: object
     ) -> Mapping[str, Any]:
-        """Return the layout of lines, in which `header` is the bytes before the first line."""
+        """Return the layout of the lines; `header` contains the bytes before the first line."""
         raise NotImplementedError
 
     def line_writer(self, columns: Columns, settings: Settings) -> LineWriter:
@@ -127,7 +127,7 @@ class LineFormat(MosaicFormat):
         The data is read only if it is compressed.
 
         columns  the columns that an index or a playlist lists
-        raises   FormatError if the table does not fit the data; IntegrityError if the columns
+        raises   FormatError if the table does not match the data; IntegrityError if the columns
                  differ from the listed ones
         """
         chunk, meta = present(chunk), present(_companion(chunk))
@@ -293,7 +293,7 @@ def lines_of(shard: Shard, rows: Sequence[int]) -> list[bytes | memoryview]:
 
 
 def bytes_of(shard: Shard, start: int, stop: int) -> tuple[ByteArray, IntArray]:
-    """Return the bytes of lines start..stop, and the line offsets in them.
+    """Return the bytes of lines start..stop, and the offsets of the lines in these bytes.
 
     return  uint8 [bytes]; int64 [rows + 1]
     """
@@ -318,7 +318,7 @@ def find_all(data: ByteArray, text: bytes) -> IntArray:
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield slices of a batch; `step_of` limits the rows of a slice."""
+    """Yield slices of a batch; `step_of` determines the number of rows in a slice."""
     step = step_of(batch.num_rows, batch.nbytes, batch.num_columns)
     return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
 

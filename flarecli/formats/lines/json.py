@@ -1,9 +1,9 @@
 r"""JSON shards of MosaicML Streaming: a line of JSON per sample, and a `.meta` file; see
 `lines.base`.
 
-A line is `json.dumps(sample, sort_keys=True)`, followed by the newline: any JSON whitespace, or no
-bytes. A value is stored as its JSON text, with the encoding `json_str`, `json_int` or `json_float`.
-The text of a string includes its quotes and escapes.
+A line is `json.dumps(sample, sort_keys=True)`, followed by the newline, which may be any JSON
+whitespace or empty. A value is stored as its JSON text, with the encoding `json_str`, `json_int` or
+`json_float`. The text of a string includes its quotes and escapes.
 
 In lines that `json.dumps` writes, the order of quotes and keys is known, so numpy can split many
 lines at once. The result is valid if all quotes, keys, colons and commas are at the expected
@@ -268,12 +268,12 @@ class Plan(NamedTuple):
 
     @property
     def quotes(self) -> int:
-        """Number of quotes in a line, except escaped quotes inside strings."""
+        """Number of quotes in a line, excluding escaped quotes inside strings."""
         return sum(4 if is_text else 2 for _, _, is_text in self.columns)
 
 
 def planned(columns: Columns, newline: bytes) -> Plan:
-    """Return the layout of a shard's lines; columns are sorted by the code points of their names."""
+    """Return the layout of a shard's lines; columns are sorted by code points of names."""
     ordered = sorted(columns, key=lambda one: one.name)
     parts = [(one.name, json.dumps(one.name).encode() + b": ", is_text(one)) for one in ordered]
     laid = tuple(
@@ -297,12 +297,12 @@ def places(
 
     data    uint8 [bytes]
     starts  int64 [rows + 1], increasing from 0 to the number of bytes
-    return  name -> (starts, lengths), int64 [rows] each; None if `json.dumps` writes a line
-            differently
+    return  name -> (starts, lengths), int64 [rows] each; None if a line differs from the output of
+            `json.dumps`
     """
     rows = len(starts) - 1
     if (np.diff(starts) < sum(len(before) for _, before, _ in plan.columns) + len(plan.tail)).any():
-        return None  # checked before arrays are allocated: a config may declare very long names
+        return None  # checked before arrays are allocated, as a config may declare very long names
     quotes = _quotes(data, plan.tail, rows)
     if quotes is None or len(quotes) != rows * plan.quotes:
         return None
@@ -388,8 +388,8 @@ def _quotes(data: ByteArray, tail: bytes, rows: int) -> IntArray | None:
 
 
 def split(line: bytes, plan: Plan, strict: bool = False) -> list[bytes] | None:
-    """Return the JSON text of each value in the order of the plan; None if `json.dumps` writes the
-    line differently.
+    """Return the JSON text of each value in the order of the plan; None if the line differs from
+    the output of `json.dumps`.
 
     strict  check strings for control characters and invalid escapes
     """

@@ -169,7 +169,7 @@ def _split(shard: Shard, row: int, line: bytes) -> list[bytes]:
             f"line does not end with {newline.decode()!r:.60}", where=shard.chunk.at, row=row
         )
     separator = shard.layout["separator"]
-    # The limit bounds the memory: at most one value too many is split off.
+    # The limit bounds the memory use, because at most one extra value is split off.
     parts = line[: -len(newline)].split(separator, len(shard.columns))
     if len(parts) != len(shard.columns):
         count = line[: -len(newline)].count(separator) + 1
@@ -220,7 +220,7 @@ def _cuts(
     """Return the offsets of the separators: int64 [rows, each].
 
     each    number of separators per line
-    return  None if a line has another number of separators, if separators overlap, or if the
+    return  None if a line has a different number of separators, if separators overlap, or if the
             separator is longer than `_MAX_SEARCH_BYTES`
     """
     rows = len(ends)
@@ -280,7 +280,7 @@ def _suspects(
     if len(text) > _MAX_SEARCH_BYTES:
         return np.arange(len(ends))
     at = lines.find_all(data, text)
-    if len(at) == len(ends) * each:  # every row has at least `each`, so none has more
+    if len(at) == len(ends) * each:  # every row has at least `each` matches, so no row has more
         return np.zeros(0, np.int64)
     row: IntArray = np.searchsorted(starts, at, "right") - 1
     count = np.bincount(row[at + len(text) <= ends[row]], minlength=len(ends))

@@ -97,7 +97,7 @@ def _name_in_config(form: str, encoding: str) -> str:
 def parse_config(data: bytes, form: str, where: object) -> tuple[dict[str, Any], Columns]:
     """Parse a shard's config; return the config and its columns.
 
-    raises  FormatError if the config is invalid, or declares another format
+    raises  FormatError if the config is invalid, or declares a different format
     """
     value = parse_json(data, Place(where, item="config"))
     if not isinstance(value, dict):
@@ -230,7 +230,7 @@ def text_of(value: Mapping[str, Any], key: str, where: object, empty: bool = Fal
 def size_limit(value: Any, where: object) -> int | None:
     """Parse a `size_limit`: bytes, null, or text such as `1.5mb`, where `1kb` is 1024 bytes.
 
-    return  bytes; None if there is no limit, which 0 also means
+    return  bytes; None if there is no limit (null or 0)
     raises  FormatError for any other value
     """
     if value is None or value == "":

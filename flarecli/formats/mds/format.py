@@ -3,13 +3,13 @@
 Little-endian, n samples (source: files written by mosaicml-streaming 0.13.0):
 
     0             uint32       n
-    4             uint32[n+1]  start of each sample in the file; the last is the file's size
+    4             uint32[n+1]  start of each sample in the file, and the size of the file
     4 + 4(n+1)    bytes        config, JSON with sorted keys, up to the first sample
     start[0]      bytes        samples, back to back
 
 A sample is a uint32 length for each column of variable size, followed by the bytes of every column.
-Columns are sorted by the code points of their names. A compressed shard is one compression frame
-with the complete file; its name ends with the suffix of the compression.
+Columns are sorted by the code points of their names. A compressed shard is the complete file in one
+compression frame; its name ends with the suffix of the compression.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class MDS(MosaicFormat):
         """Read the table and the config, without the samples.
 
         columns  the columns that an index lists; they must match the shard's config
-        raises   FormatError if the table does not fit the file, or if the config is invalid
+        raises   FormatError if the table does not match the file, or if the config is invalid
         """
         chunk = present(chunk)
         at, view = chunk.at, byte_ranges.whole(chunk)
@@ -277,7 +277,7 @@ def row_count(head: memoryview, size: int, chunk: Chunk, where: Location) -> int
 
     head    the first bytes of the file; at least 4, unless the file is shorter
     size    size of the decompressed file in bytes
-    raises  FormatError if the table does not fit the file, or if another number is listed
+    raises  FormatError if the table does not fit in the file, or if the listed number differs
     """
     if size < 8:
         raise FormatError(f"file is {size} bytes; an empty table needs 8", where=where)
@@ -355,7 +355,7 @@ def lengths(array: pa.Array) -> IntArray:
 
 
 def step_of(rows: int, size: int, columns: int) -> int:
-    """Return the number of rows that Arrow joins at once; `rows` rows have `size` bytes in all."""
+    """Return the number of rows that Arrow joins at once; all `rows` rows have `size` bytes."""
     target = max(_JOIN_BYTES, columns * _JOIN_BYTES_PER_COLUMN)
     return int(max(1, min(_STEP_ROWS, target * max(1, rows) // max(1, size))))
 
@@ -454,7 +454,7 @@ def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int
 
 
 def samples(columns: Columns, batches: Sequence[pa.RecordBatch]) -> Iterator[memoryview]:
-    """Yield the bytes of the samples in order, in pieces that fit the CPU cache.
+    """Yield the bytes of the samples in order, in pieces that fit in the CPU cache.
 
     raises  ValueFitError for a null, or for a field of the wrong size
     """

@@ -5,7 +5,7 @@
 `mds.config` describes a shard's config. `raw_data`, `raw_meta`, `zip_data` and `zip_meta` are
 {basename, bytes, hashes}. `raw_meta` and `zip_meta` exist only if shards have `.meta` files.
 `zip_data` and `zip_meta` are null if shards are not compressed. Every value is checked before it is
-used. Indexes are written with the same bytes as the original writes.
+used. flare writes the same bytes as the original.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def read_shards(where: Location) -> tuple[list[dict[str, Any]], int]:
 
 
 def _cached_names(at: Location, shards: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Return the file names in a folder if its first shard exists only decompressed.
+    """Return the file names in a folder whose first shard exists only in decompressed form.
 
     The original creates such folders as caches. The result for other folders is empty.
     """
@@ -253,7 +253,7 @@ def _pair(
 ) -> tuple[File, File]:
     """Return the stored and the decompressed file of a shard.
 
-    In a cache of the original, both are the decompressed file.
+    In a cache that the original created, both are the decompressed file.
     """
     raw = _file(shard.get(f"raw_{part}"), f"{here}.raw_{part}")
     if shard.get(f"zip_{part}") is None:

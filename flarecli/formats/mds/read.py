@@ -17,10 +17,10 @@ from flarecli.storage import needs_read_ahead, read_ahead
 
 __all__ = ["find_columns", "is_large", "large_values", "read_rows", "row_reader"]
 
-# The next two limits are necessary because a hostile config may declare many or large columns.
+# A hostile config may declare many or large columns; the next two limits bound the memory use.
 _MAX_HEAD_COLUMN_BYTES = 1 << 12  # maximum size of a column that is unpacked with the lengths
-_MAX_LENGTH_BYTES = 1 << 12  # bytes of lengths per row that are read without checking the row size
-MAX_WHOLE_ROW_BYTES = 16 << 20  # only the requested columns of larger rows are read
+_MAX_LENGTH_BYTES = 1 << 12  # if the lengths in a row are larger, the row size is checked first
+MAX_WHOLE_ROW_BYTES = 16 << 20  # of larger rows, only the requested columns are read
 
 
 class Ready(NamedTuple):
@@ -31,7 +31,8 @@ class Ready(NamedTuple):
     source   the map or bytes object behind `view`, whose slices are bytes; otherwise `view`
     head     function that unpacks the first `size` bytes of a sample: `first` lengths, then the
              values of the selected `lead` columns
-    lead     names of the selected columns of small, fixed size before all other columns
+    lead     names of the selected columns among the first columns of the shard, all of which have a
+             small, fixed size
     sizes    sizes of the other columns of fixed size; appended to the values that `head` returns
     rest     (name, index of the length in the values of `head` and `sizes`) of each other column;
              the name is None if the column is not selected
@@ -189,7 +190,7 @@ def _prepare(shard: Shard, columns: tuple[str, ...] | None) -> Ready:
 
 
 def is_large(shard: Shard, row: int) -> bool:
-    """Return whether a row is so large that only its requested columns are read.
+    """Return whether a row is so large that only the requested columns are read.
 
     return  False for a mapped or decompressed shard
     """
@@ -280,7 +281,7 @@ class _ColumnLayout(NamedTuple):
     ready    state for reading rows
     view     the complete shard
     starts   uint32 [rows + 1]: start of each row, from the shard's table
-    words    number of bytes of the lengths at the start of each row
+    words    size in bytes of the lengths at the start of each row
     lengths  array of voids: a window of `words` bytes at each offset in the shard
     steps    (name, size, windows of that size) for each column of fixed size, and (name, None,
              index of the length) for each other column; the name is None if it is not selected

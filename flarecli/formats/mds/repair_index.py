@@ -227,7 +227,7 @@ def _hashed(at: Location, hashes: list[str]) -> File:
 def merge(at: Location, parts: Sequence[Location] | None = None) -> dict[str, File]:
     """Write one `index.json` for the datasets below a folder; return name -> File.
 
-    parts   folders of the datasets, or their `index.json`, in the order of the rows; None for all
+    parts   folders of the datasets, or their index files, in the order of the rows; None for all
             datasets below the folder, in bytewise order of their paths
     raises  UnsafeError for a dataset that is not below the folder; MissingError if a dataset or
             one of its local shards does not exist; FormatError if an index is invalid, or if
@@ -287,7 +287,7 @@ def _below(root: Location, part: Location) -> str:
         raise UnsafeError(
             f"not below {root}",
             where=part,
-            hint="Move all datasets below one folder first; an index lists only files below its folder.",
+            hint="Move all datasets into one folder; an index lists only files below its folder.",
         )
     return check_name(path[len(prefix) :].rstrip("/"), where=part)
 
@@ -312,7 +312,7 @@ def _moved(file: Any, folder: str, where: str) -> Any:
 def _check_files(root: Location, shard: Mapping[str, Any], here: Place) -> None:
     """Check that the files of a local shard exist and have the listed sizes.
 
-    A cache of the original has either the compressed or the decompressed file of each pair.
+    A cache that the original created has either the compressed or the decompressed file of a pair.
     """
     if not root.is_local:
         return

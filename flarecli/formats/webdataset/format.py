@@ -2,27 +2,27 @@
 
     00000.tar         a/b.cls  a/b.jpg  a/c.cls  a/c.jpg  …  two blocks of zeros (`tar.py`)
     00000.idx.json    offsets of the members, for random access to rows (`index.py`)
-    shardindex.json   shards and their rows, as `widsindex create` writes it (`index.py`)
+    shardindex.json   list of shards with their row counts, as in `widsindex create` (`index.py`)
 
 The columns of a sample are `__key__`, followed by the extensions in the order of their first use. A
 missing member is null. `scan.py` splits names into key and extension, and `columns.py` maps
 extensions to encodings.
 
-Behaviour of webdataset 1.0.2 and wids 0.2.111, determined by running them:
+Behavior of webdataset 1.0.2 and wids 0.2.111, determined by running them:
 
 - TarWriter writes ustar headers with mode 0444, uid and gid 0, user and group `bigdata`, and by
   default the current time. The extensions of a sample are sorted. Key and extension are UTF-8
   without a PAX record. The tar is padded to a multiple of 10,240 bytes.
 - The reader skips members that are not regular files, names without a dot in their last part, and
   names below `__this__/`. It converts extensions to lower case. A duplicate extension in a sample
-  is an error. A key that occurs again later is another sample (an error in flare).
+  is an error. A key that occurs again later starts a new sample (an error in flare).
 - The decoder reads txt, text and transcript as text, cls, cls2, index, inx and id as int, json and
   jsn as JSON, and pkl, pickle and pyd by unpickling.
 - wids reads only the name and size fields of a header (no PAX, no prefix, no base 256). Its
   `.index` file is a pickle.
 
-flare differs from TarWriter in two ways: headers have no user name and no time, so equal rows
-result in equal bytes, and the end marker is two blocks.
+flare differs from TarWriter in two ways: its headers contain no user name and no time, so that
+equal rows result in equal bytes, and its end marker is only two blocks.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ from flarecli.storage import Location
 __all__ = ["WebDataset"]
 
 _MAX_STEP_ROWS, _MAX_STEP_BYTES = 8192, 64 << 20  # limits for rows that are checked together
-_MAX_FINDINGS = 100  # maximum number of findings about keys, and about padding
+_MAX_FINDINGS = 100  # maximum number of findings about keys, and of findings about padding
 _SUSPECT_KEY = r"^/|^~|(^|/)[A-Za-z]:|//|(^|/)[. ]+(/|$)|[\x00-\x1f\x7f\\]"
 _NOT_REPORTED = ("folder", "label")  # skipped members that contain no data
 _INDEX_HINT = "Pack the tar again to rebuild the index, or delete the index."
@@ -144,7 +144,7 @@ class WebDataset(Format):
         """Read the index of a tar if the index is valid, otherwise all headers of the tar.
 
         columns  the listed columns; they must include every extension in the tar
-        raises   FormatError for an invalid tar, or a wrong number of rows; IntegrityError for an
+        raises   FormatError for an invalid tar, or the wrong number of rows; IntegrityError for an
                  extension without a column
         """
         source = byte_ranges.source_of(chunk)
@@ -320,8 +320,8 @@ class WebDataset(Format):
             yield Finding(
                 str(at),
                 "format",
-                f"the end marker is {seen.end} bytes,"
-                f" expected whole blocks and at least {len(tar.END)}",
+                f"the end marker is {seen.end} bytes;"
+                f" expected whole blocks, at least {len(tar.END)} bytes",
                 "Pack it again.",
             )
         for kind, count in sorted(seen.skipped.items()):
@@ -422,8 +422,8 @@ def _members(
     """Locate the members of rows start..stop for each extension.
 
     places  indexes of the extensions
-    return  data uint8 [bytes], starts in the data and sizes int64 [rows] for each extension; the
-            start of a missing member is -1
+    return  the data, uint8 [bytes]; starts in the data and sizes, int64 [rows], for each extension;
+            the start of a missing member is -1
     """
     starts, sizes = (shard.layout[name][places, start:stop] for name in ("starts", "sizes"))
     view = byte_ranges.whole(shard.chunk)
@@ -440,7 +440,7 @@ def _members(
             for at, size in zip(starts, sizes, strict=True)
         ]
     out = []
-    for at, size in zip(starts, sizes, strict=True):  # members are far apart, so read each of them
+    for at, size in zip(starts, sizes, strict=True):  # members are far apart, so do not share reads
         parts = byte_ranges.read(
             shard.chunk,
             [(a, a + b) for a, b in zip(at.tolist(), size.tolist(), strict=True) if a >= 0],

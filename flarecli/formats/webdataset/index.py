@@ -11,8 +11,8 @@ not read. The file is JSON on one line:
     columns   extensions of the members
     keys      the keys of all samples, concatenated
     ends      int64 [rows]: end of each key
-    starts    int64 [columns, rows]: first byte of each member, -1 if the sample has none
-    sizes     int64 [columns, rows]: bytes of each member, -1 if the sample has none
+    starts    int64 [columns, rows]: offset of each member, -1 if it is missing
+    sizes     int64 [columns, rows]: size of each member in bytes, -1 if it is missing
     xxh3_128  checksum of all bytes before `, "xxh3_128"`
 
 Arrays are little-endian bytes in base64. A damaged, outdated or inconsistent index is ignored;
@@ -23,8 +23,8 @@ flare reads the tar headers instead, and `verify` reports the index.
     {"__kind__": "wids-shard-index-v1", "wids_version": 1,
      "shardlist": [{"url": "00000.tar", "nsamples": 100, "filesize": 20480, "md5sum": "…"}, …]}
 
-`filesize` and `md5sum` are optional, and other keys are allowed; a misspelt `filesize` or `md5sum`
-is an error.
+`filesize` and `md5sum` are optional, and other keys are allowed, but a misspelled `filesize` or
+`md5sum` is an error.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def name_of(name: str) -> str:
 def location_of(chunk: Chunk) -> Location | None:
     """Return the location of a tar's index: the listed index, or the index in the tar's folder.
 
-    Return None if the name of the index would be invalid, for example longer than 255 bytes.
+    Return None if the name of the index would be invalid, for example if it exceeds 255 bytes.
     """
     if chunk.companions:
         return chunk.companions[0]
@@ -219,11 +219,11 @@ def _stream(at: Location, index: Any) -> Stream:
     version = index.get("wids_version")
     if version != SHARDS_VERSION or isinstance(version, bool):
         raise FormatError(
-            f"unsupported wids_version {version!r:.60}, expected {SHARDS_VERSION}", where=at
+            f"unsupported wids_version {version!r:.60}; expected {SHARDS_VERSION}", where=at
         )
     if index.get("__kind__") != SHARDS_KIND:
         raise FormatError(
-            f"unsupported __kind__ {index.get('__kind__')!r:.60}, expected {SHARDS_KIND!r}",
+            f"unsupported __kind__ {index.get('__kind__')!r:.60}; expected {SHARDS_KIND!r}",
             where=at,
         )
     urls, rows, sizes, sums = [], [], [], []

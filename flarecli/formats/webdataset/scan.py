@@ -85,9 +85,9 @@ class Table:
 def split(name: bytes) -> tuple[bytes, bytes] | None:
     """Split the name of a member into key and extension; return None if the member is ignored.
 
-    The result equals that of webdataset's pattern `((?:.*/|)[^.]+)[.]([^/]*)`, in linear time. The
-    key of a hidden file is the path of its folder; the file is ignored if the name of the folder
-    contains a dot.
+    The result equals that of webdataset's pattern `((?:.*/|)[^.]+)[.]([^/]*)`, but splitting takes
+    linear time. The key of a hidden file is the path of its folder; the file is ignored if the name
+    of the folder contains a dot.
     """
     if name[:2] == b"__" and _META.match(name):
         return None
@@ -112,7 +112,7 @@ def key_text(keys: ByteArray, ends: IntArray, start: int = 0, stop: int | None =
 
 @dataclass(slots=True, eq=False)
 class _Column:
-    """The row, first byte and size of each member with one extension."""
+    """The row, first byte and size of each member with a given extension."""
 
     last: int = -1
     rows: array[int] = field(default_factory=lambda: array("q"))
@@ -121,7 +121,7 @@ class _Column:
 
 
 class _Builder:
-    """The samples built from the members added so far. Further members may extend the last one."""
+    """The samples of the members added so far. Further members may extend the last sample."""
 
     def __init__(self) -> None:
         self.columns: dict[str, _Column] = {}
@@ -257,7 +257,7 @@ def read_stream(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the samples in a stream as typed batches, in order.
 
-    The memory is bounded by one batch and its largest member.
+    Memory use is bounded by one batch and its largest member.
 
     blocks   bytes of a tar, plain or compressed with gzip, bzip2 or zstd, in blocks of any length
     columns  columns of the batches; None for the key and the extensions in the first batch
@@ -332,7 +332,7 @@ def _batch(
                 f"unexpected extension .{name}: the columns do not include it",
                 where=where,
                 row=first + row,
-                hint="Specify the columns, or read a file, so that flare reads all headers first.",
+                hint="Specify the columns, or read the tar from a file to read all headers first.",
             )
     for one, name in zip(columns, names, strict=True):
         raw = pa.array([sample.get(name) for sample in samples], encodings.BINARY)

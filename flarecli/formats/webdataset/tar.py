@@ -22,9 +22,9 @@ big-endian number (base 256). Two blocks of zeros mark the end; only zeros may f
     3 4 6    devices and FIFOs
     5        folder
     V        volume label
-    L K      GNU: the long name, or link, of the next member
-    x g      PAX records of the next member, or of all following members: `LENGTH KEY=VALUE\\n`, of
-             which flare uses `path` and `size`
+    L K      GNU: long name (L) or long link target (K) of the next member
+    x g      PAX records, `LENGTH KEY=VALUE\\n`, for the next member (x) or all following members
+             (g); flare uses the keys `path` and `size`
 
 Sources: POSIX.1-2017 pax, GNU tar 1.34 (tar.h), and the output of CPython's tarfile.
 """
@@ -73,7 +73,7 @@ _SKIPPED = {
 }
 _MAX_META_BYTES = 1 << 20  # maximum size of one member's PAX records, usually a few hundred bytes
 MAX_MEMBER_BYTES = 8**11 - 1  # the largest octal number that the size field can store
-# The low 16 bits of adler32 are 1 + the sum of the bytes, modulo this: a fast way to sum bytes.
+# The low 16 bits of adler32 are (1 + the sum of the bytes) modulo this: a fast way to sum bytes.
 _ADLER = 65521
 _CHECKED_BYTES = 1 << 20  # block size for the check that only zeros follow the end marker
 
@@ -361,7 +361,7 @@ def _check_end(
 
 
 def check_size(size: int, where: object = "") -> None:
-    """Raise ValueFitError for a size of 8 GiB or more, which does not fit the header field."""
+    """Raise ValueFitError for a size of 8 GiB or more, which does not fit in the header field."""
     if size > MAX_MEMBER_BYTES:
         raise ValueFitError(
             f"member is {size} bytes; a tar header allows {MAX_MEMBER_BYTES}",

@@ -29,11 +29,11 @@ __all__ = ["row_sizes", "write_shard"]
 # Approximate bytes and rows that are joined at once; small enough for the CPU cache.
 _STEP_BYTES, _STEP_ROWS = 1 << 20, 8192
 _MAX_JOINED_ROW_BYTES = 1 << 16  # members of larger rows are written separately, without joining
-_MIN_STEP_ROWS = 8  # minimum rows per step for small members, to limit the calls of Arrow per row
+_MIN_STEP_ROWS = 8  # minimum rows per step for small members, to limit the Arrow calls per row
 _MAX_WIDE_ROWS = 64  # maximum rows for which the members of all columns are processed together
 _NAME_BYTES = 100  # size of the name field in a header
-# Matches an absolute path, a drive, a URL or a control character. Also matches a path with a part
-# that is empty or only dots and spaces, with a dot in the last part, or in a folder `__this__/`.
+# Matches an absolute path, a drive, a URL or a control character. Also matches a path in a folder
+# `__this__/`, and a path with an empty part, a part of dots and spaces, or a dot in the last part.
 _INVALID_KEY = (
     r"^/|^~|(^|/)[A-Za-z]:|//|^\.[. ]+(/|$)|^ [. ]*(/|$)|/[. ]+(/|$)|/$|[\x00-\x1f\x7f\\]"
     r"|\.[^/]*$|^__[^/]*__/|^$"
@@ -45,7 +45,7 @@ def row_sizes(columns: Columns, batch: pa.RecordBatch, settings: Settings) -> tu
 
     The bytes of a row are its headers and its padded members.
 
-    raises  ValueFitError or UnsafeError with the first row of the batch that has an invalid key or
+    raises  ValueFitError or UnsafeError with the first row in the batch that has an invalid key or
             a member of 8 GiB or more
     """
     if KEY in batch.schema.names:
@@ -159,7 +159,7 @@ def _weights(columns: Columns, batch: pa.RecordBatch, keys: pa.Array) -> tuple[I
 def _is_wide(rows: int, members: int) -> bool:
     """Return whether to process the members of all columns together, not column by column.
 
-    For a few rows with many columns, this saves calls of Arrow and numpy.
+    For a few rows with many columns, this saves calls to Arrow and numpy.
     """
     return 0 < rows < min(members, _MAX_WIDE_ROWS)
 

@@ -168,11 +168,11 @@ WHEN_OPENED = {
     "flip_checksum": "checksum mismatch: CRC-32 of the table",
     "flip_header": "checksum mismatch: CRC-32 of the table",
     "flip_n": "checksum mismatch: CRC-32 of the table",
-    "huge_n": "file is 12 bytes; its table of 1099511627776 records does not fit",
-    "negative_n": "file is 12 bytes; its table of -3 records does not fit",
+    "huge_n": "file is 12 bytes; it is too small for a table of 1099511627776 records",
+    "negative_n": "file is 12 bytes; it is too small for a table of -3 records",
     "short": "file is 3 bytes; an empty table needs 12",
     "trunc_data": "record 5 starts at byte 118; the file ends at byte 113",
-    "trunc_header": "file is 40 bytes; its table of 6 records does not fit",
+    "trunc_header": "file is 40 bytes; it is too small for a table of 6 records",
 }
 WHEN_READ = {
     "flip_data": (4, "checksum mismatch: CRC-32 of 33 bytes"),
@@ -386,11 +386,11 @@ def test_hostile_tables_are_refused_in_little_memory(tmp_path):
         check=True,
     )
     assert done.stdout.splitlines() == [
-        f"file is 100 bytes; its table of {1 << 60} records does not fit",
-        f"file is {1 << 20} bytes; its table of {(1 << 63) - 1} records does not fit",
+        f"file is 100 bytes; it is too small for a table of {1 << 60} records",
+        f"file is {1 << 20} bytes; it is too small for a table of {(1 << 63) - 1} records",
         "not enough memory",
         "not enough memory",
-        f"file is 100 bytes; its table of {-(1 << 63)} records does not fit",
+        f"file is 100 bytes; it is too small for a table of {-(1 << 63)} records",
         "found checksum mismatch: CRC-32 of 629145576 bytes; the size of the file may have changed",
     ]
 

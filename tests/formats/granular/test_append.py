@@ -192,7 +192,8 @@ def test_records_of_an_incomplete_row_are_compared_with_the_next_rows(tmp_path):
     with pytest.raises(IntegrityError) as caught:
         writer.append(some(3, 5))
     assert (
-        str(caught.value) == f"{at}/n.bag[2]: the stored record of an incomplete row is different"
+        str(caught.value)
+        == f"{at}/n.bag[2]: the stored record of an incomplete row differs from the new record"
     )
     with pytest.raises(UsageError) as again:
         writer.append(some(2, 5))

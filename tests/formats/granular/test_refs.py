@@ -61,7 +61,7 @@ DAMAGED = "The file was damaged or cut short; fetch or pack it again."
 @pytest.mark.parametrize(
     "index, message",
     [
-        (ends(3, 6, 11)[:-1], "t.idx: file is 23 bytes, expected a multiple of 8"),
+        (ends(3, 6, 11)[:-1], "t.idx: file is 23 bytes; expected a multiple of 8"),
         (ends(3, 2, 11), "t.idx: record 1 starts at byte 3 and ends at byte 2"),
         (ends(3, 6, 12), "t.bag: file is 11 bytes; its index needs 12"),
         (ends(3, 6, 10), "t.bag: 1 bytes follow the last record in its index"),
@@ -71,8 +71,8 @@ DAMAGED = "The file was damaged or cut short; fetch or pack it again."
             ends(3, (1 << 64) - 1, 11),
             f"t.idx: record 1 starts at byte 3 and ends at byte {(1 << 64) - 1}",
         ),
-        (ends(3, 11), "spec.json: column 't' has 2 records, column 'n' has 3"),
-        (ends(3, 6, 11, 11), "spec.json: column 'n' has 3 records, column 't' has 4"),
+        (ends(3, 11), "spec.json: column 't' has 2 records; column 'n' has 3"),
+        (ends(3, 6, 11, 11), "spec.json: column 'n' has 3 records; column 't' has 4"),
         (b"", "t.bag: 11 bytes follow the last record in its index"),
     ],
 )
@@ -85,12 +85,12 @@ def test_an_index_that_does_not_fit_its_bag_is_refused(index, message):
 @pytest.mark.parametrize(
     "data, message",
     [
-        (b"abc", "x.bag: file is 3 bytes, expected at least 8"),
+        (b"abc", "x.bag: file is 3 bytes; expected at least 8"),
         (
             b"abc" + ends(4),
             "x.bag: file is 11 bytes; its table should start at byte 4",
         ),
-        (b"abcd" + ends(4, 3), "x.bag: the table at byte 3 is 17 bytes, expected a multiple of 8"),
+        (b"abcd" + ends(4, 3), "x.bag: the table at byte 3 is 17 bytes; expected a multiple of 8"),
         (
             b"abc" + ends(1 << 60),
             f"x.bag: file is 11 bytes; its table should start at byte {1 << 60}",

@@ -203,7 +203,11 @@ def test_verify_reports_skipped_members():
     shard = webdataset.open_shard(chunk_of(bytes(data)))
     assert [(one.where, one.kind, one.message) for one in webdataset.verify_shard(shard)] == [
         ("t.tar", "format", "the padding at byte 515 contains non-zero bytes"),
-        ("t.tar", "format", "the end marker is 512 bytes, expected whole blocks and at least 1024"),
+        (
+            "t.tar",
+            "format",
+            "the end marker is 512 bytes; expected whole blocks, at least 1024 bytes",
+        ),
         ("t.tar", "skipped", "skipped members of type symbolic link: 1"),
         ("t.tar[1]", "unsafe", "the name '../c' leaves the folder"),
     ]
@@ -229,7 +233,7 @@ def test_an_end_marker_of_incomplete_blocks_is_reported():
             for one in webdataset.verify_shard(open_files({"00000.tar": data + bytes(zeros)}))
         ]
         assert found == (
-            [f"the end marker is {said} bytes, expected whole blocks and at least 1024"]
+            [f"the end marker is {said} bytes; expected whole blocks, at least 1024 bytes"]
             if said
             else []
         )

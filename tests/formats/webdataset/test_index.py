@@ -277,14 +277,14 @@ def test_a_shardindex_is_read():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"wids_version": True}, "unsupported wids_version True, expected 1"),
-        ({"wids_version": "1"}, "unsupported wids_version '1', expected 1"),
-        ({"wids_version": 2}, "unsupported wids_version 2, expected 1"),
+        ({"wids_version": True}, "unsupported wids_version True; expected 1"),
+        ({"wids_version": "1"}, "unsupported wids_version '1'; expected 1"),
+        ({"wids_version": 2}, "unsupported wids_version 2; expected 1"),
         (
             {"__kind__": "wids-shard-index-v2"},
-            "unsupported __kind__ 'wids-shard-index-v2', expected 'wids-shard-index-v1'",
+            "unsupported __kind__ 'wids-shard-index-v2'; expected 'wids-shard-index-v1'",
         ),
-        ({"__kind__": None}, "unsupported __kind__ None, expected 'wids-shard-index-v1'"),
+        ({"__kind__": None}, "unsupported __kind__ None; expected 'wids-shard-index-v1'"),
         ({"shardlist": {}}, "shardlist is missing, or not a list"),
         ({"shard": "00000.tar"}, "shardlist[0]: url is missing, or not a string"),
         ({"shard": SHARD | {"url": ""}}, "shardlist[0]: url is missing, or not a string"),
