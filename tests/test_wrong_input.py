@@ -323,7 +323,7 @@ def test_a_value_that_does_not_fit(here, capfd):
         capfd,
         "pack ok.csv out --encode n=uint8 --key k",
         4,
-        "ok.csv[2]: c: n 300 does not fit uint8 (0 to 255)",
+        "ok.csv[2]: c: n 300 cannot be stored as uint8 (0 to 255)",
         SKIP,
     )
     assert not (here / "out").exists()
@@ -354,7 +354,7 @@ def test_a_value_that_does_not_fit_is_listed_with_on_error_skip(here, capfd):
         "key": "c",
         "column": "n",
         "kind": "value",
-        "reason": "n 300 does not fit uint8 (0 to 255)",
+        "reason": "n 300 cannot be stored as uint8 (0 to 255)",
     }
     assert json.loads(line) == told
 

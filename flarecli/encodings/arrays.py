@@ -5,8 +5,8 @@
     ndarray:DTYPE:2,3                           values
 
 dtype is one byte. shape is one byte (ndim << 2 | k), then each dimension in 2^k bytes, with the
-smallest k that fits the largest dimension. Values are little-endian in C order. Granular stores
-numpy's name for the dtype (`<i2`), in any byte order, and a list of dimensions.
+smallest k that can represent the largest dimension. Values are little-endian in C order. Granular
+stores numpy's name for the dtype (such as `<i2`; any byte order), and a list of dimensions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def encode(encoding: Encoding, value: Any) -> bytes:
         encoding.shape and encoding.shape != array.shape
     )
     if differs or dtype not in NDARRAY_CODES or not 1 <= array.ndim <= 63 or array.size == 0:
-        raise ValueFitError(f"an array of {array.dtype} {array.shape} does not fit {encoding.name}")
+        raise ValueFitError(
+            f"an array of dtype {array.dtype} and shape {array.shape} cannot be stored as"
+            f" {encoding.name}"
+        )
     head = b"" if encoding.dtype else bytes([NDARRAY_CODES[dtype]])
     if not encoding.shape:
         power = next(
@@ -80,7 +83,7 @@ def _cast(array: Any, encoding: Encoding) -> Any:
         else (back == array) & ((out < 0) == (array < 0))
     )
     if not same.all():
-        raise ValueFitError(f"{array[~same].flat[0]} does not fit {encoding.name}")
+        raise ValueFitError(f"{array[~same].flat[0]} cannot be stored as {encoding.name}")
     return out
 
 
@@ -111,7 +114,7 @@ def _check_empty(shape: Sequence[int]) -> None:
     """
     lists = math.prod(itertools.takewhile(bool, shape))
     if 0 in shape and lists > MAX_EMPTY_LISTS:
-        raise ValueFitError(f"an array of shape {tuple(shape)} has no values, but {lists} rows")
+        raise ValueFitError(f"an array of shape {tuple(shape)} has no values but {lists} rows")
 
 
 def describe(array: Any) -> tuple[str, list[int], bytes]:
@@ -126,7 +129,9 @@ def describe(array: Any) -> tuple[str, list[int], bytes]:
         or array.dtype.itemsize == 0
         or array.ndim > MAX_DIMENSIONS
     ):
-        raise ValueFitError(f"an array of {array.dtype} {array.shape} cannot be read back")
+        raise ValueFitError(
+            f"an array of dtype {array.dtype} and shape {array.shape} cannot be read back"
+        )
     return dtype, list(array.shape), array.tobytes()
 
 
@@ -150,7 +155,7 @@ def build(dtype: Any, shape: Any, data: Any) -> Any:
         kind = np.dtype(dtype)
         if math.prod(shape) * kind.itemsize != len(data) or kind.itemsize == 0:
             raise ValueFitError(
-                f"{len(data)} bytes do not match an array of {dtype} {tuple(shape)}"
+                f"{len(data)} bytes do not match an array of dtype {dtype} and shape {tuple(shape)}"
             )
         _check_empty(shape)
         return np.frombuffer(data, kind).reshape(shape)
@@ -158,5 +163,6 @@ def build(dtype: Any, shape: Any, data: Any) -> Any:
         if isinstance(error, ValueFitError):
             raise
         raise ValueFitError(
-            f"{len(data)} bytes do not match an array of {dtype[:20]} with {len(shape)} dimensions"
+            f"{len(data)} bytes do not match an array of dtype {dtype[:20]} with {len(shape)}"
+            " dimensions"
         ) from None

@@ -1,4 +1,4 @@
-"""Arrow types of the source of a dataset: as a header of the playlist, and restored from columns.
+"""The Arrow types of a dataset's source: their form in a playlist, and columns converted to them.
 
 An encoding may store a value as another type: a timestamp as text, a struct as JSON, a boolean as
 uint8. The playlist keeps the Arrow type of each column, so that batches have the type and the
@@ -35,9 +35,9 @@ from flarecli.expansion import MAX_DECODED_VALUE
 
 __all__ = ["is_restorable", "parse_type", "restore", "type_header", "without_variants"]
 
-MAX_NODES, MAX_DEPTH = 1000, 32  # of one type
-MAX_FIXED_SIZE = 1 << 24  # items of a list, or bytes of a value, of a fixed size
-MAX_NULL_ITEMS = 1 << 26  # items of the null rows of a fixed-size list, in one batch
+MAX_NODES, MAX_DEPTH = 1000, 32  # maximum number of types and levels in one type
+MAX_FIXED_SIZE = 1 << 24  # maximum items of a fixed-size list, or bytes of a fixed-size value
+MAX_NULL_ITEMS = 1 << 26  # maximum items in the null rows of a fixed-size list, per batch
 _DOCUMENT_BYTES = 1 << 20  # approximate bytes of the documents that are decoded at a time
 _DOCUMENTS = ("json", "msgpack", "array", "tree", "ndarray")
 _UNITS = ("s", "ms", "us", "ns")
@@ -79,9 +79,9 @@ _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
 def without_variants(kind: pa.DataType) -> pa.DataType:
-    """Return a type with one layout for text, for bytes and for lists, and without extensions.
+    """Return a type with one layout for text, one for bytes, one for lists, and no extensions.
 
-    The types of nested fields are replaced too, and their names of list items and metadata removed.
+    The types of nested fields are also replaced. Names of list items and metadata are removed.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return without_variants(kind.storage_type)
@@ -141,7 +141,7 @@ def parse_type(header: Any) -> pa.DataType:
 
 
 class _Parser:
-    """Parses one header, and counts its types."""
+    """Parser for one header, which counts the types in the header."""
 
     def __init__(self) -> None:
         self._nodes = 0
@@ -171,7 +171,7 @@ class _Parser:
         raise UsageError(f"unknown type {header!r:.60}")
 
     def _nested(self, name: str, value: Any, depth: int) -> pa.DataType:
-        """Parse a mapping. Raises an error of any type if its value is invalid."""
+        """Parse a header that is a mapping. May raise any exception if the header is invalid."""
         if name in _DECIMALS:
             precision, scale = map(_int, value)
             return _DECIMALS[name](precision, scale)
@@ -179,7 +179,7 @@ class _Parser:
             case "timestamp":
                 unit, zone = value
                 kind = pa.timestamp(unit, _zone(zone))
-                pa.scalar(0, kind).as_py()  # raises for an unknown time zone
+                pa.scalar(0, kind).as_py()  # raises an error for an unknown time zone
                 return kind
             case "fixed_size_binary":
                 return pa.binary(_size(value))
@@ -244,9 +244,9 @@ def is_restorable(encoding: Encoding, kind: pa.DataType) -> bool:
 def restore(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
     """Convert a column of a dataset to the type of the source; nulls are kept.
 
-    array   in the natural type of its encoding: nested values are JSON or documents of the
-            encoding, durations text of integers
-    raises  ValueFitError with the row of the first value that does not fit
+    array   column in the natural type of its encoding: nested values are JSON or documents of the
+            encoding, and durations are integers as text
+    raises  ValueFitError with the row of the first value that the type cannot represent
     """
     if array.type.equals(kind):
         return array
@@ -257,7 +257,7 @@ def restore(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
     try:
         return convert(array)
     except (pa.ArrowInvalid, ValueFitError) as failure:
-        # a limit may hold for many rows, but for none of them alone
+        # many rows together may exceed a limit that no single row exceeds
         row, error = next(failing_rows(0, len(array), _failure(array, convert)), (0, failure))
     if isinstance(error, ValueFitError) and error.row is None:
         raise error.changed(row=row)
@@ -278,7 +278,7 @@ def _failure(
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert a column with Arrow's kernels. Raises ArrowInvalid for a value that does not fit."""
+    """Convert a column with Arrow's kernels. Raises ArrowInvalid if a value cannot be converted."""
     own = array.type
     if own.equals(kind):
         return array
@@ -297,7 +297,9 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
         keys, items = _cast(array.keys, kind.key_type), _cast(array.items, kind.item_type)
         return pa.MapArray.from_arrays(array.offsets, keys, items, kind, mask=array.is_null())
     if is_text(own):
-        if pa.types.is_timestamp(kind):  # the text of any unit is valid microseconds or nanoseconds
+        if pa.types.is_timestamp(
+            kind
+        ):  # text in any unit can be read as microseconds or nanoseconds
             return array.cast(pa.timestamp(_fine_unit(kind), kind.tz)).cast(kind)
         if pa.types.is_time(kind):
             unit = _fine_unit(kind)
@@ -310,7 +312,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _fixed_size(lists: pa.LargeListArray, kind: pa.DataType) -> pa.Array:
-    """Return lists of one size as fixed-size lists; items of null rows are null.
+    """Convert lists of equal size to fixed-size lists; items of null rows are null.
 
     Arrow's own cast leaves these items uninitialized.
     """
@@ -337,7 +339,7 @@ def _fine_unit(kind: pa.DataType) -> str:
 def _parse_documents(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
     """Decode documents, such as JSON text, a limited number of bytes at a time.
 
-    raises  ArrowInvalid or ValueFitError for a document that is invalid or has other types
+    raises  ArrowInvalid or ValueFitError for a document that is invalid or contains other types
     """
     if encoding.name.partition(":")[0] not in _DOCUMENTS:
         raise pa.ArrowInvalid(f"{encoding.name} is no document")
@@ -378,7 +380,7 @@ def _parse_documents(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> 
 
 
 def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return a nested type with other types of its values, and lists of any size."""
+    """Return a nested type whose value types `leaf` replaces, with lists of variable size."""
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _mapped(field.type, leaf)) for field in kind])
     if pa.types.is_map(kind):
@@ -404,9 +406,9 @@ def _parsed_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _python_value(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that converts a value of a document for Arrow; None: Arrow accepts it.
+    """Return a function that converts a document's value for Arrow; None if none is necessary.
 
-    These are maps, times and durations.
+    Maps, times and durations require a conversion.
     """
     if pa.types.is_dictionary(kind):
         return _python_value(kind.value_type)

@@ -95,7 +95,7 @@ def encoding_of(field: pa.Field) -> str | None:
 
 
 def stored(array: pa.Array, encoding: Encoding) -> pa.Array:
-    """Return the stored bytes of a typed column. Numbers are copied, text and bytes are not.
+    """Return the stored bytes of a typed column. Numbers are copied; text and bytes are not.
 
     array   column in the Arrow type of the encoding, without nulls
     return  large_binary [rows]; for a list encoding, a large_list of large_binary
@@ -115,7 +115,7 @@ def typed(array: pa.Array, encoding: Encoding) -> pa.Array:
 
     array   column of type `encoding.raw`; numbers may also be fixed-size binary
     raises  ValueFitError with the row of the first text that is not UTF-8, or of the first number
-            with a wrong size
+            with the wrong size
     """
     if encoding.item is not None:
         item = encoding.item
@@ -149,7 +149,8 @@ def _fixed(array: pa.Array, encoding: Encoding) -> pa.Array:
             if data.is_valid and len(data.as_buffer()) != encoding.size
         )
         raise ValueFitError(
-            f"{len(data.as_buffer())} bytes do not fit {encoding.name}; expected {encoding.size}",
+            f"{len(data.as_buffer())} bytes cannot be stored as {encoding.name};"
+            f" expected {encoding.size}",
             row=row,
         ) from None
 
@@ -157,7 +158,7 @@ def _fixed(array: pa.Array, encoding: Encoding) -> pa.Array:
 def each_item(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
     """Convert all items of a list column at once; null rows remain null.
 
-    raises  ValueFitError if `convert` raises it, with the row of the list in place of the item
+    raises  ValueFitError if `convert` raises it, with the row number of the list, not of the item
     """
     offsets = array.offsets.to_numpy()
     values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))

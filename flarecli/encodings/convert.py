@@ -41,8 +41,8 @@ from flarecli.units import format_size
 
 __all__ = ["coerce", "natural", "plain", "source_of"]
 
-Failures: TypeAlias = list[tuple[int, str]]  # row and reason of each value that does not fit
-# A column with null for each value that does not fit, and the rows of these values.
+Failures: TypeAlias = list[tuple[int, str]]  # row and reason of each value that cannot be converted
+# A column with null for each value that cannot be converted, and the rows of these values.
 Converted: TypeAlias = tuple[pa.Array, list[int]]
 _RANGES = {
     f"{sign}int{bits}": f"{-(1 << bits - 1) if not sign else 0} to {(1 << bits - (not sign)) - 1}"
@@ -118,7 +118,7 @@ def coerce(
 
     source  encoding of the column; None to convert by the Arrow type: text may contain numbers or
             JSON, and bytes may contain any value
-    return  the typed column, with null for each value that does not fit; and (row, reason) for each
+    return  the typed column, with null for each invalid value; and (row, reason) for each
             of these values, in order
     """
     if (
@@ -168,7 +168,7 @@ def _without_storage_variants(array: pa.Array, encoding: Encoding) -> pa.Array:
 def _recode(
     array: pa.Array, encoding: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
-    """Convert a column like `coerce`, but without failures for nulls, and failures in any order."""
+    """Convert a column like `coerce`, but omit failures for nulls, and return failures unsorted."""
     if array.null_count == len(array):
         return pa.nulls(len(array), encoding.arrow), []
     if source is not None and _keeps_bytes(source, encoding):
@@ -200,7 +200,7 @@ def _recode(
 
 
 def _keeps_bytes(source: Encoding, encoding: Encoding) -> bool:
-    """Return whether the stored bytes of one encoding are valid in another."""
+    """Return whether the stored bytes of one encoding are valid in the other."""
     one, other = source.name, encoding.name
     if one == other or other in _SUPERSETS.get(one, ()):
         return True
@@ -226,7 +226,7 @@ def _reason(array: pa.Array, row: int, encoding: Encoding) -> str:
     else:
         shown = str(array[row].as_py())
     values = f" ({_RANGES[encoding.name]})" if encoding.name in _RANGES else ""
-    return f"{_shorten(shown)} does not fit {encoding.name}{values}"
+    return f"{_shorten(shown)} cannot be stored as {encoding.name}{values}"
 
 
 def _shorten(text: str) -> str:
@@ -326,7 +326,7 @@ def _has_kernel(kind: pa.DataType, encoding: Encoding) -> bool:
 
 
 def _keep_bytes(array: pa.Array, encoding: Encoding) -> Converted:
-    """Cast stored bytes, which do not change, to the type of an encoding, and check their size."""
+    """Cast stored bytes to the type of an encoding without changing them, and check their size."""
     if array.type.equals(TEXT) and encoding.arrow.equals(BINARY):
         return array.view(BINARY), []
     return _convert_or_bisect(
@@ -510,7 +510,7 @@ def _json(array: pa.Array, content: str) -> Converted:
 
 
 def _json_floats(text: pa.Array) -> Converted:
-    """Replace `nan` and `inf` in floats formatted as text by JSON's `NaN` and `Infinity`."""
+    """Replace the text `nan` and `inf` with JSON's `NaN` and `Infinity`."""
     return pc.replace_substring(pc.replace_substring(text, "nan", "NaN"), "inf", "Infinity"), []
 
 
@@ -578,7 +578,7 @@ def _recode_number_text(array: pa.Array, source: str, target: str) -> Converted 
 def _convert_each(
     array: pa.Array, encoding: Encoding, source: Encoding | None
 ) -> tuple[pa.Array, Failures]:
-    """Convert a column value by value; also return (row, reason) for each value that does not fit.
+    """Convert a column value by value; also return (row, reason) for each invalid value.
 
     source  encoding of the column; None to convert by the Arrow type
     """
@@ -609,7 +609,7 @@ def _convert_each(
                 typed(pa.array(out[-1:], encoding.raw), encoding)
         except _VALUE_ERRORS:
             out[-1] = None
-            failures.append((row, f"{_shown(sample)}does not fit {encoding.name}"))
+            failures.append((row, f"{_shown(sample)}cannot be stored as {encoding.name}"))
     return typed(pa.array(out, encoding.raw), encoding), failures
 
 

@@ -36,7 +36,7 @@ def encode(name: str, value: Any) -> bytes:
     """
     if name in _ARRAYS or name.startswith("list["):
         if not isinstance(value, (list, tuple)):
-            raise ValueFitError(f"{type(value).__name__} does not fit {name}")
+            raise ValueFitError(f"{type(value).__name__} cannot be stored as {name}")
         return join(
             name,
             [
@@ -47,7 +47,7 @@ def encode(name: str, value: Any) -> bytes:
             ],
         )
     if not hasattr(value, "save") or not hasattr(value, "mode"):
-        raise ValueFitError(f"{type(value).__name__} does not fit {name}")
+        raise ValueFitError(f"{type(value).__name__} cannot be stored as {name}")
     return _encode_raw(value) if name == "pil" else _encode_file(name, value)
 
 
@@ -60,7 +60,7 @@ def _encode_raw(image: Any) -> bytes:
     if mode in ("P", "PA") and image.palette is not None and bytes(image.palette.palette):
         hint = "Convert the image to RGB, or choose png."
         raise ValueFitError(
-            f"pil does not store palettes, and an image of mode {mode} needs one",
+            f"pil does not store palettes, but an image of mode {mode} needs a palette",
             hint=hint,
         )
     name, pixels = mode.encode(), bytes(image.tobytes())
@@ -85,7 +85,8 @@ def _encode_file(name: str, image: Any) -> bytes:
         image.save(out, format=name.upper())
     except (OSError, ValueError) as error:
         raise ValueFitError(
-            f"an image of mode {image.mode} does not fit {name}", hint="Convert the image to RGB."
+            f"an image of mode {image.mode} cannot be stored as {name}",
+            hint="Convert the image to RGB.",
         ) from error
     return out.getvalue()
 
@@ -98,7 +99,7 @@ def join(name: str, parts: Sequence[bytes]) -> bytes:
     try:
         sizes = struct.pack(f"<{len(parts) + 1}I", len(parts), *map(len, parts))
     except struct.error:
-        raise ValueFitError(f"a value of 4 GiB or more does not fit {name}") from None
+        raise ValueFitError(f"{name} cannot contain a value of 4 GiB or more") from None
     return b"".join((b"" if name in _ARRAYS else bytes(4), sizes, *parts))
 
 
@@ -115,7 +116,7 @@ def split(name: str, data: bytes) -> list[bytes]:
     sizes = struct.unpack_from(f"<{count}I", data, start + 4)
     if at + sum(sizes) != len(data):
         raise ValueFitError(
-            f"{count} images with {sum(sizes)} bytes in all do not match {format_size(len(data))}"
+            f"{count} images with {sum(sizes)} bytes in total do not match {format_size(len(data))}"
         )
     parts = []
     for size in sizes:
@@ -149,7 +150,7 @@ def _open_image(name: str, data: bytes) -> Any:
 
 @cache
 def _other_formats() -> tuple[str, ...]:
-    """Return the formats that Pillow decodes itself; for others, such as EPS, it runs a program."""
+    """Return the formats that Pillow decodes itself; to decode others, it runs external programs."""
     from PIL import Image
 
     from flarecli.media import FORMATS

@@ -188,7 +188,7 @@ def parse_float_column(raw: pa.Array) -> pa.Array:
 
 
 def parse_double_column(raw: pa.Array) -> pa.Array | None:
-    """Convert 64-bit floats like `parse_float_column`; return None for a column of other values."""
+    """Convert 64-bit floats like `parse_float_column`; return None if there are other values."""
     if raw.null_count or not pc.all(pc.equal(pc.binary_length(raw), 9), min_count=0).as_py():
         return None
     if not pc.all(pc.starts_with(raw, _DOUBLE), min_count=0).as_py():

@@ -40,7 +40,10 @@ __all__ = [
 
 # dtype -> Arrow's name for the type, if it differs from the name of the pyarrow function
 _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
-_TEXT, _BINARY = "large_string", "large_binary"  # names only, so that `lookup` can avoid Arrow
+_TEXT, _BINARY = (
+    "large_string",
+    "large_binary",
+)  # only names, so that `lookup` does not import Arrow
 TEXT: Any  # large_string, created on first access
 BINARY: Any  # large_binary, created on first access
 

@@ -4,8 +4,8 @@ Text: Arrow's kernels convert all values for which Arrow and Python give equal r
 converts the few other values one by one.
 
 Varint (Granular's `int`): a little-endian integer in two's complement, in the fewest bytes that can
-represent it, at least one. The original cannot write negative numbers, or numbers that need another
-byte for the sign, such as 128 (`80 00`). Its reader accepts 0 to 16 bytes.
+represent the integer, but at least one byte. The original cannot write negative numbers, or numbers
+that need an extra byte for the sign, such as 128 (`80 00`). Its reader accepts 0 to 16 bytes.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _FLOAT = r"^-?(?:[0-9][0-9.eE+-]*|nan|inf|NaN|Infinity)$"
 _PLAIN = r'^"[^"\\\x00-\x1f]*"$'  # JSON text without an escape
 _ESCAPED = r"[^ !#-\[\]-~]"  # characters that json.dumps escapes
 _INT64 = pa.int64()
-MAX_JSON_TEXT_BYTES = 300_000_000  # limit for one value, whose text and value are both in memory
+MAX_JSON_TEXT_BYTES = 300_000_000  # limit for one value, because it is in memory twice
 _LARGE_TEXT_BYTES = 1 << 20  # values above this size are escaped in chunks of this size
 
 
 def _json_widths() -> ByteArray:
-    """Return the number of bytes that `json.dumps` writes for a character, by its first UTF-8 byte:
-    uint8 [256].
+    """Return the number of bytes that `json.dumps` writes for a character, indexed by the first
+    UTF-8 byte of the character: uint8 [256].
     """
     widths = np.full(256, 6, np.uint8)  # an escape such as \u00e9
     widths[32:127] = 1
@@ -294,7 +294,7 @@ def parse_varints(raw: pa.Array) -> pa.Array:
         message = (
             f"an integer of {sizes[row]} bytes is longer than {MAX_VARINT_BYTES}"
             if sizes[row] > MAX_VARINT_BYTES
-            else "an integer does not fit int64"
+            else "an integer is out of range for int64"
         )
         raise ValueFitError(message, row=row)
     return pa.array(

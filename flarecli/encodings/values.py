@@ -58,7 +58,7 @@ def encode(encoding: Encoding, value: Any) -> Any:
     As in MDS, a bytes value that is valid for the encoding is stored unchanged. Only `msgpack` and
     `tree` pack bytes.
 
-    raises  ValueFitError if the value does not fit the encoding; UnsafeError for a value that would
+    raises  ValueFitError if the encoding cannot store the value; UnsafeError for a value that would
             have to be pickled
     """
     name = encoding.name
@@ -72,16 +72,18 @@ def encode(encoding: Encoding, value: Any) -> Any:
         except TypeError:  # raised by `__iter__` of an array without dimensions
             items = None
         if items is None:
-            raise ValueFitError(f"{_describe(value)} does not fit {name}")
+            raise ValueFitError(f"{_describe(value)} cannot be stored as {name}")
         return [encode(encoding.item, item) for item in items]
     if name in CUSTOM:
         return _encode_custom(name, value)
     if isinstance(value, (bytes, bytearray, memoryview)) and name not in ("msgpack", "tree"):
         data = bytes(value)
         if encoding.size is not None and len(data) != encoding.size:
-            raise ValueFitError(f"{len(data)} bytes do not fit {name}; expected {encoding.size}")
+            raise ValueFitError(
+                f"{len(data)} bytes cannot be stored as {name}; expected {encoding.size}"
+            )
         if encoding.is_text and not is_utf8(data):
-            raise ValueFitError(f"{_describe(data)} does not fit {name}: it is not UTF-8")
+            raise ValueFitError(f"{_describe(data)} cannot be stored as {name}: not UTF-8")
         if name in ("varint", "msgpack_float"):
             decode(encoding, data)  # raises an error for bytes that could not be read back
         return data
@@ -97,13 +99,13 @@ def encode(encoding: Encoding, value: Any) -> Any:
     except (*_ERRORS, TypeError) as error:
         if isinstance(error, FlareError):
             raise
-        raise ValueFitError(f"{_describe(value)} does not fit {name}") from None
+        raise ValueFitError(f"{_describe(value)} cannot be stored as {name}") from None
     if name == "pkl":
         raise UnsafeError(
             "pkl refuses to pickle the value, because reading a pickle runs code",
             hint="Pass a pickle as bytes, or use json.",
         )
-    raise ValueFitError(f"{type(value).__name__} does not fit {name}")
+    raise ValueFitError(f"{type(value).__name__} cannot be stored as {name}")
 
 
 def _encode_custom(name: str, value: Any) -> bytes:
@@ -114,7 +116,7 @@ def _encode_custom(name: str, value: Any) -> bytes:
         raise
     except Exception as error:
         raise ValueFitError(
-            f"{_describe(value)} does not fit {name}: {type(error).__name__}: {error}"
+            f"{_describe(value)} cannot be stored as {name}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise ValueFitError(f"the encoder of {name} returned {type(data).__name__}; expected bytes")
@@ -182,7 +184,7 @@ def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
 
 
 def _array_text(array: np.ndarray, default: Callable[[Any], Any] | None) -> str:
-    """Return an array as JSON text; only part of its values are Python objects at any time."""
+    """Return an array as JSON text; only some of its values are Python objects at any time."""
     if array.size <= _ARRAY_STEP:
         return json.dumps(array.tolist(), default=default)
     rows = max(1, _ARRAY_STEP // (array.size // len(array)))  # one row may exceed the step

@@ -93,7 +93,7 @@ def test_failed_rows_are_listed_with_their_file_and_row_in_the_index(addresses, 
 
 def test_a_row_created_by_a_query_has_no_file(addresses, tmp_path):
     query = "SELECT even AS key, sum(n)::BIGINT AS n FROM dataframe GROUP BY even ORDER BY even"
-    with pytest.raises(Exception, match="no rows|does not fit"):
+    with pytest.raises(Exception, match="no rows|cannot be stored as"):
         commands.pack(addresses, str(tmp_path / "out"), where=query, encode={"n": "uint8"})
     commands.pack(
         addresses, str(tmp_path / "skip"), where=query, on_error="skip", encode={"n": "uint8"}
@@ -175,12 +175,15 @@ def test_failures_are_printed_with_their_key_or_their_row(addresses, tmp_path):
         allow_empty=True,
         progress=collector,
     )
-    assert collector.told == [(f"{addresses[1]}[2]", "n 1052 does not fit uint8 (0 to 255)")]
+    assert collector.told == [(f"{addresses[1]}[2]", "n 1052 cannot be stored as uint8 (0 to 255)")]
     with pytest.raises(ValueFitError) as caught:
         commands.pack(
             addresses, str(tmp_path / "fail"), encode={"n": "uint8"}, where="n > 1100", key="key"
         )
-    assert str(caught.value) == f"{addresses[2]}[11]: k101: n 1101 does not fit uint8 (0 to 255)"
+    assert (
+        str(caught.value)
+        == f"{addresses[2]}[11]: k101: n 1101 cannot be stored as uint8 (0 to 255)"
+    )
 
 
 def test_a_failed_link_of_a_shuffled_pack_is_reported_with_its_source_row(tmp_path):

@@ -248,7 +248,7 @@ def test_text_of_unknown_encoding_may_be_json_and_str_is_not():
     assert coerce(text, lookup("json"), lookup("str"))[0].to_pylist() == ['"[1]"', '"\\u00e9"']
     assert coerce(text, lookup("json")) == (
         pa.array(["[1]", None], pa.large_string()),
-        [(1, "'é' does not fit json")],
+        [(1, "'é' cannot be stored as json")],
     )
 
 
@@ -259,16 +259,24 @@ def test_text_of_unknown_encoding_may_be_json_and_str_is_not():
             [1, 300, -1],
             "int",
             "uint8",
-            [(1, "300 does not fit uint8 (0 to 255)"), (2, "-1 does not fit uint8 (0 to 255)")],
+            [
+                (1, "300 cannot be stored as uint8 (0 to 255)"),
+                (2, "-1 cannot be stored as uint8 (0 to 255)"),
+            ],
         ),
-        ([1.0, 1e300], "float64", "float32", [(1, "1e+300 does not fit float32")]),
-        ([1.0, 1e6, math.inf], "float32", "float16", [(1, "1000000.0 does not fit float16")]),
+        ([1.0, 1e300], "float64", "float32", [(1, "1e+300 cannot be stored as float32")]),
+        (
+            [1.0, 1e6, math.inf],
+            "float32",
+            "float16",
+            [(1, "1000000.0 cannot be stored as float16")],
+        ),
         (
             [1.5, math.nan],
             "float64",
             "int",
             [
-                (i, f"{v} does not fit int (-9223372036854775808 to 9223372036854775807)")
+                (i, f"{v} cannot be stored as int (-9223372036854775808 to 9223372036854775807)")
                 for i, v in ((0, 1.5), (1, "nan"))
             ],
         ),
@@ -276,7 +284,12 @@ def test_text_of_unknown_encoding_may_be_json_and_str_is_not():
             [10**30, 5],
             "str_int",
             "int",
-            [(0, f"'{10**30}' does not fit int (-9223372036854775808 to 9223372036854775807)")],
+            [
+                (
+                    0,
+                    f"'{10**30}' cannot be stored as int (-9223372036854775808 to 9223372036854775807)",
+                )
+            ],
         ),
         (
             [2**63],
@@ -285,7 +298,7 @@ def test_text_of_unknown_encoding_may_be_json_and_str_is_not():
             [
                 (
                     0,
-                    "9223372036854775808 does not fit varint (-9223372036854775808 to 9223372036854775807)",
+                    "9223372036854775808 cannot be stored as varint (-9223372036854775808 to 9223372036854775807)",
                 )
             ],
         ),
@@ -293,18 +306,18 @@ def test_text_of_unknown_encoding_may_be_json_and_str_is_not():
             [[1], {"a": 1}],
             "json",
             "int",
-            [(0, "[1] does not fit int"), (1, "{'a': 1} does not fit int")],
+            [(0, "[1] cannot be stored as int"), (1, "{'a': 1} cannot be stored as int")],
         ),
-        ([{"a": b"x"}, 1], "msgpack", "json", [(0, "{'a': b'x'} does not fit json")]),
-        ([[1, 2], [3, 500]], "int[]", "uint8[]", [(1, "500 does not fit uint8 (0 to 255)")]),
-        ([[b"x"]], "bytes[]", "json", [(0, "[b'x'] does not fit json")]),
+        ([{"a": b"x"}, 1], "msgpack", "json", [(0, "{'a': b'x'} cannot be stored as json")]),
+        ([[1, 2], [3, 500]], "int[]", "uint8[]", [(1, "500 cannot be stored as uint8 (0 to 255)")]),
+        ([[b"x"]], "bytes[]", "json", [(0, "[b'x'] cannot be stored as json")]),
         ([b"x"], "pkl", "json", [(0, "is a pickle; pickles are not decoded")]),
         ([b"not packed"], "array", "ndarray", [(0, "is not array")]),
         ([b"text"], "str", "jpeg", []),
-        ([7], "int", "bytes", [(0, "7 does not fit bytes")]),
-        (["a"], "str", "float64", [(0, "'a' does not fit float64")]),
-        ([["_", 1, 2, 3]], "json", "tree", [(0, "['_', 1, 2, 3] does not fit tree")]),
-        ([np.array([1.5])], "ndarray", "ndarray:int8", [(0, "does not fit ndarray:int8")]),
+        ([7], "int", "bytes", [(0, "7 cannot be stored as bytes")]),
+        (["a"], "str", "float64", [(0, "'a' cannot be stored as float64")]),
+        ([["_", 1, 2, 3]], "json", "tree", [(0, "['_', 1, 2, 3] cannot be stored as tree")]),
+        ([np.array([1.5])], "ndarray", "ndarray:int8", [(0, "cannot be stored as ndarray:int8")]),
         ([b"\x00" * 17], "varint", "int", None),
     ],
 )
@@ -393,7 +406,7 @@ def test_lists_of_numbers_are_cast_to_the_dtype_of_the_encoding(values):
     assert out[0].as_py() == np.array([1, 2, 3], "<f4").tobytes()
     assert failures == [(1, "is null")] * (len(values) - 1)
     assert coerce(pa.array([[1, 300]]), lookup("ndarray:uint8"))[1] == [
-        (0, "[1, 300] does not fit ndarray:uint8")
+        (0, "[1, 300] cannot be stored as ndarray:uint8")
     ]
 
 
@@ -461,7 +474,7 @@ def test_dates_and_decimals_are_text_in_json_and_refused_in_messagepack():
         '{"day": "2024-02-29", "price": "1.10"}'
     ]
     assert coerce(pa.array([{"day": day}]), lookup("msgpack"))[1] == [
-        (0, "{'day': datetime.date(2024, 2, 29)} does not fit msgpack")
+        (0, "{'day': datetime.date(2024, 2, 29)} cannot be stored as msgpack")
     ]
 
 
@@ -602,12 +615,15 @@ def test_columns_are_converted_by_their_type(array, name, values):
         (
             pa.array([1, 300, 2, -1]),
             "uint8",
-            [(1, "300 does not fit uint8 (0 to 255)"), (3, "-1 does not fit uint8 (0 to 255)")],
+            [
+                (1, "300 cannot be stored as uint8 (0 to 255)"),
+                (3, "-1 cannot be stored as uint8 (0 to 255)"),
+            ],
         ),
         (
             pa.array([1 << 40]),
             "int32",
-            [(0, "1099511627776 does not fit int32 (-2147483648 to 2147483647)")],
+            [(0, "1099511627776 cannot be stored as int32 (-2147483648 to 2147483647)")],
         ),
         (
             pa.array([1 << 63], pa.uint64()),
@@ -615,33 +631,33 @@ def test_columns_are_converted_by_their_type(array, name, values):
             [
                 (
                     0,
-                    "9223372036854775808 does not fit int (-9223372036854775808 to 9223372036854775807)",
+                    "9223372036854775808 cannot be stored as int (-9223372036854775808 to 9223372036854775807)",
                 )
             ],
         ),
         (
             pa.array([1.0, 1.5]),
             "int",
-            [(1, "1.5 does not fit int (-9223372036854775808 to 9223372036854775807)")],
+            [(1, "1.5 cannot be stored as int (-9223372036854775808 to 9223372036854775807)")],
         ),
         (
             pa.array(["1", "x", None]),
             "int8",
-            [(1, "'x' does not fit int8 (-128 to 127)"), (2, "is null")],
+            [(1, "'x' cannot be stored as int8 (-128 to 127)"), (2, "is null")],
         ),
         (pa.array([b"ok", b"\xff"]), "str", [(1, "is not UTF-8")]),
-        (pa.array(['{"a": 1}', "{"]), "json", [(1, "'{' does not fit json")]),
-        (pa.array(["1", "1.5"]), "str_int", [(1, "'1.5' does not fit str_int")]),
-        (pa.array(["1E+5", "x"]), "str_decimal", [(1, "'x' does not fit str_decimal")]),
-        (pa.array([[1]]), "str", [(0, "[1] does not fit str")]),
-        (pa.array([1]), "jpeg", [(0, "1 does not fit jpeg")]),
-        (pa.array([b"123"]), "ndarray:int64:1", [(0, "'123' does not fit ndarray:int64:1")]),
+        (pa.array(['{"a": 1}', "{"]), "json", [(1, "'{' cannot be stored as json")]),
+        (pa.array(["1", "1.5"]), "str_int", [(1, "'1.5' cannot be stored as str_int")]),
+        (pa.array(["1E+5", "x"]), "str_decimal", [(1, "'x' cannot be stored as str_decimal")]),
+        (pa.array([[1]]), "str", [(0, "[1] cannot be stored as str")]),
+        (pa.array([1]), "jpeg", [(0, "1 cannot be stored as jpeg")]),
+        (pa.array([b"123"]), "ndarray:int64:1", [(0, "'123' cannot be stored as ndarray:int64:1")]),
         (
             pa.array([b"12"]),
             "int",
-            [(0, "'12' does not fit int (-9223372036854775808 to 9223372036854775807)")],
+            [(0, "'12' cannot be stored as int (-9223372036854775808 to 9223372036854775807)")],
         ),
-        (pa.array([{"a": b"x"}]), "json", [(0, "{'a': b'x'} does not fit json")]),
+        (pa.array([{"a": b"x"}]), "json", [(0, "{'a': b'x'} cannot be stored as json")]),
     ],
 )
 def test_values_that_do_not_fit_the_type_have_row_and_reason(array, name, failures):

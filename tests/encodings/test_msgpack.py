@@ -353,5 +353,5 @@ def test_every_packed_number_is_a_float_and_other_values_are_refused():
     with pytest.raises(ValueFitError, match=r"^not a valid msgpack_float value \(1 B\)$"):
         decode(FLOATS, b"\xc3")
     assert encode(FLOATS, 1) == encode(FLOATS, 1.0)
-    with pytest.raises(ValueFitError, match="^str '1' does not fit msgpack_float$"):
+    with pytest.raises(ValueFitError, match="^str '1' cannot be stored as msgpack_float$"):
         encode(FLOATS, "1")

@@ -245,9 +245,13 @@ def test_views_are_converted_to_natural_types():
     ("encoding", "values", "message"),
     [
         ("str", [b"ok", None, b"\xff"], "row 2: str is not UTF-8"),
-        ("int", [b"12345678", b"1234"], "row 1: 4 bytes do not fit int; expected 8"),
+        ("int", [b"12345678", b"1234"], "row 1: 4 bytes cannot be stored as int; expected 8"),
         ("str[]", [[b"ok"], [], [b"a", b"\xff"]], "row 2: str is not UTF-8"),
-        ("float32[]", [[b"1234"], [b"123"]], "row 1: 3 bytes do not fit float32; expected 4"),
+        (
+            "float32[]",
+            [[b"1234"], [b"123"]],
+            "row 1: 3 bytes cannot be stored as float32; expected 4",
+        ),
     ],
 )
 def test_invalid_stored_bytes_are_reported_with_their_row(encoding, values, message):
@@ -386,12 +390,12 @@ def test_an_empty_varint_is_zero_and_nulls_are_kept():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((2**63).to_bytes(9, "little"), "row 1: an integer does not fit int64"),
+        ((2**63).to_bytes(9, "little"), "row 1: an integer is out of range for int64"),
         (
             (-(2**63) - 1).to_bytes(16, "little", signed=True),
-            "row 1: an integer does not fit int64",
+            "row 1: an integer is out of range for int64",
         ),
-        ((2**100).to_bytes(16, "little"), "row 1: an integer does not fit int64"),
+        ((2**100).to_bytes(16, "little"), "row 1: an integer is out of range for int64"),
         (bytes(17), "row 1: an integer of 17 bytes is longer than 16"),
         (bytes(10**6), "row 1: an integer of 1000000 bytes is longer than 16"),
     ],
@@ -407,7 +411,7 @@ def test_single_varints_of_more_than_16_bytes_are_refused():
     with pytest.raises(ValueFitError, match=r"^not a valid varint value \(17 B\)$"):
         decode(VARINT, bytes(17))
     for value in (2**63, -(2**63) - 1, "1", 1.5, None):
-        with pytest.raises(ValueFitError, match="does not fit varint$"):
+        with pytest.raises(ValueFitError, match="cannot be stored as varint$"):
             encode(VARINT, value)
 
 

@@ -45,8 +45,8 @@ def test_integers_equal_those_of_numpy_or_are_refused(name, value):
         assert data == np.dtype(name).type(value).tobytes()
         assert decode(lookup(name), data) == value
     else:
-        assert refused(name, value) == f"int {value!r:.60} does not fit {name}"
-        assert "does not fit" in refused(name, float(value))
+        assert refused(name, value) == f"int {value!r:.60} cannot be stored as {name}"
+        assert "cannot be stored as" in refused(name, float(value))
 
 
 @pytest.mark.parametrize("name", FLOATS)
@@ -55,7 +55,7 @@ def test_floats_equal_those_of_numpy_or_are_refused(name, value):
     with np.errstate(all="ignore"):
         wanted = np.dtype(name).type(value)
     if math.isinf(wanted) and not math.isinf(value):
-        assert refused(name, value) == f"float {value!r:.60} does not fit {name}"
+        assert refused(name, value) == f"float {value!r:.60} cannot be stored as {name}"
     elif not math.isnan(value):
         assert encode(lookup(name), value) == wanted.tobytes()
         assert decode(lookup(name), wanted.tobytes()) == wanted
@@ -87,40 +87,56 @@ def test_numbers_of_other_types_are_accepted_if_they_are_equal(name, value, same
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("int", "5", "str '5' does not fit int"),
-        ("int", 5.0, "float 5.0 does not fit int"),
-        ("uint8", np.int64(300), "int64 np.int64(300) does not fit uint8"),
-        ("uint8", 3.7, "float 3.7 does not fit uint8"),
-        ("uint8", math.nan, "float nan does not fit uint8"),
-        ("uint8", np.array([1, 2]), "ndarray array([1, 2]) does not fit uint8"),
-        ("float16", 1e6, "float 1000000.0 does not fit float16"),
-        ("float32", None, "NoneType None does not fit float32"),
-        ("int", b"1234", "4 bytes do not fit int; expected 8"),
-        ("str", "\ud800", "str '\\ud800' does not fit str"),
-        ("str_int", True, "bool True does not fit str_int"),
-        ("str_float", 1, "int 1 does not fit str_float"),
-        ("str_decimal", "x", "str 'x' does not fit str_decimal"),
-        ("json", {1, 2}, "set {1, 2} does not fit json"),
-        ("json_str", 5, "int 5 does not fit json_str"),
-        ("json_int", 1.5, "float 1.5 does not fit json_int"),
-        ("bytes", "text", "str does not fit bytes"),
-        ("jpeg", 5, "int does not fit jpeg"),
-        ("list[jpeg]", "x", "str does not fit list[jpeg]"),
-        ("str[]", "abc", "str 'abc' does not fit str[]"),
-        ("int[]", [1, 2**70], "int 1180591620717411303424 does not fit int"),
-        ("ndarray", np.array(5), "an array of int64 () does not fit ndarray"),
-        ("ndarray", np.zeros((0, 3)), "an array of float64 (0, 3) does not fit ndarray"),
-        ("ndarray", np.array([True]), "an array of bool (1,) does not fit ndarray"),
-        ("ndarray:int32", np.zeros(3), "an array of float64 (3,) does not fit ndarray:int32"),
+        ("int", "5", "str '5' cannot be stored as int"),
+        ("int", 5.0, "float 5.0 cannot be stored as int"),
+        ("uint8", np.int64(300), "int64 np.int64(300) cannot be stored as uint8"),
+        ("uint8", 3.7, "float 3.7 cannot be stored as uint8"),
+        ("uint8", math.nan, "float nan cannot be stored as uint8"),
+        ("uint8", np.array([1, 2]), "ndarray array([1, 2]) cannot be stored as uint8"),
+        ("float16", 1e6, "float 1000000.0 cannot be stored as float16"),
+        ("float32", None, "NoneType None cannot be stored as float32"),
+        ("int", b"1234", "4 bytes cannot be stored as int; expected 8"),
+        ("str", "\ud800", "str '\\ud800' cannot be stored as str"),
+        ("str_int", True, "bool True cannot be stored as str_int"),
+        ("str_float", 1, "int 1 cannot be stored as str_float"),
+        ("str_decimal", "x", "str 'x' cannot be stored as str_decimal"),
+        ("json", {1, 2}, "set {1, 2} cannot be stored as json"),
+        ("json_str", 5, "int 5 cannot be stored as json_str"),
+        ("json_int", 1.5, "float 1.5 cannot be stored as json_int"),
+        ("bytes", "text", "str cannot be stored as bytes"),
+        ("jpeg", 5, "int cannot be stored as jpeg"),
+        ("list[jpeg]", "x", "str cannot be stored as list[jpeg]"),
+        ("str[]", "abc", "str 'abc' cannot be stored as str[]"),
+        ("int[]", [1, 2**70], "int 1180591620717411303424 cannot be stored as int"),
+        (
+            "ndarray",
+            np.array(5),
+            "an array of dtype int64 and shape () cannot be stored as ndarray",
+        ),
+        (
+            "ndarray",
+            np.zeros((0, 3)),
+            "an array of dtype float64 and shape (0, 3) cannot be stored as ndarray",
+        ),
+        (
+            "ndarray",
+            np.array([True]),
+            "an array of dtype bool and shape (1,) cannot be stored as ndarray",
+        ),
+        (
+            "ndarray:int32",
+            np.zeros(3),
+            "an array of dtype float64 and shape (3,) cannot be stored as ndarray:int32",
+        ),
         (
             "ndarray:int32:2",
             np.zeros(3, "int32"),
-            "an array of int32 (3,) does not fit ndarray:int32:2",
+            "an array of dtype int32 and shape (3,) cannot be stored as ndarray:int32:2",
         ),
-        ("ndarray:int8", [1, 300], "300 does not fit ndarray:int8"),
-        ("ndarray:int8", [1.5], "1.5 does not fit ndarray:int8"),
-        ("ndarray:float16", [1e6], "1000000.0 does not fit ndarray:float16"),
-        ("ndarray:uint64:1", [-1], "-1 does not fit ndarray:uint64:1"),
+        ("ndarray:int8", [1, 300], "300 cannot be stored as ndarray:int8"),
+        ("ndarray:int8", [1.5], "1.5 cannot be stored as ndarray:int8"),
+        ("ndarray:float16", [1e6], "1000000.0 cannot be stored as ndarray:float16"),
+        ("ndarray:uint64:1", [-1], "-1 cannot be stored as ndarray:uint64:1"),
         ("pkl", {}, "pkl refuses to pickle the value, because reading a pickle runs code"),
     ],
 )
@@ -203,8 +219,8 @@ def test_digits_of_any_script_are_numbers_in_rows_and_batches():
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("str", b"\xff", "bytes b'\\xff' does not fit str: it is not UTF-8"),
-        ("str[]", [b"a", b"\xff"], "bytes b'\\xff' does not fit str: it is not UTF-8"),
+        ("str", b"\xff", "bytes b'\\xff' cannot be stored as str: not UTF-8"),
+        ("str[]", [b"a", b"\xff"], "bytes b'\\xff' cannot be stored as str: not UTF-8"),
         ("varint", bytes(17), "not a valid varint value (17 B)"),
         ("msgpack_float", b"\xc0", "not a valid msgpack_float value (1 B)"),
     ],
@@ -214,7 +230,7 @@ def test_invalid_bytes_are_refused_by_the_encoder(name, data, message):
 
 
 def test_an_array_without_dimensions_is_not_a_list():
-    with pytest.raises(ValueFitError, match=r"^ndarray array\(5\) does not fit int\[\]$"):
+    with pytest.raises(ValueFitError, match=r"^ndarray array\(5\) cannot be stored as int\[\]$"):
         encode(lookup("int[]"), np.array(5))
 
 
@@ -306,7 +322,9 @@ def test_raw_images_of_every_mode_are_decoded_unchanged(mode):
 def test_an_image_with_a_palette_is_refused_by_pil():
     with pytest.raises(ValueFitError) as caught:
         encode(lookup("pil"), picture("RGB").quantize(4))
-    assert str(caught.value) == "pil does not store palettes, and an image of mode P needs one"
+    assert (
+        str(caught.value) == "pil does not store palettes, but an image of mode P needs a palette"
+    )
     assert caught.value.hint == "Convert the image to RGB, or choose png."
     assert decode(lookup("png"), encode(lookup("png"), picture("RGB").quantize(4))).mode == "P"
 
@@ -344,8 +362,8 @@ def test_images_are_saved_as_pillow_saves_them_and_an_opened_jpeg_is_its_file(tm
     opened.load()
     path.unlink()
     assert decode(lookup("jpeg"), encode(lookup("jpeg"), opened)).size == (40, 30)
-    assert refused("jpeg", picture("RGBA")) == "an image of mode RGBA does not fit jpeg"
-    assert refused("png", picture("CMYK")) == "an image of mode CMYK does not fit png"
+    assert refused("jpeg", picture("RGBA")) == "an image of mode RGBA cannot be stored as jpeg"
+    assert refused("png", picture("CMYK")) == "an image of mode CMYK cannot be stored as png"
 
 
 def test_an_opened_jpeg_without_its_file_is_encoded_again(tmp_path):
@@ -519,4 +537,6 @@ def test_the_failure_of_a_too_large_array_names_its_size():
     size = MAX_JSON_TEXT_BYTES // 3 + 1
     array = pa.array([bytes(size)], pa.large_binary())
     source, target = lookup(f"ndarray:uint8:{size}"), lookup("json")
-    assert coerce(array, target, source)[1] == [(0, f"array of {size} values does not fit json")]
+    assert coerce(array, target, source)[1] == [
+        (0, f"array of {size} values cannot be stored as json")
+    ]

@@ -219,7 +219,7 @@ def test_an_error_of_a_custom_encoding_names_the_row(point, tmp_path):
             writer.write({"p": {1, 2}})
         assert (
             str(caught.value)
-            == "row 1: column 'p': set {1, 2} does not fit point: TypeError: Object of type set is not JSON serializable"
+            == "row 1: column 'p': set {1, 2} cannot be stored as point: TypeError: Object of type set is not JSON serializable"
         )
     flare.encoding(point, to_json, lambda data: data.nothing)
     with pytest.raises(ValueFitError) as caught:

@@ -487,10 +487,16 @@ def test_a_lock_ends_with_its_process(tmp_path):
     [
         ({"n": 1}, "column 't' is missing in the sample"),
         ({"n": 1, "t": "", "x": 1}, "column 'x' is unknown in the sample"),
-        ({"n": 1 << 63, "t": ""}, "row 0: column 'n': int 9223372036854775808 does not fit int"),
-        ({"n": 1.5, "t": ""}, "row 0: column 'n': float 1.5 does not fit int"),
-        ({"n": 1, "t": "\ud800"}, "row 0: column 't': str '\\ud800' does not fit str"),
-        ({"n": b"1234567", "t": ""}, "row 0: column 'n': 7 bytes do not fit int; expected 8"),
+        (
+            {"n": 1 << 63, "t": ""},
+            "row 0: column 'n': int 9223372036854775808 cannot be stored as int",
+        ),
+        ({"n": 1.5, "t": ""}, "row 0: column 'n': float 1.5 cannot be stored as int"),
+        ({"n": 1, "t": "\ud800"}, "row 0: column 't': str '\\ud800' cannot be stored as str"),
+        (
+            {"n": b"1234567", "t": ""},
+            "row 0: column 'n': 7 bytes cannot be stored as int; expected 8",
+        ),
     ],
 )
 def test_a_sample_that_does_not_fit_is_refused_by_name(tmp_path, sample, message):

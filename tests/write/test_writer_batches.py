@@ -205,20 +205,20 @@ def test_values_are_stored_as_struct_packs_them(tmp_path, encoding):
         (
             pa.array([1.5]),
             "int",
-            "row 0: column 'v' (double): 1.5 does not fit int "
+            "row 0: column 'v' (double): 1.5 cannot be stored as int "
             "(-9223372036854775808 to 9223372036854775807)",
         ),
         (
             pa.array([1, 2**64 - 1], pa.uint64()),
             "int64",
-            "row 1: column 'v' (uint64): 18446744073709551615 does not fit int64 "
+            "row 1: column 'v' (uint64): 18446744073709551615 cannot be stored as int64 "
             "(-9223372036854775808 to 9223372036854775807)",
         ),
         (pa.array([1, None]), "int", "row 1: column 'v' (int64): is null"),
         (
             pa.array([{"a": 1}]),
             "float32",
-            "row 0: column 'v' (struct<a: int64>): {'a': 1} does not fit float32",
+            "row 0: column 'v' (struct<a: int64>): {'a': 1} cannot be stored as float32",
         ),
         (
             pa.array([b"\xff"]),
@@ -277,7 +277,7 @@ def test_a_value_of_the_wrong_size_for_its_encoding_is_refused(tmp_path):
             writer.write_batch(batch)
         writer.write({"v": np.zeros(8, np.uint8)})
     assert str(caught.value) == (
-        "row 0: column 'v' (large_binary): '1234567' does not fit ndarray:uint8:8"
+        "row 0: column 'v' (large_binary): '1234567' cannot be stored as ndarray:uint8:8"
     )
 
 
