@@ -380,7 +380,7 @@ def _parse_documents(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> 
 
 
 def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return a nested type whose value types `leaf` replaces, with lists of variable size."""
+    """Return a nested type in which `leaf` replaces each value type, and lists have any size."""
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _mapped(field.type, leaf)) for field in kind])
     if pa.types.is_map(kind):

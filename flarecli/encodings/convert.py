@@ -653,7 +653,7 @@ def _objects(array: pa.Array) -> Iterator[Any]:
 
 
 class _TooMany:
-    """Placeholder for a value with too many items to convert them to Python objects."""
+    """Placeholder for a value that has too many items for conversion to Python objects."""
 
     def __init__(self, count: int) -> None:
         self.reason = f"has {count} values; the maximum is {MAX_VALUES}"

@@ -263,8 +263,8 @@ class Format:
     # -- writing
 
     def store_as(self, encoding: str) -> str | None:
-        """Return the encoding that this format writes in place of an encoding; None if the
-        format cannot store its values.
+        """Return the encoding that this format writes for a given encoding; None if the format
+        cannot store the values of the given encoding.
         """
         instead = self.substitutes.get(encoding_group(encoding), encoding)
         if instead != EACH:

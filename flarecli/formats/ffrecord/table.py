@@ -55,7 +55,7 @@ class Layout(dict[str, IntArray]):
     table   memoryview of the offsets; indexing returns Python integers
     sums    memoryview of the CRC-32s
 
-    These attributes are not pickled, so each process prepares its own.
+    These attributes are not pickled, so each process prepares the layout again.
     """
 
     __slots__ = ("is_ready", "source", "sums", "table", "view")
@@ -210,7 +210,7 @@ def read_views(shard: Shard, rows: Sequence[int], check: bool = True) -> list[by
 
     Nearby records share a read.
 
-    rows    row numbers from 0 to shard.rows - 1
+    rows    row numbers between 0 and shard.rows - 1
     check   compare each record with its CRC-32
     raises  IntegrityError with the row whose CRC-32 is wrong
     """

@@ -7,7 +7,7 @@ Little-endian, N records (source: files written by granular 0.19.0, 0.21.2 and 0
 
     NAME.bag, without an .idx
     0     bytes      records
-    E     uint64[N]  end of each record; files by 0.19 and older have another entry, 0, in front
+    E     uint64[N]  end of each record; files by 0.19 and older have an extra first entry, 0
 
 E is the last end, so the last 8 bytes of the file are the offset of its table. An empty bag is an
 empty file, or a table with a single zero. The tables of 0.19 and older start with 0. The table of a

@@ -269,7 +269,7 @@ class Granular(Format):
 
 
 class GranularRefs(Granular):
-    """Folders of granular 0.21 and older: a refs.bag, and bags with their tables at the end.
+    """Folders of granular 0.21 and older: a refs.bag, and bags that end with their tables.
 
     Lists are stored as `TYPE[]`. Empty records are rejected, because the table of a bag whose first
     record is empty looks like a table of version 0.19. `Granular` can read these folders too.

@@ -42,7 +42,7 @@ __all__ = [
 
 FAMILY = ("mds", "json", "csv", "tsv", "xsv")  # formats of the shards in an `index.json`
 _MAX_INDEX_BYTES = 1 << 30  # about 2 million shards
-_MAX_FILE_BYTES = 1 << 40  # limit for a listed size, so that the sum of all sizes fits an int64
+_MAX_FILE_BYTES = 1 << 40  # limit for a listed size, so that the sum of all sizes fits in an int64
 _MAX_HASH_KINDS = 100  # limit for hash types, because each requires a column with all shards
 _TOP_KEYS, _FILE_KEYS = (
     frozenset(("shards", "version")),
@@ -364,8 +364,8 @@ def raw_name(name: str) -> str:
 def present(chunk: Chunk) -> Chunk:
     """Return a chunk; replace its compressed file if only the decompressed file exists locally.
 
-    The caches of the original contain such files. The new chunk has the listed size and hashes of
-    the decompressed bytes.
+    Caches of the original library contain such files. The new chunk has the listed size and hashes
+    of the decompressed bytes.
     """
     if not chunk.at.is_local or not byte_ranges.suffix(chunk) or chunk.at.exists():
         return chunk

@@ -31,10 +31,9 @@ class Ready(NamedTuple):
     source   the map or bytes object behind `view`, whose slices are bytes; otherwise `view`
     head     function that unpacks the first `size` bytes of a sample: `first` lengths, then the
              values of the selected `lead` columns
-    lead     names of the selected columns among the first columns of the shard, all of which have a
-             small, fixed size
+    lead     names of the selected columns that precede the first column of large or variable size
     sizes    sizes of the other columns of fixed size; appended to the values that `head` returns
-    rest     (name, index of the length in the values of `head` and `sizes`) of each other column;
+    rest     (name, index of the length in the values of `head` and `sizes`) for each other column;
              the name is None if the column is not selected
     """
 
@@ -62,7 +61,7 @@ def read_rows(
 ) -> list[Row]:
     """Return the stored bytes of each field, with rows in the requested order.
 
-    Rows close together share a read.
+    Nearby rows share a read.
 
     raises  FormatError for a row whose lengths do not add up
     """

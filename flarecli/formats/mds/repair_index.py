@@ -5,7 +5,7 @@ A lost index is rebuilt from the configs, row counts, sizes and checksums of the
 that the original wrote, the result has the same bytes as the lost index.
 
 A merged index lists the shards of all datasets below one folder, with their paths relative to the
-folder, like `merge_index` in the original. Shards are not copied, moved or deleted; an existing
+folder, as in the original's `merge_index`. Shards are not copied, moved or deleted; an existing
 index is replaced atomically. Unlike the original, flare preserves all levels of a path, checks that
 the shards exist, and can merge again after datasets were added.
 """

@@ -4,10 +4,10 @@ If no columns are listed, each extension in lower case is a column. The last par
 determines the encoding; the encoding of an unknown extension is `bytes`.
 
 For listed columns, and when writing, the extension is the column's name if the last part of the
-name is an extension of the column's encoding. Otherwise it is NAME.EXTENSION with the first
-extension of the encoding. So the names `jpg` and `image.jpg` (jpeg) are extensions, `image` (jpeg)
-is stored in `KEY.image.jpg`, and `label` (str_int) in `KEY.label.cls`. The name of a `bytes` column
-is its extension, unless the name is an extension of another encoding.
+name is an extension of the column's encoding. Otherwise the extension is NAME.EXTENSION, where
+EXTENSION is the first extension of the encoding. So the names `jpg` and `image.jpg` (jpeg) are
+extensions, `image` (jpeg) is stored in `KEY.image.jpg`, and `label` (str_int) in `KEY.label.cls`.
+The name of a `bytes` column is its extension, unless the name is an extension of another encoding.
 
 webdataset's own decoder decodes these extensions to the same values.
 """

@@ -2,7 +2,7 @@
 
     00000.tar         a/b.cls  a/b.jpg  a/c.cls  a/c.jpg  …  two blocks of zeros (`tar.py`)
     00000.idx.json    offsets of the members, for random access to rows (`index.py`)
-    shardindex.json   list of shards with their row counts, as in `widsindex create` (`index.py`)
+    shardindex.json   shards and their row counts, as `widsindex create` writes them (`index.py`)
 
 The columns of a sample are `__key__`, followed by the extensions in the order of their first use. A
 missing member is null. `scan.py` splits names into key and extension, and `columns.py` maps
@@ -16,8 +16,8 @@ Behavior of webdataset 1.0.2 and wids 0.2.111, determined by running them:
 - The reader skips members that are not regular files, names without a dot in their last part, and
   names below `__this__/`. It converts extensions to lower case. A duplicate extension in a sample
   is an error. A key that occurs again later starts a new sample (an error in flare).
-- The decoder reads txt, text and transcript as text, cls, cls2, index, inx and id as int, json and
-  jsn as JSON, and pkl, pickle and pyd by unpickling.
+- The decoder reads txt, text and transcript as text; cls, cls2, index, inx and id as int; json and
+  jsn as JSON; and pkl, pickle and pyd by unpickling.
 - wids reads only the name and size fields of a header (no PAX, no prefix, no base 256). Its
   `.index` file is a pickle.
 

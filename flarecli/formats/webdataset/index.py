@@ -1,4 +1,4 @@
-"""The two indexes of a dataset: one lists the members of a tar, the other lists the tars.
+"""The two indexes of a dataset: one lists the members of a tar, and the other lists the tars.
 
 `NAME.idx.json`, in the folder of `NAME.tar`, contains the offsets of all members of the tar. flare
 defines this format, because wids stores its index only in memory or in a pickle, which flare does

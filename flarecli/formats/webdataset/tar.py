@@ -7,7 +7,7 @@ blocks.
     116    8  gid
     124   12  size of the data
     136   12  time
-    148    8  checksum: the sum of the 512 bytes, with spaces in place of these 8
+    148    8  checksum: the sum of the 512 bytes, with spaces in place of these 8 bytes
     156    1  kind, see below
     157  100  target of a link
     257    8  `ustar\\0` `00`; GNU: `ustar  \\0`; older: zeros
@@ -412,7 +412,7 @@ _BASE_CHECKSUM = sum(_TEMPLATE) - sum(_TEMPLATE[148:156]) + 256
 
 
 def headers(names: ByteArray, sizes: IntArray) -> ByteArray:
-    """Return the headers of many files whose names ustar can store; equal to those from `header`.
+    """Return the headers of many files whose names ustar can store; see `header`.
 
     names   uint8 [n, 100], ASCII, padded with NULs
     sizes   int64 [n], each below 8 GiB
