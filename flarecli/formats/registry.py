@@ -199,7 +199,7 @@ def of_folder(files: Iterable[str]) -> Format | None:
 
 
 def _third_party() -> Iterator[Format]:
-    """Yield the third-party formats that can be loaded; `find` raises an error for other formats."""
+    """Yield the third-party formats that can be loaded; `find` raises an error for others."""
     for name in _entry_points():
         with contextlib.suppress(FlareError):
             yield find(name)

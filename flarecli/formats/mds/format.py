@@ -355,7 +355,7 @@ def lengths(array: pa.Array) -> IntArray:
 
 
 def step_of(rows: int, size: int, columns: int) -> int:
-    """Return the number of rows that Arrow joins at once, for `rows` rows of `size` bytes in total."""
+    """Return how many rows Arrow joins at once; `rows` rows have `size` bytes in total."""
     target = max(_JOIN_BYTES, columns * _JOIN_BYTES_PER_COLUMN)
     return int(max(1, min(_STEP_ROWS, target * max(1, rows) // max(1, size))))
 
