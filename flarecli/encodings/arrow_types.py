@@ -406,7 +406,7 @@ def _parsed_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _python_value(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that converts a document's value for Arrow; None if none is necessary.
+    """Return a function that converts a document's value for Arrow; None if not necessary.
 
     Maps, times and durations require a conversion.
     """

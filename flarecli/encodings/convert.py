@@ -271,7 +271,7 @@ def plain(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding]:
 
 
 def natural(array: pa.Array, encoding: Encoding) -> tuple[pa.Array, Encoding, list[int]]:
-    """Convert a column like `plain`, but replace invalid values by null and return their rows.
+    """Convert a column like `plain`, but replace invalid values with null and return their rows.
 
     For a list encoding, the first invalid value raises an error, as in `plain`.
     """
@@ -462,7 +462,7 @@ def _then(first: Converted, step: Callable[[pa.Array], Converted]) -> Converted:
 
 
 def _checked(array: pa.Array, pattern: str, parse: Callable[[str], Any]) -> Converted:
-    """Replace text by null unless it matches the pattern or `parse` accepts it."""
+    """Replace text with null unless the text matches the pattern or `parse` accepts it."""
 
     def same(value: str) -> str:
         parse(value)

@@ -69,7 +69,7 @@ def _extension(
 ) -> str:
     """Return the encoding for an Arrow extension type.
 
-    Except for tensors and JSON, it is the encoding for the storage type.
+    Except for tensors and JSON, the result is the encoding for the storage type.
     """
     if (
         isinstance(kind, pa.FixedShapeTensorType)

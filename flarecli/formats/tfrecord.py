@@ -126,7 +126,7 @@ class TFRecord(Format):
 
         raises  FormatError for a record that exceeds the file, a row count that differs from the
                 listed one, or listed columns that features cannot store; IntegrityError for a
-                length with a wrong checksum
+                length whose checksum is wrong
         """
         starts = None
         if not byte_ranges.suffix(chunk):

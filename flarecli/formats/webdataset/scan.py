@@ -45,7 +45,7 @@ class Table:
 
     extensions  extensions in lower case, in the order of their first use
     keys, ends  uint8: the keys of all samples, concatenated; int64 [rows]: the end of each key
-    starts      int64 [extensions, rows]: first byte of the member in the tar, -1 if it is missing
+    starts      int64 [extensions, rows]: data offset of the member in the tar, -1 if it is missing
     sizes       int64 [extensions, rows]: size of the member in bytes, -1 if it is missing
     """
 
@@ -112,7 +112,7 @@ def key_text(keys: ByteArray, ends: IntArray, start: int = 0, stop: int | None =
 
 @dataclass(slots=True, eq=False)
 class _Column:
-    """The row, first byte and size of each member with a given extension."""
+    """The row, data offset and size of each member with a given extension."""
 
     last: int = -1
     rows: array[int] = field(default_factory=lambda: array("q"))
@@ -130,7 +130,7 @@ class _Builder:
         self.row, self.count = -1, 0
 
     def add(self, members: Iterable[tuple[bytes, int, int]]) -> None:
-        """Add members, each a tuple of name, first byte and size."""
+        """Add members, each a tuple of name, data offset and size."""
         for name, start, size in members:
             self.count += 1
             slash = name.rfind(b"/") + 1

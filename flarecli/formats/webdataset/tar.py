@@ -136,7 +136,7 @@ def padded(size: _Size) -> _Size:
 def members(
     source: byte_ranges.Source, where: object, seen: Seen | None = None
 ) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the name, first byte and size of each file in a tar, in order, in one pass.
+    """Yield the name, data offset and size of each file in a tar, in order, in one pass.
 
     The checksum of each header is verified, and each size is compared with the size of the tar.
 
