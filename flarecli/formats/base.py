@@ -332,7 +332,7 @@ class Format:
         raise NotImplementedError
 
     def unprotected(self, shard: Shard) -> str:
-        """Return a description of the data that no checksum covers; empty if all is covered."""
+        """Return a description of the data that no checksum covers; empty if there is none."""
         return ""
 
     def merge_indexes(

@@ -111,7 +111,7 @@ def _check_key(key: str, where: object = "") -> None:
 def spec_of(spec: dict[str, str], lists: bool) -> Columns:
     """Return the columns of a spec.
 
-    lists  True if `TYPE[]` is a list; otherwise it is an unsupported type
+    lists  True if `TYPE[]` is a list; otherwise `TYPE[]` is an unsupported type
     """
     return tuple(column(name, _encoding(kind, lists)) for name, kind in spec.items())
 

@@ -153,7 +153,7 @@ class LineFormat(MosaicFormat):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return 0, and the size of each line: int64 [rows].
+        """Return 0, the size of an empty shard, and the size of each line: int64 [rows].
 
         As in the original, the sizes of headers and `.meta` files are ignored.
 

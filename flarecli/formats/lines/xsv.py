@@ -91,7 +91,7 @@ class _Separated(LineFormat):
     ) -> list[Row]:
         """Return the text of each value, with rows in the requested order.
 
-        raises  FormatError for a row with a wrong number of values
+        raises  FormatError for a row with the wrong number of values
         """
         names = shard.memo.get("names") or shard.memo.setdefault(
             "names", [one.name for one in shard.columns]
@@ -113,7 +113,7 @@ class _Separated(LineFormat):
     ) -> pa.RecordBatch:
         """Return rows start..stop as typed columns of text.
 
-        raises  FormatError for the first row with a wrong number of values; ValueFitError for text
+        raises  FormatError for the first row with the wrong number of values; ValueFitError for text
                 that is not UTF-8
         """
         data, starts = lines.bytes_of(shard, start, stop)

@@ -318,7 +318,7 @@ def check_shard_size(size: int, form: str, where: Location) -> None:
 
 
 def runs_of_rows(shard: Shard) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of consecutive runs of rows that are checked together."""
+    """Yield (start, stop) for consecutive runs of rows that are checked together."""
     return byte_ranges.runs(shard.layout["starts"], _STEP_ROWS, _STEP_BYTES)
 
 
@@ -392,7 +392,7 @@ def _fields(
     variable = sum(column.size is None for column in shard.columns)
     at = starts[:-1] + 4 * variable
     _refuse(shard, start, at > ends, "too few for its lengths")
-    # Checked before the arrays below are allocated: a hostile config may list a million columns.
+    # Checked before the arrays below are allocated, as a hostile config may list a million columns.
     fixed = sum(column.size or 0 for column in shard.columns)
     _refuse(shard, start, at + fixed > ends, "which do not match its lengths")
     words = (
@@ -436,7 +436,7 @@ def _weights(columns: Columns, batch: pa.RecordBatch, base: int) -> IntArray:
 def _fit(shard: Shard, start: int, stop: int, lengths: struct.Struct, fixed: int) -> bool:
     """Return whether the lengths in rows start..stop add up, without loading numpy.
 
-    fixed  bytes per row that do not depend on its lengths
+    fixed  number of bytes per row that do not depend on the lengths
     """
     bounds = shard.layout["starts"][start : stop + 1].tolist()
     (part,) = byte_ranges.read(shard.chunk, [(bounds[0], bounds[-1])])

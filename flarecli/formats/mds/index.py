@@ -43,7 +43,7 @@ __all__ = [
 FAMILY = ("mds", "json", "csv", "tsv", "xsv")  # formats of the shards in an `index.json`
 _MAX_INDEX_BYTES = 1 << 30  # about 2 million shards
 _MAX_FILE_BYTES = 1 << 40  # limit for a listed size, so that the sum of all sizes fits in an int64
-_MAX_HASH_KINDS = 100  # limit for hash types, because each requires a column with all shards
+_MAX_HASH_KINDS = 100  # limit for hash types, because each type requires a value per shard
 _TOP_KEYS, _FILE_KEYS = (
     frozenset(("shards", "version")),
     frozenset(("basename", "bytes", "hashes")),

@@ -283,7 +283,7 @@ class _ColumnLayout(NamedTuple):
     words    size in bytes of the lengths at the start of each row
     lengths  array of voids: a window of `words` bytes at each offset in the shard
     steps    (name, size, windows of that size) for each column of fixed size, and (name, None,
-             index of the length) for each other column; the name is None if it is not selected
+             index of the length) for each other column; the name is None if not selected
     """
 
     ready: Ready
