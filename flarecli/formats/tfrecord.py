@@ -220,7 +220,7 @@ class TFRecord(Format):
     def row_sizes(
         self, columns: Columns, batch: pa.RecordBatch, settings: Settings
     ) -> tuple[int, IntArray]:
-        """Return 0, and the size of each record including its length and checksums: int64 [rows]."""
+        """Return 0, and the size of each record with its length and checksums: int64 [rows]."""
         return 0, np.array([len(one) + FRAME for one in _examples(columns, batch)], np.int64)
 
     def write_shard(

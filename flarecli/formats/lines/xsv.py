@@ -113,8 +113,8 @@ class _Separated(LineFormat):
     ) -> pa.RecordBatch:
         """Return rows start..stop as typed columns of text.
 
-        raises  FormatError for the first row with the wrong number of values; ValueFitError for text
-                that is not UTF-8
+        raises  FormatError for the first row with the wrong number of values; ValueFitError for
+                text that is not UTF-8
         """
         data, starts = lines.bytes_of(shard, start, stop)
         places = _places(shard, start, data, starts)
