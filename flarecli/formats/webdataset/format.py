@@ -359,7 +359,7 @@ def _arranged(form: Format, table: Table, columns: Columns, at: Location) -> Tab
             )
     extensions = extensions_of(columns, table.extensions)
     if extra := [one for one in table.extensions if one not in extensions]:
-        hint = "Add the column to the playlist; use -c to read fewer columns."
+        hint = "Add the column to the playlist; to read fewer columns, use -c."
         raise IntegrityError(
             f"members have the extension .{extra[0]}, but no such column is listed",
             where=at,
