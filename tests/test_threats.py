@@ -104,7 +104,7 @@ def test_colliding_names_are_refused_before_the_first_file_is_written(
     error = (
         f"{tmp_path}/d/shard.00000.mds[1]: file name '{second}' is also the name of selected row 0"
     )
-    hint = "Use another --name, such as '{row}.{ext}', or another --key."
+    hint = "Use a different --name, such as '{row}.{ext}', or a different --key."
     assert capfd.readouterr().err == f"error: {error}\nhint: {hint}\n"
     assert not any(path.is_file() for path in (tmp_path / "out").rglob("*"))
 
@@ -135,7 +135,7 @@ def test_device_names_of_other_systems_are_refused(
         for key in keys:
             writer.write({"key": key, "data": b"x"})
     assert main(["unpack", "d", target, "--name", "{key}", "-q"]) == 4
-    hint = "Use another --name, such as '{row}.{ext}', or another --key."
+    hint = "Use a different --name, such as '{row}.{ext}', or a different --key."
     out, err = capfd.readouterr()
     assert (out, err) == ("", f"error: d/shard.00000.mds[{row}]: file name {said}\nhint: {hint}\n")
     assert not any(path.is_file() for path in (tmp_path / "out").rglob("*"))

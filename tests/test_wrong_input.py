@@ -450,7 +450,9 @@ def test_an_invalid_playlist_with_a_valid_index(here, capfd):
 
 def test_a_column_of_links_is_not_a_column_of_file_names(here, capfd):
     error = "column 'k' contains the addresses for --fetch, so it cannot be the key"
-    check_error(capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Use another --key.")
+    check_error(
+        capfd, "unpack ok.csv files --fetch k:data --key k", 2, error, "Use a different --key."
+    )
 
 
 def test_a_pack_cannot_write_to_stdout(here, capfd):

@@ -41,7 +41,7 @@ def statistics(
 
     row_bytes  estimated size of a row in bytes
     seed       random seed for the sample of rows whose bytes are read
-    readable   runs of rows that can be read; None: all
+    readable   runs of rows that can be read; None: all rows
     return     the number of rows, nulls and distinct values; minimum and maximum of numbers, text
                lengths, byte lengths and list lengths; the number of text values that are invalid
                numbers (`unfit`); the number of images, and the sizes of the smallest, the median
@@ -171,7 +171,7 @@ def _image_stats(sizes: list[tuple[int, int]]) -> Mapping[str, Any]:
 
 
 def stats_table(stats: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Format statistics as a table: return its header, and a row of strings per dataset column.
+    """Format statistics as a table; return the header and a row of strings per dataset column.
 
     Empty table columns are omitted.
 

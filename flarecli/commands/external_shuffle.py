@@ -23,7 +23,7 @@ from flarecli.storage import files_limit
 __all__ = ["shuffled"]
 
 _MEMORY_BYTES = 128 << 20  # maximum size of rows sorted in memory
-_MAX_FILE_BITS, _KEY_BITS = 8, 62  # sort key: maximum bits that select a file; total bits
+_MAX_FILE_BITS, _KEY_BITS = 8, 62  # bits of a sort key: for a file, in total
 _BATCH_ROWS = 8192
 _SORT_KEY = "place in the order"  # name of the last column
 
@@ -34,7 +34,7 @@ def shuffled(
     """Yield the rows in a shuffled order that the seed determines.
 
     batches       batches with one schema, in a reproducible order
-    memory_bytes  maximum size of rows in memory; the order does not depend on it
+    memory_bytes  maximum size of rows in memory; the order does not depend on this limit
     return        batches of at most 8,192 rows
     raises        ReachError if the temporary files cannot be written
     """

@@ -47,8 +47,8 @@ def merge_index(
 
     Shards are not changed.
 
-    parts        dataset folders, or their `index.json`, in row order; None: all datasets below the
-                 root, in bytewise order
+    parts        dataset folders, or their `index.json` files, in row order; None: all datasets
+                 below the root, in bytewise order
     allow_local  whether to follow symbolic links
     raises       the errors of `Format.merge_indexes`
     """

@@ -92,7 +92,7 @@ class Inspection:
 
     rows         number of rows; the sum over all streams if their numbers of rows differ
     asked        requested number of rows in the sample; the sample may have fewer rows
-    missing      addresses of missing shards; sample and statistics describe the other shards
+    missing      addresses of missing shards, which the sample and the statistics exclude
     sample_rows  row number of each row in the sample
     """
 
@@ -155,8 +155,8 @@ def inspect(options: InspectOptions) -> Inspection:
     A compressed shard that is not listed is read completely, because its header is compressed too.
     A sample has at most 10,000 rows and about 256 MiB; `Inspection.asked` is the requested size. If
     local shards are missing, `missing` contains their addresses, and the sample and the statistics
-    describe the other shards. Raises UsageError for an unknown stream or a format that differs from
-    the list, and the errors of `resolve`.
+    describe the other shards. Raises UsageError for an unknown stream or a format that the list
+    contradicts, and the errors of `resolve`.
     """
     sources = address_texts(options.sources)
     guard = options.guard(sources)
@@ -234,7 +234,7 @@ def inspect(options: InspectOptions) -> Inspection:
 
 
 def _address(playlist: Playlist) -> str:
-    """Return the address of the list, or of the folder or single file that the user named."""
+    """Return the address of the list; if there is none, of the folder or the single file."""
     first = playlist.streams[0]
     is_named = first.columns is None and len(first.urls) == 1
     return str(playlist.at or (first.at.join(first.urls[0]) if is_named else first.at))

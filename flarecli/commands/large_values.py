@@ -18,8 +18,8 @@ __all__ = ["LargeValues"]
 class LargeValues:
     """Reader for the rows of a dataset, which does not read values above the size limit.
 
-    A row with large values is a batch of its own, in which each large value is replaced by zero
-    bytes of the same length. The zero bytes occupy no memory, because the system allocates memory
+    A row with large values is a batch of its own, in which zero bytes of the same length replace
+    each large value. The zero bytes occupy no memory, because the system allocates memory
     only when bytes are written. Before the caller uses the values, it must reject such rows with
     `too_large`, which compares the sizes of values.
 
@@ -59,7 +59,7 @@ class LargeValues:
     def take(
         self, columns: Sequence[str], rows: IntArray
     ) -> Iterator[tuple[IntArray, pa.RecordBatch]]:
-        """Yield the given rows, in their order, as row numbers and typed batches."""
+        """Yield the given rows, in the given order, as row numbers and typed batches."""
         first = 0
         for i, row in enumerate(rows.tolist()):
             sizes = self._sizes(columns, row)

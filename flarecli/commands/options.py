@@ -474,7 +474,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
     quick: bool = option(False, Option(group="Run", help="Check only sizes and headers."))
     decode: bool = option(False, Option(group="Run", help="Also decode every value."))
     duplicates: bool = option(
-        False, Option(group="Run", help="Also report rows of a stream that have equal bytes.")
+        False, Option(group="Run", help="Also report rows with identical bytes within a stream.")
     )
     sample: int | float | None = option(
         None,

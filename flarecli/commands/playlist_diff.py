@@ -44,7 +44,7 @@ class _Listed(NamedTuple):
 
     url       address as listed
     absolute  absolute address
-    relative  path relative to the folder of the playlist; empty if the chunk is outside
+    relative  path relative to the folder of the playlist; empty if outside this folder
     """
 
     stream: str
@@ -59,7 +59,7 @@ def diff_playlists(a: str, b: str, guard: Guard | None = None) -> PlaylistDiff:
     """Compare the lists at two addresses chunk by chunk, without opening chunks.
 
     return  chunks as `ADDRESS`, or as `STREAM: ADDRESS` if there are several streams, without
-            secrets; in the order of `b`, removed chunks in the order of `a`
+            secrets; removed chunks are in the order of `a`, all others in the order of `b`
     raises  the errors of `resolve`
     """
     guard = with_reach(guard or Guard(), sources=[a, b])

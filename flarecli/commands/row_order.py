@@ -52,7 +52,7 @@ class Order:
     """An order of rows, which maps steps to rows.
 
     starts, strides, firsts  first row, stride and first step of each range of rows
-    picks                    steps in the sample, increasing; None: all
+    picks                    steps in the sample, in increasing order; None: all steps
     """
 
     starts: IntArray
@@ -147,7 +147,7 @@ def open_dataset(
 
 
 def average_row_bytes(parts: Sequence[Sequence[Stream]], rows: int) -> int:
-    """Return the average row size in bytes according to the listed sizes, at least 1."""
+    """Return the average row size in bytes according to the listed sizes, but at least 1."""
     size = sum(
         int(np.maximum(stream.raw_sizes if stream.raw_sizes is not None else stream.sizes, 0).sum())
         for one in parts
@@ -249,7 +249,7 @@ def check_no_rows(address: str, streams: Sequence[str], rows: str | None) -> Non
 
 
 def first_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the first rows; stop reading when all of them were read."""
+    """Yield the first rows, and then stop reading."""
     while rows > 0 and (batch := next(batches, None)) is not None:
         yield batch.slice(0, min(rows, batch.num_rows))
         rows -= batch.num_rows

@@ -25,7 +25,7 @@ def sample_size(
     if sample > 1:
         raise UsageError(
             f"invalid sample {sample}: expected a whole number, or a share of at most 1.0",
-            hint="Use 5 for five items, 0.05 for 5 %.",
+            hint="Use 5 for five items, or 0.05 for 5%.",
         )
     return round_share(sample * count)
 

@@ -24,7 +24,7 @@ _READ_BYTES = 1 << 20  # at once
 def is_stdin(sources: Addresses) -> bool:
     """Return whether the source is standard input.
 
-    Raises UsageError if there are also other sources.
+    Raises UsageError if there are several sources, one of which is standard input.
     """
     named = address_texts(sources)
     if STDIN in named and len(named) > 1:
@@ -40,8 +40,8 @@ def samples(
     """Return the schema and the batches of the samples on standard input.
 
     exact   whether numbers that are stored as text stay text
-    raises  UsageError for another format; FormatError for an invalid or empty tar; ReachError if
-            reading fails
+    raises  UsageError for a format that cannot be streamed; FormatError for an invalid or empty
+            tar; ReachError if reading fails
     """
     from flarecli.ingest import standard_input  # loads the table readers, which `cat` rarely needs
 

@@ -1,4 +1,4 @@
-"""Processing of images, video and audio in a pack: resize, probe, compare content with file names.
+"""Media processing in a pack: resize images, read media headers, compare content with extensions.
 
     fetched rows -> values processed on threads, with bounded read-ahead -> rows in order, without
     failed rows
@@ -43,7 +43,7 @@ __all__ = ["MediaColumn", "MediaOptions", "info_names", "media_columns", "proces
 _AHEAD_BYTES = 32 << 20  # maximum size of the values in flight
 _TASK_VALUES = 8  # values per task, to reduce the overhead of tasks
 _MAX_TASKS = 4096  # maximum number of tasks in memory
-_HEAD_BYTES = 512  # read to detect the kind of a file
+_HEAD_BYTES = 512  # bytes that are read to detect the kind of a file
 _MAX_NAMES = 3  # names reported for each mismatch
 # encodings whose values are files
 _FILE_ENCODINGS = ("bytes", "jpeg", "png", "jpeg_array", "pil", "mp4", "webm")
@@ -168,7 +168,7 @@ class _Value(NamedTuple):
     """One processed value.
 
     data      new bytes; None: unchanged
-    error     reason why the row fails; None: it does not fail
+    error     reason why the row fails; None: the row does not fail
     mismatch  difference between content and extension, such as `png, not jpeg`
     info      width, height, frames, duration in seconds
     """
@@ -226,7 +226,7 @@ def _should_be_image(head: bytes, name: str, column: MediaColumn) -> bool:
 
 
 class _Mismatches:
-    """Counts and first names of the values whose content contradicts the file extension."""
+    """For each mismatch of content and extension: number of values, and first file names."""
 
     def __init__(self) -> None:
         self._counts, self._names = Counter[tuple[str, str]](), dict[tuple[str, str], list[str]]()

@@ -48,7 +48,7 @@ _MAX_NOTES = 20  # maximum number of notes about parts that are reported
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Result of a part: counts or the error, and notes."""
+    """Result of packing a part: the counts or the error, and the notes."""
 
     packed: Packed | None
     error: FlareError | None = None
@@ -196,7 +196,7 @@ def _check_options(plan: Plan) -> None:
     options = plan.options
     if options.shuffle is not None:
         raise UsageError(
-            "--shuffle cannot be combined with --part-rows, because it needs the rows of all parts",
+            "--shuffle cannot be combined with --part-rows, because a shuffle needs the rows of all parts",
             hint="Shuffle when reading the dataset, or omit --part-rows.",
         )
     if options.where is not None and not sql.is_row_by_row(plan.source.schema, options.where):
@@ -255,7 +255,7 @@ def _run(
 ) -> _Totals:
     """Pack all parts. Raises the error of the failed part with the lowest number.
 
-    reported  notes that are not repeated
+    reported  notes that were already reported, and are not repeated
     """
     done, notes, engine = _Totals(bytearray(len(tasks))), 0, options.engine
     shard_notes = ShardNotes(options, progress, len(tasks))
@@ -293,7 +293,7 @@ def _run(
 
 
 def _base_folder(task: PackTask) -> str | None:
-    """Return the base folder of relative addresses, for workers with another working folder."""
+    """Return the base folder of relative addresses, for workers with a different working folder."""
     addresses = (*task.sources, task.out)
     is_relative = any(not is_url(one) and not os.path.isabs(one) for one in addresses)
     return whole_path("") if task.options.engine != "local" and is_relative else None

@@ -162,7 +162,7 @@ class PackTask:
 
         These options determine the bytes of the output. Access limits are included only if rows
         beyond the limits are skipped. If such a row ends the pack instead, a resumed pack may have
-        other limits.
+        different limits.
         """
         options = self.options
         access: dict[str, Any] = {
@@ -376,7 +376,7 @@ def selected(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the selected rows: apply where, limit and shuffle, then reject or skip duplicate keys.
 
-    skip       number of selected rows that are not returned
+    skip       number of selected rows to skip
     checksum   checksum to update with the source bytes that are read
     keys_only  read only the key column and the columns in the condition
     return     batches; an additional column PLACE has the source row numbers, unless the rows are
@@ -437,9 +437,9 @@ def _needed_columns(plan: Plan, keys_only: bool) -> list[str] | None:
 def _with_files(
     plan: Plan, batches: Iterator[pa.RecordBatch], columns: Sequence[str], is_complete: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Replace file names by contents; raise the error of the first file that cannot be read.
+    """Replace file names with contents; raise the error of the first file that cannot be read.
 
-    is_complete  whether a missing file is an error; if not, its value is null in the condition
+    is_complete  whether a missing file is an error; otherwise, the condition reads a null
     """
     if not plan.source.files or not columns:
         yield from batches
@@ -512,7 +512,7 @@ def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bo
     place = format_place("" if earlier_file == file else earlier_file, earlier_at)
     hint = "Use --on-duplicate first to keep only the first row of each key, or keep to keep all."
     if earlier_file == file and row - earlier != at - earlier_at:
-        # Rows of a file are consecutive, so another distance means that the file is listed twice.
+        # Rows of a file are consecutive, so a different distance means that a file is listed twice.
         place, hint = (
             f"{place} of the same file, which is listed more than once",
             f"List it once. {hint}",
@@ -571,7 +571,7 @@ def fetched(
 def _filled(
     plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
 ) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the same rows with nulls replaced, except nulls in the key column, which are errors."""
+    """Yield the rows with nulls replaced, except nulls in the key column, which are errors."""
     names = set(plan.names) - {plan.row_name}
     with contextlib.closing(parts):
         for part in parts:
@@ -581,7 +581,7 @@ def _filled(
 def _limited(
     plan: Plan, parts: Generator[fetch_links.Fetched, None, None]
 ) -> Generator[fetch_links.Fetched, None, None]:
-    """Yield the same rows, but convert each row with a value above `--max-object` to a failure."""
+    """Yield the rows, but convert each row with a value above `--max-object` to a failure."""
     with contextlib.closing(parts):
         for part in parts:
             limit = plan.task.limits.max_bytes

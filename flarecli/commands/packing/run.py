@@ -66,7 +66,7 @@ __all__ = [
     "source_record",
 ]
 
-_SAMPLE_ROWS, _SAMPLE_LINKS = 1024, 32  # rows of a dry run, without and with links
+_SAMPLE_ROWS, _SAMPLE_LINKS = 1024, 32  # rows that a dry run converts, without and with links
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def pack_task(task: PackTask, progress: Progress) -> Packed:
     if options.dry_run:
         return dry_run(plan)
     checksum = None
-    # With a checksum that is updated during the pack, the source is not read an additional time.
+    # A checksum that is updated during the pack avoids reading the source an additional time.
     if task.source_digest is None and options.where is None and options.shuffle is None:
         checksum = source.source_checksum()
     if checksum is not None:
@@ -321,7 +321,7 @@ def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Col
 def finished_before(target: Target, record: Mapping[str, Any], format: str) -> Packed:
     """Return the result of the finished pack in a target.
 
-    Raises UsageError if this pack has another source or other options.
+    Raises UsageError if this pack has a different source or different options.
 
     record  return value of `source_record`
     """
@@ -334,7 +334,7 @@ def finished_before(target: Target, record: Mapping[str, Any], format: str) -> P
         or any(recorded.get(name) != record[name] for name in (DEFAULT, "options"))
     ):
         raise UsageError(
-            "the folder contains a dataset from another source or with other options",
+            "the folder contains a dataset from a different source or with different options",
             where=target.shown,
             hint="Use --overwrite to replace the dataset, or name another folder.",
         )
@@ -409,7 +409,7 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
     """Convert the first rows, and estimate the total size from these rows."""
     task, format, settings = plan.task, plan.task.format, plan.task.settings
     rows = _selected_rows(plan)
-    duplicates = plan.duplicates  # in all rows; `fetched` adds those in the first rows again
+    duplicates = plan.duplicates  # in all rows; `fetched` adds duplicates in the first rows again
     typed: ColumnConverter | None = None
     columns: Columns = ()
     types: Mapping[str, pa.DataType] = {}
@@ -478,7 +478,7 @@ def _selected_rows(plan: Plan) -> int:
 
 
 def _part_shares(plan: Plan, rows: int, part_rows: int | None) -> list[tuple[int, float]]:
-    """Return the number of parts of each size, and the share of the rows in one such part.
+    """Return, for each part size, the number of parts and the share of rows in one such part.
 
     A condition is assumed to select rows evenly.
     """

@@ -261,7 +261,7 @@ def _expanded(addresses: Sequence[str], guard: Guard) -> tuple[list[str], list[s
         if matches != [address] and any(sign in address for sign in WILDCARDS):
             data, skipped = ingest.data_among(matches)
             if not data:
-                raise NoRowsError("no data files match", where=redact(address))
+                raise NoRowsError("no data files match the pattern", where=redact(address))
             matches, notes = data, [*notes, *skipped]
         expanded += matches
     return expanded, notes

@@ -45,7 +45,7 @@ from flarecli.write.failures import error_of
 
 __all__ = ["Unpacked", "unpack"]
 
-_MIN_DIGITS = 6  # digits of a row number in a file name
+_MIN_DIGITS = 6  # minimum number of digits of a row number in a file name
 _FINISHED = "nothing to resume: the unpack is finished"
 
 
@@ -79,9 +79,9 @@ def unpack(options: UnpackOptions) -> Unpacked:
 
     Byte columns become files; number and text columns are written to the index. If all columns are
     text, they become files. File names are checked before any file is written; for remote rows,
-    before each batch. `out` is a folder that is empty or does not exist, or `-` for a tar archive
-    on `stream` (default: stdout). Raises UsageError, ReachError, FormatError or UnsafeError, each
-    of which has an exit code.
+    before each batch is written. `out` is a folder that is empty or does not exist, or `-` for a
+    tar archive on `stream` (default: stdout). Raises UsageError, ReachError, FormatError or
+    UnsafeError, each of which has an exit code.
     """
     sources, out = address_texts(options.sources), address_text(options.out)
     guard, progress = options.guard(sources), options.progress or Progress()
@@ -181,7 +181,7 @@ class _Unpacking:
         if key in renamed:
             raise UsageError(
                 f"column {key!r} contains the addresses for --fetch, so it cannot be the key",
-                hint="Use another --key.",
+                hint="Use a different --key.",
                 column=key,
             )
         columns_after = [renamed.get(name, name) for name in schema.names]

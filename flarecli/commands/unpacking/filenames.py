@@ -1,4 +1,4 @@
-"""Names of unpacked files. A pattern is filled with the values of a row, and the name is checked.
+"""Names of unpacked files. A pattern is filled with the values of a row, and the result is checked.
 
 {key}     the value of the key column
 {row}     the row number, padded with zeros
@@ -33,7 +33,7 @@ ROW, ADDRESS = "__flare_row__", "__flare_address__"
 _KEYS = ("key", "__key__", "data_id", "id")
 _FIRST_FOLDER = 1 << 62  # number for folders; files have smaller numbers
 _UNKNOWN = "*"  # placeholder for an extension that depends on the bytes
-_RENAME_HINT = "Use another --name, such as '{row}.{ext}', or another --key."
+_RENAME_HINT = "Use a different --name, such as '{row}.{ext}', or a different --key."
 _PADDING = re.compile(r"(?:0?[1-9][0-9]?)?d?")  # valid formats in `{row:…}`
 _TEXTS = {
     "str": "txt",
@@ -46,7 +46,7 @@ _TEXTS = {
 
 
 def default_key(schema: pa.Schema) -> str | None:
-    """Return the first column that has a common name for a key; None if there is none."""
+    """Return the first column with a usual name of key columns; None if there is none."""
     for name in _KEYS:
         if name in schema.names:
             kind = schema.field(name).type
@@ -212,7 +212,7 @@ def _fixed(schema: pa.Schema, name: str) -> str | None:
 
 
 def _is_extension(column: str, extension: str) -> bool:
-    """Return whether a column name is, or ends in, the extension of its files or an equivalent.
+    """Return whether a column name is, or ends in, an extension equivalent to that of its files.
 
     For files with the extension `jpg`, examples are `jpeg` and `image.jpg`.
     """

@@ -80,7 +80,7 @@ def _csv(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 class _Parts(io.RawIOBase):
-    """A writable file that buffers data until it is read."""
+    """A writable file that buffers data until the data is read."""
 
     def __init__(self) -> None:
         super().__init__()

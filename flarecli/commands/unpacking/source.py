@@ -48,10 +48,10 @@ class RowSource:
     rows      number of rows; None if unknown
     rereads   whether rows can be read twice at little cost
     checksum  function that returns a checksum of the source lists
-    batches   function of column names and a number of rows to skip, which yields batches with these
-              columns and the column ROW of row numbers
-    place     function of a row number, which returns the index file or shard that contains the row,
-              and the row in this file; None if a query creates the rows
+    batches   function that receives column names and a number of rows to skip, and yields batches
+              with these columns and the column ROW of row numbers
+    place     function that returns, for a row number, the index file or shard that contains the
+              row, and the row number in this file; None if a query creates the rows
     named     name of the source in outputs
     """
 
@@ -68,7 +68,7 @@ class RowSource:
 
 
 class RowAddress(Place):
-    """The address of a row, within its file if known. It is determined only when it is printed."""
+    """The address of a row, in its file if known. The address is determined when it is printed."""
 
     def __init__(self, source: RowSource, row: int) -> None:
         self._source, self._row = source, row
@@ -90,7 +90,7 @@ def open_source(
     """Open an index if all addresses have the suffix of an index, and a dataset otherwise.
 
     text_columns  CSV columns that are read as text, such as keys and links
-    raises        UsageError for row numbers of an index; the errors of opening a source
+    raises        UsageError if `rows` is set for an index; the errors of opening a source
     """
     format, rows, where = options.format, options.rows, options.where
     addresses = [one for source in sources for one in read.expand(source, guard)]

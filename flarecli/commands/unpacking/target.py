@@ -8,7 +8,7 @@
 
 `next` is the position in the selection at which the next batch begins. Files are not synced one by
 one, so a resumed unpack keeps a batch only if its files exist with the recorded sizes. A name is
-written to `begun` only if no such file exists, and is synced before the file is created. So flare
+written to `begun` only if no file has this name, and is synced before the file is created. So flare
 did not write a file that neither log names, and never removes or replaces such a file. An
 incomplete last line is ignored, because none of its files were created.
 """
@@ -49,7 +49,7 @@ _NOT_SAME = "Name another folder. Without an index, the folder must contain exac
 class Output(ABC):
     """Destination of unpacked files.
 
-    next                position in the selection of the next row to write
+    next                position of the next row to write, in the selection
     rows, files, bytes  numbers of rows, files and bytes that were written
     """
 
@@ -170,7 +170,7 @@ class Folder(Output):
         own = json.loads(json.dumps(head))
         if first.entry != own:
             version = (first.entry or {}).get("flare", own["flare"])
-            difference = "from another source or with other options"
+            difference = "from a different source or with different options"
             if version != own["flare"]:
                 difference = f"with {key_difference('flare', version, own['flare'])}"
             raise UsageError(
@@ -305,7 +305,7 @@ class _BegunFiles:
 
 
 def _read_begun(lines: Iterable[LogLine], next: int = 0) -> tuple[set[int], int]:
-    """Return the hashes of names recorded from row `next` on, and the size of complete lines."""
+    """Return the hashes of the names from row `next` on, and the size of the complete lines."""
     hashes, size = set[int](), 0
     for stop, entry in lines:
         size = stop
@@ -440,7 +440,7 @@ def _remove_files(folder: str, own: set[int]) -> None:
 
 
 class FinishedFolder(Output):
-    """A finished folder without an index. Its files are compared, and no file is written.
+    """A finished folder without an index. Its files are checked, and no file is written.
 
     The folder must contain exactly the files of this unpack, with the same sizes.
 
@@ -487,7 +487,7 @@ class FinishedFolder(Output):
 class Tar(Output):
     """A tar archive on a byte stream.
 
-    Members have no times and owners, so that equal rows result in equal bytes. The index and the
+    Members have no times or owners, so that equal rows result in equal bytes. The index and the
     list of failed rows are the last members.
     """
 

@@ -87,7 +87,7 @@ class _Settings:
 
 
 class Verification:
-    """A running check. Iterate over it once to receive the findings in order.
+    """A running check. Iterate over the check once to receive the findings in order.
 
     The counts are complete when the iteration has ended.
 
@@ -120,7 +120,7 @@ class Verification:
         return results
 
     def _limit(self, plans: Sequence[Plan], unreadable: dict[str, Finding]) -> Iterator[Finding]:
-        """Yield the first `max_findings` findings, and a finding that counts all others."""
+        """Yield the first `max_findings` findings, and a finding with the number of all others."""
         maximum = self._settings.max_findings
         for finding in _with_unreadable(self._check_all(plans), unreadable):
             self.findings += 1

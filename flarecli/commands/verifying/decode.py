@@ -39,7 +39,7 @@ def decode_values(
     }
     decoded = {name: kind for name, kind in decoded.items() if not (is_typed and _is_plain(kind))}
     chunk = shard.chunk
-    # limits the number of list items, because hostile rows may share the same bytes
+    # limit the number of list items, because hostile rows may share the same bytes
     items_left = sum(at.size() for at in (chunk.at, *chunk.companions))
     for start in range(0, shard.rows if decoded else 0, _ROWS):
         rows = range(start, min(start + _ROWS, shard.rows))

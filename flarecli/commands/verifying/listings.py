@@ -5,7 +5,7 @@
     out/00000/index.json     index of a part; if an index is in use, also the playlist of the part
 
 A list that a playlist names is checked like any file, and must list the same shards. Further lists
-are searched at their usual paths. Files that no list names are reported.
+are searched for at their usual paths. Files that no list names are reported.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def check_own_checksum(playlist: Playlist) -> tuple[int, list[Finding], bool]:
 class OtherList:
     """A list other than the list in use.
 
-    must_match     whether this list must contain the same shards: the list in use names this list,
-                   was merged from this list, or is compared with it by --against
+    must_match     whether this list must contain the same shards, because the list in use names it
+                   or was merged from it, or because it is the list of --against
     is_against     whether this is the list of --against; shards in another folder match by name
     index_entries  entries of an `index.json`, one per shard; may be empty
     """
@@ -137,7 +137,7 @@ class OtherLists:
     only        positions of the shards that are checked; None: all
     named       paths of the list in use and of the files that it names
     read_paths  paths of all other lists that were read
-    size        total size of the lists in `read_paths` in bytes
+    size        total size in bytes of the lists in `read_paths`
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class OtherLists:
                 self.findings.append(finding_of(error, playlist.at))
         self._without_checksums: dict[bool, list[Location]] = {}  # True: playlists
         self._checked: set[str] = set()  # paths of lists whose checksums are in another list
-        self._by_folder: dict[str, list[OtherList]] = {}  # "" has the --against list
+        self._by_folder: dict[str, list[OtherList]] = {}  # the key "" is for the --against list
 
     def add(self, other: OtherList) -> None:
         """Add a list."""
@@ -180,7 +180,7 @@ class OtherLists:
             for stream in self._read_streams(at, is_named):
                 entries = _index_entries(at, stream) if self._compares_entries(at) else ()
                 self.add(OtherList(at, stream, must_match, index_entries=entries))
-                # an index distinguishes fewer column types
+                # an index distinguishes fewer column types than a playlist
                 pair = (stream, self.stream) if at.name == INDEX else (self.stream, stream)
                 if not _have_same_columns(*pair):
                     message = f"columns differ from those in {self._address}"
@@ -269,10 +269,10 @@ class OtherLists:
         return entries, findings
 
     def _lists_for(self, place: str) -> Iterator[tuple[OtherList, bool]]:
-        """Yield each list that may name a shard, and whether the list must name it if `must_match`.
+        """Yield each list that may name a shard, and whether it must if `must_match` is set.
 
         Among lists with the same file name, the list nearest to the shard must name the shard. A
-        list above must name it only if the list contains other shards in the same folder.
+        list in a folder above must name it only if the list contains other shards of its folder.
         """
         for other in self._by_folder.get("", ()):
             yield other, True
@@ -367,7 +367,7 @@ def _index_names(stream: Stream) -> tuple[str, ...]:
 def _usual_locations(
     playlist: Playlist, stream: Stream, quick: bool, only: Collection[int] | None
 ) -> Iterator[tuple[Location, bool]]:
-    """Yield usual locations of other lists, and whether the list in use was merged from each."""
+    """Yield each usual location of a list, and whether the list in use was merged from the list."""
     top, names = stream.at, _index_names(stream)
     if not top.is_local and (quick or (playlist.at is not None and not is_index(playlist))):
         return
@@ -445,7 +445,7 @@ def _have_same_columns(one: Stream, other: Stream) -> bool:
 def matching_list(
     against: Playlist, stream: Stream, streams: Sequence[Stream], address: str
 ) -> tuple[OtherList | None, list[Finding]]:
-    """Return the --against stream with the same name, or the only one if both lists have one."""
+    """Return the --against stream with the same name, or the only stream if both lists have one."""
     same = [one for one in against.streams if one.name == stream.name]
     if not same and len(against) == len(streams) == 1:
         same = [*against.streams]
@@ -518,7 +518,7 @@ def _unreadable_folder(at: Location) -> Finding | None:
 
 
 def _other_datasets(top: str, names: Sequence[str], listed: Collection[str]) -> Iterator[str]:
-    """Yield the topmost folders with a list of their own and no listed file, with a final `/`."""
+    """Yield the topmost folders that have a list and no listed file; each ends with `/`."""
     above = {folder for name in listed for folder in folders_above(name)}
     previous = None
     lists = (name for name in names if name.endswith((f"/{INDEX}", f"/{PLAYLIST}")))

@@ -4,9 +4,9 @@
 2. A shell expands `out/*` to lists, indexes and shards of one dataset. The plans for these files
    are merged, and the other lists are compared with the list in use.
 3. A single file such as `out/shard.00000.mds` is checked against the lists that name it. Lists are
-   searched in the folder of the file and in each folder above. A list in the folder of the file is
-   used even if the list is damaged or does not name the file. A list in a folder above is used only
-   if it names the file.
+   searched for in the folder of the file and in each folder above. A list in the folder of the
+   file is used even if the list is damaged or does not name the file. A list in a folder above is
+   used only if it names the file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Plan:
     """The dataset at one address, or the error that occurred when the address was resolved.
 
     playlist   None if the address could not be resolved; `findings` then contains the reason
-    is_whole   whether the list describes a folder, and not some shards
+    is_whole   whether the list describes a folder rather than individual shards
     is_folder  whether the address is a folder without a list, so that its files are the shards
     named      other lists of the same shards that the user also named
     only       files to check in each stream, if the user named files and not the list; empty: all
@@ -167,7 +167,7 @@ def notes_about_plain_shards(plan: Plan) -> Iterator[str]:
 def _remove_listed_unreadable_files(
     plans: Sequence[Plan],
 ) -> tuple[list[Plan], dict[str, Finding]]:
-    """Remove plans of unreadable files if a list also names the file, or if the plan is repeated.
+    """Remove plans of unreadable files that are repeated or are folders with listed shards.
 
     return  remaining plans; path -> finding for unreadable files in the folder of a dataset
     """
@@ -233,7 +233,7 @@ def _key(plan: Plan, guard: Guard) -> str:
 
 
 def _with_folders(plans: Sequence[Plan], guard: Guard) -> list[Plan]:
-    """Add a plan for each folder without a list if the other plans contain all of its shards."""
+    """Add a plan for a folder if it has no list and the given plans contain all of its shards."""
     extended = list[Plan]()
     named = {place for plan in plans if not plan.is_list for place in plan.places()}
     seen = {str(plan.streams[0].at) for plan in plans if plan.is_folder}
@@ -360,7 +360,7 @@ class _NearList:
 def _with_lists_of_files(
     plans: Sequence[Plan], format: str | None, guard: Guard, quick: bool
 ) -> list[Plan]:
-    """Replace plans of single files by plans of the lists that name these files.
+    """Replace plans of single files with plans of the lists that name these files.
 
     Such a plan is restricted to the named files, and files in the same list share a plan. Plans of
     files without a list are kept.
@@ -397,7 +397,7 @@ def _is_of_files(plan: Plan) -> bool:
 
 
 def _list_places(plan: Plan) -> tuple[str, ...]:
-    """Return the path of the list; if it is unreadable, the paths of the address and finding."""
+    """Return the path of the list; if it is unreadable, the paths in the address and finding."""
     if plan.playlist is None:
         return link_address(plan.address), link_address(plan.findings[0].address)
     return (place_of(plan.list_at),) if plan.list_at is not None else ()

@@ -145,7 +145,7 @@ def hash_rows(form: formats.Format, shard: Shard) -> bytes:
         for row in form.read_rows(shard, range(start, stop), names):
             checksum = xxhash.xxh3_128()
             for value in row.values():
-                # hash counts and lengths before the bytes, so that different rows differ as input
+                # hash counts and lengths before the bytes, so that different rows hash differently
                 parts = value if isinstance(value, list) else [] if value is None else [value]
                 count = len(parts) if isinstance(value, list) else -1 - len(parts)
                 checksum.update(struct.pack("<q", count))

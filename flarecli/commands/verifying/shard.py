@@ -47,7 +47,7 @@ __all__ = [
 
 AGAIN = "fetch or pack it again."  # end of all hints about damage
 MAX_MEMORY_BYTES = 256 << 20  # a larger shard is not read into memory
-_MAX_FINDINGS = 10_000  # maximum number per shard
+_MAX_FINDINGS = 10_000  # maximum number of findings per shard
 _OBJECT_STORE = "the object store"
 _CHANGED = f"The file was changed after it was packed; {AGAIN}"
 _UNKNOWN = "Write the list again with known checksums: `flare playlist … --hash xxh3_128 -o FILE`."
@@ -58,7 +58,7 @@ class ListEntry:
     """The entry of a list for a file.
 
     by    address of the list
-    rows  row count of a shard, if the list in use has none
+    rows  row count of a shard, if the list in use does not contain it
     """
 
     by: str
@@ -145,7 +145,7 @@ def check_chunk(
 ) -> FileResult:
     """Check a shard against its list entries, and then check its structure.
 
-    first  row number of its first row in the stream; -1: unknown
+    first  number of the shard's first row in the stream; -1: unknown
     """
     result, at = FileResult(), chunk.at
     with _errors_as_findings(result, at, entries):
@@ -185,7 +185,7 @@ def check_chunk(
 def _errors_as_findings(
     result: FileResult, at: Location, entries: Sequence[ListEntry]
 ) -> Iterator[None]:
-    """Add an error that the block raises to the findings, except MissingLibraryError."""
+    """Convert an error in the block to a finding, except MissingLibraryError."""
     try:
         yield
     except MissingLibraryError:
@@ -357,7 +357,7 @@ def _compare(
     result: FileResult,
     raw: bool = False,
 ) -> bool:
-    """Return whether all checksums match the lists; add a finding if one does not.
+    """Return whether all checksums match the lists; add a finding if a checksum differs.
 
     rows  row numbers of the shard as text, for the message
     raw   whether to compare the checksums of the decompressed bytes

@@ -84,7 +84,7 @@ class VerifyState:
         """Return the error for a file that is not the state of this check."""
         if first.startswith(_EARLIER):
             return UsageError(
-                "state of a check by an earlier version of flare",
+                "file contains the state of a check by an earlier version of flare",
                 where=self._path,
                 hint="Remove the file, or name another file.",
             )
@@ -95,7 +95,7 @@ class VerifyState:
                 hint="Name a file that does not exist yet.",
             )
         return UsageError(
-            "state of a check with other sources or options",
+            "file contains the state of a check with different sources or options",
             where=self._path,
             hint="Use the same sources and options, or remove the file.",
         )

@@ -168,7 +168,7 @@ def _check_shard(
     depth: Depth,
     companions: Sequence[tuple[Location, Sequence[ListEntry]]],
 ) -> FileResult:
-    """Check a shard; drop findings about a companion that the check of the companion reports."""
+    """Check a shard; drop the findings that the checks of its companion files also report."""
     result = check_chunk(chunk, entries, columns, first, depth)
     addresses = {one.where for one in result.findings}
     reported = {

@@ -89,7 +89,7 @@ def test_a_key_is_never_filled(pack):
 
 def test_a_resume_needs_the_same_values(pack):
     pack(TABLE, null=["fill"])
-    with pytest.raises(UsageError, match="another source or with other options"):
+    with pytest.raises(UsageError, match="a different source or with different options"):
         pack(TABLE, null=["fill", "n=1"], resume=True)
 
 

@@ -281,7 +281,8 @@ def test_resuming_a_finished_pack_returns_the_same_result_and_refuses_another_so
         first.playlist,
     )
     with pytest.raises(
-        UsageError, match="the folder contains a dataset from another source or with other options$"
+        UsageError,
+        match="the folder contains a dataset from a different source or with different options$",
     ):
         commands.pack(source, f"{tmp_path}/out", resume=True, limit=3, **LINK)
     assert files(tmp_path / "out") == before

@@ -49,7 +49,7 @@ def test_a_changed_dataset_is_neither_resumed_nor_accepted_as_finished(tmp_path,
         commands.pack(source, str(out), shard_rows=2, resume=True)
     assert (
         str(caught.value)
-        == f"{out}: the folder contains a dataset from another source or with other options"
+        == f"{out}: the folder contains a dataset from a different source or with different options"
     )
 
 

@@ -254,7 +254,7 @@ def test_a_pack_of_selected_rows_and_streams_has_only_these_rows(tmp_path, monke
         commands.pack("set.yaml", "none", streams=["three"])
     with pytest.raises(UsageError, match="^row 40 is outside the data, which has 40 rows$"):
         commands.pack("set.yaml", "none", rows="40")
-    with pytest.raises(UsageError, match="another source or with other options"):
+    with pytest.raises(UsageError, match="a different source or with different options"):
         commands.pack("set.yaml", "all0", rows="3,1", resume=True)
     (tmp_path / "i.csv").write_text("a\n1\n")
     (tmp_path / "files").mkdir()

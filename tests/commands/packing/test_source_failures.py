@@ -73,7 +73,7 @@ def test_a_folder_with_only_desktop_files_is_an_error(tmp_path, capsys):
         "hint: Found 1 hidden file: .DS_Store; 1 desktop file: Thumbs.db.\n"
     )
     assert main(["pack", f"{folder}/*", str(tmp_path / "out")]) == 4
-    assert capsys.readouterr().err == f"error: {folder}/*: no data files match\n"
+    assert capsys.readouterr().err == f"error: {folder}/*: no data files match the pattern\n"
 
 
 def test_a_wildcard_skips_desktop_files_with_a_note(tmp_path, capsys):

@@ -359,7 +359,7 @@ def test_an_interrupted_unpack_is_resumed_to_the_same_bytes(
         with pytest.raises(UnfinishedError) as caught:
             commands.unpack(str(plain), str(to), **options)
         assert str(caught.value) == f"{to}: folder contains an unfinished unpack"
-        with pytest.raises(UsageError, match="from another source or with other options"):
+        with pytest.raises(UsageError, match="from a different source or with different options"):
             commands.unpack(str(plain), str(to), resume=True, name="{row}.x", **options)
     done = commands.unpack(str(plain), str(to), resume=True, **options)
     assert tree(to) == tree(complete)

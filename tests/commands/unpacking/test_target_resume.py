@@ -12,7 +12,7 @@ from flarecli.errors import ReachError, UnsafeError, UsageError
 from flarecli.model import Settings
 from flarecli.write import Writer
 
-OTHERS = "the unfinished unpack was started from another source or with other options"
+OTHERS = "the unfinished unpack was started from a different source or with different options"
 LIMITS = {"jobs": 2, "retries": 0, "timeout": 5, "deadline": 10}
 
 

@@ -9,7 +9,7 @@ from flarecli.__main__ import main
 from flarecli.errors import UsageError
 
 NOT_OURS = "not a state file of `flare verify`; nothing was written to it"
-OTHER = "state of a check with other sources or options"
+OTHER = "file contains the state of a check with different sources or options"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,10 @@ def test_a_state_file_of_an_earlier_version_is_refused_by_name_and_kept(out, tmp
     state.write_bytes(data)
     with pytest.raises(UsageError) as caught:
         commands.verify(str(out), state=str(state))
-    assert str(caught.value) == f"{state}: state of a check by an earlier version of flare"
+    assert (
+        str(caught.value)
+        == f"{state}: file contains the state of a check by an earlier version of flare"
+    )
     assert caught.value.hint == "Remove the file, or name another file."
     assert state.read_bytes() == data
 

@@ -119,7 +119,8 @@ def test_an_existing_dataset_is_refused_resumed_or_replaced(s3, index):
     assert commands.pack(index, out, **options(resume=True)).resumed_rows == ROWS - 2
     assert objects(out) == first
     with pytest.raises(
-        UsageError, match="the folder contains a dataset from another source or with other options"
+        UsageError,
+        match="the folder contains a dataset from a different source or with different options",
     ):
         commands.pack(index, out, **options(resume=True, shard_rows=10))
     commands.pack(index, out, **options(overwrite=True, shard_rows=100))
