@@ -10,7 +10,7 @@
 The used space is the total size of these files. Space is reserved before a file is fetched, so that the total never
 exceeds the limit. On file systems without working locks, every copy is still correct, but two processes may fetch the
 same copy, and the total may exceed the limit by the size of the copies in flight. The next process that lists the
-folder removes the parts of processes that have ended.
+folder removes the `.part` files of processes that have ended.
 """
 
 from __future__ import annotations
@@ -154,12 +154,12 @@ class Folder:
                 self._fd, self._pid = -1, 0
 
     def is_alone(self) -> bool:
-        """Return whether this is the only running process that uses the folder, as far as known."""
+        """Return whether this is the only running process that uses the folder, as far as is known."""
         fd = self.fd
         return self._presence.is_alone(fd)
 
     def warn(self, why: str) -> None:
-        """Warn that the cache is not used, once per folder and process."""
+        """Warn once per folder and process that the cache is not used."""
         self._not_before = time.monotonic() + _RETRY_S
         if self.path not in _warned:
             _warned.add(self.path)
@@ -174,7 +174,7 @@ class Folder:
     # -- copies
 
     def view(self, identity: Entry) -> memoryview | None:
-        """Return the data of an undamaged copy, or None if there is none. Remove a damaged copy."""
+        """Return the data of a copy, or None if the copy is missing or damaged. Remove a damaged copy."""
         view = self.open_copies.get(identity.name)
         if view is not None or self.fd < 0:
             return view
@@ -219,7 +219,7 @@ class Folder:
     def part(self, identity: Entry, since: float = math.inf) -> Part | None:
         """Reserve space for a copy and create its file; return None if the copy cannot be kept.
 
-        since  time after which a used copy is not evicted
+        since  copies that were used after this time are not evicted
         """
         if (
             self.fd < 0
@@ -256,7 +256,7 @@ class Folder:
                 self.open_copies.drop(name)
         try:
             if hasattr(os, "posix_fallocate"):
-                # Reports a full disk before the copy is fetched.
+                # The allocation reports a full disk before the copy is fetched.
                 os.posix_fallocate(part.fd, 0, identity.file_bytes)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
@@ -279,7 +279,7 @@ class Folder:
         return part
 
     def _reserve(self, size: int, since: float, evicted: list[str]) -> bool:
-        """Reserve space for a copy from this process's reservation or by eviction; return False if it is not enough.
+        """Reserve space for a copy from this process's reservation or by eviction; return False without enough space.
 
         evicted  list to which the names of evicted copies are appended
         """
@@ -339,7 +339,7 @@ class Folder:
         return used, copies
 
     def _other_bytes(self, name: str) -> int:
-        """Return the size of a file that is not a copy, or remove the file and return 0 if its process has ended."""
+        """Return the size of a file that is not a copy, or remove the file and return 0 if its creator has ended."""
         try:
             status = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
@@ -409,7 +409,7 @@ class Folder:
 
 
 class Part:
-    """A temporary file for a copy that is being fetched; the complete file is renamed."""
+    """A temporary file for a copy that is being fetched; the complete file is renamed to the name of the copy."""
 
     def __init__(self, folder: Folder, name: str, fd: int) -> None:
         self._folder, self._name, self.fd, self._at, self._pid = folder, name, fd, 0, os.getpid()
@@ -467,7 +467,7 @@ def _reason(error: OSError) -> str:
 
 
 class KnownPrefixes:
-    """The name prefixes of all known copies: those in a listing, and those that this process adds.
+    """The name prefixes of all known copies: the copies in a listing, and the copies that this process adds.
 
     A copy that another process adds after the listing is unknown, and may be fetched again.
     """
@@ -637,7 +637,7 @@ class NamedFiles:
 
     @contextlib.contextmanager
     def changing(self, names: Iterable[str]) -> Iterator[None]:
-        """Update the used size, without a listing, after a block that adds or removes the files in `names`."""
+        """Update the used size without a listing, after a `with` block that adds or removes the files in `names`."""
         names = list(names)
         rest = self.used() - self.present(names)
         yield

@@ -4,7 +4,7 @@
     n        JSON      {"address": …, "version": …, "part": …, "key": …}, m bytes; the address without secrets
     n + m    uint64    n
     +8       uint32    m
-    +12      bytes     XXH3-128 of the n + m bytes before, 16 bytes, big-endian
+    +12      bytes     XXH3-128 of the preceding n + m bytes: 16 bytes, big-endian
     +28      bytes     "flare" and the version of this layout, 8 bytes
 
 Little-endian. The name consists of the key and the size of the file in hexadecimal. The key consists of 12 digits of
@@ -195,7 +195,7 @@ def _opened(folder: int, name: str) -> int:
 
 
 def mapped_copy(fd: int, identity: Entry) -> memoryview:
-    """Map the data of a copy in an open file, or read it if it is small, without verifying it. Raises OSError.
+    """Map the data of a copy in an open file, or read small data. The data is not verified. Raises OSError.
 
     The map excludes the note and the tail, so it can be used like a map of the original file.
     """
@@ -229,7 +229,7 @@ class OpenCopies:
     """The copies that this process has open, and transient objects, which are in memory and not in the folder.
 
     Open copies are verified, and closed in LRU order. Each map uses a file handle, so `files_limit` limits the number
-    of maps. A transient object remains in memory until the run that uses it releases it.
+    of maps. A transient object remains in memory until the run that uses the object releases it.
 
     touch  function that records the use of a copy in the folder, and returns whether the copy still exists
     """
@@ -246,7 +246,7 @@ class OpenCopies:
         self._lock = threading.Lock()
 
     def get(self, name: str) -> memoryview | None:
-        """Return the data of an open copy that still exists in the folder, or of a transient object; else None."""
+        """Return the data of an open copy that still exists in the folder, or of a transient object; otherwise None."""
         now = time.monotonic()
         with self._lock:
             copy = self._open.pop(name, None)

@@ -34,8 +34,8 @@ __all__ = [
 _PAUSE_S = 0.004  # maximum delay between two attempts to lock a file
 _TURNS, _DIGITS = "turns", 3
 NOTICE_AFTER_S = 10.0  # longer waits are reported
-_YOUNG_S = 5.0  # younger parts are kept even if they are not locked
-_OLD_S = 3600.0  # younger parts are kept if locks do not work
+_YOUNG_S = 5.0  # parts below this age are kept even if they are not locked
+_OLD_S = 3600.0  # parts below this age are kept if locks do not work
 _HERE = "here"
 _ALONE_S = 0.25  # time for which the number of other processes is reused
 _number = itertools.count()
@@ -142,7 +142,7 @@ class Turns:
 def held(fd: int) -> Iterator[None]:
     """Unlock and close a file at the end of the block.
 
-    Closing alone would not unlock the file if a forked child has it open, too.
+    Closing the file would not unlock it if a forked child also has the file open.
     """
     try:
         yield
@@ -199,7 +199,7 @@ def is_abandoned(folder: int, name: str, status: os.stat_result, own: str) -> bo
             os.kill(int(words[-3]), 0)
         except (ProcessLookupError, OverflowError):
             return True
-        except OSError:  # another user's process has the id now, so the lock is checked below
+        except OSError:  # a process of another user now has the id, so the lock is checked below
             pass
     age = abs(time.time() - status.st_mtime)  # a clock change may cause a negative difference
     if age < _YOUNG_S:

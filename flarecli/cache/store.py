@@ -1,9 +1,9 @@
 """Store that reads a remote store through a cache folder.
 
 Ranges of an object are cached as blocks of BLOCK bytes, one file per block. An object that is read to its end, or
-mapped after half of its blocks were used, is cached as one file, which replaces the blocks. Each process requests the
-version of an object once; objects without a version are not cached. Every copy is verified when a process first uses
-it, and a damaged copy is fetched again once.
+mapped after more than half of its blocks were used, is cached as one file, which replaces the blocks. Each process
+requests the version of an object once; objects without a version are not cached. Every copy is verified when a process
+first uses it, and a damaged copy is fetched again once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _JOBS = 8  # maximum number of parallel requests per read
 # memory instead, or as one file if they are not larger than limit / _TRANSIENT_SHARE.
 _WHOLE_SHARE, _TRANSIENT_SHARE = 4, 2
 MAX_OBJECTS = 1 << 16  # maximum number of objects whose used blocks are recorded
-_FULL_S = 1.0  # time for which a folder is assumed to contain no older copies
+# Seconds for which all copies are assumed to have been used since the store was opened.
+_FULL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class CachedStore(Store):
         self._folder = directory.shared(cache.folder, cache.limit)
         self._folder.note = cache.note or self._folder.note
         self._pins = Pins(store.show)
-        self._has_versions = True  # False once an object without a version was found
+        self._has_versions = True  # False once an object without a version has been found
         self._since = time.time()  # time at which this store was opened
         self._full_until = 0.0  # time until which all copies are assumed to be newer than `_since`
         self._used: dict[str, set[int]] = {}
@@ -131,7 +132,7 @@ class CachedStore(Store):
 
     @property
     def room(self) -> int:
-        """The maximum bytes that a run may fetch ahead of use, which is less if other processes use the folder."""
+        """The maximum number of bytes to fetch ahead of use; smaller if other processes use the folder."""
         if self._folder.is_alone():
             return max(self.cache.limit * 9 // 10, MAX_TRANSIENT_BYTES)
         return self.cache.limit // 2
@@ -159,7 +160,7 @@ class CachedStore(Store):
         return self._retry_if_changed(path, lambda: self._ranges(path, ranges)) if ranges else []
 
     def _retry_if_changed(self, path: str, call: Callable[[], T]) -> T:
-        """Return the result of `call`; if the object changed and was not pinned before, call it a second time."""
+        """Return the result of `call`; repeat the call if the object changed and was not pinned before the call."""
         is_new = path not in self._pins
         try:
             return call()
@@ -208,14 +209,14 @@ class CachedStore(Store):
         )
 
     def _blocks(self, path: str, needed: Sequence[int]) -> dict[int, Piece]:
-        """Return number -> block; fetch and cache the missing blocks, adjacent blocks with a single request."""
+        """Return number -> block; fetch and cache the missing blocks, with a single request for adjacent blocks."""
         entries = {k: self._block(path, k) for k in needed}
         blocks = self._kept_blocks(entries)
         missing = [k for k in needed if k not in blocks]
         if not missing:
             return blocks
         with self._folder.turn(entries[missing[0]].key):
-            # Another process may have fetched some of the blocks meanwhile.
+            # Another process may have fetched some of the blocks in the meantime.
             blocks |= self._kept_blocks({k: entries[k] for k in missing})
             missing = [k for k in needed if k not in blocks]
             return blocks | self._fetch_blocks(path, missing, entries)
@@ -227,7 +228,7 @@ class CachedStore(Store):
     def _fetch_blocks(
         self, path: str, missing: Sequence[int], entries: dict[int, Entry]
     ) -> dict[int, Piece]:
-        """Fetch and cache blocks, adjacent blocks with a single request."""
+        """Fetch and cache blocks, with a single request for adjacent blocks."""
         runs: list[list[int]] = []
         for k in missing:
             if runs and k == runs[-1][-1] + 1 and len(runs[-1]) * BLOCK < _REQUEST_BYTES:
@@ -256,7 +257,7 @@ class CachedStore(Store):
                     part.drop()
 
     def map(self, path: str) -> memoryview | None:
-        """Map an object that is cached as one file; fetch it if it is small or if half of its blocks were used."""
+        """Map an object that is cached as one file; fetch it if it is small or more than half of its blocks were used."""
         if not self._maps:
             return None
         return self._retry_if_changed(path, lambda: self._mapped(path))
@@ -383,7 +384,7 @@ class CachedStore(Store):
         return []
 
     def _pieces(self, path: str, group: Sequence[int]) -> list[Piece]:
-        """Return a group of adjacent blocks, from the cache if it contains all of them."""
+        """Return a group of adjacent blocks, from the cache if the cache contains all of these blocks."""
         kept = self._kept_blocks({k: self._block(path, k) for k in group})
         if len(kept) == len(group):
             return [*kept.values()]
@@ -462,7 +463,7 @@ class CachedStore(Store):
 def write_copy(
     part: directory.Part, identity: Entry, pieces: Iterable[Piece], open_now: bool = False
 ) -> bool:
-    """Write and publish a copy; after an error or for a wrong size, remove the copy and return False."""
+    """Write and publish a copy; after an error, or if the size is wrong, remove the copy and return False."""
     hasher = CopyHasher(identity)
     try:
         for piece in pieces:
@@ -479,7 +480,7 @@ def write_copy(
 def join_pieces(
     pieces: Iterable[Piece], size: int, buffer: Callable[[int], memoryview], where: str
 ) -> memoryview:
-    """Join pieces in memory, without copying a single piece.
+    """Join pieces in memory; if there is only one piece, return this piece without a copy.
 
     buffer  function that returns memory with a given number of bytes
     raises  FormatError if the total size of the pieces is not `size` bytes

@@ -1,4 +1,4 @@
-"""Container walkers: one generator per container format, which yields the parts in file order.
+"""Container walkers: one generator per container format. Each generator yields the parts in file order.
 
 A walker reads only the headers of parts. It raises ValueFitError for the first part that is
 malformed or ends outside its parent. It never allocates memory based on a size in the file, and
@@ -118,7 +118,7 @@ def gif_blocks(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def tiff_directories(data: bytes) -> Iterator[dict[int, int]]:
-    """Yield tag -> value for each TIFF directory; end at a directory that was yielded before.
+    """Yield tag -> value for each TIFF directory; stop at a directory that was already yielded.
 
     Only the first directory is parsed; the dicts for other directories are empty.
     """

@@ -113,7 +113,7 @@ def _read(data: bytes, kind: str | None) -> tuple[MediaInfo, str | None]:
 
 
 def _side(pixels: int | None) -> int | None:
-    """Return a side length in pixels; None if it is missing or impossible."""
+    """Return a side length in pixels; None if it is missing or invalid."""
     return pixels if pixels is not None and 0 <= pixels < 1 << 31 else None
 
 
@@ -333,7 +333,7 @@ _XING = re.compile(b"Xing|Info|VBRI")  # tags in a first frame without audio
 
 
 def _mp3(data: bytes, header: MediaInfo) -> None:
-    """Add the durations of all frames, and compare their number with the Xing or Info tag."""
+    """Add the durations of all frames, and compare the number of frames with the Xing or Info tag."""
     frames, duration, stated = 0, 0.0, None
     for number, (begin, end, seconds) in enumerate(mp3_frames(data)):
         tag = None if number else _XING.search(data, begin, min(end, begin + 64))
@@ -431,7 +431,7 @@ def ffprobe(data: bytes, use_ffmpeg: bool) -> MediaInfo:
         import av
     except ImportError:
         raise MissingLibraryError(
-            "--media-info needs PyAV for this file", hint="Run pip install 'flarecli[media]'."
+            "--media-info needs PyAV for this file", hint="Run `pip install 'flarecli[media]'`."
         ) from None
     try:
         with av.open(io.BytesIO(data), format=demuxer, options=_OPTIONS) as container:
@@ -448,10 +448,10 @@ def _claimed_samples(data: bytes) -> int:
 
 
 def _count_packets(container: Any, info: MediaInfo) -> MediaInfo:
-    """Add missing facts about the first video track, or about the first audio track without video.
+    """Add missing facts about the first video track, or about the first audio track if there is no video.
 
-    The frame count is the number of packets. The duration is the container's, or otherwise the time
-    from the first packet to the last.
+    The frame count is the number of packets. The duration is that of the container or, if missing, the time from the
+    first packet to the last.
     """
     streams = container.streams.video or container.streams.audio
     if not streams:

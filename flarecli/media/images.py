@@ -147,7 +147,7 @@ def resize_image(data: bytes, options: Resize) -> bytes:
             f"{width}×{height} pixels; the aspect ratio must be at most {options.max_aspect:g}"
         )
     may_keep = options.quality is None or info.kind not in _LOSSY
-    # The image has the requested size already, even if EXIF rotates it.
+    # The image already has the requested size, even if EXIF rotates it.
     if may_keep and _has_size(width, height, options) and _has_size(height, width, options):
         return data
     if (info.frames or 1) > 1 and info.kind != "tiff":

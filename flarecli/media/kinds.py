@@ -105,7 +105,7 @@ def sniff(head: bytes) -> str | None:
 
 
 def _container(kind: str, head: bytes) -> str:
-    """Return a more specific type for a container, according to its first contents."""
+    """Return a more specific type for a container, according to the first bytes of the file."""
     if kind == "mkv" and b"webm" in head[:64]:
         return "webm"
     if kind == "zip" and head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(b".npy"):

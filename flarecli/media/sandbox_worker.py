@@ -1,6 +1,6 @@
 """Program of a sandbox process, which decodes images that may crash, stall or exhaust the decoder.
 
-The program does not import the package, so that it starts as fast as Pillow. The protocol, with
+The program does not import the package, so that it starts quickly. The protocol, with
 little-endian uint32 integers:
 
     stdin   size of the image, limit in CPU seconds, the image

@@ -6,7 +6,7 @@
     # flare xxh3_128 HEX
 
 Lists in the headers are parallel to `content`. The last line is the checksum of all bytes before
-it. Playlists are untrusted input. Any reader of Flare playlists can read those that flare writes.
+it. Playlists are untrusted input. Any reader of Flare playlists can read the playlists that flare writes.
 """
 
 from __future__ import annotations

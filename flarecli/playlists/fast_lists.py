@@ -1,9 +1,9 @@
 """Parse long lists in a playlist without the YAML library, which is slow for many items.
 
-Before the library parses the text, a random placeholder replaces each long list with an unambiguous
-syntax. Such a list has either one item `- a` per line, or lines of items separated by commas. The
-items consist of characters without a meaning in YAML. If a placeholder is not an item of a list
-after parsing (for example, if it is in a block of text), the reader must parse the complete text.
+Before the library parses the text, each long list that has an unambiguous syntax is replaced by a random placeholder.
+Such a list has either one item `- a` per line, or lines of items separated by commas. The items consist of characters
+without a meaning in YAML. If a placeholder is not an item of a list after parsing (for example, if it is in a block of
+text), the reader must parse the complete text.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["lift"]
 MIN_LIST_CHARACTERS = 4096  # the YAML library parses shorter lists
 _PLAIN = r"[A-Za-z0-9_./][A-Za-z0-9_./:%?=&+@~-]*+(?<!:)"
 _ITEM = rf'(?:"[ !#-\[\]-~]*+"|{_PLAIN})'
-# Bug in Python before 3.11.5: after a possessive group, matching continues where its last attempt
-# failed. So the pattern after such a group must not match there.
+# Because of a bug in Python before 3.11.5, matching continues after a possessive group at the position at which the
+# last attempt of the group failed. The pattern after the group must therefore not match at that position.
 _LINE = rf"{_ITEM}(?>(?:, {_ITEM})*),\n"
 _RUN = re.compile(rf"^( *)(?:- {_ITEM}\n(?:\1- {_ITEM}\n)++|{_LINE}(?:\1{_LINE})++)", re.MULTILINE)
 _COUNTS = re.compile(r"(?: *+(?:0|[1-9][0-9]{0,17}+)[,\n]++)*+")
@@ -43,7 +43,8 @@ def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, dict[str, list[A
             continue
         placeholder = f"{prefix}{len(lifted)}"
         if text[match.end(1)] == "-":
-            stop = text.rindex("\n", start, stop - 1) + 1  # the last item may have another line
+            # The last item may continue on the next line.
+            stop = text.rindex("\n", start, stop - 1) + 1
             lifted[placeholder] = _parse_block(text[start:stop], f"{indent}- ", scalar)
             replacement = f"{indent}- {placeholder}"
         else:

@@ -1,6 +1,6 @@
 """Read and validate untrusted playlists from YAML events.
 
-Tags, aliases and further documents are errors. Depth and size are limited. The values `no`, `012`
+Tags, aliases and additional documents are errors. Depth and size are limited. The values `no`, `012`
 and `1:30` are text. Reading stops at the first fault; validation reports all faults.
 """
 
@@ -46,12 +46,12 @@ _HASHES = frozenset(known())
 
 
 def _mark(node: Any) -> int:
-    """Return the line and column, from 1, where a YAML event or node starts, as one number."""
+    """Return the 1-based line and column at which a YAML event or node starts, combined into one number."""
     return int(node.start_mark.line + 1) << 32 | int(node.start_mark.column + 1)
 
 
 def _mark_in(text: str | bytes, position: int) -> int:
-    """Return the line and column, from 1, of an offset in a text, as one number."""
+    """Return the 1-based line and column of an offset in a text, combined into one number."""
     newline: Any = "\n" if isinstance(text, str) else b"\n"
     line_start = text.rfind(newline, 0, position) + 1
     return (text.count(newline, 0, position) + 1) << 32 | position - line_start + 1
@@ -299,7 +299,7 @@ def faults(data: bytes, at: Location) -> list[FormatError]:
 
 
 def places(data: bytes, paths: Sequence[Steps]) -> list[int]:
-    """Return the line and column, as one number, of the node at each path in a playlist.
+    """Return the line and column of the node at each path in a playlist, combined into one number.
 
     paths  mapping keys and list positions from the root to the node
     """

@@ -32,7 +32,7 @@ _HASHES = frozenset(known())
 class Map(dict[str, Any]):
     """A mapping that also stores the line and column of each key, for error messages.
 
-    Line and column are one number, to save memory.
+    Line and column are combined into one number, to save memory.
     """
 
     def __init__(self) -> None:
@@ -89,9 +89,9 @@ def address_faults(name: str, urls: list[Any]) -> Iterator[Fault]:
 
 
 def place_of(node: Any, steps: Steps) -> int:
-    """Return the line and column of a node in a mapping, as one number.
+    """Return the line and column of a node in a mapping, combined into one number.
 
-    For a node without a key, they are those of the closest parent with a key.
+    For a node without a key, return the line and column of the closest parent with a key.
     """
     mark = 0
     for step in steps:

@@ -1,4 +1,4 @@
-"""Append logs: JSON lines in a local file or a bucket, which remain readable after a crash or a torn write.
+"""Append logs of JSON lines in a local file or a bucket. A log remains readable after a crash or a torn write.
 
 A local log is a single file. Objects in a bucket cannot grow, so each append creates an object:
 
@@ -153,7 +153,7 @@ class FileLog(AppendLog):
         self.create()
         try:
             os.ftruncate(self._fd, size)
-            self._sync()  # needed because a later `append` is not certain
+            self._sync()  # needed because no `append` may follow that would sync the file
         except OSError as error:
             raise self._store.error(error, self._at.path) from None
 
@@ -175,7 +175,7 @@ class FileLog(AppendLog):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             try:
-                os.close(fd)  # releases the number even if it fails, so it must not be closed again
+                os.close(fd)  # even a failed close releases `fd`, so `fd` must not be closed again
             except OSError as error:
                 raise self._store.error(error, self._at.path) from None
 
@@ -204,7 +204,7 @@ class ObjectLog(AppendLog):
         return f"{number:05d}.json"
 
     def _delete(self, names: list[str]) -> None:
-        # The last object is deleted first, so that an interruption leaves the start of the log.
+        # The last object is deleted first, so that an interrupted deletion keeps the start of the log.
         for name in sorted(names, reverse=True):
             (self._folder / name).delete()
 
@@ -236,7 +236,7 @@ class ObjectLog(AppendLog):
             number += 1
         if stop != size:
             raise FormatError(
-                "the size of the log differs from the journal",
+                "the size of the log differs from its size in the journal",
                 where=self._folder,
                 hint="Pack again with --overwrite.",
             )

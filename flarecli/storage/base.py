@@ -1,6 +1,6 @@
 """Store interface, `Location` (a store and a path in it), and `Guard` (restrictions on addresses found in data).
 
-This module does not import any store. To open an address of another store, a store calls `Guard.locate`, which
+This module does not import any store. To open an address in a different store, a store calls `Guard.locate`, which
 `storage.locator` sets.
 """
 
@@ -90,7 +90,7 @@ class Entry(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The size in bytes and the digests of a written file: hash name -> hexadecimal digest."""
+    """The size of a written file in bytes, and its digests (hash name -> hexadecimal digest)."""
 
     size: int
     hashes: dict[str, str]
@@ -99,7 +99,7 @@ class Written(NamedTuple):
 class Locate(Protocol):
     """A function that opens an address found in data.
 
-    is_remote  whether the data came over the network; if so, other buckets are read without the user's credentials
+    is_remote  whether the data came over the network; if so, buckets are read without the user's credentials
     """
 
     def __call__(self, address: str, guard: Guard, is_remote: bool = False) -> Location: ...
@@ -144,8 +144,8 @@ class Keeper(Protocol):
 class Store(ABC):
     """A storage backend that reads, writes and lists files by path. Every error is a FlareError with the address.
 
-    Subclasses implement the abstract methods, and override other methods where a faster way exists. Stores are
-    picklable, and usable after a fork because each process opens its own connections.
+    Subclasses implement the abstract methods, and override other methods where a faster implementation exists. Stores
+    are picklable, and usable after a fork because each process opens its own connections.
 
     is_local      whether files can be mapped, and read in any order, without network access
     keeps_copies  whether `map` and `derived` may return copies from a cache
@@ -153,7 +153,7 @@ class Store(ABC):
     origin        service that the store uses, or empty for the scheme's default service; distinguishes buckets of
                   different services with the same name
     root          local path of the folder that contains all files; empty if the files are not on a local disk
-    room          maximum size in bytes of the files that `keep` may fetch ahead of use; 0 without a cache
+    room          maximum total size in bytes of the files that `keep` may fetch ahead of use; 0 without a cache
     """
 
     is_local: bool = False
@@ -180,7 +180,7 @@ class Store(ABC):
         """Read bytes start..stop; `stop` None means the end. Raises FormatError if the file is shorter."""
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read ranges of a file and return their bytes in the order of `ranges`. Close ranges are read together."""
+        """Read ranges and return their bytes in the order of `ranges`. Ranges near each other are read together."""
         pieces, piece_of = join_near(ranges)
         return cut(self.read_pieces(path, pieces), pieces, piece_of, ranges)
 
@@ -248,7 +248,7 @@ class Store(ABC):
     def derived(
         self, path: str, kind: str, size: int, make: Callable[[], Iterable[bytes | memoryview]]
     ) -> memoryview | None:
-        """Map data derived from a file, or return None if no cache keeps it; see `Location.derived`."""
+        """Map data derived from a file, or return None if no cache keeps the data; see `Location.derived`."""
         return None
 
     # -- writing and listing
@@ -261,7 +261,7 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, path: str) -> Iterator[Entry]:
-        """Yield all files below a folder, in bytewise order of their names. Raises MissingError if there are none."""
+        """Yield all files below a folder, in bytewise order of names. Raises MissingError if there are no files."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
@@ -420,7 +420,7 @@ class Location:
 
         After an error, the file may contain a part of the new bytes.
 
-        raises  BusyError if the file has another size; UsageError if the store cannot change files
+        raises  BusyError if the file has a different size; UsageError if the store cannot change files
         """
         self.store.extend(self.path, size, parts)
 
@@ -528,12 +528,12 @@ def _entered(name: str, previous: str) -> list[str]:
 
 
 def _without_query(path: str) -> str:
-    """Remove the query if the path is a web address; the names of other files may contain question marks."""
+    """Remove the query from a path that is a web address; in all other paths, a question mark is part of a name."""
     return path.partition("?")[0] if "://" in path else path
 
 
 def split(start: int, stop: int) -> list[tuple[int, int]]:
-    """Split a range into pieces of REQUEST_BYTES if it is larger than two of them."""
+    """Split a range into pieces of REQUEST_BYTES if the range is larger than two pieces."""
     if stop - start <= 2 * REQUEST_BYTES:
         return [(start, stop)]
     return [(at, min(at + REQUEST_BYTES, stop)) for at in range(start, stop, REQUEST_BYTES)]
@@ -583,7 +583,7 @@ def resolve(store: Store, home: str, path: str, url: str, guard: Guard) -> Locat
     because data from the network must not decide where the user's credentials are used.
 
     home    common prefix of the addresses of all files in the store, such as `s3://bucket/`
-    raises  UnsafeError for `file://`, another store or a path outside the folder, unless the guard allows it
+    raises  UnsafeError for `file://`, a different store or a path outside the folder, unless the guard allows it
     """
     where = store.show(path)
     scheme = scheme_of(url)

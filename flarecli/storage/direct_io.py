@@ -64,7 +64,7 @@ class FileWriter:
                 _idle.append(memory)
 
     def _flush(self, size: int) -> None:
-        """Write the first `size` buffered bytes; keep the remaining bytes, which are less than a block."""
+        """Write the first `size` buffered bytes; keep the remaining bytes, which do not fill a block."""
         memory = memoryview(self._memory or b"")
         at = 0
         try:

@@ -80,7 +80,7 @@ _DAY_S = 24 * 3600
 _FTP_TIME = re.compile(r"\d{14}(\.\d{3,6})?", re.ASCII)  # RFC 3659, section 2.3
 _ERROR_CODE = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,59}")
 _DENIED = ("GatedRepoError", "error_perm")
-_CREDENTIAL_ERRORS = (  # they end the run, because all other files would fail, too
+_CREDENTIAL_ERRORS = (  # errors that end the run, because all other files would also fail
     "NoCredentialsError",
     "PartialCredentialsError",
     "CredentialRetrievalError",
@@ -218,7 +218,8 @@ class FsspecStore(Store):
     def _denied_by_s3(self, error: Exception, path: str) -> FlareError | None:
         """Return the error if S3 denied access, else None.
 
-        A HEAD response has no error code, so the first byte is requested to read the code from its response.
+        A HEAD response has no error code, so the first byte of the file is requested, and the code is read from that
+        response.
         """
         status, code = _response_of(error)
         if status in (400, 401, 403) and not code:
@@ -233,7 +234,7 @@ class FsspecStore(Store):
         return access_denied(status, code, self.show(path), _tried_sources())
 
     def _text_of(self, error: Exception) -> str:
-        """Return the library's error message in one line, without the secrets of the address."""
+        """Return the library's error message as a single line, without the secrets of the address."""
         text = redact_text(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
         user_info = self.address.partition("://")[2].partition("/")[0].rpartition("@")[0]
         password = unquote(user_info.partition(":")[2])
@@ -419,7 +420,7 @@ def _is_settled(when: Any) -> bool:
             return time.time() - float(when) >= SETTLED_S
         if when.tzinfo is not None:
             return time.time() - when.timestamp() >= SETTLED_S
-        # The time zone is unknown, so the time must be one more day old.
+        # The time zone is unknown, so one day is added to the required age.
         return time.time() - when.replace(tzinfo=UTC).timestamp() >= SETTLED_S + _DAY_S
     except (ValueError, TypeError, OverflowError):
         return False

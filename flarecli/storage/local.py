@@ -1,4 +1,4 @@
-"""Store for local files below a root folder; names found in data cannot leave the root.
+"""Store for local files below a root folder; names found in data cannot refer to files outside the root.
 
 Each component of a path is opened relative to its parent folder (openat), and symbolic links below the root are not
 followed. Pipes, devices and sockets are rejected, because reading a pipe would block. A file is written under a
@@ -112,14 +112,17 @@ class LocalStore(Store):
 
     @classmethod
     def locate(cls, path: str, guard: Guard) -> Location:
-        """Return the Location for a path that the user typed. The root is the folder itself, or the file's folder."""
+        """Return the Location for a path that the user typed.
+
+        The root is the folder at the path, or the folder that contains the file.
+        """
         if "\0" in path:
             raise UsageError("the path contains a NUL byte", where=path.replace("\0", "\\0"))
         real = os.path.realpath(whole_path(path))
         if os.path.isdir(real) or path.endswith("/"):
             return Location(cls(real, path.rstrip("/") or "/", guard))
         folder, name = os.path.split(real)
-        # If the user typed a link, the root is the folder of the link's target, which messages show.
+        # If the user typed a link, the root is the folder of the link's target, and messages show this folder.
         is_link = os.path.basename(path) != name
         return Location(cls(folder, folder if is_link else os.path.dirname(path), guard), name)
 
@@ -210,7 +213,7 @@ class LocalStore(Store):
         """Return the name of an address relative to the folder `path`, or None if the address is outside the folder.
 
         Only strings are compared, because data must not choose which paths are looked up in the file system. Opening
-        the name rejects links below the root, so `..` after a link cannot leave the folder.
+        the name rejects links below the root, so `..` after a link cannot lead outside the folder.
         """
         address = local_path(url)
         if scheme_of(url) == "file" and not address.startswith("/"):
@@ -265,7 +268,7 @@ class LocalStore(Store):
 
     def pread(self, fd: int, path: str, start: int, stop: int, size: int) -> bytes:
         """Read all bytes start..stop of an open file of `size` bytes."""
-        # Checked before the read, because `os.pread` would allocate an invalid length.
+        # The range is checked before the read, because `os.pread` would allocate memory for an invalid length.
         if max(start, stop) > size:
             raise short_read(self.show(path), 0, max(start, stop), size)
         try:
@@ -460,7 +463,7 @@ class LocalStore(Store):
 
     def _fill(self, fd: int, parts: Iterable[Part], sums: Sums) -> None:
         """Write, hash and sync a new file."""
-        from flarecli.storage.direct_io import FileWriter  # imported late, as reads do not need it
+        from flarecli.storage.direct_io import FileWriter  # imported late: reads do not use it
 
         writer = FileWriter(fd, self.durable)
         for data in parts:
@@ -509,8 +512,8 @@ class LocalStore(Store):
     def _scratch(self, folder: int, name: str) -> tuple[int, str]:
         """Open the folder for a temporary file, and return it with a unique name for the file.
 
-        The folder is the scratch folder of a pack, or else `folder`. The name must be unique, because files such as
-        `0/x` and `1/x` may be written at the same time.
+        The folder is the scratch folder if a pack has created it, and `folder` otherwise. The name must be unique,
+        because files such as `0/x` and `1/x` may be written at the same time.
         """
         name = os.fsdecode(os.fsencode(name)[:200])  # name and suffix must fit in 255 bytes
         name = f"{name}.{os.getpid()}.{next(_number)}.part"
@@ -601,7 +604,10 @@ def sync_folder(path: str) -> None:
 
 
 def _sync_folder(fd: int) -> None:
-    """Sync an open folder. Ignore the error of file systems that can only sync files (some network and FUSE)."""
+    """Sync an open folder.
+
+    Ignore the error of file systems that can sync only files (some network and FUSE file systems).
+    """
     try:
         os.fsync(fd)
     except OSError as error:
@@ -626,7 +632,7 @@ def made_folder(path: str, store: LocalStore) -> None:
 
 
 def is_special(name: str, folder: int) -> bool:
-    """Return whether a name in an open folder is a device, a pipe or a socket, or any file in /dev.
+    """Return whether a name in an open folder refers to a device, a pipe, a socket, or any file in /dev.
 
     A rename would replace such a file; root could replace even `/dev/null`.
     """
@@ -640,7 +646,7 @@ def is_special(name: str, folder: int) -> bool:
 
 
 def is_link(name: str, folder: int) -> bool:
-    """Return whether a name in an open folder is a symbolic link."""
+    """Return whether a name in an open folder refers to a symbolic link."""
     with contextlib.suppress(OSError):
         return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     return False
@@ -650,7 +656,7 @@ def is_link_loop(root: str, path: str, follows: bool) -> bool:
     """Return whether a path below the root could not be opened because of a symbolic link loop.
 
     The root may be resolved, because the user typed it. A path below the root is resolved only if links are followed.
-    Otherwise, only a loop within a single folder is detected, because a longer loop could leave the root.
+    Otherwise, only a loop within a single folder is detected, because a longer loop could lead outside the root.
     """
     if _is_loop(root) or (follows and _is_loop(os.path.join(root, path))):
         return True
@@ -692,8 +698,8 @@ def flock(fd: int, operation: int, where: str, hint: str) -> None:
     """Lock an open file or folder with `fcntl.flock`.
 
     operation  flags for `fcntl.flock`
-    hint       hint of the error if the file system has no locks
-    raises     BlockingIOError if LOCK_NB is set and another process has the lock; ReachError if locking fails
+    hint       hint for the error that is raised if the file system does not support locks
+    raises     BlockingIOError if LOCK_NB is set and another process holds the lock; ReachError if locking fails
     """
     try:
         fcntl.flock(fd, operation)

@@ -25,7 +25,8 @@ from flarecli.storage.base import MAX_LISTED, Guard, Location, too_many_files
 __all__ = ["bucket_in", "bucket_note", "globbed", "locate", "locate_named", "with_reach"]
 
 BUCKET_SCHEMES = ("s3", "gs", "az")
-HOST_SCHEMES = ("ftp", "hdfs", "sftp", "smb", "webdav", "webhdfs")  # addresses contain a host
+# Schemes other than http(s) whose addresses contain a host.
+HOST_SCHEMES = ("ftp", "hdfs", "sftp", "smb", "webdav", "webhdfs")
 MAX_NOTED = 20  # maximum number of buckets in a note
 
 
@@ -34,7 +35,8 @@ def locate(
 ) -> Location:
     """Return the Location for an address that the user typed: a path, `file://`, `http(s)://`, `s3://`, `hf://`, ….
 
-    The typed address may be private or a symbolic link; addresses found in its data may not.
+    The typed address may be private or a symbolic link. Addresses found in data must be neither, unless the guard
+    allows them.
 
     unknown  exception class for an unsupported scheme
     raises   UsageError for an invalid address; `unknown` for an unsupported scheme; MissingLibraryError if the

@@ -27,7 +27,7 @@ _requested_bytes: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDic
 
 
 def files_limit(most: int) -> int:
-    """Return the maximum number of files that one store or cache may map at a time: from 8 to `most`."""
+    """Return the maximum number of files that one store or cache may map at a time, which is between 8 and `most`."""
     try:
         import resource
     except ImportError:  # not available on this operating system
@@ -70,7 +70,7 @@ def use_large_pages(view: memoryview) -> None:
 def needs_read_ahead(view: memoryview) -> bool:
     """Return whether `read_ahead` may be useful for a map.
 
-    Once read-ahead was requested for as many bytes as the map has, the page cache contains as much of the file as
+    Once read-ahead has been requested for as many bytes as the map has, the page cache contains as much of the file as
     memory allows, and another request would only cost system calls.
     """
     map_ = view.obj
@@ -115,7 +115,7 @@ def read_ahead_of_file(fd: int, size: int, ranges: Sequence[tuple[int, int]]) ->
 
 
 def _would_wait(fd: int, size: int, start: int) -> bool:
-    """Return whether reading a byte would wait for the disk."""
+    """Return whether reading a byte would have to wait for the disk."""
     if not 0 <= start < size:
         return False
     try:

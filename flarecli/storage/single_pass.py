@@ -37,7 +37,7 @@ def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
     are read again.
 
     raises  ReachError with the offset of the first unreadable byte; FormatError if the file is shorter than `size`;
-            both at the end of the block at the latest
+            both are raised no later than at the end of the block
     """
     store = at.store
     if not isinstance(store, LocalStore):
@@ -49,7 +49,7 @@ def single_pass(at: Location, size: int, sums: Sums) -> Iterator[Location]:
 
 
 class _SinglePassStore(LocalStore):
-    """A store for the folder of the file.
+    """A store for the folder that contains the file.
 
     `_memory` contains bytes `_start` to `_end` of the file. All bytes before `_end` are already hashed.
     """

@@ -1,7 +1,7 @@
 """Version pins for remote objects, which prevent reads from mixing two versions of an object.
 
 The first response for an object pins its version, and all later responses must have the same version. If the object
-changes before any of its data was returned, it is read again once; otherwise an IntegrityError is raised.
+changes before any of its data has been returned, it is read again once. Any later change raises an IntegrityError.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NO_PIN = ObjectPin("", -1, False)
 class Pins:
     """An LRU mapping from the path of an object to its pinned version, for one store.
 
-    Single dict operations are atomic and need no lock, which a fork could copy in its locked state.
+    No lock is used, because single dict operations are atomic, and a fork could copy a lock in its locked state.
 
     show  function that returns the address of a path for messages
     """
@@ -76,7 +76,7 @@ class Pins:
         return pin
 
     def pin(self, path: str, seen: ObjectPin) -> ObjectPin:
-        """Pin a version for all threads and return it. Raises IntegrityError if another version is pinned."""
+        """Pin a version for all threads and return it. Raises IntegrityError if a different version is pinned."""
         pin = self.check(path, self._pins.setdefault(path, seen), seen)
         while len(self._pins) > MAX_PINS:
             with contextlib.suppress(KeyError):
@@ -117,4 +117,6 @@ class Pins:
 
 def changed(where: object) -> IntegrityError:
     """Return the error for an object whose version differs from the pin."""
-    return IntegrityError("changed while it was read", where=where, hint="Run the command again.")
+    return IntegrityError(
+        "changed while it was being read", where=where, hint="Run the command again."
+    )

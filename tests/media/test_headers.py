@@ -484,5 +484,5 @@ def test_a_worker_without_pyav_is_reported(monkeypatch):
         ffprobe(FILES["whole.webm"], True)
     assert (str(caught.value), caught.value.hint) == (
         "--media-info needs PyAV for this file",
-        "Run pip install 'flarecli[media]'.",
+        "Run `pip install 'flarecli[media]'`.",
     )

@@ -222,7 +222,7 @@ def test_a_changed_file_among_many_is_not_mixed(place, request):
     place.put("b", DATA[9:18])
     assert (
         message(IntegrityError, lambda: list(read_each([at / name for name in "abc"])))
-        == f"{at / 'b'}: changed while it was read"
+        == f"{at / 'b'}: changed while it was being read"
     )
     assert list(read_each([place.fresh(name) for name in "abc"])) == [
         DATA[:9],
@@ -428,5 +428,5 @@ def test_versions_of_a_changing_object_are_not_mixed(place, request):
         lambda: b"".join(at.blocks()),
     ):
         if at.map() is None and not str(request.node.callspec.params["place"]).startswith("cached"):
-            assert message(IntegrityError, call) == f"{at}: changed while it was read"
+            assert message(IntegrityError, call) == f"{at}: changed while it was being read"
     assert place.fresh("a.bin").read() == DATA[::-1]

@@ -44,7 +44,7 @@ def test_another_version_than_the_pinned_one_is_an_error(pins):
     assert pins.pin("a", ObjectPin("one", 5)) == ObjectPin("one", 5)
     with pytest.raises(IntegrityError) as caught:
         pins.pin("a", ObjectPin("two", 5))
-    assert str(caught.value) == "x://a: changed while it was read"
+    assert str(caught.value) == "x://a: changed while it was being read"
     pins.drop("a")
     assert pins.pin("a", ObjectPin("two", 5)) == ObjectPin("two", 5)
 
@@ -162,7 +162,7 @@ def path(request, web, no_cloud, monkeypatch):
 @pytest.mark.parametrize("name", READS)
 def test_two_concurrent_first_readers_get_one_version(web, path, name, tells):
     out = come_at_once(Swapped(web, "/b/a", tells), READS[name], locate(path))
-    assert out == [b"a", "changed while it was read"]
+    assert out == [b"a", "changed while it was being read"]
 
 
 def test_a_reader_without_data_reads_the_new_version(web, path):
@@ -204,7 +204,7 @@ def test_concurrent_readers_of_fsspec_get_one_version(read, monkeypatch):
     monkeypatch.setattr(store, "_call", swapped)
     with pytest.raises(IntegrityError) as caught:
         read(at)
-    assert (caught.value.message, inner) == ("changed while it was read", [b"a"])
+    assert (caught.value.message, inner) == ("changed while it was being read", [b"a"])
     at.delete()
 
 

@@ -4,8 +4,8 @@
     x-amz-checksum-type: FULL_OBJECT   COMPOSITE: a checksum of the checksums of the parts, not of the bytes
 
 obstore cannot read these headers, so the request is signed here with AWS Signature Version 4 (source: Amazon S3 API
-reference, "Authenticating Requests"). No request is sent if only the role of the machine has credentials, because
-flare cannot access these.
+reference, "Authenticating Requests"). No request is sent if the only credentials are those of the machine's role,
+because flare cannot access them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StoredChecksums(NamedTuple):
 
 
 def stored_checksums(at: Location) -> StoredChecksums:
-    """Return the checksums that S3 stores for an object; they are empty for other stores. Never raises."""
+    """Return the checksums that S3 stores for an object; they are empty for other stores. Never raises an error."""
     store = at.store
     if not isinstance(store, ObjectStore) or store.scheme != "s3":
         return StoredChecksums()

@@ -40,7 +40,7 @@ _outages: dict[tuple[str, Limits], Outage] = {}
 def close_shared() -> None:
     """Drop the shared clients, each of which closes when its last user releases it."""
     with fork_safety.opening:
-        # The clients of a parent process are kept, because closing them here could block.
+        # The clients of a parent process are kept, because closing them in this process could block.
         for key in [key for key in _shared if key[0] == fork_safety.pid()]:
             del _shared[key]
 
@@ -49,7 +49,7 @@ lifetimes.register("bucket clients", close_shared)
 
 
 class Clients:
-    """The clients for a bucket, for all threads of a process.
+    """The clients for a bucket, shared by all threads of a process.
 
     home       address of the bucket, such as `s3://bucket/`
     anonymous  whether to ignore the credentials in the environment
@@ -69,14 +69,15 @@ class Clients:
             with fork_safety.opening:  # one thread opens the client for all threads
                 pid, clients = self._open
                 if pid != fork_safety.pid():
-                    # Kept open, because closing a client of the parent could wait for threads that do not exist here.
+                    # A client of the parent is kept open, because closing it could wait for threads that do not exist
+                    # in this process.
                     fork_safety.inherited.append(clients)
                     clients = [self._opened(library, 0)]
                     self._open = fork_safety.pid(), clients
         return library, clients[-1][1]
 
     def use_next_source(self, denied: Any) -> bool:
-        """Switch to the next credential source after access was denied to a client.
+        """Switch to the next credential source after a client was denied access.
 
         denied  the client without access
         return  False if there are no more sources
@@ -86,7 +87,7 @@ class Clients:
             _, clients = self._open
             if clients[-1][1] is not denied:
                 return True  # another thread has already switched
-            # No longer shared, so that stores opened later try these credentials again after a renewal.
+            # The denied client is no longer shared, so that stores opened later try renewed credentials of this source.
             for key in [key for key, client in _shared.items() if client is denied]:
                 del _shared[key]
             for i in range(len(clients), len(self._sources)):
@@ -123,7 +124,7 @@ class Clients:
         return source, self._client_for(library, source, _SHORT_RETRY)
 
     def _client_for(self, library: Any, source: CredentialSource, retry: Retry) -> Any:
-        # The environment is a part of the key, because the library reads environment variables, too.
+        # The environment is part of the key, because the library also reads environment variables.
         settings = (
             self._home,
             sorted(source.config.items()),
@@ -134,7 +135,8 @@ class Clients:
         key = fork_safety.pid(), hashlib.sha256(repr(settings).encode()).digest()
         if key not in _shared:
             client = _client(library, self._home, source, self._limits, retry)
-            # Clients of a parent are kept, because closing them could wait for threads that do not exist here.
+            # Clients of a parent are kept, because closing them could wait for threads that do not exist in this
+            # process.
             own = [one for one in _shared if one[0] == fork_safety.pid()]
             for one in own[: len(own) + 1 - MAX_CLIENTS]:
                 del _shared[one]
@@ -148,7 +150,8 @@ def _client(library: Any, home: str, source: CredentialSource, limits: Limits, r
     library  the copy of obstore's compiled module that this process loaded
     home     address of the bucket, such as `s3://bucket/`
     retry    retry settings of the library
-    raises   ReachError if the library rejects the settings, without its message, which may contain secrets
+    raises   ReachError if the library rejects the settings; the library's message is omitted, because it may contain
+             secrets
     """
     scheme, _, bucket = home.rstrip("/").partition("://")
     endpoint = str(source.config.get("endpoint") or source.config.get("base_url") or "")
@@ -186,8 +189,8 @@ def _client(library: Any, home: str, source: CredentialSource, limits: Limits, r
 class Outage:
     """The availability of a service, shared by all threads that use it; races between the threads are harmless.
 
-    The library itself retries for some seconds. After that, `wait` lets the caller retry if the service has responded
-    before.
+    The library itself retries for several seconds. After that, `wait` allows further attempts if the service has
+    responded before.
     """
 
     def __init__(self, limits: Limits) -> None:

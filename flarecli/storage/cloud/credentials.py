@@ -1,7 +1,7 @@
 """Credential sources for object stores: environment variables, files and roles, each with a name for messages.
 
-Without a configured source, a bucket is first read without credentials, because it may be public. If the access is
-denied, the role of the machine is used. Messages never contain the values of credentials.
+Without a configured source, a bucket is first read without credentials, because it may be public. If access is denied,
+the role of the machine is used. Messages never contain the values of credentials.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ _ANONYMOUS = CredentialSource("without credentials", {"skip_signature": True})
 def credential_sources(
     scheme: str, env: Mapping[str, str] | None = None, anonymous: bool = False
 ) -> list[CredentialSource]:
-    """Return the credential sources to try in order, as long as access is denied.
+    """Return the credential sources, which are tried in order until access is granted.
 
     scheme     s3, gs or az
-    env        environment variables; default: those of the process
+    env        environment variables; default: the variables of the process
     anonymous  whether to use the configured endpoint and region without credentials
     raises     ReachError for incomplete settings, or settings that refer to a missing file or profile
     """

@@ -31,7 +31,7 @@ __all__ = [
 
 _STATUS = re.compile(r"status(?: code)?:? (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")
-# Quotes of the request in an error message, removed because a key such as `status 403` would match _STATUS.
+# Parts of an error message that quote the request; removed, because a key such as `status 403` would match _STATUS.
 _REQUEST = re.compile(r'path: "(?:[^"\\]|\\.)*"|https?://[^\s,]+')
 _CREDENTIAL_CODES = {
     "ExpiredToken",
@@ -87,7 +87,7 @@ _CAUSES = (  # substring of a library error without a response -> message
 
 
 def _parsed(error: Exception) -> tuple[int, str, str]:
-    """Return the status, the error code, and the message without its quotes of the request.
+    """Return the status, the error code, and the message without the parts that quote the request.
 
     return  status 0 and an empty code if there was no response
     """
@@ -170,7 +170,7 @@ def converted(error: Exception, where: str, tried: str, endpoint: str) -> FlareE
         )
     if "without LOCATION" in text or code in _REGION_CODES:
         return ReachError(
-            f"{_phrase(status or 301, code)}: the bucket is in another region{at}",
+            f"{_phrase(status or 301, code)}: the bucket is in a different region{at}",
             where=where,
             hint="Set AWS_REGION to the bucket's region.",
         )
@@ -185,7 +185,7 @@ def converted(error: Exception, where: str, tried: str, endpoint: str) -> FlareE
 
 
 def access_denied(status: int, code: str, where: str, tried: str) -> FlareError:
-    """Return the error for denied access, which is a CredentialsError if all other requests would fail, too.
+    """Return the error for denied access: a CredentialsError if all other requests would also fail.
 
     code   error code from the store, or empty
     tried  names of the credential sources that were tried, and the endpoint

@@ -1,7 +1,7 @@
 """Use obstore, the library for S3, GCS and Azure, in a forked process.
 
-The tokio runtime of obstore does not survive a fork, so that each call in a child would block forever. Therefore, a
-child whose parent has used the library loads a copy of it from a temporary file; the copy has its own runtime.
+The tokio runtime of obstore does not survive a fork, so each call in a child would block forever. Therefore, a
+child whose parent has used the library loads a copy of the library from a temporary file; the copy has its own runtime.
 Upstream documents that obstore is not fork-safe (developmentseed/obstore, pull request 441; tokio-rs/tokio, issue
 4301). Only this file uses private names of obstore, because a copy must be loaded from the compiled module.
 """
@@ -36,7 +36,10 @@ def pid() -> int:
 
 
 def compiled() -> Any:
-    """Return the compiled module of obstore for this process. Raises MissingLibraryError if it is not installed."""
+    """Return the compiled module of obstore for this process.
+
+    raises  MissingLibraryError if obstore is not installed
+    """
     global _pid
     if _pid == os.getpid():
         return _loaded[-1]
@@ -58,7 +61,7 @@ def _imported() -> ModuleType:
         return importlib.import_module("obstore._obstore")
     except ImportError:
         raise MissingLibraryError(
-            "the library obstore is not installed", hint="pip install obstore"
+            "the library obstore is not installed", hint="Run `pip install obstore`."
         ) from None
 
 

@@ -1,8 +1,8 @@
 """Store for S3, GCS and Azure, through obstore's blocking calls, with conditional writes for small objects.
 
-The first response pins the version of an object by its ETag. Later requests are conditional on the ETag, so that
-reads never mix two versions. If an object changes before any of its data was returned, it is read again; after that,
-a change is an error. A response that is shorter than requested is an error. Invalid credentials end the run
+The first response pins the version of an object by its ETag. Later requests are conditional on the ETag, so that reads
+never mix two versions. If an object changes before any of its data has been returned, it is read again; after that, a
+change is an error. A response that is shorter than the requested range is an error. Invalid credentials end the run
 immediately.
 """
 
@@ -169,7 +169,8 @@ class ObjectStore(Store):
     def _call(self, path: str, call: Callable[[Any, Any], T], once: bool = False) -> T:
         """Call the library with a client, and convert its errors.
 
-        once  whether the call consumes an iterator and cannot be repeated; only the library itself retries it
+        once  whether the call consumes an iterator and therefore cannot be repeated; only the library itself retries
+              the call
         """
         began = time.monotonic()
         while True:
@@ -187,7 +188,7 @@ class ObjectStore(Store):
     def _handle_error(
         self, error: BaseException, client: Any, path: str, began: float | None
     ) -> None:
-        """Return if the call should be repeated, with other credentials or after a wait; otherwise raise the error.
+        """Raise the error, unless the call should be repeated with other credentials or after a wait.
 
         began  monotonic time of the first call; None for a call that must not be repeated during an outage
         """
@@ -431,11 +432,11 @@ class ObjectStore(Store):
                 partial(self._put_pieces, path, replace),
             )
         finally:
-            self._pins.drop(path)  # also after an error, as only the response may have been lost
+            self._pins.drop(path)  # also after an error, because the write may have succeeded
         return Written(sums.size, sums.hex())
 
     def _put_whole(self, path: str, replace: bool, data: bytes) -> None:
-        """Write an object with one request. Raises UsageError if it exists, unless `replace` is set."""
+        """Write an object with one request. Raises UsageError if the object exists, unless `replace` is set."""
 
         def put(library: Any, client: Any) -> None:
             if replace or not self._creates:
@@ -530,12 +531,12 @@ def upload(
 ) -> None:
     """Write all parts and compute their checksums in the same pass.
 
-    This thread iterates over the parts. One of the two functions is called once, on another thread, so that an
-    interrupt can abort it.
+    This thread iterates over the parts. One of the two functions is called once, on a separate thread, so that an
+    interrupt can abort the call.
 
     put_whole   function that writes at most REQUEST_BYTES bytes with one request
     put_pieces  function that writes an iterator of pieces of REQUEST_BYTES bytes (the last piece may be shorter); if
-                the iterator raises an exception, it must not write an object
+                the iterator raises an exception, the function must not write an object
     """
     pieces = _pieces(parts, sums)
     first, second = next(pieces, b""), next(pieces, None)
@@ -628,7 +629,8 @@ def swap(at: Location, data: bytes, old: Snapshot | None) -> Snapshot:
     """Replace a small object, or create it if `old` is None. Raises BusyError if the object differs from `old`.
 
     Object stores check the condition themselves (`If-Match`, `If-None-Match`). In a store without conditional writes,
-    the object is read before and after the write, which cannot always detect a second process that writes it.
+    the object is read before and after the write. These reads do not always detect that another process writes the
+    object.
     """
     if isinstance(at.store, ObjectStore):
         with contextlib.suppress(NoConditionalWrites):
@@ -639,7 +641,7 @@ def swap(at: Location, data: bytes, old: Snapshot | None) -> Snapshot:
                 now = snapshot(at)
                 if now is None or now.data != data:
                     raise
-                return now  # an earlier attempt succeeded, and its response was lost
+                return now  # an earlier attempt succeeded, but its response was lost
     now = snapshot(at)
     if (now and now.data) != (old and old.data):
         raise _another_writer(at)

@@ -1,15 +1,15 @@
-"""Fetch engine: runs many transfers on one background thread with libcurl's multi interface.
+"""Fetch engine, which runs many transfers on one background thread with libcurl's multi interface.
 
 Each host has its own queue of requests (see `scheduler`). The engine follows redirects itself and checks each hop
 against the guard.
 
-Each permit has its own connection pool. With a common pool, a transfer could reuse a connection to a private address
+Each permit has its own connection pool. With a shared pool, a transfer could reuse a connection to a private address
 that its own permit forbids.
 
 All stores of a process share one engine (`shared`). Threads other than the main thread make the first attempt of a
 request themselves (`transfer_here`), because waking two threads costs more than fetching a small object. Redirects,
-retries and requests to overloaded hosts always run in the engine. Requests by the main thread run there, too, because
-an interrupt cannot end a transfer in the calling thread.
+retries and requests to overloaded hosts always run in the engine. Requests by the main thread also run in the engine,
+because an interrupt cannot end a transfer in the calling thread.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Sockets:
         self._poll = select.poll()
         self._poll.register(wakeup, select.POLLIN)
         self._wakeup = wakeup
-        self._watched: dict[int, int] = {}  # socket -> index of its action + events
+        self._watched: dict[int, int] = {}  # socket -> index of its action, plus the events
         self._actions: list[SocketAction] = []
         self._released = set[int]()  # libcurl adds most of these sockets again before the next wait
 
@@ -92,9 +92,9 @@ class Sockets:
         return watch
 
     def wait(self, seconds: float | None, active: int) -> bool:
-        """Wait until a socket is ready and call its action; return True if `wakeup` was signalled.
+        """Wait until a socket is ready and call its action; return True if `wakeup` was signaled.
 
-        active  number of transfers in flight; if only a few sockets are ready, wait a moment for more of them,
+        active  number of transfers in flight; if only a few sockets are ready, wait a moment for more sockets,
                 because a wake-up per socket costs more than the wait
         """
         is_woken = False
@@ -128,7 +128,7 @@ _SELECTED = {events: _selected(events) for events in _EVENTS.values()}  # the mo
 
 
 class Pool:
-    """A multi handle for one permit, with its connections and idle handles. `active` is its number of transfers."""
+    """A multi handle for one permit, with its connections and idle handles. `active` is the number of transfers."""
 
     def __init__(self, sockets: Sockets) -> None:
         self.free: list[Handle] = []
@@ -145,7 +145,7 @@ class Pool:
         multi.setopt(pycurl.M_SOCKETFUNCTION, sockets.watcher(self._act))
 
     def due(self) -> float | None:
-        """Return the seconds until libcurl's next timer, or None.
+        """Return the seconds until libcurl's next timer, or None without a timer.
 
         The engine polls the timer once per turn, because a timer callback would cost two calls per transfer.
         """
@@ -161,10 +161,10 @@ class Pool:
 
 
 class Window:
-    """Limit on the bytes of an engine that are in flight, or delivered and not yet released.
+    """Limit on the bytes of an engine that are in flight, or that were delivered and are not released yet.
 
     limit   maximum bytes, or None for no limit; the request with the lowest order (`head`) may exceed the limit
-    held    bytes that currently count towards the limit
+    held    bytes that currently count toward the limit
     paused  transfers that wait until bytes are released
     """
 
@@ -175,16 +175,19 @@ class Window:
         self.paused: list[Handle] = []
 
     def is_full(self, active: int) -> bool:
-        """Return whether another transfer would probably exceed the limit, with `active` transfers in flight."""
+        """Return whether one more transfer would probably exceed the limit.
+
+        active  number of transfers in flight
+        """
         return self.held + self._mean * active >= self.limit
 
     def delivered(self, size: int) -> None:
-        """Add the size of a complete object."""
+        """Add the size of a delivered object to `held` and to the moving average."""
         self.held += size
         self._mean += (size - self._mean) / 16
 
     def take(self, handle: Handle, size: int) -> bool:
-        """Add `size` bytes of a transfer and return True, or pause the transfer and return False."""
+        """Add `size` bytes of a transfer to `held` and return True, or pause the transfer and return False."""
         request = handle.request
         if self.held + size > self.limit or request.sink is not None:
             if not self._fits(request, size):
@@ -201,7 +204,7 @@ class Window:
         return self.held + size <= self.limit or request.order <= self.head
 
     def resume(self, now: float) -> None:
-        """Resume the paused transfers that fit in the limit now, and extend their deadlines by the pause."""
+        """Resume the paused transfers that the limit now allows, and extend their deadlines by the pause."""
         for handle in sorted(self.paused, key=lambda one: one.request.order):
             if not self._fits(handle.request, 1):
                 continue
@@ -209,8 +212,8 @@ class Window:
             handle.paused = False
             handle.request.deadline += now - handle.paused_at
             handle.checked_at, handle.checked_bytes = now, handle.got
-            # Fails if the buffered bytes of the transfer exceed a limit; libcurl then ends the transfer with an
-            # error.
+            # The call fails if the buffered bytes of the transfer exceed a limit; libcurl then ends the transfer with
+            # an error.
             with contextlib.suppress(pycurl.error):
                 handle.easy.pause(pycurl.PAUSE_CONT)
 
@@ -256,7 +259,7 @@ class Engine:
     # -- called by other threads
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests, which start in their order as far as their hosts allow."""
+        """Queue requests, which start in ascending order of `order` as far as their hosts allow."""
         self._call(self._queue, list(requests))
 
     def submit_batch(self, batch: BatchRequest) -> None:
@@ -271,11 +274,11 @@ class Engine:
         self._call(self._release, (size, head))
 
     def consumed(self, request: Request, size: int) -> None:
-        """Report that the caller used `size` bytes which the request's sink received."""
+        """Report that the caller used `size` bytes that the request's sink received."""
         self._call(self._consume, (request, size))
 
     def take_over(self, request: Request, fault: Fault) -> None:
-        """Continue a request whose first attempt in `transfer_here` failed: redirect, retry or deliver the fault."""
+        """Redirect or retry a request whose first attempt in `transfer_here` failed, or deliver its fault."""
         self._call(self._continue, (request, fault))
 
     def cancel(self, requests: Iterable[Request]) -> None:
@@ -285,7 +288,7 @@ class Engine:
     def close(self) -> None:
         """End the thread and its connections within a second, without delivering further requests."""
         if self.pid != os.getpid():
-            return  # in a forked child, because the connections still belong to the parent
+            return  # this process is a forked child, and the connections still belong to the parent
         self._is_closing = True
         self._wake()
         self._thread.join(1)  # a name lookup may block the daemon thread for longer
@@ -293,7 +296,7 @@ class Engine:
 
     def _call(self, method: Any, argument: Any) -> None:
         self._calls.append((method, argument))
-        # Checked after queueing, so that either this thread detects the crash or `_run` handles the call.
+        # The crash is checked after queueing, so that either this thread detects the crash or `_run` handles the call.
         if self._crash is not None:
             raise RuntimeError("the transfer thread has crashed") from self._crash
         self._wake()
@@ -310,7 +313,7 @@ class Engine:
         try:
             while not self._is_closing:
                 self._turn()
-        except BaseException as error:  # fails all requests, because callers wait for them
+        except BaseException as error:  # fails all requests, because callers wait for outcomes
             self._crash = error
             while self._calls:
                 method, argument = self._calls.popleft()
@@ -363,7 +366,7 @@ class Engine:
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
-        # Uses the time of the last start, because a host may have become due after it.
+        # The time of the last start is used, because a host may have become due since then.
         times = [self._retries.next_due(), self.hosts.next_due(self._now)]
         if self._active:
             times.append(self._checked + self._tick_s)
@@ -433,7 +436,7 @@ class Engine:
             pool.handles[handle.easy] = handle
         try:
             handle.begin(request, now, fresh)
-        except (pycurl.error, ValueError):  # for example, if the address has several megabytes
+        except (pycurl.error, ValueError):  # for example, if the address is several megabytes long
             del pool.handles[handle.easy]
             handle.easy.close()
             self._deliver(request, curl_fault(3))
@@ -484,7 +487,7 @@ class Engine:
             self._failed(request, fault, now)
 
     def _succeeded(self, pool: Pool, handle: Handle, request: Request, now: float) -> None:
-        """Deliver an object, and reuse the handle for the next request to the same host if it may start now."""
+        """Deliver an object; reuse the handle for the next request to the same host if that request may start now."""
         window, active = self._window, len(self._active)
         pool.remove(handle.easy)
         window.held -= handle.got
@@ -595,7 +598,7 @@ def shared(limits: Limits) -> Engine:
 
 
 def transfer_here(request: Request, engine: Engine) -> bool:
-    """Run a request in this thread and deliver it, or pass it to the engine if it fails.
+    """Run a request in this thread and deliver its outcome, or pass the request to the engine if the transfer fails.
 
     return  False if the engine must run the request from the start
     """
@@ -613,7 +616,7 @@ def transfer_here(request: Request, engine: Engine) -> bool:
     request.deadline, request.attempts = now + limits.deadline_s, 1
     try:
         handle.begin(request, now)
-    except (pycurl.error, ValueError):  # for example, if the address has several megabytes
+    except (pycurl.error, ValueError):  # for example, if the address is several megabytes long
         engine.take_over(request, curl_fault(3))
         return True
     code = 0

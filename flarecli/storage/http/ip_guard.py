@@ -73,7 +73,8 @@ _V6 = {
 _V4_NETWORKS = [(ipaddress.IPv4Network(network), word) for network, word in _V4.items()]
 _V6_NETWORKS = [(ipaddress.IPv6Network(network), word) for network, word in _V6.items()]
 _V6_PUBLIC = ipaddress.IPv6Network("2000::/3")  # the only public range that IANA has assigned
-# IPv6 networks whose addresses contain an IPv4 address (mapped, NAT64, 6to4), and the number of bits after it.
+# IPv6 networks whose addresses contain an IPv4 address (mapped, NAT64, 6to4), and the number of bits after the IPv4
+# address.
 _TRANSLATED = (
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
@@ -199,7 +200,7 @@ def redirect_permit(origin: str, guard: Guard) -> Permit:
 
 
 def _literal(host: str) -> str:
-    """Return the IP address if the host is numeric, in any form that libcurl accepts, else an empty string."""
+    """Return the IP address of a numeric host in any form that libcurl accepts, or an empty string for a host name."""
     if host.startswith("["):
         return host[1:-1]
     try:
@@ -220,8 +221,8 @@ def _is_metadata(ip: str) -> bool:
 
 
 # Host that the user allowed -> whether its first address was public. If so, later addresses must not be private,
-# because the owner of the name could redirect it to this machine or its network (DNS rebinding). The dict has no lock,
-# because `setdefault` is atomic, and a fork could copy a lock in its locked state.
+# because the owner of the name could redirect the name to this machine or the local network (DNS rebinding). The dict
+# has no lock, because `setdefault` is atomic, and a fork could copy a lock in its locked state.
 _first_is_public: dict[str, bool] = {}
 
 

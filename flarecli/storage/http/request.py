@@ -15,7 +15,7 @@ __all__ = ["BatchRequest", "Page", "Request"]
 
 
 class Request:
-    """A request for an object or a range of it, which contains the outcome once `done` is set.
+    """A request for an object or a range of an object. The request contains the outcome once `done` is set.
 
     url, origin, user  fields of the current Address; a redirect changes them, but not `original`
     guard       restrictions on private addresses
@@ -123,7 +123,7 @@ class Request:
 
 
 class Page(NamedTuple):
-    """The bytes of an object whose content type is a web page."""
+    """The bytes of an object whose content type is that of a web page."""
 
     data: bytes
 

@@ -95,7 +95,7 @@ class Response:
     coding   content encoding; empty without an encoding
     range    (start, stop, total) of the sent range, or None if the body is the whole object
     total    bytes of the whole object, or None if unknown
-    is_page  whether the content type is a web page
+    is_page  whether the content type is that of a web page
     """
 
     __slots__ = ("coding", "headers", "is_page", "length", "range", "status", "total", "version")
@@ -189,7 +189,7 @@ class Response:
 def is_settled(modified: str, date: str) -> bool:
     """Return whether a Last-Modified time is old enough to identify a version.
 
-    Last-Modified has a resolution of one second, so a file could change twice with the same time (RFC 9110, section
+    Last-Modified has a resolution of one second, so two versions of a file could have the same time (RFC 9110, section
     8.8.2.2).
     """
     try:
@@ -231,7 +231,10 @@ def status_fault(response: Response, body: bytes) -> Fault:
 def changed_fault() -> Fault:
     """Return the fault for an object whose version differs from the pin."""
     return Fault(
-        "changed", "changed while it was read", hint="Run the command again.", error=IntegrityError
+        "changed",
+        "changed while it was being read",
+        hint="Run the command again.",
+        error=IntegrityError,
     )
 
 
@@ -240,7 +243,7 @@ def private_fault(reason: str, hint: str) -> Fault:
     return Fault("unsafe", reason, hint=hint, error=UnsafeError)
 
 
-# Several libcurl codes share this fault, because the code only depends on when libcurl detects the closed connection.
+# Several libcurl codes share this fault, because the code depends only on when libcurl detects the closed connection.
 _CUT = ("cut", "the connection ended before the response was complete", True)
 # libcurl error code -> kind, message, and whether the error is transient
 _CODES = {
@@ -279,7 +282,7 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
     The limits are checked after each step, because all other transfers wait during the decoding.
 
     limit   maximum number of decoded bytes
-    raises  FormatError for another encoding, a truncated body, bytes after its end, or a body that exceeds the limit
+    raises  FormatError for any other encoding, a truncated body, bytes after its end, or a body that exceeds the limit
             or MAX_INFLATION
     """
     if coding not in ("gzip", "x-gzip", "deflate"):
@@ -291,7 +294,7 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
         wbits = 15 if data[:1] and (data[0] & 0x0F) == 8 else -15
     member = zlib.decompressobj(wbits)
     try:
-        # Steps of a fixed size, so that errors do not depend on the sizes of the received parts.
+        # The steps have a fixed size, so that errors do not depend on the sizes of the received parts.
         for start in range(0, len(data), _STEP_BYTES):
             piece: bytes | memoryview = data[start : start + _STEP_BYTES]
             while True:

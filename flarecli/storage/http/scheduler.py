@@ -1,7 +1,7 @@
 """Request scheduler: queues per host, retries with exponential backoff and full jitter, and host outages.
 
-A slow or overloaded host does not delay other hosts. The fault of an object uses one of the object's retries and one
-retry of the run's budget. The fault of a host does not use the budget: requests to an overloaded host are paused, and
+A slow or overloaded host does not delay other hosts. A fault of an object uses one of the object's retries and one
+retry from the run's budget. A fault of a host does not use the budget: requests to an overloaded host are paused, and
 requests to an unreachable host are retried until the outage has lasted too long.
 """
 
@@ -46,7 +46,7 @@ class _Host:
     def __init__(self) -> None:
         self.waiting: deque[_Turn] = deque()
         self.active, self.next_at, self.pace, self.wave_until = 0, 0.0, 0.0, 0.0
-        self.refused = self.served = 0  # number of responses since the last pause began
+        self.refused = self.served = 0  # refusals and successes since the last pause began
 
 
 class HostQueues:
@@ -109,7 +109,8 @@ class HostQueues:
     def follow(self, origin: str, permit: Permit) -> Request | None:
         """Remove and return the next request for a host whose transfer has just ended, to reuse its connection.
 
-        return  None if another host has requests, if this host is overloaded, or if the request needs another permit
+        return  None if another host has queued requests, if this host is overloaded, or if the request needs a
+                different permit
         """
         host = self._ready.get(origin)
         if host is None or host.pace or host.next_at or len(self._ready) > 1:
@@ -141,7 +142,7 @@ class HostQueues:
     def slow_down(self, origin: str, now: float, wait: float) -> float:
         """Pause an overloaded host for `wait` seconds; return the end time of the pause.
 
-        Refusals of requests that were in flight at the same time count once. If the host refused most requests since
+        Refusals of requests that were in flight at the same time count as one. If the host refused most requests since
         the last pause, the delay between requests is doubled.
         """
         host = self._host(origin)
@@ -213,9 +214,9 @@ def outage_delay(lasted: float) -> float:
 
 
 class RetryQueue:
-    """Failed requests that wait for their next attempt, each at most `retries` times.
+    """Failed requests that wait for their next attempt. Each request is retried at most `retries` times.
 
-    request_count     requests started, retries not counted
+    request_count     number of requests started, without retries
     budget_exhausted  True if a transient error was not retried because the budget was used up
     """
 

@@ -82,7 +82,7 @@ class HttpStore(Store):
 
     @classmethod
     def named_by_data(cls, url: str, guard: Guard) -> Location:
-        """Return the Location for an address found in data; it may be private only if the guard allows it.
+        """Return the Location for an address found in data; a private address is accepted only if the guard allows it.
 
         raises  FormatError for an invalid address; UnsafeError for a scheme other than http(s)
         """
@@ -174,7 +174,7 @@ class HttpStore(Store):
         try:
             while not isinstance(data := get_interruptibly(arrived), Request):
                 unused += len(data)
-                if unused >= _WINDOW_BYTES // 8:  # in large steps, as `consumed` wakes the engine
+                if unused >= _WINDOW_BYTES // 8:  # seldom, because `consumed` wakes the engine
                     engine.consumed(request, unused)
                     unused = 0
                 yield data
@@ -313,7 +313,7 @@ class HttpStore(Store):
 
         Without a pin, the version of the first response becomes the pin.
 
-        raises  the error for the first request that failed; IntegrityError for another version
+        raises  the error for the first request that failed; IntegrityError for a different version
         """
         for request in requests:
             if request.fault is not None:

@@ -1,4 +1,4 @@
-"""A libcurl handle that runs one transfer at a time, checks the response, and stops when all needed bytes arrived.
+"""A libcurl handle that runs one transfer at a time, checks the response, and stops when all needed bytes have arrived.
 
 libcurl is configured not to follow redirects, decode content encodings, or read cookie and password files. The IP
 address of each connection is checked when its socket is created, so that DNS cannot bypass the check.
@@ -41,7 +41,7 @@ _REDIRECT_HINT = "Pass --allow-private, or replace the link in the data with its
 CONNECT_S = 10.0
 MAX_WHOLE_BYTES = 64 << 20  # maximum size of objects to read whole if a server ignores ranges
 _MAX_PROBED_BYTES = 1 << 20  # maximum size of objects to read whole if only the size is needed
-_MAX_DECODED_BYTES = 1 << 30  # maximum size of a decoded body, which is in memory
+_MAX_DECODED_BYTES = 1 << 30  # maximum size of a decoded body in memory
 _ERROR_BYTES = 64 << 10  # maximum bytes to read from an error body, so that the connection is kept
 _SUCCESS = (200, 203, 206)
 _ENDED = (16, 52, 55, 56, 92)  # libcurl codes for a connection that ended before the response
@@ -75,7 +75,7 @@ class Handle:
         easy.setopt(pycurl.TCP_KEEPALIVE, 1)
         easy.setopt(pycurl.DNS_CACHE_TIMEOUT, 300)
         easy.setopt(pycurl.WRITEFUNCTION, self._take)
-        # libcurl calls it for each header line, and a C method is fastest.
+        # libcurl calls this method for each header line, and a method written in C is the fastest.
         easy.setopt(pycurl.HEADERFUNCTION, self.lines.append)
         if certificates():
             easy.setopt(pycurl.CAINFO, certificates())
@@ -92,7 +92,7 @@ class Handle:
         self.lines.clear()
         self.parts = []
         self.checked_at = now
-        self.checked_bytes = self.got = 0  # bytes of the body: at the last speed check, and now
+        self.checked_bytes = self.got = 0  # body bytes at the last speed check, and now
         self._refused: Fault | None = None  # set if the address guard blocked the connection
         self.response: Response | None = None
         self.paused = self._has_all = False
@@ -189,7 +189,7 @@ class Handle:
         return self._fault
 
     def _read_range(self, response: Response) -> Fault | None:
-        """Check the range of the response against the requested one; return a fault or None."""
+        """Check the range of the response against the requested range; return a fault or None."""
         request, sent = self.request, response.range
         if not request.is_range:
             return Fault("range", "the server sent a range; the whole file was requested")
@@ -239,8 +239,8 @@ class Handle:
     def was_stale(self, code: int) -> bool:
         """Return whether the transfer failed only because the server had closed a reused connection.
 
-        Such a request is safe to repeat on a new connection (RFC 9112, section 9.3.1). libcurl retries a few times by
-        itself, but on other reused connections, which may be closed, too.
+        Such a request is safe to repeat on a new connection (RFC 9112, section 9.3.1). libcurl itself retries a few
+        times, but on other reused connections, which may also be closed.
         """
         return (
             code in _ENDED
@@ -264,7 +264,7 @@ class Handle:
         request, failed = self.request, code != 0 and not self._has_all
         if failed:
             if self.response is None and self.lines and self._parse_head() is not None:
-                return self._fault  # found in the status or the headers
+                return self._fault  # the fault was found in the status or the headers
             return self._fault or (self._refused if code in (7, 28) else None) or curl_fault(code)
         if self.response is None and self._parse_head() is not None:
             return self._fault
@@ -325,7 +325,7 @@ _NO_REQUEST = Request(Address("", "", ""), lambda request: None, Guard())
 
 
 def _too_large(limit: int, max_bytes: int) -> Fault:
-    # No hint for the limit of servers that ignore ranges, because the option does not change it.
+    # No hint if the limit is that for servers that ignore ranges, because no option changes this limit.
     hint = "Increase --max-object." if limit == max_bytes else ""
     return Fault("large", f"larger than the limit of {limit} bytes", hint=hint)
 

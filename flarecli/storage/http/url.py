@@ -51,7 +51,10 @@ class Address(NamedTuple):
 
 
 def parse(url: str) -> Address:
-    """Parse an http(s) address. Raises UnsafeError for another scheme; FormatError for an invalid address."""
+    """Parse an http(s) address.
+
+    raises  UnsafeError for a scheme other than http(s); FormatError for an invalid address
+    """
     url = url.strip(" ")
     match = _PARTS.fullmatch(url)
     if match is None or _CONTROL.search(url) or (match[2] and _CONTROL.search(unquote(match[2]))):
@@ -74,7 +77,7 @@ def parse(url: str) -> Address:
 
 @functools.lru_cache(maxsize=4096)
 def _server(scheme: str, host: str, port: str | None) -> tuple[str, str]:
-    """Return `scheme://host[:port]` without a default port, and the origin, which always has a port."""
+    """Return `scheme://host[:port]` (the default port is omitted), and the origin, which always has a port."""
     start = f"{scheme}://{_host(host)}"
     number = int(port) if port else DEFAULT_PORTS[scheme]
     if not 0 < number < 65536:

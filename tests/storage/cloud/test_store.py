@@ -301,7 +301,7 @@ def test_a_change_between_two_reads_is_an_error_or_is_read_again(cloud):
     at = locate("s3://b/a")
     assert at.read(0, 10) == DATA[:10]
     versions.reverse()
-    assert caught(IntegrityError, at.read, 10, 20) == "s3://b/a: changed while it was read"
+    assert caught(IntegrityError, at.read, 10, 20) == "s3://b/a: changed while it was being read"
     assert locate("s3://b/a").read(10, 20) == DATA[::-1][10:20]
     # between the first and the other responses of one read: read again
     first = threading.Event()

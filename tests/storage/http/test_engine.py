@@ -662,7 +662,7 @@ def test_a_retry_does_not_continue_with_another_version(web, heads, bodies):
     with pytest.raises(IntegrityError) as caught:
         for block in at.blocks(len(ONE)):
             came += block
-    assert caught.value.message == "changed while it was read"
+    assert caught.value.message == "changed while it was being read"
     assert came == ONE[: len(came)]
 
 

@@ -176,7 +176,7 @@ def test_any_head_is_parsed_without_an_error(lines):
             ReachError,
         ),
         (504, b"", "server", "504 Gateway Timeout", True, False, ReachError),
-        (412, b"", "changed", "changed while it was read", False, False, IntegrityError),
+        (412, b"", "changed", "changed while it was being read", False, False, IntegrityError),
         (204, b"", "status", "204 No Content", False, False, ReachError),
         (302, b"", "redirect", "302 Found without a target", False, False, ReachError),
         (599, b"", "status", "status 599", False, False, ReachError),

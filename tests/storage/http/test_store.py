@@ -172,7 +172,8 @@ def test_an_object_that_changes_between_reads_is_an_error(web):
         assert at.read(0, 10) == DATA[:10]
         tags[:] = ['"two"']
         assert (
-            caught(IntegrityError, at.read, 0, 10) == f"{web.url(path)}: changed while it was read"
+            caught(IntegrityError, at.read, 0, 10)
+            == f"{web.url(path)}: changed while it was being read"
         )
 
 
