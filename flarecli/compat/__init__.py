@@ -1,8 +1,8 @@
-"""Drop-in replacements for other libraries, for which a program changes only its imports.
+"""Drop-in replacements for other libraries. To use them, a program changes only its imports.
 
 `streaming`, `granular`, `ffrecord` and `sds` follow the documentation of their originals;
-`docs/compat.md` lists the differences. torch is loaded only by modules whose original is a torch
-class.
+`docs/compat.md` lists the differences. torch is loaded only by modules whose originals define
+torch classes.
 """
 
 from __future__ import annotations

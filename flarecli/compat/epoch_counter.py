@@ -23,7 +23,7 @@ class EpochCounter:
     """Counter for the next epoch of a dataset, shared by all processes with a copy of the dataset.
 
     All workers of one iteration receive the same epoch. The state is stored in a temporary file,
-    which is removed with the first copy.
+    which the process that created the counter removes.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class EpochCounter:
     def begin(self) -> tuple[int, int, int, int]:
         """Begin an epoch; return epoch, first step, number of this worker, and number of workers.
 
-        The workers of one iteration have the same seed, which persistent workers keep for the next
+        The workers of one iteration have the same seed, which persistent workers keep in later
         iterations.
         """
         data = loaded_torch_data()  # a DataLoader worker has always loaded torch
@@ -77,7 +77,7 @@ class EpochCounter:
             state.update(next=epoch, resume=[epoch, step], seeds=[], ends=[])
 
     def end(self, epoch: int, workers: int, has_samples: bool) -> bool:
-        """Record that a worker finished an epoch; return True if all did and none had a sample."""
+        """Record that a worker finished an epoch; return True if all finished without a sample."""
         with self._state() as state:
             ends = {known: (count, any_) for known, count, any_ in state["ends"]}
             count, any_samples = ends.pop(epoch, (0, False))
@@ -98,7 +98,7 @@ class EpochCounter:
             return int(state["next"])
 
     def last(self) -> tuple[int, int]:
-        """Return the epoch that was begun or resumed last, and its first step."""
+        """Return the epoch that most recently began or was resumed, and its first step."""
         with self._state() as state:
             last, (epoch, step) = max(0, state["next"] - 1), state["resume"]
             return (epoch, step) if epoch in (last, state["next"]) else (last, 0)

@@ -393,7 +393,7 @@ def test_values_that_do_not_fit_the_first_dtype_are_rejected():
         assert next(loader)["n"].tolist() == [2, 3]
         with pytest.raises(
             FormatError,
-            match="^step 5: key 'n' has int64 values that do not fit int32, "
+            match="^step 5: key 'n' has int64 values that do not fit in int32, "
             "the dtype of the first datapoint$",
         ):
             next(loader)

@@ -197,8 +197,8 @@ def test_batch_sizes_are_derived_and_checked(monkeypatch):
     assert infer(0) == (0, 0, 0)
     for size, gpu, message in (
         (None, None, "expected batch_size or batch_gpu"),
-        (30, None, "batch_size 30 cannot be divided into batches of equal size on 4 ranks"),
-        (32, 3, "batch_size 32 cannot be divided into batches of 3 on 4 ranks"),
+        (30, None, "a batch of 30 samples cannot be divided into batches of equal size on 4 ranks"),
+        (32, 3, "a batch of 32 samples cannot be divided into batches of 3 on 4 ranks"),
     ):
         with pytest.raises(UsageError) as caught:
             infer(size, gpu)
@@ -247,7 +247,10 @@ def test_contradictory_options_are_rejected(configs, strategy, message):
         ({"num_workers": 2}, "num_workers: expected 0 or at least 3, got 2"),
         ({"num_workers": [1, 1, 1]}, "a list of num_workers requires reweight_workers=False"),
         ({"num_workers": [1], "reweight_workers": False}, "num_workers: expected 3 numbers"),
-        ({"counts_precision": 0}, "ratios [0.125, 0.25, 0.625]: a ratio is 0 with 0 decimals"),
+        (
+            {"counts_precision": 0},
+            "ratios [0.125, 0.25, 0.625]: a ratio rounds to 0 with 0 decimals",
+        ),
     ],
 )
 def test_invalid_loader_arguments_are_rejected(more, message):

@@ -255,7 +255,7 @@ def test_a_state_of_the_original_within_an_epoch_is_rejected(folders, step):
         data.load_state_dict({**THEIRS, "sample_in_epoch": step})
     assert str(caught.value) == (
         f"the state was saved by mosaicml-streaming at sample {step} of epoch 3; "
-        "flare has another order of samples"
+        "flare uses a different sample order"
     )
     assert caught.value.hint == (
         "Finish the epoch with mosaicml-streaming, or set sample_in_epoch to 0."
@@ -296,7 +296,7 @@ def test_folders_without_a_dataset_are_reported(tmp_path):
         (
             '{"shards": [], "version": 2}',
             RuntimeError,
-            "Stream contains no samples: index.json lists none",
+            "Stream contains no samples: index.json lists no samples",
         ),
     ):
         if text is not None:

@@ -24,7 +24,7 @@ _MODULES = {
 }
 
 __all__ = ["FileReader", "FileWriter", "PackedFolder", "dump", "pack_folder"]
-__version__ = "1.4.0"  # the ffrecord release whose API this package has
+__version__ = "1.4.0"  # the ffrecord release whose API this package implements
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""ffrecord's FileWriter and FileReader for numbered byte records, with the same file format."""
+"""ffrecord's FileWriter and FileReader for numbered byte records, in its file format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FileWriter(Closeable):
         self.fname, self.n = os.fspath(fname), n
         if not self.fname.endswith(".ffr") or n < 0:
             raise UsageError(
-                f"expected a name that ends in .ffr and a number of records, got {n} records",
+                f"expected a name that ends in .ffr and at least 0 records, got {n} records",
                 where=self.fname,
             )
         folder, name = os.path.split(self.fname)
@@ -98,7 +98,7 @@ class FileWriter(Closeable):
 
 
 class FileReader(Closeable):
-    """Reader of records in one file, in several files, or in a folder's files in order of name.
+    """Reader of records in one file, in several files, or in a folder's files sorted by name.
 
     n           number of records
     fnames      names of the files
@@ -138,12 +138,12 @@ class FileReader(Closeable):
         return self.n
 
     def read(self, indices: Sequence[int] | IntArray) -> list[ByteArray]:
-        """Return records in the order of `indices`, which may repeat, as writable uint8 [bytes].
+        """Return records as writable uint8 [bytes], in the order of `indices`, including duplicates.
 
         The records of one call share memory, which is freed only when none of them is referenced.
 
         raises  UsageError unless `indices` is a list of integers; RowsError (an IndexError) for an
-                index below 0 or outside the data; IntegrityError, which names the record
+                index below 0 or outside the data; IntegrityError that names a damaged record
         """
         if not self._shards:
             raise UsageError("the reader is closed")
@@ -202,7 +202,7 @@ def _open_shard(name: str, check_data: bool) -> Shard:
 def by_part(starts: Sequence[int], rows: Sequence[int]) -> dict[int, list[int]]:
     """Group rows by the part that contains them: part -> positions in `rows`.
 
-    starts  the first row of each part, then the number of rows
+    starts  the first row of each part, then the total number of rows
     """
     places: dict[int, list[int]] = {}
     for place, row in enumerate(rows):

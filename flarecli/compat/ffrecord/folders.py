@@ -1,4 +1,4 @@
-"""ffrecord's packed folders: the files of a folder as records, and a last record with their names.
+"""ffrecord's packed folders: the files of a folder as records, and a last record of file names.
 
 The names are pickled, and are parsed without running code.
 """
@@ -64,8 +64,8 @@ def _collect(
 class PackedFolder:
     """Reader of the files in a packed folder, by name.
 
-    raises  FormatError if the file is not a packed folder; UnsafeError for names whose pickle
-            would run code, or a name outside the folder
+    raises  FormatError if the file is not a packed folder; UnsafeError if the pickle of
+            the names would run code, or if a name is outside the folder
     """
 
     def __init__(self, ffr_file: str | os.PathLike[str], check_data: bool = True) -> None:
@@ -100,7 +100,7 @@ class PackedFolder:
         return isinstance(self._find(path), dict)
 
     def read(self, paths: Sequence[str | os.PathLike[str]]) -> list[ByteArray]:
-        """Return the contents of files in order: uint8 [bytes] each. Raises MissingError."""
+        """Return the contents of files, uint8 [bytes] each, in this order. Raises MissingError."""
         rows = [self._find(path) for path in paths]
         for path, row in zip(paths, rows, strict=True):
             if not isinstance(row, int):
@@ -118,7 +118,7 @@ class PackedFolder:
         list_dir: bool = True,
         recursive: bool = False,
     ) -> list[str | Path]:
-        """List the entries of a folder: direct entries by name, entries in subfolders as Paths.
+        """List the entries of a folder: direct entries as names, entries in subfolders as Paths.
 
         raises  MissingError if the folder does not exist
         """

@@ -1,4 +1,4 @@
-"""ffrecord's torch datasets and loader, which read batches of records. The module loads torch."""
+"""ffrecord's torch datasets and loader, which read batches of records. This module loads torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReaderRegistry:
     """An object that finds the FileReaders among its attributes."""
 
     def ffreaders(self) -> list[FileReader]:
-        """Return the readers among the attributes, also inside lists and other registries."""
+        """Return the readers among the attributes, including those in lists and registries."""
         readers = []
         for attribute in vars(self).values():
             for value in attribute if isinstance(attribute, list) else [attribute]:
@@ -99,7 +99,8 @@ class ConcatDataset(Dataset):
 class _Skipping:
     """Batches of indices without the first `step` batches.
 
-    The skipped batches are also drawn, so that the state of a random sampler is the same.
+    The skipped batches are also drawn, so that a random sampler has the same state as without
+    `step`.
     """
 
     def __init__(self, batches: Any) -> None:
@@ -171,7 +172,10 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, type-arg, u
         self._skipping = skipping
 
     def set_step(self, step: int) -> None:
-        """Skip the first `step` batches of every later iteration. Raises UsageError."""
+        """Skip the first `step` batches of every later iteration.
+
+        raises  UsageError for an invalid step, or if the loader is not skippable
+        """
         if self._skipping is None:
             raise UsageError("the loader is not skippable")
         if not 0 <= step < len(self._skipping.batches):

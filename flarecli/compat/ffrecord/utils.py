@@ -14,9 +14,9 @@ __all__ = ["dump"]
 def dump(
     dataset: Any, fname: str | os.PathLike[str], nfiles: int = 1, verbose: bool = False
 ) -> None:
-    """Write an indexable dataset of bytes as one file, or as files `PART_00000.ffr` … in a folder.
+    """Write an indexable dataset of bytes as one file, or as files `PART_00000.ffr`, … in a folder.
 
-    nfiles   number of files; each but the last has the same number of records
+    nfiles   number of files; all files but the last contain the same number of records
     verbose  accepted without effect
     raises   FormatError if the dataset is empty and `nfiles` is above 1
     """

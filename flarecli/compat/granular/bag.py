@@ -32,7 +32,7 @@ class SharedBuffer:
 
     @property
     def closed(self) -> bool:
-        """True after the buffer was closed."""
+        """True if the buffer is closed."""
         return self.buf is None
 
     def _content(self) -> bytes:
@@ -44,7 +44,7 @@ class SharedBuffer:
         return self._content()[index]
 
     def open(self, mode: str = "rb") -> io.BytesIO:
-        """Return the bytes as a file."""
+        """Return the bytes as a file object."""
         return io.BytesIO(self._content())
 
     def close(self) -> None:
@@ -57,10 +57,10 @@ class BagWriter(Closeable):
 
     After a crash, the bag may have bytes after the last record in the table. The next records must
     match these bytes, which are not written again. Table entries that are incomplete, or whose
-    bytes are missing, are dropped.
+    records are missing, are dropped.
 
     bag_path  a path, or an object with the methods of a Path
-    idx_path  path of the table; None means next to the bag, with the suffix `.idx`
+    idx_path  path of the table; None means `NAME.idx` next to the bag
     raises    FormatError for a table whose offsets decrease
     """
 
@@ -78,7 +78,7 @@ class BagWriter(Closeable):
 
     @property
     def size(self) -> int:
-        """Bytes of the flushed records, plus 8 per record."""
+        """Size of the flushed records in bytes, plus 8 bytes per record."""
         return self.offset + 8 * self.length
 
     def __len__(self) -> int:
@@ -103,7 +103,7 @@ class BagWriter(Closeable):
     def flush(self) -> None:
         """Write the pending records, then their table entries.
 
-        raises  IntegrityError if other bytes follow the last record in the table
+        raises  IntegrityError if different bytes follow the last record in the table
         """
         if not self._pending:
             return
@@ -132,7 +132,7 @@ class BagWriter(Closeable):
         self.closed = True
 
     def abort(self) -> None:
-        """Close the writer, and ignore errors so that the error of the block is raised."""
+        """Close the writer; ignore errors, so that the exception from the block is raised."""
         with contextlib.suppress(FlareError):
             self.close()
 
@@ -167,7 +167,7 @@ class BagReader(Closeable):
 
     @property
     def size(self) -> int:
-        """Bytes of the records and their table."""
+        """Size of the records and their table in bytes."""
         chunk = self._shard.chunk
         files = {str(file): file for file in (chunk.at, *chunk.companions)}
         return sum(file.size() for file in files.values())
@@ -178,7 +178,8 @@ class BagReader(Closeable):
     def __getitem__(self, index: Any) -> Any:
         """Return a record, or a list of records for a range.
 
-        raises  RowsError (an IndexError) outside the bag; UsageError for an invalid index
+        raises  RowsError (an IndexError) for a row outside the bag; UsageError for an invalid
+                index
         """
         (column,) = self._shard.columns
         rows = rows_of(index, len(self), "record")
@@ -187,15 +188,15 @@ class BagReader(Closeable):
         return records if isinstance(index, (range, slice)) else records[0]
 
     def copy(self) -> BagReader:
-        """Return another reader of the same bag."""
+        """Return a new reader of the same bag."""
         return BagReader(*self._sources)
 
 
 def rows_of(index: Any, length: int, noun: str) -> range:
-    """Return the rows that a number, a range or a slice of step 1 selects.
+    """Return the rows that a number, or a range or slice with step 1, selects.
 
     noun    word for a row in messages
-    raises  RowsError (an IndexError) outside the data; UsageError for an invalid index
+    raises  RowsError (an IndexError) for a row outside the data; UsageError for an invalid index
     """
     if isinstance(index, (int, np.integer)):
         if not -length <= index < length:
@@ -203,7 +204,7 @@ def rows_of(index: Any, length: int, noun: str) -> range:
         row = int(index) % length
         return range(row, row + 1)
     if not isinstance(index, (range, slice)) or index.step not in (None, 1):
-        raise UsageError(f"expected a number or a range of step 1, got {index!r:.60}")
+        raise UsageError(f"expected a number or a range with step 1, got {index!r:.60}")
     start, stop = index.start or 0, length if index.stop is None else index.stop
     if not 0 <= start <= stop:
         raise RowsError(f"invalid range of {noun}s: {index!r:.60}")

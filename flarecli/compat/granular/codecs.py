@@ -1,4 +1,7 @@
-"""Encoders and decoders for granular's types; all can be pickled, to send a reader to workers."""
+"""Encoders and decoders for granular's types.
+
+All of them can be pickled, so that a reader can be sent to workers.
+"""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _make_batch(
                 and not np.array_equal(out[key][i], value)
             ):
                 raise FormatError(
-                    f"key {key!r} has {value.dtype} values that do not fit {dtype}, "
+                    f"key {key!r} has {value.dtype} values that do not fit in {dtype}, "
                     "the dtype of the first datapoint",
                     where=f"step {step}",
                 )

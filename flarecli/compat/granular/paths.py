@@ -1,6 +1,6 @@
-"""Conversion of folders to Locations, from a path, an address or a path-like object.
+"""Conversion of a path, an address or a path-like object to the Location of a folder.
 
-A path-like object has the methods `/`, `exists`, `open`, `glob`, `mkdir` and `name` of a Path.
+A path-like object has `/`, `exists`, `open`, `glob`, `mkdir` and `name`, as a Path does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["located"]
 def located(directory: Any, writing: bool = False) -> Location:
     """Return the Location of a folder: a path, an address, or a path-like object.
 
-    writing  True if files are extended row by row, so that writes do not wait for the disk
+    writing  True if files are extended row by row; writes then do not wait for the disk
     """
     if isinstance(directory, (str, pathlib.PurePath)):
         at = locate(f"{os.fspath(directory).rstrip('/') or '/'}/")
@@ -101,7 +101,7 @@ class PathStore(Store):
             raise BusyError(
                 f"file is {actual} bytes; expected {size}",
                 where=self.show(path),
-                hint="Another process writes to this file.",
+                hint="Another process is writing to this file.",
             )
         with self._at(path).open("ab") as file:
             for part in parts:

@@ -100,7 +100,7 @@ class _Reader(Closeable):
 
     @property
     def size(self) -> int:
-        """Bytes of the bags and their tables."""
+        """Size of the bags and their tables in bytes."""
         return sum(file.size() for shard in self._shards for file in shard.chunk.companions)
 
     @property
@@ -120,8 +120,8 @@ class _Reader(Closeable):
         The keys to read may follow after a comma, as a tuple or list of keys, or as a mask that
         maps each key to True, False, or a range of its list.
 
-        raises  RowsError (an IndexError) outside the data; UsageError for an unknown key, or a
-                range of a value that is not a list
+        raises  RowsError (an IndexError) for a row outside the data; UsageError for an unknown
+                key, or a range of a value that is not a list
         """
         index, mask = index if isinstance(index, tuple) else (index, tuple(self.spec))
         parts = {}
@@ -177,7 +177,7 @@ class _Reader(Closeable):
         }
 
     def copy(self) -> Any:
-        """Return another reader of the same dataset."""
+        """Return a new reader of the same dataset."""
         return copy.copy(self)
 
 
@@ -229,5 +229,5 @@ def _bounds(part: range | slice) -> tuple[int, int]:
     """Return the start and the exclusive end of a list range. Raises UsageError."""
     start, stop = part.start or 0, part.stop
     if part.step not in (None, 1) or start < 0 or (stop is not None and stop < start):
-        raise UsageError(f"expected a range of step 1 within a list, got {part!r:.60}")
+        raise UsageError(f"expected a range with step 1 within a list, got {part!r:.60}")
     return start, (1 << 62) if stop is None else stop

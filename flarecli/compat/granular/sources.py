@@ -28,7 +28,10 @@ def _called(source: Any) -> Callable[[int], Any]:
 
 
 class Epochs:
-    """Repeated source, in another order each time if shuffled; the original ignores `seed`."""
+    """Endless repetition of a source, reshuffled each time if `shuffle` is set.
+
+    The original ignores `seed`.
+    """
 
     def __init__(
         self, source: Any, length: int | None = None, shuffle: bool = True, seed: int = 0

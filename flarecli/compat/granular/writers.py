@@ -1,4 +1,4 @@
-"""granular's writers, which write or extend datasets with one bag per key and the same bytes.
+"""granular's writers: one bag per key, with the same bytes as the original writes.
 
 A type such as `utf8[]` without an encoder of that name is a list type. A dataset with list types is
 written in the format of granular 0.21.
@@ -42,7 +42,7 @@ class _Writer(Closeable):
     spec       key -> type; `TYPE[]` for lists
     encoders   type -> function from a value to bytes; None means that the values are bytes
     raises     UsageError for an invalid key or type, or a type without an encoder; IntegrityError
-               if the folder has a dataset with another spec
+               if the folder has a dataset with a different spec
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class _Writer(Closeable):
         )
         if not self._lists:
             return Appender(self._at, columns, words=self._spec, **shards)
-        spool = None  # the folder for temporary files
+        spool = None  # the system's temporary folder
         if isinstance(self._at.store, LocalStore):
             spool = os.fspath(self.directory)
             os.makedirs(spool, exist_ok=True)
@@ -96,7 +96,7 @@ class _Writer(Closeable):
 
     @property
     def size(self) -> int:
-        """Bytes of the bags and tables in the shards of this writer."""
+        """Size of the bags and tables in the shards of this writer, in bytes."""
         self.flush()
         return sum(
             file.size
@@ -109,10 +109,11 @@ class _Writer(Closeable):
         return True
 
     def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Append one datapoint and return its number; `flush` writes the datapoint at once.
+        """Append one datapoint and return its number; `flush` writes the datapoint immediately.
 
         raises  UsageError for keys that differ from the spec, or after `close`; ValueFitError for
-                a value that is not bytes; IntegrityError if another datapoint was partly written
+                a value that is not bytes; IntegrityError if a different datapoint was partly
+                written
         """
         if self.closed:
             raise UsageError("the writer is closed", where=self._at)
@@ -162,7 +163,7 @@ class _Writer(Closeable):
                 self._appender.append(pa.RecordBatch.from_arrays(arrays, names=list(self._spec)))
             except IntegrityError as error:
                 raise error.changed(
-                    message=f"Record mismatch: {error.message}",  # programs search for these words
+                    message=f"Record mismatch: {error.message}",  # programs search for this text
                     hint="Append the datapoints that were being written.",
                 ) from None
 
@@ -193,10 +194,10 @@ class _LegacyWriter:
     columns     columns with the encodings `bytes` and `bytes[]`
     words       type names of the columns for spec.json, sorted by column
     shard_rows  rows per shard; None means that the folder is one dataset
-    start, step  number of the first shard, and the increment
-    spool       folder for the unnamed file; None means the folder for temporary files
+    start, step  number of the first shard, and the step to the next shard
+    spool       folder for the unnamed file; None means the system's temporary folder
     rows        number of appended rows
-    raises      UsageError if the folder contains a dataset, because it cannot be extended
+    raises      UsageError if the folder contains a dataset, which cannot be extended
     """
 
     def __init__(
@@ -310,7 +311,7 @@ class ShardedDatasetWriter(_Writer):
 
     @property
     def shards(self) -> int:
-        """Number of shards of this writer that have a row."""
+        """Number of shards of this writer that contain rows."""
         return -(-len(self) // self._shardlen)
 
     @property

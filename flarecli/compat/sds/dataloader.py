@@ -1,4 +1,4 @@
-"""sds's MultiStreamDataLoader: scheduled batches of several datasets. The module loads torch."""
+"""sds's MultiStreamDataLoader: scheduled batches of several datasets. This module loads torch."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def _draw(seed: int, values: Sequence[int], weights: Sequence[float]) -> int:
 class Batch(dict[str, Any]):
     """A collated batch and the name of its stream.
 
-    num_accum_rounds_left  number of following batches of the same stream, for gradient
-                           accumulation
+    num_accum_rounds_left  number of following batches from the same stream, for
+                           gradient accumulation
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class StreamOptions:
     """Options of one dataset in a mix.
 
     ratio             share of the batches; 0 means that the dataset is unused
-    mixing_group_id   all ranks use the same group for a batch; each rank draws one of its streams
+    mixing_group_id   all ranks use the same group for a batch; each rank draws a stream from it
     dataloader_kwargs  additional arguments for torch's DataLoader
     is_main           True for the loader's `main_stream`
     batch_size, batch_gpu  samples per batch on all ranks, and per rank; None for both disables
                       batching
-    num_accum_rounds  number of consecutive batches, for gradient accumulation
+    num_accum_rounds  number of consecutive batches of this stream, for gradient accumulation
     """
 
     name: str
@@ -136,7 +136,7 @@ class StreamOptions:
     ) -> tuple[int, int, int]:
         """Return batch_size, batch_gpu and num_accum_rounds; derive the missing values.
 
-        raises  UsageError without a size, or if the sizes do not divide evenly
+        raises  UsageError if no size is set, or if the sizes do not divide evenly
         """
         world = ranks()[1]
         if batch_size is None:
@@ -147,7 +147,7 @@ class StreamOptions:
         each, rest = divmod(batch_size, world)
         if rest or (batch_gpu is not None and (batch_gpu < 1 or each % batch_gpu)):
             raise UsageError(
-                f"batch_size {batch_size} cannot be divided into batches of "
+                f"a batch of {batch_size} samples cannot be divided into batches of "
                 f"{'equal size' if batch_gpu is None else batch_gpu} on {world} ranks"
             )
         gpu = each if batch_gpu is None else batch_gpu
@@ -162,7 +162,7 @@ class StreamOptions:
         """Return the options of the streams of a mix, with ratios whose sum is 1.
 
         drop_unused      drop streams with ratio 0
-        mixing_strategy  no_mixing: a group per stream; mix_all: one group; custom: by
+        mixing_strategy  no_mixing: one group per stream; mix_all: one group; custom: by
                          mixing_group_id
         raises           UsageError for incomplete ratios or groups, and for duplicate names
         """
@@ -243,10 +243,10 @@ class MultiStreamDataLoader:
 
     datasets          StreamingDatasets
     stream_opts       options of each dataset; datasets with ratio 0 are unused
-    num_workers       total number of processes, divided by ratio, or a list with one number per
-                      stream
+    num_workers       total number of processes, which are divided among the streams by ratio, or
+                      a list with the number for each stream
     schedule          see `ScheduleType`
-    counts_precision  decimals of the ratios that determine the length of a round
+    counts_precision  number of decimals to which ratios are rounded for a round of the schedule
     reweight_workers  False uses the same number of workers for each stream
     raises            UsageError for contradictory options
     """
@@ -335,7 +335,7 @@ class MultiStreamDataLoader:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state of this class or of the original.
 
-        Raises UsageError if the state has another number of streams.
+        Raises UsageError if the state has a different number of streams.
         """
         states = state_dict.get("stream_states")
         if not isinstance(states, Sequence) or len(states) != len(self.streams):
@@ -423,11 +423,11 @@ def _workers_listed(
 
 
 def _counts(ratios: Sequence[float], precision: int) -> list[int]:
-    """Return the batches per round for each group: its ratio divided by the smallest ratio."""
+    """Return the batches per round for each group: ratio of the group divided by smallest ratio."""
     shares = np.round(np.array(ratios), precision)
     if not (shares > 0).all():
         raise UsageError(
-            f"ratios {list(ratios)}: a ratio is 0 with {precision} decimals",
+            f"ratios {list(ratios)}: a ratio rounds to 0 with {precision} decimals",
             hint="Increase counts_precision.",
         )
     return [max(1, round(float(share))) for share in shares / shares.min()]

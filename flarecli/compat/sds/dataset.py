@@ -54,7 +54,7 @@ class StreamingDataset:
     num_downloading_workers  number of parallel transfers
     shuffle_seed         seed of the epoch order; None keeps the order of the index, and -1 draws a
                          random seed
-    cache_limit          maximum bytes of files kept on this machine; None means unlimited; the
+    cache_limit          maximum total bytes of files on this machine; None means unlimited; the
                          oldest files are removed first
     transforms           functions that convert a sample to one or several samples
     max_index_files_to_use  maximum number of indexes to read for a wildcard
@@ -139,7 +139,7 @@ class StreamingDataset:
         self.build_index()
         self.shuffle_seed = _random_seed() if shuffle_seed == -1 else shuffle_seed
         if self.shuffle_seed is not None and self.shuffle_seed < 0:
-            raise UsageError(f"shuffle_seed: expected None, -1 or at least 0, got {shuffle_seed}")
+            raise UsageError(f"shuffle_seed: expected None or a number >= -1, got {shuffle_seed}")
         self.transforms, self.none_to_empty_str = list(transforms or ()), none_to_empty_str
         self.cache_limit = mds_config.size_limit(cache_limit, "cache_limit")
         self.unaligned_worker_index, self.infinite_iteration = (
@@ -148,7 +148,7 @@ class StreamingDataset:
         )
         self._block = max(prefetch, 2 * num_downloading_workers, 1)
         self._stored: deque[FetchedRow] = deque()
-        self._refs: Counter[int] = Counter()  # row -> use count; files with a count are not removed
+        self._refs: Counter[int] = Counter()  # row -> use count; files of these rows are kept
         self._used = self._yielded = self.failed = 0
         self._first_error: FlareError | None = None  # first error of this epoch in this process
         self._epoch_counter = EpochCounter()
@@ -169,7 +169,8 @@ class StreamingDataset:
     def __getitem__(self, idx: int) -> Any:
         """Fetch the files of one sample, and return the first result of the transforms.
 
-        raises  RowsError (an IndexError) outside the data; ReachError if a file cannot be fetched
+        raises  RowsError (an IndexError) for a row outside the data; ReachError if a file cannot be
+                fetched
         """
         if not -len(self) <= idx < len(self):
             raise RowsError(f"sample {idx} is out of range; there are {len(self)} samples")
@@ -246,7 +247,7 @@ class StreamingDataset:
                 self._epoch_counter.advance(epoch)
 
     def _shares(self, step: int, workers: int) -> int:
-        """Return the number of workers of this rank that read rows from a step on."""
+        """Return the number of workers of this rank that still have rows to read at a step."""
         return min(workers, -(-(len(self) - step) // ranks()[1]))
 
     def _all_failed(self, epoch: int, first: FlareError) -> FlareError:
@@ -299,7 +300,7 @@ class StreamingDataset:
     def _submit(
         self, blocks: Iterator[list[int]], in_flight: deque[int]
     ) -> Future[list[FetchedRow]] | None:
-        """Start fetching the next rows; count their uses first, so that their files are kept."""
+        """Start fetching the next rows, and increase their use counts to keep their files."""
         rows = next(blocks, None)
         if rows is None:
             return None
@@ -317,7 +318,7 @@ class StreamingDataset:
 
     @property
     def epoch(self) -> int:
-        """The current epoch; setting it keeps `sample_in_epoch`."""
+        """The current epoch; setting the epoch keeps `sample_in_epoch`."""
         return self.state_dict()["epoch"]
 
     @epoch.setter
@@ -326,7 +327,7 @@ class StreamingDataset:
 
     @property
     def sample_in_epoch(self) -> int:
-        """Number of samples that all ranks have yielded in the epoch; setting it keeps `epoch`."""
+        """Number of samples that all ranks have yielded in the epoch; assignment keeps `epoch`."""
         return self.state_dict()["sample_in_epoch"]
 
     @sample_in_epoch.setter
@@ -357,7 +358,7 @@ def ranks() -> tuple[int, int]:
 
 
 def _random_seed() -> int:
-    """Draw a seed that is the same on all ranks. Raises UsageError if they cannot communicate."""
+    """Draw the same seed on all ranks. Raises UsageError if the ranks cannot communicate."""
     seed = [secrets.randbelow(1 << 31)]
     if ranks()[1] > 1:
         try:

@@ -31,7 +31,7 @@ class IndexFile:
 
     folder    folder for the file, from which old files of killed processes are removed
     key       name of a column with unique values
-    suffixes  suffixes, such that one key must not be another key followed by `-SUFFIX`
+    suffixes  no key may equal another key followed by `-` and one of these suffixes
     raises    UsageError for duplicate keys, and for two keys that differ by a suffix
     """
 
@@ -109,7 +109,7 @@ def _check_unique(keys: Keys, column: pa.Array, first: int, where: str) -> None:
 
 
 def _check_suffix(both: Keys, column: pa.Array, suffix: str, where: str) -> None:
-    """Raise UsageError if one key is another key with the suffix.
+    """Raise UsageError if one key equals another key followed by the suffix.
 
     both  all earlier keys, with and without the suffix
     """
@@ -131,7 +131,7 @@ def _check_suffix(both: Keys, column: pa.Array, suffix: str, where: str) -> None
 
 
 def _remove_stale(folder: str) -> None:
-    """Remove the files of killed processes, which are old and not locked."""
+    """Remove old files without a lock, because they are from killed processes."""
     for path in glob.glob(os.path.join(glob.escape(folder), ".flare-index-*.arrow")):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

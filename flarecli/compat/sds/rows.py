@@ -1,4 +1,4 @@
-"""Rows of an index, and the files that they name, which are downloaded under checked names."""
+"""Rows of an index, and the files that the rows name. Names are checked before a download."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class Rows:
     def _read_files(
         self, batch: pa.RecordBatch, missing: list[int], fetched: list[FetchedRow]
     ) -> None:
-        """Copy the files of a folder, which are rows of the source."""
+        """Copy the files of rows if the source is a folder of files."""
         read = (self._source or self._opened()).filled
         if read is None:
             return
@@ -235,7 +235,9 @@ class Rows:
         except FileNotFoundError as error:
             return replace(
                 row,
-                error=ReachError("the file was removed while it was fetched", where=error.filename),
+                error=ReachError(
+                    "the file was removed while it was being fetched", where=error.filename
+                ),
             )
         return replace(row, sample={**row.sample, **paths}, files=paths, size=size)
 

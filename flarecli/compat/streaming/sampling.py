@@ -79,7 +79,7 @@ def parse_count(value: float | str) -> int:
 class Sampler:
     """The samples of an epoch: complete passes over each stream, and then a partial pass.
 
-    starts       per stream: the first sample of each shard, then the number of samples
+    starts       per stream: the first sample of each shard, then the total number of samples
     counts       number of samples that each stream has in the epoch
     method       `balanced` draws a partial pass for each epoch; `fixed` repeats one partial pass
     granularity  number of consecutive samples that are drawn together in a partial pass
@@ -167,8 +167,8 @@ class Sampler:
 def _edges(starts: Sequence[int], count: int) -> IntArray:
     """Return the start of each shard among `count` samples of a repeated stream, then `count`.
 
-    More than MAX_EDGES starts are replaced by evenly spaced positions, so that a shuffled order
-    uses more shards at a time.
+    Evenly spaced positions replace more than MAX_EDGES starts, so that a shuffled order mixes more
+    shards at a time.
     """
     size, ends = starts[-1], np.array(starts[1:], np.int64)
     turns = -(-count // size) if size else 0
@@ -187,7 +187,7 @@ class Batching:
             per_stream: each global batch has one stream; device_per_stream: each rank's batch has
             one stream
     counts  samples of each stream in an epoch; an incomplete last batch is dropped
-    raises  UsageError for another method, or a stream too small to be in every batch
+    raises  UsageError for an unknown method, or a stream too small to be in every batch
     """
 
     def __init__(

@@ -23,7 +23,7 @@ MIN_SHARDS_IN_LIMIT = 4  # minimum cache limit, in multiples of the largest shar
 class ShardCache(Sequence[Any]):
     """The concatenated shards of all streams.
 
-    firsts  the first shard of each stream, then the number of shards
+    firsts  the first shard of each stream, then the total number of shards
     limit   maximum bytes in the local folders, including indexes; None means unlimited
     raises  UsageError for a limit that is too small
     """
@@ -85,7 +85,10 @@ class ShardCache(Sequence[Any]):
                     os.utime(os.path.join(stream.folder, raw.basename))
 
     def evict(self, shard: int) -> int:
-        """Remove a shard from its folder if another copy exists; return the freed bytes."""
+        """Remove a shard from its folder if another copy exists.
+
+        Return the number of freed bytes.
+        """
         stream, reader = self.of(shard)
         if not stream.is_copied:
             return 0
@@ -100,7 +103,7 @@ class ShardCache(Sequence[Any]):
                 return
 
     def used(self) -> int:
-        """Return the bytes of shards and indexes in the local folders."""
+        """Return the size of shards and indexes in the local folders, in bytes."""
         return self._index_bytes + sum(files.used() for files in self._folders.values())
 
     @cached_property
@@ -150,9 +153,9 @@ class ShardCache(Sequence[Any]):
         return least_recently_used_first(uses.values())
 
     def _make_room(self, new: int) -> None:
-        """Evict the least recently used shards until shard `new` fits.
+        """Evict the least recently used shards until shard `new` fits in the limit.
 
-        If there are many shards, evict more of them, so that shards are listed less often.
+        If there are many shards, evict more than necessary, so that shards are listed less often.
         """
         files = list(self._files(new))
         present = sum(self._folders[folder].present([name]) for folder, name, _ in files)

@@ -35,7 +35,7 @@ class DecodeImageTransform:
 
 @dataclass(frozen=True, slots=True)
 class EnsureFieldsTransform:
-    """Transform that raises ValueFitError if a field is missing or has another type.
+    """Transform that raises ValueFitError if a field is missing or has a different type.
 
     drop_others  drop all fields that are not listed
     """

@@ -53,15 +53,16 @@ class StreamingDataset(Array):
     cache_limit   maximum bytes in the local folders, including indexes; at least four times the
                   largest shard; the least recently used shard is evicted first
     sampling_method, sampling_granularity  how partial passes over a stream are drawn; see `Sampler`
-    batch_size    consecutive samples per worker, so that a DataLoader's batches keep the order
-    shuffle       shuffle the samples; `shuffle_algo="naive"` shuffles all samples, any other value
-                  the samples of some shards at a time
+    batch_size    number of consecutive samples per worker, so that a DataLoader's batches keep
+                  the order
+    shuffle       shuffle the samples; `shuffle_algo="naive"` shuffles all samples; any other value
+                  shuffles the samples of a few shards at a time
     shuffle_seed  random seed of the order
     batching_method  random batches, batches with equal stream proportions, or batches of one stream
     replication   number of consecutive ranks that receive the same samples
     stream_config  additional arguments for the Stream of `remote` and `local`
-    num_canonical_nodes  an epoch is padded with repeated samples to a multiple of this number,
-                  which does not change the order
+    num_canonical_nodes  an epoch is padded with repeated samples to a multiple of this number;
+                  the number does not change the order
     partition_algo  accepted without effect
     stream_name   name of a class in `streams_registry`, for `remote`, `local` and `stream_config`
     raises        UsageError, MissingError, FormatError, UnsafeError (pickles, unless
@@ -179,7 +180,7 @@ class StreamingDataset(Array):
         if reused:
             raise UsageError(
                 f"Reused local directory: {', '.join(reused)}. Provide a different one.",
-                hint="Pass another `local` or `split` for each stream.",
+                hint="Pass a different `local` or `split` for each stream.",
             )
 
     def _set_seed(self, seed: int) -> None:
@@ -274,7 +275,7 @@ class StreamingDataset(Array):
 
     @property
     def cache_usage(self) -> int:
-        """Bytes of shards and indexes in the local folders."""
+        """Size of shards and indexes in the local folders, in bytes."""
         return self.shards.used()
 
     # -- an epoch
@@ -314,7 +315,7 @@ class StreamingDataset(Array):
                 yield self._sampler.samples_of_streams(streams, places, epoch, order, window)
 
     def _check_order(self) -> None:
-        """Raise if an epoch is smaller than its canonical nodes; warn if shards are not mixed."""
+        """Raise UsageError if canonical nodes have no samples; warn if shards are not mixed."""
         if 0 < self.epoch_size < (self.num_canonical_nodes or 1):
             raise UsageError(
                 "The number of samples assigned to a canonical node is 0: the epoch has "
@@ -396,9 +397,9 @@ class StreamingDataset(Array):
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Resume at a saved position, with its seed, on any number of ranks and workers.
 
-        raises  UsageError for a position outside the epoch, a position within an epoch of
-                mosaicml-streaming, whose order differs, or another global batch size if batches
-                are drawn by stream
+        raises  UsageError for a position outside the epoch, a position that mosaicml-streaming
+                saved within an epoch (the order differs), or a different global batch size if
+                batches are drawn by stream
         """
         seed = int(obj.get("shuffle_seed", self.shuffle_seed))
         epoch, step = int(obj.get("epoch", 0)), int(obj.get("sample_in_epoch", 0))
@@ -406,7 +407,7 @@ class StreamingDataset(Array):
         if 0 < step < self.epoch_size and obj.get("order") != _ORDER:
             raise UsageError(
                 f"the state was saved by mosaicml-streaming at sample {step} of epoch {epoch}; "
-                "flare has another order of samples",
+                "flare uses a different sample order",
                 hint="Finish the epoch with mosaicml-streaming, or set sample_in_epoch to 0.",
             )
         if seed < 0 or epoch < 0 or not 0 <= step <= -(-self._steps() // ranks) * ranks:

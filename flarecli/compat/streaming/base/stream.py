@@ -24,7 +24,7 @@ __all__ = ["Stream", "streams_registry"]
 
 
 class NoIndexError(MissingError, RuntimeError):
-    """A local folder has no index, and there is no remote to fetch it from."""
+    """A local folder has no index, and no remote is set to fetch the index from."""
 
 
 class NoSamplesError(UsageError, RuntimeError):
@@ -96,7 +96,7 @@ class Stream:
 
     @property
     def given(self) -> Weights:
-        """The weights that the user set, before or after a dataset derived the other weights."""
+        """The weights that the user set, without weights that a dataset derived."""
         return self._given if self._weights == self._derived else self._weights
 
     def derive(self, size: int, count: int, total: int) -> None:
@@ -131,7 +131,9 @@ class Stream:
             os.makedirs(folder, 0o700, exist_ok=True)
             if os.path.islink(folder) or os.stat(folder).st_uid != os.getuid():
                 raise UnsafeError(
-                    "the folder belongs to another user", where=folder, hint="Pass another `local`."
+                    "the folder belongs to another user",
+                    where=folder,
+                    hint="Pass a different `local`.",
                 )
             self._local = folder
         return self._local
@@ -165,9 +167,10 @@ class Stream:
     def open(self, allow_unsafe_types: bool) -> Shards:
         """Fetch the index if it is not in the folder, and return the shards.
 
-        raises  NoIndexError without an index and a remote; CorruptIndexError; NoSamplesError;
-                UsageError if the folder has another dataset than `remote`, or if the index does
-                not list `validate_hash`; UnsafeError for pickles that are not allowed
+        raises  NoIndexError if there is neither an index nor a remote; CorruptIndexError;
+                NoSamplesError; UsageError if the folder has a different dataset than `remote`, or
+                if the index does not list `validate_hash`; UnsafeError for pickles that
+                are not allowed
         """
         os.makedirs(self.folder, exist_ok=True)
         path = os.path.join(self.folder, INDEX)
@@ -183,7 +186,7 @@ class Stream:
         )
         if not shards.starts[-1]:
             raise NoSamplesError(
-                f"Stream contains no samples: {INDEX} lists none", where=self.folder
+                f"Stream contains no samples: {INDEX} lists no samples", where=self.folder
             )
         first = shards[0]
         first.validate(allow_unsafe_types)
@@ -303,7 +306,7 @@ class Stream:
         return False
 
     def _read_kept(self, zipped: FileInfo) -> bytes | None:
-        """Return the bytes of a compressed file in the folder, or None if it must be fetched."""
+        """Return the bytes of a compressed file in the folder, or None if a fetch is needed."""
         here = self._local_file(zipped.basename)
         if not os.path.exists(os.path.join(self.folder, zipped.basename)):
             return None
@@ -329,7 +332,7 @@ class Stream:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder, so that one process at a time fetches shards into it."""
+        """Lock the folder, so that only one process at a time fetches shards into it."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             flock(fd, fcntl.LOCK_EX, self.folder, "Pass a `local` on a local disk.")

@@ -86,7 +86,7 @@ class Array:
 class Reader(Array):
     """The samples of a shard, with the methods of the original.
 
-    dirname, split  folder of the shard
+    dirname, split  folder and subfolder of the shard
     entry           the shard's entry in `index.json`
     raises          FormatError if the entry is invalid; UnsafeError if the entry names a file
                     outside the folder
@@ -136,7 +136,7 @@ class Reader(Array):
         for column in self.columns:
             if column.encoding == "pkl" and not allow_unsafe_types:
                 raise PicklesError(
-                    f"column {column.name!r} contains an unsafe type: pickles",
+                    f"column {column.name!r} contains an unsafe type (pickles)",
                     where=self._where,
                     hint="Pass allow_unsafe_types=True if you trust the data.",
                     column=column.name,
@@ -225,24 +225,24 @@ class Reader(Array):
         return os.path.join(self.dirname, self.split, info.basename)
 
     def get_raw_size(self) -> int:
-        """Return the total listed bytes of the uncompressed files."""
+        """Return the total listed size of the uncompressed files in bytes."""
         return sum(raw.bytes for raw, _ in self.file_pairs)
 
     def get_zip_size(self) -> int | None:
-        """Return the total listed bytes of the compressed files; None without compressed files."""
+        """Return the total listed size of the compressed files in bytes; None without any."""
         zips = [zipped.bytes for _, zipped in self.file_pairs if zipped is not None]
         return sum(zips) if len(zips) == len(self.file_pairs) else None
 
     def get_max_size(self) -> int:
-        """Return the total listed bytes of the uncompressed and compressed files."""
+        """Return the total listed size of the uncompressed and compressed files in bytes."""
         return self.get_raw_size() + (self.get_zip_size() or 0)
 
     def get_persistent_size(self, keep_zip: bool) -> int:
-        """Return the bytes that the shard occupies in the folder while it is used."""
+        """Return the number of bytes that the shard occupies in the folder while in use."""
         return self.get_max_size() if self.compression and keep_zip else self.get_raw_size()
 
     def evict(self) -> int:
-        """Remove the shard's files from the folder; return their listed bytes."""
+        """Remove the shard's files from the folder; return their total listed size."""
         self.close()
         return sum(
             self._remove(info) for pair in self.file_pairs for info in pair if info is not None
@@ -260,7 +260,7 @@ class Reader(Array):
 
         listing        paths of the present files, as `os.path.join(dirname, split, basename)`
         safe_keep_zip  keep compressed files, and remove raw files without a compressed file
-        return         listed bytes of the files that remain
+        return         total listed size of the remaining files in bytes
         raises         UsageError for a shard that lists a compressed file but no compression
         """
         raws = [raw for raw, _ in self.file_pairs]
@@ -300,7 +300,7 @@ def _scalar(encoding: str) -> Any:
 
 
 def reader_from_json(dirname: str, split: str | None, obj: Mapping[str, Any]) -> Reader:
-    """Return the Reader for an `index.json` entry. Raises FormatError unless its version is 2."""
+    """Return the Reader for an `index.json` entry. Raises FormatError for versions other than 2."""
     if obj.get("version") != 2:
         raise FormatError(f"expected version 2, got {obj.get('version')!r:.60}", where=dirname)
     return Reader(dirname, split, obj)
@@ -309,7 +309,7 @@ def reader_from_json(dirname: str, split: str | None, obj: Mapping[str, Any]) ->
 class Shards(Sequence[Reader]):
     """Readers of the shards in an index, each created on first use.
 
-    starts  the first sample of each shard, then the number of samples
+    starts  the first sample of each shard, then the total number of samples
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class Shards(Sequence[Reader]):
         return self._reader(range(len(self))[i])
 
     def files(self, i: int) -> list[tuple[str, int]]:
-        """Return the name and listed bytes of each file of a shard, including compressed files."""
+        """Return the name and listed size of each file of a shard, including compressed files."""
         entry = self._entries[i]
         infos = (entry.get(key) for key in ("raw_data", "raw_meta", "zip_data", "zip_meta"))
         return [(info["basename"], int(info["bytes"])) for info in infos if info]

@@ -126,7 +126,7 @@ class Writer(Closeable):
         """Write one sample.
 
         raises  LacksColumnError (a KeyError) for a missing column; ValueFitError (a ValueError)
-                for a value that does not fit its encoding
+                for a value that its encoding cannot store
         """
         missing = next((name for name in self.columns if name not in sample), None)
         if missing is not None:

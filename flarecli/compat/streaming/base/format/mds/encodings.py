@@ -125,7 +125,7 @@ def is_mds_encoding_safe(encoding: str) -> bool:
 
 
 def mds_encode(encoding: str, obj: Any) -> bytes:
-    """Encode a value as bytes. Raises ValueFitError if the value does not fit the encoding."""
+    """Encode a value as bytes. Raises ValueFitError if the encoding cannot store it."""
     data = encodings.encode(encodings.lookup(encoding), obj)
     return data if isinstance(data, bytes) else b"".join(data)
 
