@@ -186,7 +186,7 @@ def check_text(text: pa.Array) -> None:
 
 
 def _is_ascii(text: pa.Array) -> bool:
-    """Return whether all text in a large column is ASCII and all offsets are valid."""
+    """Return whether all text in a large_string column is ASCII and all offsets are valid."""
     text.validate()  # checks that the first and the last offset are within the data
     _, offsets, data = text.buffers()
     ends = (

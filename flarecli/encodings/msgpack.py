@@ -80,7 +80,7 @@ def _check(value: Any, tree: bool, depth: int) -> None:
     else:
         return
     if not depth:
-        raise ValueError("nested too deeply")
+        raise ValueError("value is nested too deeply")
     for item in items:
         if isinstance(item, (Mapping, list, tuple)):
             _check(item, tree, depth - 1)
@@ -96,7 +96,7 @@ def pack_array(array: Any) -> bytes:
 
 
 def unpack(data: bytes, tree: bool = False) -> Any:
-    """Return the value in MessagePack bytes: arrays as lists, extensions as ExtType.
+    """Parse a value from MessagePack bytes, with arrays as lists and extensions as ExtType.
 
     tree    build numpy arrays
     raises  ValueFitError for bytes that are not exactly one value, for a key that is not text, or
@@ -143,7 +143,7 @@ def unpack_array(data: bytes) -> Any:
 
 
 def unpack_float(data: bytes) -> float:
-    """Return the number in stored bytes. Raises ValueError for invalid bytes."""
+    """Parse a number from stored bytes. Raises ValueError for invalid bytes."""
     if len(data) == 9 and data[:1] == _DOUBLE:
         return float(struct.unpack(">d", data[1:])[0])
     value = unpack(data)

@@ -110,7 +110,9 @@ def _read_pickle(data: bytes, where: object) -> Folder:
             at = position or 0
             machine.run(opcode.name, argument, at)
         if file.tell() != len(data):
-            raise ValueError(f"unexpected bytes after the end: {len(data) - file.tell()}")
+            raise ValueError(
+                f"unexpected bytes after the end of the pickle: {len(data) - file.tell()}"
+            )
         return machine.result()
     except ValueError as error:
         message = f"invalid list of files at byte {at}: {error}"

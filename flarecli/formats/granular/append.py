@@ -200,7 +200,7 @@ class _Shard:
         self.rows += batch.num_rows
 
     def _new(self, one: Column, batch: pa.RecordBatch) -> tuple[list[memoryview], IntArray]:
-        """Return the bytes and ends of the records to add, after comparing the stored records."""
+        """Compare stored records with new rows; return the bytes and ends of the records to add."""
         known = self._ends[one.name]
         same = min(len(known) - 1, batch.num_rows)
         (array,), _ = bags.records(one, [batch])

@@ -249,7 +249,7 @@ def record_runs(
 
 
 def weight(shard: Shard, places: Sequence[RecordRuns]) -> int:
-    """Return the total size in bytes of these records."""
+    """Return the total size in bytes of the given records."""
     out = 0
     for one, (first, count) in zip(shard.columns, places, strict=True):
         starts = shard.layout[one.name]

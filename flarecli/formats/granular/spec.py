@@ -88,7 +88,7 @@ def parse(data: bytes, where: object) -> dict[str, str]:
     """
     value = parse_json(data, where)
     if not isinstance(value, dict) or not all(isinstance(kind, str) for kind in value.values()):
-        raise FormatError("not an object of column names and types", where=where)
+        raise FormatError("expected an object that maps column names to types", where=where)
     if not value:
         raise FormatError("contains no columns", where=where)
     check_columns(len(value), where)
@@ -173,7 +173,7 @@ def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Col
         except FlareError as error:
             raise UsageError(
                 f"column {one.name!r}: {error.message};"
-                " granular stores each column in a file named after it",
+                " granular stores each column in a file named after the column",
                 column=one.name,
             ) from None
         if one.name == reserved:
@@ -189,7 +189,7 @@ def arranged(columns: Iterable[Column], form: Format, reserved: str = "") -> Col
 
 
 def shard_folder(number: int) -> str:
-    """Return the folder name of a shard: at least six digits."""
+    """Return the folder name of a shard, which has at least six digits."""
     return f"{number:06d}"
 
 

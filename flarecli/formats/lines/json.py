@@ -465,7 +465,7 @@ def _object(text: str) -> dict[str, bytes]:
             at = _skip_whitespace(text, at + 1)
         at = _expect(text, at, "}")
     if at != len(text):
-        raise json.JSONDecodeError("data after the object", text, at)
+        raise json.JSONDecodeError("unexpected data after the object", text, at)
     return out
 
 

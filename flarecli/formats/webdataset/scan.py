@@ -36,7 +36,7 @@ MAX_BATCH_ROWS, MAX_BATCH_BYTES = 8192, 16 << 20  # a larger sample is a separat
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _META = re.compile(rb"__[^/]*__(?:/|$)")
 MAX_EXTENSIONS = 1024  # maximum number of extensions in a shard
-_MAX_CELLS = 64  # table cells per member: limits the memory of a table with few members
+_MAX_CELLS = 64  # maximum table cells per member, to limit the memory of a sparse table
 
 
 @dataclass(frozen=True, slots=True)

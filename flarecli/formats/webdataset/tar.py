@@ -351,7 +351,9 @@ def _check_end(
                     else DAMAGED
                 )
                 raise FormatError(
-                    f"data after the end marker, from byte {byte}", where=where, hint=hint
+                    f"unexpected data after the end marker, from byte {byte}",
+                    where=where,
+                    hint=hint,
                 )
         seen.end += len(rest)
         pos += len(rest)

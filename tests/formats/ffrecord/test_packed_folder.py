@@ -212,7 +212,7 @@ def test_the_name_of_a_class_is_quoted_and_a_deep_folder_is_not_a_name(listed, n
     [
         (b"", "9: pickle exhausted before seeing STOP"),
         (pickled({"a": 0})[:-1], "59: pickle exhausted before seeing STOP"),
-        (pickled({"a": 0}) + b"x", "60: unexpected bytes after the end: 1"),
+        (pickled({"a": 0}) + b"x", "60: unexpected bytes after the end of the pickle: 1"),
         (b"K\0.", "11: the pickle is not a single folder"),
         (ROOT + ROOT + b".", "63: the pickle is not a single folder"),
         (ROOT + b"(.", "37: the pickle is not a single folder"),

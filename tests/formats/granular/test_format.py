@@ -396,23 +396,23 @@ def test_columns_get_encodings_that_the_format_stores(given, new, refs):
         (["a", "a"], "duplicate column name 'a'"),
         (
             ["a/b"],
-            "column 'a/b': column 'a/b' is not a valid file name; granular stores each column in a file named after it",
+            "column 'a/b': column 'a/b' is not a valid file name; granular stores each column in a file named after the column",
         ),
         (
             [".a"],
-            "column '.a': column '.a' is not a valid file name; granular stores each column in a file named after it",
+            "column '.a': column '.a' is not a valid file name; granular stores each column in a file named after the column",
         ),
         (
             ["../a"],
-            "column '../a': the name '../a.bag' leaves the folder; granular stores each column in a file named after it",
+            "column '../a': the name '../a.bag' leaves the folder; granular stores each column in a file named after the column",
         ),
         (
             [""],
-            "column '': the name '' is empty; granular stores each column in a file named after it",
+            "column '': the name '' is empty; granular stores each column in a file named after the column",
         ),
         (
             ["x" * 252],
-            f"column {'x' * 252!r}: the name '{'x' * 77}…' has a part longer than 255 bytes; granular stores each column in a file named after it",
+            f"column {'x' * 252!r}: the name '{'x' * 77}…' has a part longer than 255 bytes; granular stores each column in a file named after the column",
         ),
     ],
 )

@@ -206,8 +206,8 @@ def test_verify_detects_records_used_twice_in_different_steps(monkeypatch):
     "data, message",
     [
         (b"", "not valid JSON: Expecting value: line 1 column 1 (char 0)"),
-        (b"[]", "not an object of column names and types"),
-        (b'{"a": 1}', "not an object of column names and types"),
+        (b"[]", "expected an object that maps column names to types"),
+        (b'{"a": 1}', "expected an object that maps column names to types"),
         (b"{}", "contains no columns"),
         (b'{"a": "utf8", "a": "int"}', "not valid JSON: duplicate key 'a'"),
         (b'{"\xff": "utf8"}', "not UTF-8 at byte 2"),

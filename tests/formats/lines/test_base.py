@@ -570,7 +570,7 @@ def test_bytes_between_two_objects_are_reported(newline, place):
     for do in ways("json", shard, place):
         assert (
             refusal(do)
-            == f"s.json[{place}]: not valid JSON: data after the object at character {at}"
+            == f"s.json[{place}]: not valid JSON: unexpected data after the object at character {at}"
         )
 
 

@@ -167,7 +167,10 @@ def test_the_fast_splitter_is_correct_or_defers_to_the_parser(parts):
     [
         ("", "not valid JSON: expected '{' at character 0"),
         ('{"a": 1, "s": "x"', "not valid JSON: expected '}' at character 17"),
-        ('{"a": 1, "s": "x"} x', "not valid JSON: data after the object at character 19"),
+        (
+            '{"a": 1, "s": "x"} x',
+            "not valid JSON: unexpected data after the object at character 19",
+        ),
         ('{"a": 1, "a": 2, "s": ""}', "duplicate key 'a'"),
         ('{"a": 1}', "column 's' is missing"),
         ('{"a": 1, "s": "", "t": 1}', "column 't' is unknown"),

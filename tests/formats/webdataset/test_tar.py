@@ -283,9 +283,9 @@ LONG = made([("é" * 9, b"1")])
         (GOOD[:1200], "data ends at byte 1200, inside a member"),
         (GOOD[:1536], "data ends at byte 1536, without an end marker"),
         (GOOD[:2560], "data ends at byte 2560, without an end marker"),
-        (GOOD + b"x", "data after the end marker, from byte 10240"),
+        (GOOD + b"x", "unexpected data after the end marker, from byte 10240"),
         (changed(GOOD, 3000, b"\1"), "header checksum mismatch at byte 2560"),
-        (changed(GOOD, 4000, b"\1"), "data after the end marker, from byte 4000"),
+        (changed(GOOD, 4000, b"\1"), "unexpected data after the end marker, from byte 4000"),
         (changed(GOOD, 1537, b"\1"), "header checksum mismatch at byte 1536"),
         (
             changed(GOOD, 124, b"99999999999\0", 0),

@@ -183,7 +183,8 @@ def test_bytes_far_after_the_end_marker_are_reported(kind):
     for far in (0, 1, (1 << 20) - 1, 1 << 20, (5 << 20) + 7):
         data = whole + bytes(far) + b"x" + bytes(600)
         assert (
-            message(data, kind) == f"t.tar: data after the end marker, from byte {len(whole) + far}"
+            message(data, kind)
+            == f"t.tar: unexpected data after the end marker, from byte {len(whole) + far}"
         )
     seen = tar.Seen()
     assert read(whole + bytes(5 << 20), kind, seen) == [("a.txt", b"one")]
