@@ -41,8 +41,8 @@ def pack(value: Any, tree: bool = False) -> bytes:
     """Return a value as MessagePack.
 
     tree    also pack numpy arrays, and reject a list that would be read as an array
-    raises  ValueFitError for unsupported types, integers of more than 64 bits, keys that are not text, or
-            deep nesting
+    raises  ValueFitError for unsupported types, integers of more than 64 bits, keys that are not
+            text, or deep nesting
     """
     try:
         _check(value, tree, MAX_DEPTH)

@@ -85,7 +85,7 @@ def patched(
     fast: Callable[[pa.Array], pa.Array],
     convert_one: Callable[[Any], Any],
 ) -> tuple[pa.Array, list[int]]:
-    """Convert a column with `fast`; convert values for which `fast` is not exact with `convert_one`.
+    """Convert a column with `fast`, and values for which `fast` is not exact with `convert_one`.
 
     fits         boolean [rows]: True if `fast` is exact for the value; null for a null
     fast         function that converts a column; values for which it is not exact are null

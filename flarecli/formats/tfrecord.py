@@ -331,7 +331,7 @@ def _records(shard: Shard, rows: Sequence[int]) -> list[memoryview]:
         record = memoryview(part)
         if len(record) < FRAME or _next(shard.chunk, record, 0, len(record), row) != len(record):
             raise FormatError(
-                f"record length differs from the {len(record)} bytes in the index",
+                f"record length differs from the length in the index ({len(record)} bytes)",
                 where=shard.chunk.at,
                 row=row,
                 hint=_INDEX_HINT,

@@ -1,1 +1,1 @@
-"""Granular: one bag of records per column, in three generations."""
+"""Three generations of Granular, which stores one bag of records per column."""

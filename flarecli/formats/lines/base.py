@@ -221,7 +221,7 @@ class LineFormat(MosaicFormat):
 def _check_listed(chunk: Chunk, meta: Chunk) -> None:
     """Raise FormatError if the listed size of a `.meta` file is too large for its rows.
 
-    This check is made before the file is read, because the file may be huge.
+    The size is checked before the file is read, because the file may be huge.
     """
     listed = meta.files[0].size if meta.files[0].raw_size is None else meta.files[0].raw_size
     if (
