@@ -62,7 +62,7 @@ def test_arguments_that_are_not_addresses_are_refused(given, kind):
         flarecli.inspect,
         flarecli.verify,
         flarecli.playlist,
-        lambda one: flarecli.pack(one, "out"),
+        lambda one: flarecli.unpack(one, "out"),
     ):
         with pytest.raises(UsageError) as caught:
             verb(given)

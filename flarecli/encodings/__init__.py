@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         without_variants,
     )
     from flarecli.encodings.columns import (
+        decoded_dictionary,
         encoding_of,
         field,
         is_binary,
@@ -54,6 +55,7 @@ __all__ = [
     "coerce",
     "column",
     "decode",
+    "decoded_dictionary",
     "decoder",
     "encode",
     "encoding",
@@ -87,6 +89,7 @@ _MODULES = {
     "coerce": "convert",
     "column": "names",
     "decode": "values",
+    "decoded_dictionary": "columns",
     "decoder": "values",
     "encode": "values",
     "encoding": "names:register",

@@ -9,6 +9,7 @@ as a mapping with one key:
     {list: int32}               {large_list: int32}        {fixed_size_list: [float32, 3]}
     {struct: {x: double, y: double}}    {map: [string, int32]}
     {dictionary: [int8, string, false]}    index type, value type, whether the order matters
+    {tensor: [float32, [3, 224, 224]]}     a tensor of fixed shape
 
 Every Arrow layout of text is `string`, every layout of bytes is `binary`, and views of lists are
 lists. Names of list items, nullability and metadata of nested fields are not kept.
@@ -16,6 +17,7 @@ lists. Names of list items, nullability and metadata of nested fields are not ke
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import time
@@ -83,6 +85,8 @@ def without_variants(kind: pa.DataType) -> pa.DataType:
 
     The types of nested fields are also replaced. Names of list items and metadata are removed.
     """
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.fixed_shape_tensor(kind.value_type, kind.shape)
     if isinstance(kind, pa.BaseExtensionType):
         return without_variants(kind.storage_type)
     if is_text(kind):
@@ -109,6 +113,8 @@ def type_header(kind: pa.DataType) -> Any:
     for name, known in _NAMES.items():
         if kind.equals(known):
             return name
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return {"tensor": [type_header(kind.value_type), kind.shape]}
     if pa.types.is_timestamp(kind):
         return {"timestamp": [kind.unit, kind.tz]}
     if pa.types.is_decimal(kind):
@@ -181,6 +187,11 @@ class _Parser:
                 kind = pa.timestamp(unit, _zone(zone))
                 pa.scalar(0, kind).as_py()  # raises an error for an unknown time zone
                 return kind
+            case "tensor":
+                item, shape = value
+                if not shape or _size(math.prod(map(_size, shape))) == 0:
+                    raise ValueError
+                return pa.fixed_shape_tensor(self.parse(item, depth), shape)
             case "fixed_size_binary":
                 return pa.binary(_size(value))
             case "list":
@@ -250,14 +261,16 @@ def restore(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
     """
     if array.type.equals(kind):
         return array
-    if pa.types.is_nested(kind) and not pa.types.is_nested(array.type):
+    is_nested = pa.types.is_nested(kind) or isinstance(kind, pa.FixedShapeTensorType)
+    if is_nested and not pa.types.is_nested(array.type):
         convert = partial(_parse_documents, kind=kind, encoding=encoding)
     else:
         convert = partial(_cast, kind=kind)
     try:
         return convert(array)
     except (pa.ArrowInvalid, ValueFitError) as failure:
-        # many rows together may exceed a limit that no single row exceeds
+        if isinstance(failure, ValueFitError) and failure.row is not None:
+            raise
         row, error = next(failing_rows(0, len(array), _failure(array, convert)), (0, failure))
     if isinstance(error, ValueFitError) and error.row is None:
         raise error.changed(row=row)
@@ -318,7 +331,7 @@ def _fixed_size(lists: pa.LargeListArray, kind: pa.DataType) -> pa.Array:
     """
     size, is_null = kind.list_size, lists.is_null().to_numpy(zero_copy_only=False)
     if lists.null_count * size > MAX_NULL_ITEMS:
-        raise ValueFitError(f"{lists.null_count} null rows of {kind} are too large")
+        raise ValueFitError(f"{lists.null_count} null rows of {kind} are too large", row=0)
     offsets = lists.offsets.to_numpy()
     if (np.diff(offsets)[~is_null] != size).any():
         raise pa.ArrowInvalid("list of another size")
@@ -342,20 +355,25 @@ def _parse_documents(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> 
     raises  ArrowInvalid or ValueFitError for a document that is invalid or contains other types
     """
     if encoding.name.partition(":")[0] not in _DOCUMENTS:
-        raise pa.ArrowInvalid(f"{encoding.name} is no document")
-    parsed, python = _parsed_type(kind), _python_value(kind)
+        raise pa.ArrowInvalid(f"{encoding.name} is not an encoding of documents")
+    is_tensor = isinstance(kind, pa.FixedShapeTensorType)
+    stored = kind.storage_type if is_tensor else kind
+    python = _tensor_reader(kind) if is_tensor else _python_value(kind)
+    parsed = _parsed_type(stored)
+    # arrays do not become Python objects
+    max_bytes = None if encoding.name.startswith("ndarray") else MAX_DECODED_VALUE
     sizes = value_sizes(array)
     ends = np.zeros(0, np.int64) if sizes is None else np.cumsum(sizes)
-    parts, start = [pa.nulls(0, kind)], 0
+    parts, start = [pa.nulls(0, stored)], 0
     while start < len(array):
         before = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, before + _DOCUMENT_BYTES, "right")))
         values = []
         for document in array.slice(start, stop - start):
             data = document.as_buffer()
-            if data is not None and data.size > MAX_DECODED_VALUE:
+            if data is not None and max_bytes is not None and data.size > max_bytes:
                 raise ValueFitError(
-                    f"document has {data.size} bytes; at most {MAX_DECODED_VALUE} are decoded",
+                    f"document has {data.size} bytes; at most {max_bytes} are decoded",
                     hint="Read the column as it is stored, with exact=True.",
                 )
             try:
@@ -374,9 +392,23 @@ def _parse_documents(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> 
             part = pa.array(values, parsed)
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
             raise pa.ArrowInvalid("document of another type") from None
-        parts.append(_cast(part, kind))
+        parts.append(_cast(part, stored))
         start = stop
-    return pa.concat_arrays(parts)
+    out = pa.concat_arrays(parts)
+    return out if stored is kind else pa.ExtensionArray.from_storage(kind, out)
+
+
+def _tensor_reader(kind: pa.FixedShapeTensorType) -> Callable[[Any], Any]:
+    """Return a function that converts an array, or nested lists, to a flat array."""
+    dtype, shape = kind.value_type.to_pandas_dtype(), tuple(kind.shape)
+
+    def flat(value: Any) -> Any:
+        array = np.asarray(value, dtype)
+        if array.shape != shape:
+            raise ValueError
+        return array.reshape(-1)
+
+    return flat
 
 
 def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:

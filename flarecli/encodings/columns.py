@@ -26,6 +26,7 @@ _DECODED_BYTES = 1 << 20  # larger values are decoded in chunks
 
 __all__ = [
     "check_text",
+    "decoded_dictionary",
     "each_item",
     "encoding_of",
     "field",
@@ -252,6 +253,16 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )
+
+
+def decoded_dictionary(array: pa.DictionaryArray) -> pa.Array:
+    """Return the values of a dictionary column; text and bytes are not views."""
+    values = array.dictionary
+    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
+        # Arrow has no kernel that takes views
+        values = values.cast(TEXT if pa.types.is_string_view(values.type) else BINARY)
+        array = pa.DictionaryArray.from_arrays(array.indices, values)
+    return array.dictionary_decode()
 
 
 def large_list(array: pa.Array) -> pa.Array:

@@ -23,6 +23,7 @@ from flarecli.bisect import failing_rows
 from flarecli.encodings import images, msgpack, number_text
 from flarecli.encodings.columns import (
     check_text,
+    decoded_dictionary,
     each_item,
     encoding_of,
     is_binary,
@@ -159,7 +160,7 @@ def _without_storage_variants(array: pa.Array, encoding: Encoding) -> pa.Array:
     if pa.types.is_run_end_encoded(array.type):
         array = pc.run_end_decode(array)
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        array = decoded_dictionary(array)
     if pa.types.is_string_view(array.type):  # Arrow's `if_else` does not support views
         return array.cast(TEXT)
     return array.cast(BINARY) if pa.types.is_binary_view(array.type) else array

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flarecli.ingest.dialect import Dialect
 from flarecli.ingest.folder import data_among
 from flarecli.ingest.index import Index, open_folder, open_index
+from flarecli.ingest.python_rows import rows_of
 from flarecli.ingest.read_files import Flaw, contents, filled
 from flarecli.ingest.registry import is_index
 from flarecli.ingest.source_checksum import SourceChecksum
@@ -21,5 +22,6 @@ __all__ = [
     "is_index",
     "open_folder",
     "open_index",
+    "rows_of",
     "standard_input",
 ]

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
+from flarecli import encodings
 from flarecli.errors import FormatError
 
 if TYPE_CHECKING:
@@ -124,7 +125,12 @@ def _fits(array: pa.Array, kind: pa.DataType) -> bool:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Return a type without storage variants: dictionaries, run-end encoding, views, extensions."""
+    """Return the type without storage variants: dictionaries, run-end encoding, views, extensions.
+
+    Tensors of fixed shape are kept.
+    """
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return kind
     if isinstance(kind, pa.BaseExtensionType):
         return plain(kind.storage_type)
     if kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind):
@@ -152,9 +158,11 @@ def convert(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
     Raises pa.ArrowInvalid for a value that the type cannot represent.
     """
+    if array.type == kind:
+        return array
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
     if kinds.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        array = encodings.decoded_dictionary(array)
     elif kinds.is_run_end_encoded(array.type):
         array = pc.run_end_decode(array)
     if array.type == kind:

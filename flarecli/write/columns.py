@@ -84,12 +84,16 @@ def source_types(
         elif encodings.source_of(field) is None:
             kind = field.type
             kept = types.get(name, kind)
-            if pa.types.is_dictionary(kept) and kept.value_type.equals(kind):
+            if pa.types.is_dictionary(kept) and _is_same_type(kept.value_type, kind):
                 kind = kept
         else:  # a column of a dataset as it is stored
             kind = types.get(name, _natural(encoding).arrow)
         out[name] = encodings.without_variants(kind)
     return out
+
+
+def _is_same_type(one: pa.DataType, other: pa.DataType) -> bool:
+    return bool(encodings.without_variants(one).equals(encodings.without_variants(other)))
 
 
 def schema_header(

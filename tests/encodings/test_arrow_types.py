@@ -1,8 +1,10 @@
 """Arrow types as headers of playlists, and columns restored to these types."""
 
 import datetime
+import math
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
@@ -124,6 +126,10 @@ def value_of(kind):
     return st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 
 
+TENSORS = st.tuples(
+    st.sampled_from(["int8", "int64", "uint16", "float32", "float64"]),
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+).map(lambda pair: pa.fixed_shape_tensor(pa.type_for_alias(pair[0]), pair[1]))
 ARRAYS = (NESTED | ALONE).flatmap(
     lambda kind: st.lists(value_of(kind), min_size=1, max_size=5).map(
         lambda values: pa.array(values, kind)
@@ -132,7 +138,7 @@ ARRAYS = (NESTED | ALONE).flatmap(
 
 
 @settings(max_examples=300)
-@given(NESTED | ALONE)
+@given(NESTED | ALONE | TENSORS)
 def test_the_header_of_a_type_is_parsed_as_this_type(kind):
     header = type_header(without_variants(kind))
     assert parse_type(header).equals(without_variants(kind))
@@ -157,6 +163,23 @@ def test_a_column_of_any_type_is_restored_from_its_encoding(format, array):
     restored.validate(full=True)
     assert restored.type.equals(kind)
     assert restored.to_pylist() == array.to_pylist()
+
+
+@pytest.mark.parametrize("format", ["mds", "json", "granular", "webdataset", "tfrecord"])
+@settings(max_examples=40)
+@given(kind=TENSORS, rows=st.integers(1, 4))
+def test_a_tensor_is_restored_from_its_encoding(format, kind, rows):
+    numbers = np.arange(rows * math.prod(kind.shape)) % 100
+    array = pa.FixedShapeTensorArray.from_numpy_ndarray(
+        numbers.reshape(rows, *kind.shape).astype(kind.value_type.to_pandas_dtype())
+    )
+    inferred = column("a", infer_encoding(pa.field("a", array.type)))
+    (stored,) = find(format).arrange([inferred])
+    typed, failures = coerce(array, lookup(stored.encoding))
+    assert not failures
+    natural, encoding = plain(typed, lookup(stored.encoding))
+    restored = restore(natural, without_variants(array.type), encoding)
+    assert restored.equals(array)
 
 
 def test_durations_in_documents_may_be_written_by_python_or_pandas():
@@ -247,6 +270,12 @@ def test_null_rows_of_large_fixed_size_lists_are_not_allocated():
         ({"fixed_size_binary": 1 << 30}, "unknown type {'fixed_size_binary': 1073741824}"),
         ({"fixed_size_list": ["int8", -1]}, "unknown type {'fixed_size_list': ['int8', -1]}"),
         ({"fixed_size_list": ["int8", True]}, "unknown type {'fixed_size_list': ['int8', True]}"),
+        ({"tensor": ["int8", []]}, "unknown type {'tensor': ['int8', []]}"),
+        ({"tensor": ["int8", [0]]}, "unknown type {'tensor': ['int8', [0]]}"),
+        (
+            {"tensor": ["int8", [1 << 20, 1 << 20]]},
+            "unknown type {'tensor': ['int8', [1048576, 1048576]]}",
+        ),
         ({"struct": ["int8"]}, "unknown type {'struct': ['int8']}"),
         (
             {"dictionary": ["string", "string", False]},
@@ -294,6 +323,7 @@ JSON = st.recursive(
                     "timestamp",
                     "dictionary",
                     "decimal32",
+                    "tensor",
                     "fixed_size_list",
                     "x",
                 ]

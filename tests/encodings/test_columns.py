@@ -39,3 +39,21 @@ def test_fields_have_the_name_of_their_encoding_as_metadata():
     field = encodings.field(encodings.column("c", "jpeg"))
     assert encodings.encoding_of(field) == "jpeg"
     assert encodings.encoding_of(pa.field("c", pa.binary())) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain"),
+    [
+        (pa.string_view(), pa.large_string()),
+        (pa.binary_view(), pa.large_binary()),
+        (pa.string(), pa.string()),
+        (pa.int64(), pa.int64()),
+    ],
+)
+def test_a_dictionary_of_any_values_is_decoded(kind, plain):
+    values = {True: [5, 7]}.get(pa.types.is_integer(kind), ["5", "7"])
+    indices = pa.array([1, None, 0, 1], pa.int8())
+    array = pa.DictionaryArray.from_arrays(indices, pa.array(values).cast(kind))
+    found = encodings.decoded_dictionary(array)
+    assert found.type == plain
+    assert found.cast(pa.string()).to_pylist() == ["7", None, "5", "7"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 
+from flarecli import ingest
 from flarecli.arguments import address_text, address_texts, from_options
 from flarecli.commands.options import PackOptions
 from flarecli.commands.packing.media import MediaOptions
@@ -22,6 +24,9 @@ __all__ = ["Packed", "pack"]
 def pack(options: PackOptions) -> Packed:
     """Pack the rows of an index, a folder or a dataset into shards, and return the result.
 
+    The source may also be a Python object: a DataFrame, an Arrow table or stream, a dataset, or an
+    iterable of dicts, whose rows are first saved to a temporary file.
+
     `rows` selects rows of a dataset by number; `where` and `limit` then select from these rows. A
     row that is larger than `shard_size` becomes a shard of its own; None means 4 GiB. Raises
     UsageError, ReachError, FormatError or UnsafeError, each of which has an exit code.
@@ -38,9 +43,23 @@ def pack(options: PackOptions) -> Packed:
         options.min_size,
         options.max_aspect,
     )
-    # a task reads the sources several times, but an iterator can be read only once
-    options = replace(options, sources=address_texts(options.sources))
-    task = PackTask(options, MediaOptions(resize, options.media_info, options.strict))
+    media = MediaOptions(resize, options.media_info, options.strict)
+    rows, sources = ingest.rows_of(options.sources)
+    if rows is None:
+        # a task reads the sources several times, but an iterator can be read only once
+        return _pack(replace(options, sources=address_texts(sources)), media)
+    if options.engine != "local":
+        raise UsageError(
+            f"--engine {options.engine} cannot pack a Python object, which only this process has",
+            hint="Save the object to a Parquet file, and pack the file.",
+        )
+    with tempfile.TemporaryDirectory(prefix="flare-") as folder:
+        return _pack(replace(options, sources=[rows.save(folder)]), media, rows.name)
+
+
+def _pack(options: PackOptions, media: MediaOptions, object_name: str = "") -> Packed:
+    """Pack the sources; `object_name` is the class of a Python object whose rows were saved."""
+    task = PackTask(options, media, object_name=object_name)
     # check these options before anything is read or removed
     _ = task.settings, task.links, task.guard, task.nulls, task.dialect
     engines.check(options.engine)

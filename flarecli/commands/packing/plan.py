@@ -51,6 +51,7 @@ class PackTask:
     source_digest  checksum of the source; None: computed from the source
     encodings      column -> encoding; None: inferred from the first rows
     types          column -> Arrow type in the source, in source order; None: unknown
+    object_name    class name of the Python object whose rows the source file contains; empty: none
     base_folder    base folder of relative addresses; None: the working folder
     """
 
@@ -60,6 +61,7 @@ class PackTask:
     source_digest: str | None = None
     encodings: Mapping[str, str] | None = None
     types: Mapping[str, pa.DataType] | None = None
+    object_name: str = ""
     base_folder: str | None = None
 
     @cached_property
@@ -155,6 +157,7 @@ class PackTask:
             allow_missing=options.allow_missing,
             null_separated=options.from0,
             dialect=self.dialect,
+            object_name=self.object_name,
         )
 
     def recorded_options(self) -> dict[str, Any]:

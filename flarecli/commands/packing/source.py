@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -151,6 +151,13 @@ class _IndexSource(Source):
         return self._index.filled(batches, columns, self._limits)
 
 
+class _ObjectSource(_IndexSource):
+    """Rows of a Python object, which were saved to a file. Messages contain the class of the object."""
+
+    def place(self, row: int) -> tuple[str, int]:
+        return self.address, row
+
+
 class _DatasetSource(Source):
     """Rows of a dataset.
 
@@ -218,6 +225,7 @@ def open_source(
     rows: str | None = None,
     exact: bool = True,
     dialect: Dialect | None = None,
+    object_name: str = "",
     **index_options: Any,
 ) -> Source:
     """Open an index (a table, a list of tables, or `-`), a folder of files, or a dataset.
@@ -238,6 +246,10 @@ def open_source(
         index = ingest.open_index(
             expanded, guard=guard, text=text, dialect=dialect, **index_options
         )
+        if object_name:
+            # relative paths and local files are allowed, as in code that uses the object
+            index = replace(index, at=locate(".", replace(guard, allow_local=True)))
+            return _ObjectSource(object_name, name, index, guard)
         source: Source = _IndexSource(shown, name, index, guard)
         source.notes = (*skipped, *index.notes)
         return source

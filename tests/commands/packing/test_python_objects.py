@@ -1,0 +1,239 @@
+"""Packing of Python objects: tables, iterables of dicts and map-style datasets."""
+
+import datetime
+import errno
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from flarecli import commands, read
+from flarecli.errors import ReachError, UsageError, ValueFitError
+
+FRAME = pd.DataFrame(
+    {
+        "text": ["x", "y", "z"],
+        "when": pd.to_datetime(["2024-01-01", "2024-01-02", "2024-01-03"]),
+        "n": [1, 2, 3],
+    }
+)
+ROWS = [
+    {"text": text, "when": datetime.datetime(2024, 1, n), "n": n} for n, text in enumerate("xyz", 1)
+]
+
+
+class MapDataset:
+    """A map-style dataset as torch defines it: without `__iter__`."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: FRAME,
+        lambda: FRAME.set_index(pd.Index([7, 5, 9])),
+        lambda: pa.table(FRAME),
+        lambda: pa.record_batch(pa.table(FRAME).to_batches()[0]),
+        lambda: pa.table(FRAME).to_reader(),
+        lambda: duckdb.from_df(FRAME),
+        lambda: ROWS,
+        lambda: iter(ROWS),
+        lambda: MapDataset(ROWS),
+        lambda: iter(pa.table(FRAME).to_batches(max_chunksize=1)),
+        lambda: [pa.table(FRAME).slice(0, 2), pa.table(FRAME).slice(2)],
+    ],
+)
+def test_an_object_is_packed_with_its_types(tmp_path, source):
+    packed = commands.pack(source(), tmp_path / "out")
+    data = read.open(tmp_path / "out")
+    assert (packed.rows, data.to_arrow().to_pylist()) == (3, ROWS)
+    assert data.schema.names == ["text", "when", "n"]
+    assert pa.types.is_timestamp(data.schema.field("when").type)
+
+
+def test_the_index_of_a_frame_is_packed_if_it_has_a_name(tmp_path):
+    commands.pack(FRAME.set_index("text"), tmp_path / "out")
+    assert read.open(tmp_path / "out").to_arrow().to_pylist() == ROWS
+
+
+def test_a_dataset_is_packed_after_where_and_select(tmp_path):
+    commands.pack(ROWS, tmp_path / "one")
+    data = read.open(tmp_path / "one")
+    commands.pack(data.where("n > 1").select(["n", "text"]), tmp_path / "two")
+    found = read.open(tmp_path / "two").to_arrow().to_pylist()
+    assert found == [{"n": 2, "text": "y"}, {"n": 3, "text": "z"}]
+
+
+def test_all_options_of_a_pack_apply(tmp_path):
+    commands.pack(
+        FRAME,
+        tmp_path / "out",
+        where="n <> 2",
+        key="n",
+        shuffle=1,
+        format="webdataset",
+        part_rows=None,
+    )
+    assert sorted(row["text"] for row in read.open(tmp_path / "out")) == ["x", "z"]
+    commands.pack(iter(ROWS), tmp_path / "parts", part_rows=2)
+    assert [row["n"] for row in read.open(tmp_path / "parts")] == [1, 2, 3]
+
+
+def test_a_pack_of_an_iterator_is_resumed_with_the_same_rows(tmp_path):
+    rows = [{"n": n, "link": str(tmp_path / f"{n}.txt")} for n in range(30)]
+    for n in (*range(23), *range(24, 30)):
+        (tmp_path / f"{n}.txt").write_text(f"text {n}")
+    options = {"shard_rows": 5, "fetch": ["link"]}
+    out = tmp_path / "out"
+    with pytest.raises(ReachError) as caught:
+        commands.pack(iter(rows), out, **options)
+    assert str(caught.value) == f"list_iterator[23]: {tmp_path}/23.txt: no such file or folder"
+    with pytest.raises(UsageError) as other:
+        commands.pack(iter(rows[1:]), out, resume=True, **options)
+    assert other.value.message == (
+        "the unfinished pack was started with another source, or before the source was changed"
+    )
+    (tmp_path / "23.txt").write_text("text 23")
+    packed = commands.pack(iter(rows), out, resume=True, **options)
+    assert (packed.rows, packed.resumed_rows) == (30, 20)
+    assert [row["link"] for row in read.open(out)] == [f"text {n}" for n in range(30)]
+
+
+def test_relative_links_start_in_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_bytes(b"content")
+    monkeypatch.chdir(tmp_path)
+    commands.pack([{"name": "a", "link": "a.txt"}], "out", fetch=["link:data"])
+    assert read.open("out")[0]["data"] == "content"
+
+
+def test_arrays_images_and_tensors(tmp_path):
+    rows = [
+        {
+            "image": Image.new("RGB", (3, 2), (n, 0, 0)),
+            "matrix": np.full((2, 3), n, np.float32),
+            "vector": np.arange(n),
+            "scalar": np.array(n),
+        }
+        for n in range(3)
+    ]
+    commands.pack(MapDataset(rows), tmp_path / "out")
+    data = read.open(tmp_path / "out")
+    assert {column.name: column.encoding for column in data.columns} == {
+        "image": "png",
+        "matrix": "ndarray:float32:2,3",
+        "vector": "json",
+        "scalar": "int",
+    }
+    assert data[2]["image"].getpixel((1, 1)) == (2, 0, 0)
+    assert np.array_equal(data[2]["matrix"], rows[2]["matrix"])
+    assert data.schema.field("matrix").type == pa.fixed_shape_tensor(pa.float32(), [2, 3])
+    assert data.to_arrow()["vector"].to_pylist() == [[], [0], [0, 1]]
+    assert data[2]["scalar"] == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            5,
+            "expected an address, a DataFrame, an Arrow table, a dataset, or an iterable of dicts, got 5",
+        ),
+        (
+            {"a": 1},
+            "expected an address, a DataFrame, an Arrow table, a dataset, or an iterable of dicts, "
+            "got {'a': 1}",
+        ),
+        ([1, 2], "list contains values of type int; expected dicts"),
+        (MapDataset([("x", 1)]), "MapDataset contains values of type tuple; expected dicts"),
+        (pa.table({"a": [1]}).slice(1), "Table has no rows"),
+        (
+            [pa.table({"a": [1]}), pa.table({"b": [1]})],
+            "a batch has the columns {'b': 'int64'}; the first batch has {'a': 'int64'}",
+        ),
+        ([], "no source given"),
+    ],
+)
+def test_other_objects_are_refused(tmp_path, source, message):
+    with pytest.raises(UsageError) as caught:
+        commands.pack(source, tmp_path / "out")
+    assert caught.value.message == message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "message"),
+    [
+        (
+            {"n": "x"},
+            ValueFitError,
+            "row 1500: column 'n': Could not convert 'x' with type str: tried to convert to int64",
+        ),
+        ({"n": 1, "m": 2}, UsageError, "row 1500: column 'm' is not in the first 1024 rows"),
+        (
+            {"n": 1 << 70},
+            ValueFitError,
+            "row 1500: column 'n': Python int too large to convert to C long",
+        ),
+    ],
+)
+def test_a_row_that_does_not_fit_the_first_rows_is_named(tmp_path, row, error, message):
+    rows = [{"n": n} for n in range(2000)]
+    rows[1500] = row
+    with pytest.raises(error) as caught:
+        commands.pack(iter(rows), tmp_path / "out")
+    assert str(caught.value) == message
+
+
+def test_arrays_of_several_shapes_in_one_column_are_refused(tmp_path):
+    rows = [{"x": np.zeros((2, 2))}, {"x": np.zeros((2, 3))}]
+    with pytest.raises(ValueFitError) as caught:
+        commands.pack(rows, tmp_path / "out")
+    assert caught.value.column == "x"
+
+
+def test_temporary_files_are_removed(tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    commands.pack(FRAME, tmp_path / "out")
+    with pytest.raises(ValueFitError):
+        commands.pack([{"n": None}, {"n": 1}], tmp_path / "other")
+    assert os.listdir(scratch) == []
+
+
+def test_a_full_disk_is_reported(tmp_path):
+    code = (
+        "import flarecli, sys\n"
+        f"try: flarecli.pack(({{'x': 'y' * 1000}} for _ in range(5000)), {str(tmp_path / 'out')!r})\n"
+        "except flarecli.errors.ReachError as error: print(error, '|', error.hint)\n"
+    )
+    limit = 1 << 20
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=env,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.stdout == (
+        f"{tmp_path}: cannot write a temporary file: {os.strerror(errno.EFBIG).lower()} "
+        "| Set TMPDIR to a folder on a larger disk.\n"
+    )
