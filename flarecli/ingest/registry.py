@@ -173,7 +173,7 @@ def _expand_address(folder: Location, address: str) -> Iterator[Location]:
             yield folder.join(expanded)
         elif is_web:
             raise UsageError(
-                "an http address cannot be listed",
+                "an HTTP address cannot be listed",
                 hint="Name the files, or use braces such as {00000..00127}.",
             )
         else:

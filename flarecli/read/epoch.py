@@ -125,7 +125,7 @@ def check_cursor(data: Rows, rows: int, cursor: Cursor) -> None:
         )
         raise UsageError(_NO_CHECKSUM, hint=hint)
     raise UsageError(
-        f"position was saved with data of checksum {shown(cursor.checksum)}; "
+        f"position was saved with data whose checksum is {shown(cursor.checksum)}; "
         f"this data has checksum {data.checksum!r}",
         hint=hint,
     )

@@ -159,12 +159,12 @@ class Loader(Closable):
         check_minimum(0, skip=skip)
         if skip and state["ranks"] != self.ranks:
             raise UsageError(
-                f"state was saved within one row with {state['ranks']} ranks; there are {self.ranks} now",
+                f"state was saved within a row with ranks={state['ranks']}; this loader has ranks={self.ranks}",
                 hint=f"Resume with {state['ranks']} ranks.",
             )
         if skip and (not self._transforms or cursor.step == rows):
             raise UsageError(
-                f"state was saved after {skip} samples of a row; without transforms a row is one sample"
+                f"state was saved after {skip} samples of a row; without transforms, each row is one sample"
                 if not self._transforms
                 else f"state was saved after {skip} samples of the row at step {rows}, the end of the epoch",
                 hint="Use the same transforms as when the state was saved.",
@@ -226,7 +226,7 @@ class Loader(Closable):
                         if skip and skip >= len(samples):
                             raise UsageError(
                                 f"state was saved after {skip} samples of row {row}, "
-                                f"which now has {len(samples)}",
+                                f"which now has {len(samples)} samples",
                                 hint="Use the same transforms as when the state was saved.",
                             )
                         for count, sample in enumerate(samples, 1):

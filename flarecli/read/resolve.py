@@ -70,7 +70,7 @@ def _expanded(address: str, guard: Guard | None) -> list[tuple[str, bool]]:
             out += [(name, True) for name in globbed(text, guard)]
         else:
             raise UsageError(
-                "an http address cannot be listed",
+                "an HTTP address cannot be listed",
                 where=redact(text),
                 hint="Name the files, or use braces such as {00000..00127}.",
             )

@@ -109,7 +109,7 @@ class Series:
             parts.append(rows)
         rows = np.concatenate(parts)
         if rows.sum(dtype=np.float64) >= 1 << 61 and total(rows) >= 1 << 62:
-            raise FormatError(f"too many rows: {total(rows)} are listed", where=self.streams[0].at)
+            raise FormatError(f"too many rows are listed: {total(rows)}", where=self.streams[0].at)
         return np.cumsum(rows, dtype=np.int64)
 
     @property

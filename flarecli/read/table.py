@@ -102,7 +102,7 @@ class Table:
         first = self.series[0]
         if series.rows != first.rows:
             raise UsageError(
-                f"stream {series.name!r} has {series.rows} rows, {first.name!r} has {first.rows}",
+                f"stream {series.name!r} has {series.rows} rows, but {first.name!r} has {first.rows}",
                 hint=hint,
             )
         for column in series.columns:

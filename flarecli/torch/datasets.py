@@ -223,7 +223,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
             if state[key] != current[key]:
                 raise UsageError(
                     f"state was saved with {key} {state[key]}; this dataset has {current[key]}",
-                    hint="Use set_epoch(epoch, step) to resume with another number of ranks.",
+                    hint="Use set_epoch(epoch, step) to resume with a different number of ranks.",
                 )
         cursor = Cursor(state["seed"], state["epoch"], state["step"], state["order"])
         saved = replace(cursor, rows=state["rows"], checksum=state["checksum"])
@@ -260,7 +260,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._resume = None
         if saved_workers != workers:
             raise UsageError(
-                f"state was saved with {saved_workers} workers, not {workers}",
+                f"state was saved with num_workers={saved_workers}; this DataLoader has num_workers={workers}",
                 hint="Use the same number of workers, or call set_epoch(epoch, step).",
             )
         order = self.data.order(self._seed, epoch, self._order, self._window)
@@ -353,7 +353,7 @@ def _hint_in_traceback() -> Iterator[None]:
 
 def _batch_changed(given: int, samples: int) -> UsageError:
     return UsageError(
-        f"state was saved after {given} samples of a batch, which now has {samples}",
+        f"state was saved after {given} samples of a batch, which now has {samples} samples",
         hint="Use the same options and transforms as when the state was saved.",
     )
 

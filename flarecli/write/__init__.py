@@ -1,4 +1,4 @@
-"""Dataset writing: prefetch links, write rows as shards, and record the shards in a journal."""
+"""Dataset writing: prefetch links, write rows as shards, and record finished shards in a journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target in a bucket: locked by a lease, recorded in a journal, committed by its playlist.
+"""A target in a bucket. A lease locks it, a journal records progress, and the playlist commits it.
 
     OUT/.flare/lock            the owner (`lease.py`)
     OUT/.flare/journal/…       completed steps, one object each (`storage/append_log.py`)
@@ -8,7 +8,7 @@
     OUT/.flare/done            marks a complete copy, after which `.flare` can be deleted
 
 Objects cannot be renamed, so the playlist is the commit. If the playlist exists, all listed files
-are complete, whatever `.flare` contains.
+are complete, regardless of the contents of `.flare`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BucketTarget(Target):
             try:
                 self._admit(resume, overwrite)
             except UsageError:
-                # if another pack has created scratch objects, the lease below reports that pack
+                # if scratch objects of another pack exist, the lease below reports that pack
                 if not _has_objects(out / SCRATCH):
                     raise
             if self.is_done:
@@ -69,9 +69,9 @@ class BucketTarget(Target):
         self.contents.check_replaceable(self._out, names, self.shown, is_begun)
 
     def _admit(self, resume: bool, overwrite: bool) -> None:
-        """Accept an empty folder, or finished output that may be resumed or replaced.
+        """Check that the folder is empty, or is finished output that may be resumed or replaced.
 
-        raises  UsageError for any other folder
+        raises  UsageError if the folder has any other contents
         """
         if next(self._final_objects(), None) is None:
             return
@@ -131,7 +131,7 @@ class BucketTarget(Target):
     def _clear(self) -> None:
         """Delete all scratch objects except the lock.
 
-        `done` is deleted last, because it marks the other objects as deletable.
+        `done` is deleted last, because it indicates that the other objects can be deleted.
         """
         inside = self._out / SCRATCH
         with contextlib.suppress(MissingError):
@@ -184,7 +184,7 @@ class BucketTarget(Target):
             self.release()
 
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run the call in a thread, because the interrupted code may hold locks that requests need.
+        """Run the call in a thread, because the interrupted code may hold locks that a request needs.
 
         If no thread can be started, let the lease expire.
         """
@@ -205,7 +205,7 @@ def _has_objects(at: Location) -> bool:
 
 
 def _remove(at: Location, entries: Iterable[Entry]) -> None:
-    """Delete objects in parallel, last first, so that a kill leaves the first numbered objects."""
+    """Delete objects in parallel, the last first, so that a kill leaves the lowest numbers."""
     names = [entry.name for entry in entries][::-1]
     for i in range(0, len(names), _PARALLEL_REQUESTS):
         some = names[i : i + _PARALLEL_REQUESTS]

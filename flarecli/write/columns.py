@@ -1,4 +1,4 @@
-"""Typed columns: encodings are chosen once, and every batch is converted to them."""
+"""Typed columns: choose the encodings once, and convert every batch to these encodings."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def chosen_encodings(
     extensions: Mapping[str, str],
     stored: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return an encoding for each column: chosen by the user, as in the source, or inferred.
+    """Return the encoding of each column: chosen by the user, used in the source, or inferred.
 
-    batch       first batch; for columns of bytes, only the first row is used, so that the result
+    batch       first batch; for byte columns, only the first row is used, so that the result
                 does not depend on the batch size
     encode      column -> encoding chosen by the user
     extensions  column -> extension of the first row's link
@@ -72,9 +72,9 @@ def source_types(
     """Return the Arrow type of each column to keep in the playlist, in the order of `chosen`.
 
     chosen  column -> encoding
-    encode  columns whose encoding the user chose: these are converted, and lose their type
-    types   column -> type to keep where the schema has another one: a dictionary, or a type in
-            the source of the dataset that is packed again
+    encode  columns whose encoding the user chose; these columns get the type of the encoding
+    types   column -> type to keep if the schema has a different type: a dictionary type, or the
+            type that an already packed dataset lists for its own source
     """
     out = {}
     for name, encoding in chosen.items():
@@ -86,7 +86,7 @@ def source_types(
             kept = types.get(name, kind)
             if pa.types.is_dictionary(kept) and _is_same_type(kept.value_type, kind):
                 kind = kept
-        else:  # a column of a dataset as it is stored
+        else:  # a stored column of a dataset
             kind = types.get(name, _natural(encoding).arrow)
         out[name] = encodings.without_variants(kind)
     return out
@@ -99,10 +99,11 @@ def _is_same_type(one: pa.DataType, other: pa.DataType) -> bool:
 def schema_header(
     columns: Columns, types: Mapping[str, pa.DataType], key: str
 ) -> dict[str, Any] | None:
-    """Return the header of a playlist with the types and the order of columns in the source.
+    """Return the playlist header that lists the source's columns in order, with their types.
 
-    `key` is the key column of the format; it stays text. Another type that cannot be restored from the encoding is replaced by the type of the encoding. The
-    result is None if the columns, in the order of the format, have these types already.
+    `key` is the key column of the format, whose type remains text. A type that cannot be restored
+    from the encoding is replaced by the type of the encoding. The result is None if the format has
+    the same columns in the same order, and their encodings have the same types.
     """
     stored = {column.name: _natural(column.encoding) for column in columns}
     kept = {
@@ -127,14 +128,15 @@ def _natural(encoding: str) -> encodings.Encoding:
 class ColumnConverter:
     """Converter from batches to the encodings of `columns`.
 
-    Rows that do not fit become failures. Rows with nulls also fail, unless `allows_nulls` is set.
+    Rows that cannot be encoded become failures, and so do rows with nulls, unless `allows_nulls` is
+    set.
     """
 
     def __init__(self, columns: Columns, key: str | None, allows_nulls: bool = False) -> None:
         self._columns, self._key, self._allows_nulls = columns, key, allows_nulls
         self._encodings = [encodings.lookup(column.encoding) for column in columns]
         self._schema = pa.schema([encodings.field(column) for column in columns])
-        # schema and encodings of the previous batch; the next batch usually has the same schema
+        # schema and encodings of the previous batch, because most batches have the same schema
         self._source: tuple[pa.Schema, list[encodings.Encoding | None]] | None = None
 
     def convert(
@@ -143,8 +145,8 @@ class ColumnConverter:
         """Convert a batch to typed columns.
 
         rows    int64 [rows of the batch]: the position of each row in the selection
-        return  typed columns of the rows that fit, the positions of these rows, and the failures,
-                in order
+        return  typed columns of the encoded rows, the positions of these rows, and the failures in
+                row order
         """
         typed, reasons = self.cast(batch)
         if not reasons:
@@ -193,7 +195,7 @@ class ColumnConverter:
 
 
 class Unstorable(NamedTuple):
-    """A row that fits its encodings but not the format: its number in the batch, and the error."""
+    """A row that the encodings can store but the format cannot: its number in the batch, and the error."""
 
     row: int
     error: FlareError
@@ -202,7 +204,7 @@ class Unstorable(NamedTuple):
 def measured(
     format: Format, columns: Columns, batch: pa.RecordBatch, settings: Settings
 ) -> tuple[int, IntArray] | Unstorable:
-    """Return the result of `Format.row_sizes`, or a row that the format cannot store."""
+    """Return the result of `Format.row_sizes`, or the first row that the format cannot store."""
     try:
         return format.row_sizes(columns, batch, settings)
     except (ValueFitError, UnsafeError) as error:
@@ -214,8 +216,8 @@ def measured(
 def record_batches(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
     """Return the batches of a table, or a single batch as a list, after validating the buffers.
 
-    raises  UsageError for other data; ValueFitError for buffers that contradict their types:
-            offsets outside the data, text that is not UTF-8, dictionary indices out of range
+    raises  UsageError for data of any other class; ValueFitError for buffers that are invalid for
+            their types: offsets outside the data, invalid UTF-8, dictionary indices out of range
     """
     if not isinstance(data, (pa.RecordBatch, pa.Table)):
         raise UsageError(
@@ -234,7 +236,7 @@ def record_batches(data: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
 def convert_all(typed: ColumnConverter, batch: pa.RecordBatch, rows: IntArray) -> pa.RecordBatch:
     """Return a batch as typed columns.
 
-    raises  ValueFitError with row, column and Arrow type for the first row that does not fit
+    raises  ValueFitError with row, column and Arrow type for the first row that cannot be converted
     """
     out, reasons = typed.cast(batch)
     if reasons:
@@ -270,7 +272,7 @@ def address_columns(batch: pa.RecordBatch) -> list[str]:
 
 
 def check_names(schema: pa.Schema, names: Sequence[str], option: str) -> None:
-    """Raise UsageError for the first unknown column name; `option` names the option with names."""
+    """Raise UsageError for the first unknown column name. `option` is the option that lists the names."""
     known = set(schema.names)
     for name in names:
         if name not in known:

@@ -16,7 +16,7 @@ __all__ = ["ENGINES", "check", "joined", "run"]
 ENGINES = ("local", "ray")
 
 _TASKS_PER_CPU = 4  # tasks per CPU that are submitted to the cluster at a time
-# options for a new cluster on this machine that listens only on loopback
+# options for a new cluster, on this machine only, that listens only on loopback
 _LOCAL_CLUSTER = {
     "address": "local",
     "include_dashboard": False,
@@ -34,7 +34,7 @@ def run(engine: str, work: Callable[[A], B], items: Iterable[A]) -> Iterator[tup
     engine  `local`: in this process, in order; `ray`: on the cluster at RAY_ADDRESS, or on a new
             cluster that is started on this machine
     raises  MissingLibraryError if ray is not installed; ReachError if the cluster cannot be reached
-            or lost a task too often; errors that `work` raises
+            or loses a task too often; errors that `work` raises
     """
     return (
         _on_ray(work, items)

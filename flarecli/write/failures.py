@@ -1,6 +1,6 @@
-"""Failed rows, which `failed.jsonl` lists in row order, each with the reason.
+"""Failed rows. `failed.jsonl` lists them in row order, each with the reason.
 
-The file is part of the output, so it contains no secrets and nothing that changes between runs.
+The file is part of the output, so it contains no secrets, and repeated packs write the same bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Failure:
 
     file, file_row  source file that contains the row, and the row number in that file; None if a
                     query created the row
-    hint            names an option with which the row can be packed; not stored
+    hint            names an option with which the row can be packed; not written to `failed.jsonl`
     """
 
     row: int
@@ -53,11 +53,11 @@ class Failure:
 
     @property
     def where(self) -> str:
-        """Address of the row for messages, with the source file if the file is known."""
+        """Address of the row for messages, including the source file if the file is known."""
         return f"row {self.row}" if self.file is None else f"{self.file}[{self.file_row}]"
 
     def redacted(self) -> Failure:
-        """Return a copy without the secrets in addresses, for output files."""
+        """Return a copy for output files, in which secrets in addresses are redacted."""
         key = redact(self.key) if is_url(self.key) else redact_text(self.key)
         return replace(self, key=key, reason=redact_text(self.reason))
 
@@ -78,7 +78,7 @@ class Failure:
 def drop_rows(
     batch: pa.RecordBatch, rows: IntArray, dropped: Iterable[int]
 ) -> tuple[pa.RecordBatch, IntArray]:
-    """Return a batch and the positions of its rows without the rows at indices `dropped`."""
+    """Return a batch and its row positions, both without the rows at the indices `dropped`."""
     keep = np.ones(len(rows), bool)
     keep[list(dropped)] = False
     return batch.filter(pa.array(keep)), rows[keep]
@@ -123,7 +123,7 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
     """Return the error that ends a run at its first failed row.
 
     address  address of the source, for a row without a file
-    hint     how to continue without such rows
+    hint     how to continue without failed rows
     """
     named = f"{failure.key}: " if failure.key else ""
     if failure.kind == "unsafe" and "--allow-" in failure.hint:
@@ -141,7 +141,7 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
 class Failed:
     """The list of failed rows of one output.
 
-    state       state that the journal of an interrupted run lists: bytes and counts
+    state       bytes and counts that the journal of an interrupted run lists
     counts      kind of failure -> number of rows
     unrecorded  failures that are not in the journal yet
     """
@@ -161,7 +161,7 @@ class Failed:
         return self.counts.total()
 
     def _truncate(self, size: int) -> None:
-        """Truncate the list to its size in the journal; later rows are processed again."""
+        """Truncate the list to the size in the journal, because all later rows are processed again."""
         if self._list.size < size:
             raise FormatError(
                 f"file is {self._list.size} bytes; the journal lists {size}",

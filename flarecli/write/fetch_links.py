@@ -1,8 +1,8 @@
-"""Link downloads: columns of addresses become columns of bytes, prefetched and in row order.
+"""Link downloads: prefetch the addresses in link columns, and yield the bytes in row order.
 
     batches -> slices of rows -> requests, some slices ahead -> engine -> rows in order -> Fetched
 
-A truncated response, an error page or an empty body never becomes a value; its row fails instead.
+A row fails if the response for its link is truncated, is an error page or has an empty body.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from flarecli.write.spool import FetchedLink, Spool, address_digest
 __all__ = ["BytesColumnBuilder", "Fetched", "Link", "fetch"]
 
 MAX_SLICE_ROWS = 1024
-MAX_ROWS_AHEAD = 4096  # rows whose links are requested before they are needed
-MAX_RUN_ROWS = 128  # maximum rows that are processed together if all links are plain bytes
-MAX_SHOWN_HINTS = 3  # maximum notes about private addresses, each with another hint
+MAX_ROWS_AHEAD = 4096  # maximum rows whose links are requested in advance
+MAX_RUN_ROWS = 128  # maximum rows to process in one step if all links are plain bytes
+MAX_SHOWN_HINTS = 3  # maximum notes about private addresses, each with a different hint
 # Approximate downloaded bytes per output batch. A batch is in memory twice during its conversion,
 # and the last batch of a shard remains in memory.
 _BATCH_BYTES = 4 << 20
-_RELEASE_BYTES = 1 << 20  # freed memory is reported in steps, as each report wakes the engine
-SPOOL_CHECK_S = 1.0  # interval of spool checks while waiting for a link
+_RELEASE_BYTES = 1 << 20  # freed memory is reported in these steps, as each report wakes the engine
+SPOOL_CHECK_S = 1.0  # interval between spool checks during a wait for a link
 # The first wait for a link ends after this time or when a later link arrives, because waking up for
 # each response would cost more.
 _FIRST_WAIT_S = 0.003
@@ -70,8 +70,9 @@ class Fetched:
 
     rows        int64 [rows of batch]: the position of each row in the selection
     failures    failed rows, in order
-    until       all rows before this row are in this or an earlier Fetched, as rows or failures
-    extensions  column -> extension of the first row's link in lower case; empty if it has none
+    until       all rows before this row are in this or an earlier Fetched, as data or as failures
+    extensions  column -> extension of the first row's link in lower case; empty if the link has
+                none
     names       column -> link of each row, as written in the index
     """
 
@@ -83,7 +84,7 @@ class Fetched:
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def without(self, failures: Mapping[int, Failure]) -> Fetched:
-        """Return a copy in which some rows are failures.
+        """Return a copy in which the given rows are failures.
 
         failures  row number in the batch -> failure
         """
@@ -116,7 +117,7 @@ def fetch(
     progress: Progress,
     spool: Spool | None = None,
 ) -> Generator[Fetched, None, None]:
-    """Yield the batches, in which the linked bytes replace each source column.
+    """Yield the batches with the linked bytes in place of each source column.
 
     Batches are in row order. Closing the iterator ends all transfers.
 
@@ -203,7 +204,7 @@ class _Fetcher:
         self.slices = deque[_Slice]()
         self._taken_rows: list[int] = []  # rows of the first slice that are in the builders
         self._builders = [BytesColumnBuilder(_BATCH_BYTES + _RELEASE_BYTES) for _ in links]
-        self._yielded = deque[Fetched]()  # batches that the Writer may not have yet
+        self._yielded = deque[Fetched]()  # batches that may not have reached the Writer yet
         self._saved: dict[tuple[int, int], FetchedLink] = {}
         if spool is not None:
             spool.arrived, self._saved = self._fetched_links, spool.kept
@@ -216,7 +217,7 @@ class _Fetcher:
     # -- requests
 
     def start(self, batch: pa.RecordBatch, first: int) -> None:
-        """Request the links of a slice; `first` is the position of its first row."""
+        """Request the links of a slice. `first` is the position of the slice's first row."""
         texts = [address_texts(batch, link.source) for link in self._links]
         flat = (
             texts[0]
@@ -274,7 +275,7 @@ class _Fetcher:
     # -- reports
 
     def report_buckets(self, progress: Progress) -> None:
-        """Report each bucket that rows of a local index name, once per bucket."""
+        """Report each bucket to which a local index refers, once per bucket."""
         buckets = self._resolver.buckets
         new = [bucket for bucket, is_reported in buckets.items() if not is_reported]
         if new:
@@ -330,7 +331,7 @@ class _Fetcher:
             yield from self._yield(last)
 
     def _yield(self, fetched: Fetched) -> Iterator[Fetched]:
-        """Yield a batch, and keep it for the spool until the Writer has recorded its rows."""
+        """Yield a batch, and keep the batch for the spool until the Writer has recorded its rows."""
         if self._spool is not None:
             self._yielded.append(fetched)
         self._taken_rows = []
@@ -343,7 +344,7 @@ class _Fetcher:
             self._yielded.popleft()
 
     def _fetched_links(self) -> Iterator[FetchedLink]:
-        """Yield all fetched links that the Writer may not have yet."""
+        """Yield all fetched links that may not have reached the Writer yet."""
         for fetched in self._yielded:
             for i, link in enumerate(self._links):
                 column, names = fetched.batch.column(link.name), fetched.names[link.name]
@@ -368,8 +369,8 @@ class _Fetcher:
     def _take_run(self, part: _Slice, row: int, max_bytes: int) -> int:
         """Move the next rows whose links are plain bytes to the builders; return the row count.
 
-        The run ends at a link that has not arrived, failed, is empty or may be a web page, or when
-        the run has `max_bytes`.
+        The rows end before a link that has not arrived, has failed, is empty or may be a web page,
+        or when their size reaches `max_bytes`.
         """
         width, begin = len(self._links), row * len(self._links)
         outcomes = part.outcomes[begin : begin + MAX_RUN_ROWS * width]
@@ -404,7 +405,7 @@ class _Fetcher:
     def _take_row(self, part: _Slice, row: int) -> tuple[str, LinkFailure] | None:
         """Wait for the links of a row and move their bytes to the builders.
 
-        If a link failed, move no bytes, and return the column and the failure.
+        If a link has failed, move no bytes, and return the column and the failure.
         """
         width = len(self._links)
         values: list[bytes] = []
@@ -446,7 +447,7 @@ class _Fetcher:
         else:
             try:
                 data = self._objects.read(outcome, text)
-            except CredentialsError:  # all following reads would fail too
+            except CredentialsError:  # all later reads would fail too
                 raise
             except FlareError as error:
                 message = f"{redact(text)}: {error.message}"
@@ -480,8 +481,8 @@ class _Fetcher:
             request.awaited = min(place + MAX_RUN_ROWS, len(part.outcomes) - 1)
             with contextlib.suppress(Empty):
                 self._arrived.get(timeout=_FIRST_WAIT_S)
-            # The engine writes the outcome and then reads `awaited`; here the order is reversed, so
-            # no arrival is missed.
+            # The engine writes the outcome and then reads `awaited`; this code uses the reverse
+            # order, so no arrival is missed.
             request.awaited = place
             while (outcome := part.outcomes[place]) is None:
                 if self._spool is None:
@@ -502,7 +503,7 @@ class _Fetcher:
     def _check_body(
         self, body: bytes, is_page: bool, text: str, may_be_page: bool
     ) -> LinkFailure | None:
-        """Return a failure if a body is empty, or an unexpected web page."""
+        """Return a failure if a body is empty or is an unexpected web page."""
         if not body:
             reason = f"{redact(text)}: no data (0 bytes)"
             return None if self._allow_empty else LinkFailure("empty", reason)
@@ -581,7 +582,7 @@ class BytesColumnBuilder:
 
     def _reset(self) -> None:
         self._size, self._offsets = 0, [0]
-        self._overflow: list[bytes] = []  # values that did not fit into the buffer
+        self._overflow: list[bytes] = []  # values for which the buffer had no space
         self._used = 0  # number of used bytes in the buffer
 
     def add(self, values: Sequence[bytes]) -> None:

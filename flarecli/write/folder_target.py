@@ -1,12 +1,12 @@
-"""A local folder as the target of a pack or an unpack: locked, and recorded in a journal.
+"""A local folder as the target of a pack or an unpack, with a lock and a journal.
 
     OUT/.flare/          locked with flock while a process writes; the lock ends with the process
     OUT/.flare/lock      the owner: process id, host, start time
     OUT/.flare/journal   completed steps; while the journal exists, readers refuse OUT
     OUT/.flare/*.part    files that are being written
 
-With `overwrite`, new files are written to the folder `.NAME.flare-new` next to OUT, which `finish`
-renames to OUT.
+With `overwrite`, new files are written to the folder `.NAME.flare-new` next to OUT. `finish`
+renames this folder to OUT.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FolderTarget(Target):
         if overwrite:
             self.hint = f"Name another folder: --overwrite replaces only output of `flare {noun}`."
         final = Location(LocalStore(self.final, self.shown, maps=False))
-        is_begun = self._is_begun()  # unfinished output is removed in place, under its lock
+        is_begun = self._is_begun()  # unfinished output is removed in place, after locking
         self._replaces = (
             overwrite
             and not is_begun
@@ -161,10 +161,10 @@ class FolderTarget(Target):
             raise
 
     def _has_files(self) -> bool:
-        """Return whether the folder contains files that are not from a running pack.
+        """Return whether the folder contains files that no running pack has written.
 
-        A pack creates its scratch folder first. If the scratch folder exists by now, the files are
-        from a pack that started after the caller's check.
+        A pack creates its scratch folder first. If the scratch folder exists now, a pack
+        that started after the caller's check wrote the files.
         """
         try:
             names = os.listdir(self.folder)
@@ -228,7 +228,7 @@ class FolderTarget(Target):
         shutil.rmtree(old, ignore_errors=True)
 
     def _remove_scratch(self, scratch: int, folder: str) -> None:
-        """Remove the scratch folder, and the journal last, which marks the output as unfinished."""
+        """Remove the scratch folder. The journal is removed last, because it marks unfinished output."""
         for name in sorted(os.listdir(scratch), key=lambda name: (name == "journal", name)):
             os.unlink(name, dir_fd=scratch)
         os.rmdir(os.path.join(folder, SCRATCH))
@@ -237,7 +237,7 @@ class FolderTarget(Target):
     def abandon(self, keep: bool) -> None:
         with contextlib.suppress(OSError, UsageError):
             if not keep:
-                self.check()  # do not remove a folder that replaced the locked folder
+                self.check()  # keep a folder that has replaced the locked folder
                 if not self._replaces:
                     self._check_replaceable()
                 self.contents.remove_begun(self.at, self.folder, self.shown)
@@ -280,7 +280,7 @@ def _owner(scratch: str) -> str:
 
 
 def _missing_folders(path: str) -> list[str]:
-    """Return the folders of a path that do not exist yet, deepest first."""
+    """Return the folders in a path that do not exist yet, the deepest folder first."""
     out = list[str]()
     while not os.path.lexists(path):
         out.append(path)

@@ -1,15 +1,15 @@
-"""The journal of a pack: one JSON line per step, durable before the next step starts.
+"""The journal of a pack, with one JSON line per step. Each line is durable before the next step.
 
     {"flare": VERSION, "format": …, "source": …, "options": …}     source and options
     {"columns": [[name, encoding], …], "schema": {…}}              once known
     {"shard": …, "rows": …, "next": …, "files": […], "failed": …}  a durable shard
 
-`schema` is the header of that name in the playlist; it is missing if the playlist has none.
+`schema` is the playlist header `schema`, and is missing if the playlist has no such header.
 `next` is the first row of the next shard in the selection; `failed` is the state of `failed.jsonl`.
 If the checksum of the source is computed while the source is read, `source` in the first line is
 the checksum of the source's sizes and footers. Each later line then has a key `source` with the
 number of bytes read so far and their checksum. A resumed pack raises UsageError if its source
-starts with other bytes. A torn last line is ignored.
+starts with different bytes. An incomplete last line is ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Journal:
     checksum  checksum of the source, computed while the source is read; a journal may
               contain the checksum of the complete source instead
     columns   (name, encoding) of each column; None if unknown
-    schema    playlist header with the Arrow types of the packed table; None if there is none
+    schema    playlist header with the Arrow types of the packed table; None without such a header
     shards    one entry for each finished shard, in order
     raises    UsageError if another pack wrote the journal; FormatError if the journal is damaged;
               ReachError if the journal cannot be written
@@ -69,7 +69,7 @@ class Journal:
             return
         first, *rest = _checked(lines, self._at)
         head = json.loads(json.dumps(head))
-        # an earlier version read the complete source first
+        # an earlier version read the complete source before packing
         if self._checksum is not None and first != head == {**first, "source": head["source"]}:
             head["source"], self._checksum = self._checksum.total(), None
         if first != head:
@@ -115,7 +115,7 @@ class Journal:
     def record_columns(
         self, columns: list[tuple[str, str]], schema: Mapping[str, Any] | None = None
     ) -> None:
-        """Record the columns, and the header with their Arrow types, in the journal."""
+        """Record the columns, and the playlist header with their Arrow types."""
         self.columns, self.schema = columns, schema
         self._note(
             {"columns": columns} if schema is None else {"columns": columns, "schema": schema}
@@ -185,21 +185,21 @@ def _has_files(entry: dict[str, Any], sizes: Mapping[str, int]) -> bool:
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Describe the first difference between two heads, as in `shard_bytes 262144, not 67108864`."""
+    """Describe the first difference between two heads, for example `shard_bytes 1024, not 4096`."""
     for key in (*old, *new):
         one, two = old.get(key), new.get(key)
         if one == two:
             continue
         if isinstance(one, dict) and isinstance(two, dict):
             return _difference(one, two)
-        if key == "source":  # checksums are not useful to the user
+        if key == "source":  # checksums would not help the user
             return _CHANGED
         return key_difference(key, one, two)
     return "other options"
 
 
 def key_difference(key: str, old: Any, new: Any) -> str:
-    """Describe a key whose value differs, as in `shard_bytes 262144, not 67108864`."""
+    """Describe a key whose values differ, for example `shard_bytes 1024, not 4096`."""
     return f"{key} {_short(old)}, not {_short(new)}"
 
 

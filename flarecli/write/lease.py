@@ -2,9 +2,10 @@
 
     OUT/.flare/lock     the owner: process id, host, start time, a random token, and a counter
 
-The object is created and taken over by conditional puts, so only one process succeeds. Clocks of
-other machines are not used. A process that finds an existing lock checks whether the object changes
-within DEAD_S. If the owner is on the same machine, it checks whether the owner is running instead.
+The object is created and taken over by conditional puts, so only one process succeeds. The clocks
+of other machines are not used. A process that finds an existing lock checks whether the object
+changes within DEAD_S. If the owner is on the same machine, it checks whether the owner is running
+instead.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ __all__ = ["DEAD_S", "Lease"]
 _DELETED = "the lock of this pack was deleted"
 BEAT_S = 5.0  # interval between renewals
 _MAX_ATTEMPTS = 9  # attempts to acquire a free lock, in about five seconds
-DEAD_S = 60.0  # a lock that does not change for this time is taken over
+DEAD_S = 60.0  # a lock that has not changed for this time is taken over
 
 
 class Lease:
     """A lock on a folder in a bucket. It expires if its process ends or cannot reach the bucket.
 
-    waits   True waits for DEAD_S to detect whether the owner of an existing lock is dead; False
-            assumes that the owner is alive
+    waits   True: wait for DEAD_S to detect whether the owner of an existing lock is dead; False:
+            assume that the owner is alive
     raises  BusyError with the owner if another process has the lock; ReachError if the thread that
             renews the lock cannot be started
     """
@@ -82,7 +83,7 @@ class Lease:
         )
 
     def _is_dead(self, current: Snapshot, waits: bool) -> bool:
-        """Return True if the owner is dead, or False if the lock was released.
+        """Return True if the owner is dead, or False if the owner has released the lock.
 
         raises  BusyError if the owner may be alive
         """
@@ -140,7 +141,7 @@ class Lease:
     def check(self, now: bool = False) -> None:
         """Raise BusyError if another process has the lock, or ReachError if the lock cannot be read.
 
-        now  True renews the lock first; False relies on a recent renewal
+        now  True: renew the lock first; False: rely on a recent renewal
         """
         if now or _now() - self._last > BEAT_S * 1.5:
             self._renew()
@@ -151,11 +152,11 @@ class Lease:
             raise BusyError(self._lost, where=self._where, hint=hint)
 
     def expire(self) -> None:
-        """Stop renewing the lock and let it expire. Sends no request."""
+        """Stop renewing the lock, so that it expires. Sends no request."""
         self._ended.set()
 
     def release(self) -> None:
-        """Release the lock, unless another process took it over."""
+        """Release the lock, unless another process has taken it over."""
         self._ended.set()
         with self._mutex, contextlib.suppress(FlareError):
             now = None if self._lost else snapshot(self._at)
@@ -172,7 +173,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _now() -> float:
-    """Return monotonic seconds, including the time for which the machine was suspended."""
+    """Return a monotonic time in seconds, including the time for which the machine was suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -195,7 +196,7 @@ def _is_alive(pid: object, ticks: object) -> bool | None:
     if os.path.exists(f"/proc/{pid}"):
         return _start_ticks(pid) == ticks
     try:
-        os.kill(pid, 0)  # raises if the process has ended or is hidden
+        os.kill(pid, 0)  # raises OSError if the process has ended or is hidden
     except ProcessLookupError:
         return False
     except OSError:

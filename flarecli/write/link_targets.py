@@ -1,8 +1,8 @@
 """Link targets: resolve the addresses in an index, and read files and bucket objects.
 
-Rows of any index may name public web addresses; private addresses require an option. Rows of a
-local index may also name files in the folder of the index, and bucket objects, which are read with
-the user's credentials.
+Any index may refer to public web addresses; private addresses require an option. A local index may
+also refer to files in its own folder, and to bucket objects, which are read with the user's
+credentials.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _HTTP = re.compile(r" *https?:", re.IGNORECASE)
 _EXTENSION = re.compile(r"[a-z0-9]{1,12}")
-_READ_AHEAD = 16  # maximum bucket objects that are read at a time
+_READ_AHEAD = 16  # maximum number of bucket objects to read in parallel
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Column of addresses (`source`), and column for the bytes (`name`) with optional encoding."""
+    """Column of addresses (`source`), and column for the bytes (`name`) with an optional encoding."""
 
     source: str
     name: str
@@ -52,14 +52,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkFailure:
-    """A failed link: kind of failure, reason, and an optional hint."""
+    """A failed link: the kind of failure, the reason, and an optional hint."""
 
     kind: str
     reason: str
     hint: str = ""
 
 
-# Outcome of a link; None during the download, a Location or Future if the file is not read yet
+# Outcome of a link; None during a download, a Location or Future for a file that is not read yet
 Outcome: TypeAlias = (
     "bytes | FetchedLink | Page | Fault | LinkFailure | Location"
     " | Future[bytes | LinkFailure | None] | None"
@@ -67,9 +67,9 @@ Outcome: TypeAlias = (
 
 
 class LinkResolver:
-    """Resolver for the addresses in an index; relative addresses start at `index_folder`.
+    """Resolver for the addresses in an index. Relative addresses are relative to `index_folder`.
 
-    buckets  bucket that rows of a local index name -> True if it was already reported
+    buckets  bucket to which a local index refers -> True if the bucket was already reported
     """
 
     def __init__(self, index_folder: Location, guard: Guard) -> None:
@@ -105,14 +105,14 @@ class LinkResolver:
         target = self._at.join(text)
         if self._is_local and not target.is_local and (bucket := bucket_in(text)):
             self.buckets.setdefault(bucket, False)
-        # The key of a bucket object may look like a web address.
+        # In a remote index, the key of a bucket object may be a web address.
         if self._is_local or target.is_local or not _HTTP.match(str(target)):
             return target
         return parse(target.path)
 
 
 class ObjectReader:
-    """Reader of linked files and bucket objects; relative links start at `index_folder`.
+    """Reader of linked files and bucket objects. Relative links are relative to `index_folder`.
 
     Small objects are read ahead on threads; large objects are read when their row is processed.
     """
@@ -122,7 +122,7 @@ class ObjectReader:
         self._in_flight = set[Future[bytes | LinkFailure | None]]()
 
     def read_ahead(self, outcomes: list[Outcome], start: int) -> None:
-        """Start reading the next bucket objects, and replace their Locations by Futures."""
+        """Start reading the next bucket objects, and replace their Locations with Futures."""
         for i in range(start, min(start + _READ_AHEAD, len(outcomes))):
             target = outcomes[i]
             if isinstance(target, Location) and not target.is_local:
@@ -160,8 +160,8 @@ class ObjectReader:
 def _size(at: Location) -> int:
     """Return the size of a file or an object.
 
-    If this request is denied, read one byte, because the error response to a GET request contains
-    the reason, unlike the response to a HEAD request.
+    If the HEAD request is denied, read one byte, because the error response to a GET request
+    contains the reason, unlike the response to a HEAD request.
     """
     try:
         return at.size()
@@ -191,7 +191,7 @@ def address_texts(batch: pa.RecordBatch, source: str) -> list[str | None]:
         )
     try:
         texts: list[str | None] = column.to_pylist()
-    except UnicodeDecodeError:  # Parquet may contain invalid UTF-8, which must fail only its rows
+    except UnicodeDecodeError:  # invalid UTF-8 in Parquet must fail only the affected rows
         texts = [
             value.as_buffer().to_pybytes().decode("utf-8", "surrogateescape")
             if value.is_valid

@@ -20,8 +20,8 @@ def claim(
 ) -> Target:
     """Claim a folder, on a disk or in a bucket, for a pack.
 
-    raises  UsageError if `out` cannot be written to; the errors of `Target`; for a finished dataset
-            also the errors of `check_files`
+    raises  UsageError if `out` cannot be written to; the errors of `Target`; for a finished
+            dataset, also the errors of `check_files`
     """
     out = address_text(out)
     at = bucket_of(out, guard)
@@ -29,7 +29,7 @@ def claim(
     if at is None:
         target = FolderTarget(out, resume=resume, overwrite=overwrite)
     else:
-        # a late import, because this module loads a bucket client
+        # imported late, because the imported module loads a bucket client
         from flarecli.write.bucket_target import BucketTarget
 
         target = BucketTarget(at, resume=resume, overwrite=overwrite)

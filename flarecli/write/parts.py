@@ -35,7 +35,7 @@ def part_name(number: int) -> str:
 
 
 def span(number: int, part_rows: int, rows: int) -> tuple[int, int]:
-    """Return the first row of a part, and the row after the last row of the part."""
+    """Return the first row of a part, and the row after the part's last row."""
     return number * part_rows, min((number + 1) * part_rows, rows)
 
 
@@ -43,11 +43,11 @@ class _Files(Mapping[str, File]):
     """File entries of many parts, stored as columns that use about 60 bytes per file."""
 
     def __init__(self) -> None:
-        self._names: list[str] = []  # distinct file names relative to their part, usually few
+        self._names: list[str] = []  # distinct file names, relative to the parts; usually few
         self._folders: list[str] = []
         self._name_indexes, self._folder_indexes = array("H"), array("q")
         self._sizes, self._sums = array("q"), bytearray()
-        self._others: dict[str, File] = {}  # files with other checksums, and files outside parts
+        self._others: dict[str, File] = {}  # files with more checksums or outside the parts
 
     def add(self, folder: str, file: File) -> None:
         """Add a file of a part; `file.name` is relative to the folder of the part."""
@@ -109,12 +109,12 @@ class _Shards:
         self._counts: dict[str, array[int]] = {name: array("q") for name in _COUNTS}
         self._hashes: dict[str, list[str]] = {}
         self._companions: list[tuple[File, ...]] = []
-        self._schema: Any = None  # types of the source, and whether all parts list the same
+        self._schema: Any = None  # types of the source, if all parts list the same types
         self._has_schema = True
         self.format = ""
 
     def add(self, name: str, part: Stream) -> None:
-        """Append the shards of a part. Raises FormatError if columns differ from earlier parts."""
+        """Append the shards of a part. Raises FormatError if earlier parts have different columns."""
         if self._first is None or not self._urls:
             self._first, self._hashes = part, {key: [] for key in part.hashes}
             self._schema = part.headers.get(playlists.SCHEMA)
@@ -180,7 +180,7 @@ def join(at: Location, names: Iterable[str], headers: Mapping[str, Any]) -> Stre
     """Write the index and then the playlist for all parts in a folder; return the joined stream.
 
     names   folders of the parts, in the order of the rows
-    raises  FormatError for an invalid playlist, or for parts with different columns
+    raises  FormatError for an invalid playlist, or if parts have different columns
     """
     shards, files, failures = _Shards(at), _Files(), _Failures(at)
     with_rows: list[str] = []

@@ -43,7 +43,7 @@ def _checked(
 
 
 def column_pairs(columns: Mapping[str, str] | Columns) -> list[tuple[str, str]]:
-    """Return the name and encoding of each column. Raises UsageError for other values."""
+    """Return the name and encoding of each column. Raises UsageError for values of any other type."""
     try:
         pairs = (
             [*columns.items()]

@@ -1,4 +1,4 @@
-"""Queue of shards that are compressed, hashed and written on threads, and recorded in order."""
+"""Queue that compresses, hashes and writes shards on threads, and records the shards in order."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class _Task(NamedTuple):
 
 
 class ShardQueue:
-    """Queue that writes shards on threads; its length is the number of unrecorded shards.
+    """Queue that writes shards on threads. Its length is the number of unrecorded shards.
 
     jobs  maximum number of shards written at a time; with 1, the calling thread writes the shards
 
     `add` and `close` call `record` for each shard, in order, with the first row of the next shard.
-    `record` is an argument of each call, because a stored reference would prevent the garbage
-    collection of an unused Writer. After a shard has failed, all later calls raise, so that no
-    dataset is finished without the rows of that shard.
+    `record` is an argument of each call, because a stored reference to the Writer would prevent the
+    garbage collection of an unused Writer. After a shard has failed, all later calls raise, so that
+    no dataset is finished without the rows of that shard.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -55,7 +55,7 @@ class ShardQueue:
     def add(self, write: Callable[[], Chunk], next: int, size: int, record: Record) -> None:
         """Write a shard of `size` bytes, and record the finished shards.
 
-        raises  the error of this or an earlier shard, after which no later shard is recorded;
+        raises  the error of this or an earlier shard; no later shard is then recorded;
                 UsageError if an earlier call raised
         """
         self._run(lambda: self._queue.put(_Task(write, next, size)), record)
@@ -78,7 +78,7 @@ class ShardQueue:
 
 
 def rows_lost_error() -> UsageError:
-    """Return the error for calls to a Writer that has lost rows."""
+    """Return the error for calls to a Writer whose earlier rows were lost."""
     hint = "Open another Writer with resume=True, and continue after its `rows`."
     return UsageError("an earlier shard could not be written, so later rows are refused", hint=hint)
 

@@ -1,8 +1,9 @@
-"""The spool: downloads that are not in a finished shard yet, saved so that a resume reuses them.
+"""The spool: saved downloads that are not in a finished shard yet, for reuse by a resumed pack.
 
     OUT/.flare/fetched.00000 …
 
-A file is a line of JSON, the bytes whose sizes the line lists, and the xxh3_128 of both in hex:
+A file contains a line of JSON, the bytes whose sizes the line lists, and the xxh3_128 of both in
+hex:
 
     {"kind": "rows", "first": …, "next": …, "source": …, "failures": […], "batches": [[[row, …],
     size], …]}
@@ -11,7 +12,7 @@ A file is a line of JSON, the bytes whose sizes the line lists, and the xxh3_128
         downloads of later rows
 
 Each download is saved once. A file is deleted when its rows are in shards that the journal lists. A
-file that is damaged or does not continue earlier rows is ignored, so its rows are fetched again.
+file is ignored, and its rows are fetched again, if it is damaged or does not continue earlier rows.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FetchedLink", "Spool", "address_digest"]
 
-SAVE_S = 30.0  # interval at which the spool is saved
+SAVE_S = 30.0  # interval between saves of the spool
 _NAME = re.compile(r"fetched\.(\d{5,9})", re.ASCII)
 _HEX = 32  # length of the checksum in hexadecimal digits
 
@@ -60,7 +61,7 @@ class FetchedLink:
     link     position of the link column
     address  digest of the link's address
     data     downloaded bytes, or a buffer that contains them
-    is_page  True if the server declared the download as HTML
+    is_page  True if the server declared the download to be HTML
     """
 
     row: int
@@ -81,9 +82,9 @@ class _Saved:
 class Spool:
     """The spool of one Writer.
 
-    kept       (row, link) -> download of an earlier run; the fetcher removes used downloads
-    arrived    function that returns the downloads of rows that were not passed to the Writer yet
-    until      all rows before this row were passed to the Writer, or failed
+    kept       (row, link) -> download from an earlier run; the fetcher removes used downloads
+    arrived    function that returns the downloads for rows that were not passed to the Writer yet
+    until      first row that has neither been passed to the Writer nor failed
     is_remote  True if any link is remote; without remote links, nothing is saved
     """
 
@@ -105,7 +106,7 @@ class Spool:
     # -- reading
 
     def restore(self) -> int:
-        """Pass the rows of an earlier run to the Writer, and load the downloads of that run.
+        """Pass the rows of an earlier run to the Writer, and load all other downloads of that run.
 
         Return the number of rows. The next row to fetch is `until`.
         """
@@ -166,7 +167,7 @@ class Spool:
     def save(self, now: bool = False) -> None:
         """Save the rows and downloads that are not in a spool file or a shard yet.
 
-        now  False saves at most once every SAVE_S seconds
+        now  False: save at most once every SAVE_S seconds
         """
         if not self.is_remote or (not now and time.monotonic() < self._due):
             return

@@ -1,4 +1,4 @@
-"""Targets: folders on a disk or in a bucket that one process writes to, and the replacement policy.
+"""Targets (local or bucket folders, each locked by one writing process) and the replacement policy.
 
 The policy determines which existing files may be replaced.
 """
@@ -62,7 +62,7 @@ class Contents(ABC):
     def check_replaceable(
         self, at: Location, names: Iterable[str], shown: str, is_begun: bool
     ) -> None:
-        """Raise UsageError for the first file in a folder that is not part of the output.
+        """Raise UsageError if a folder contains a file that is not part of the output.
 
         Replacing the output removes all files in the folder.
 
@@ -89,7 +89,7 @@ class Contents(ABC):
 
 
 class DatasetContents(Contents):
-    """Policy for datasets: a playlist or a format's index, and the files that they list."""
+    """Policy for datasets, which consist of a playlist, a format's index, and the files that these list."""
 
     noun = "pack"
     hint = "Use --resume to continue an unfinished pack, --overwrite to replace a dataset, or name another folder."
@@ -100,7 +100,7 @@ class DatasetContents(Contents):
     def check_replaceable(
         self, at: Location, names: Iterable[str], shown: str, is_begun: bool
     ) -> None:
-        """Raise UsageError for the first file that is not part of the dataset.
+        """Raise UsageError if a folder contains a file that is not part of the dataset.
 
         A file is part of the dataset if a playlist or an index lists it. Shards of an unfinished
         dataset, or of a dataset with an unreadable playlist, are recognized by their names.
@@ -144,7 +144,7 @@ class DatasetContents(Contents):
 
 
 class Target(ABC):
-    """A folder that only this process writes to.
+    """A folder to which only this process writes.
 
     shown    the address as the user typed it
     at       folder to which files are written; with `overwrite`, not the final folder
@@ -162,13 +162,13 @@ class Target(ABC):
 
     @property
     def playlist(self) -> str:
-        """Final address of the playlist, as the user would type it."""
+        """Final address of the playlist, in the form that a user would type."""
         return f"{self.shown.rstrip('/')}/{PLAYLIST}"
 
     def _check_finished(self, at: Location, is_allowed: bool) -> None:
-        """Raise UsageError unless a folder that is not empty contains finished output.
+        """Raise UsageError unless a nonempty folder contains finished output.
 
-        is_allowed  True if `resume` or `overwrite` is set; False also refuses finished output
+        is_allowed  True if `resume` or `overwrite` is set; False: refuse finished output too
         """
         if not (is_allowed and self.contents.is_finished(at)):
             raise UsageError("output folder is not empty", where=self.shown, hint=self.hint)
@@ -184,24 +184,24 @@ class Target(ABC):
     def check(self, now: bool = False) -> None:
         """Raise ReachError or BusyError if this process has lost its lock on the folder.
 
-        now  True sends a request; False relies on the state of a bucket a few seconds ago
+        now  True: send a request; False: for a bucket, rely on a check a few seconds ago
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Complete the output by removing the scratch folder, after all files were written."""
+        """Complete the output by removing the scratch folder. Call this after all files were written."""
 
     @abstractmethod
     def abandon(self, keep: bool) -> None:
         """Release the folder after a failure.
 
-        keep  True keeps finished files for a resume; False removes them, unless the folder contains
-              other files
+        keep  True: keep finished files for a resume; False: remove these files, unless the folder
+              contains other files
         """
 
     @abstractmethod
     def run_finalizer(self, call: Callable[[], None]) -> None:
-        """Run a finalizer so that it cannot wait for a lock that the interrupted code holds."""
+        """Run a finalizer in such a way that it cannot wait for a lock that the interrupted code holds."""
 
     @abstractmethod
     def release(self) -> None:
@@ -233,8 +233,8 @@ def check_streams(at: Location, streams: Iterable[Stream], hint: str) -> None:
 def check_files(at: Location, files: Iterable[tuple[str, int | None]], hint: str) -> None:
     """Check that a folder contains files with the given sizes; None accepts any size.
 
-    raises  MissingError for the first missing file; IntegrityError for the first file with another
-            size
+    raises  MissingError for the first missing file; IntegrityError for the first file whose size
+            differs
     """
     sizes: dict[str, int] = {}
     with contextlib.suppress(MissingError):
@@ -253,7 +253,7 @@ def check_files(at: Location, files: Iterable[tuple[str, int | None]], hint: str
 
 
 def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
-    """Yield the name and the size of each file that a stream lists in its own folder."""
+    """Yield the name and the size of each listed file of a stream that is in the stream's folder."""
     sizes = itertools.repeat(-1) if stream.sizes is None else stream.sizes.tolist()
     listed = itertools.chain(
         zip(stream.urls, sizes, strict=False),
@@ -269,7 +269,7 @@ def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
 def _listed(at: Location) -> set[str]:
     """Return the names of all files that the playlist and the indexes of a folder list.
 
-    Lists that cannot be read are skipped.
+    A playlist or index that cannot be read is skipped.
     """
     names: set[str] = set()
     with contextlib.suppress(FlareError):

@@ -45,7 +45,7 @@ from flarecli.write.target import Target, check_files
 __all__ = ["Writer"]
 
 MAX_BUFFERED_SAMPLES, MAX_BUFFERED_BYTES = 1024, 1 << 24
-_KEYS_HINT = "Make the keys unique, or omit the column, so that each row gets a generated key."
+_KEYS_HINT = "Make the keys unique, or omit the column so that each row gets a generated key."
 
 
 class Writer:
@@ -59,17 +59,17 @@ class Writer:
     shards, and its `rows` starts at their row count. A Writer that is garbage collected while open
     is abandoned with a ResourceWarning.
 
-    columns    name -> encoding, or Columns; None infers the columns from the first `write_batch`
+    columns    name -> encoding, or Columns; None: infer the columns from the first `write_batch`
     settings   shard limits, compression and checksums
     head       source and options that a resumed pack must repeat
     source_checksum  checksum that is computed while the source is read; see `Journal`
     guard      limits of requests to a remote target
-    jobs       maximum number of shards that are compressed and written at a time; a later call
-               raises their errors
+    jobs       maximum number of shards to compress and write in parallel; a later call raises
+               the errors of these shards
     playlist   write `playlist.yaml`; if False, the format's own index marks the dataset as
                complete, as in the original library
-    unrecorded  batches of rows that are not in a recorded shard, in order, with the position of
-               each row in the selection
+    unrecorded  batches of rows that are not in a recorded shard yet, in order, with the
+                position of each row in the selection
     shard_recorded  function that is called after each finished shard, with the number of finished
                shards and the position of the next row in the selection; must not refer to the Writer
     has_large_row  whether this Writer wrote a row that is larger than a shard
@@ -115,7 +115,7 @@ class Writer:
         self._writes_playlist = playlist
         self.shard_recorded: Callable[[int, int], object] = lambda shards, next: None
         self._is_abandoned = self.has_large_row = False
-        # True while rows are moved between fields, when an interrupt would lose or repeat rows
+        # True while rows are moved between fields; an interrupt would then lose or repeat rows
         self._is_inconsistent = False
         self.rows = self.next = 0
         self.written_bytes = 0  # stored size of the rows that this Writer wrote
@@ -140,7 +140,7 @@ class Writer:
         self._dropped = weakref.finalize(
             self, _drop, os.getpid(), self.target, self.failed, self._journal
         )
-        self._dropped.atexit = False  # the lock ends with its process
+        self._dropped.atexit = False  # when the process ends, its lock ends too
 
     def _begin(self, head: dict[str, Any], source_checksum: SourceChecksum | None) -> None:
         self._journal = Journal(self.target.at, head, source_checksum)
@@ -161,7 +161,7 @@ class Writer:
             )
 
     def _listed_rows(self) -> int:
-        """Return the number of rows in a finished dataset; 0 if no playlist lists it."""
+        """Return the number of rows in a finished dataset; 0 if no playlist lists the number."""
         with contextlib.suppress(FlareError):
             return sum(
                 0 if one.rows is None else int(one.rows.sum())
@@ -209,7 +209,7 @@ class Writer:
 
     @property
     def is_done(self) -> bool:
-        """True if the target was already a finished dataset, so that no rows are written."""
+        """True if the target was already a finished dataset. In this case, no rows are written."""
         return self.target.is_done
 
     @property
@@ -232,7 +232,7 @@ class Writer:
     ) -> Columns:
         """Set the columns, and return them in the order of the format.
 
-        types  the Arrow types of the columns in the source, in its order, for the playlist
+        types  for the playlist: column -> Arrow type, in the order of the source
         """
         arranged = self._arranged(columns)
         header = None
@@ -245,9 +245,8 @@ class Writer:
         """Write one sample: column -> Python value, or bytes that are stored unchanged.
 
         raises  UsageError for a missing or unknown column, or if the dataset is finished;
-                ValueFitError for a value that does not fit its encoding. ValueFitError with a row
-                number for an earlier sample that the format cannot store; only that sample is
-                dropped
+                ValueFitError for a value that its encoding cannot store, or, with a row number, for
+                an earlier sample that the format cannot store; only that sample is dropped
         """
         self._check_open()
         if self.columns is None:
@@ -257,7 +256,7 @@ class Writer:
             self._write_samples()
 
     def _write_samples(self) -> None:
-        """Write the buffered samples. If a sample cannot be stored, drop it and raise its error."""
+        """Write the buffered samples. If a sample cannot be stored, drop the sample and raise the error."""
         if not self._samples:
             return
         first, refused = self.rows + self._buffered_rows, -1
@@ -287,15 +286,15 @@ class Writer:
     def write_batch(
         self, batch: pa.RecordBatch | pa.Table, rows: IntArray | Sequence[int] | None = None
     ) -> None:
-        """Write a batch or a table: cast each column to its encoding, and check every value.
+        """Write a batch or a table. Each column is cast to its encoding, and every value is checked.
 
         Columns are matched by name. If the Writer has no columns yet, they are inferred from the
         first batch. If a value cannot be stored, no row of the batch is written.
 
-        rows    int64 [rows of the batch], ascending: the source row of each row, for the journal;
-                by default, rows are numbered as they are written
+        rows    int64 [rows of the batch], ascending: for the journal, the number of each row in the
+                source; by default, rows are numbered in the order in which they are written
         raises  UsageError for a missing or unknown column; ValueFitError with row and column for a
-                null, or a value that the encoding or the format cannot store
+                null, or for a value that the encoding or the format cannot store
         """
         self._check_open()
         batches = record_batches(batch)
@@ -328,9 +327,9 @@ class Writer:
         """Write columns that `ColumnConverter.convert` returned. Types are checked, values are not.
 
         rows    int64 [rows of the batch]: the position of each row in the selection
-        raises  ValueFitError with `row` for a row that the format cannot store; no row of the
-                batch is written. ValueFitError for a key that is already in the shard; earlier
-                rows are written
+        raises  ValueFitError with `row` for a row that the format cannot store, before any row of
+                the batch is written; ValueFitError for a key that is already in the shard,
+                after earlier rows were written
         """
         self._check_open()
         for column, field in zip(self.columns or (), batch.schema, strict=True):
@@ -371,7 +370,7 @@ class Writer:
                 self._flush(int(rows[start]))
 
     def _check_storable(self, batch: pa.RecordBatch, rows: IntArray) -> None:
-        """Raise the error of the first row that the format cannot store."""
+        """Raise the error for the first row that the format cannot store."""
         if unstorable := self.find_unstorable(batch):
             raise unstorable.error.changed(row=int(rows[unstorable.row]))
 
@@ -454,17 +453,17 @@ class Writer:
         return self._journal.source_matches(state)
 
     def fail(self, failure: Failure) -> None:
-        """Add a failed row to the list. Call this in row order, before later rows are written."""
+        """Add a failed row to the list. Call this method in row order, before later rows are written."""
         self.failed.add(failure)
 
     @checked
     def close(self, source: Mapping[str, Any] | None = None) -> str:
         """Write the last shard, the index and the playlist; return the path of the playlist.
 
-        Further calls return the path again. If `close` raises, call `abandon` to release the
-        target; a `with` block does both.
+        Further calls return the same path. If `close` raises an error, call `abandon` to release
+        the target; a `with` block calls these methods itself.
 
-        source  the source that the playlist records
+        source  the source to record in the playlist
         """
         if self._is_abandoned or self._is_inconsistent:
             self._check_open()
@@ -501,7 +500,7 @@ class Writer:
 
     @property
     def playlist(self) -> str:
-        """The path of the playlist, as a user would type it."""
+        """The path of the playlist, in the form that a user would type."""
         return self.target.playlist
 
     def _stream(self, files: dict[str, File], source: Mapping[str, Any] | None) -> Stream:
@@ -544,7 +543,7 @@ class Writer:
             return
         self._ended = self._is_abandoned = True
         self._dropped.detach()
-        with contextlib.suppress(Exception):  # an earlier error was already raised
+        with contextlib.suppress(Exception):  # another error has already been raised
             self._queue.close(self._record)
         _release(self.target, self.failed, self._journal)
 
@@ -574,7 +573,7 @@ class Writer:
 
 
 class _SampleBuffer:
-    """Encoded samples that will be written as one batch; `len()` is their number."""
+    """Encoded samples that will be written as one batch. `len()` is the number of samples."""
 
     def __init__(self) -> None:
         self._buffered: list[dict[str, Any]] = []
@@ -589,10 +588,10 @@ class _SampleBuffer:
         return len(self._buffered) >= MAX_BUFFERED_SAMPLES or self._size >= MAX_BUFFERED_BYTES
 
     def add(self, columns: Columns, sample: Mapping[str, Any], first: int) -> None:
-        """Encode a sample; `first` is the row of the first buffered sample.
+        """Encode and buffer a sample. `first` is the row number of the first buffered sample.
 
-        raises  UsageError for a missing or unknown column; ValueFitError for a value that does not
-                fit its encoding
+        raises  UsageError for a missing or unknown column; ValueFitError for a value that its
+                encoding cannot store
         """
         try:
             keys = sample.keys()
@@ -616,9 +615,9 @@ class _SampleBuffer:
         self._size += _sample_size(row)
 
     def batch(self, columns: Columns, first: int) -> pa.RecordBatch:
-        """Return the samples as typed columns; `first` is the row of the first sample.
+        """Return the samples as typed columns. `first` is the row number of the first sample.
 
-        raises  ValueFitError with the row whose bytes are not valid UTF-8
+        raises  ValueFitError, with a row number, for text that is not valid UTF-8
         """
         arrays = []
         for column in columns:
@@ -637,7 +636,7 @@ class _SampleBuffer:
         )
 
     def remove(self, count: int, refused: int = -1) -> None:
-        """Remove the first `count` samples, and the sample at position `refused`."""
+        """Remove the first `count` samples and the sample at position `refused`."""
         self._buffered = [
             sample for i, sample in enumerate(self._buffered) if i >= count and i != refused
         ]
@@ -670,7 +669,7 @@ def _release(target: Target, failed: Failed, journal: Journal) -> None:
 
 
 def _drop(pid: int, target: Target, *logs: Any) -> None:
-    """Abandon the target of a garbage collected Writer; do nothing in a forked process."""
+    """Abandon the target of a garbage-collected Writer; do nothing in a forked process."""
     if os.getpid() != pid:
         return
     # Release first, because code that handles the warning may open the target.

@@ -386,7 +386,7 @@ def test_a_duplicate_key_in_a_webdataset_shard_is_reported_with_its_row(
     assert str(caught.value) == f"{place}: duplicate key 'b' in the same shard"
     assert (
         caught.value.hint
-        == "Make the keys unique, or omit the column, so that each row gets a generated key."
+        == "Make the keys unique, or omit the column so that each row gets a generated key."
     )
     assert not list(Path(".").rglob("*.tar"))
 

@@ -44,7 +44,7 @@ def test_streams_of_other_lengths_do_not_join(tmp_path):
     with pytest.raises(UsageError) as caught:
         read.open(address)
     assert (str(caught.value), caught.value.hint) == (
-        "stream 'labels' has 2 rows, 'images' has 3",
+        "stream 'labels' has 2 rows, but 'images' has 3",
         "Choose the streams to read with --stream.",
     )
     with pytest.raises(UsageError, match="^.*set.yaml: no stream 'masks'$"):

@@ -160,7 +160,9 @@ def test_states_of_another_dataset_are_refused(data):
             stream.load_state_dict(stream.state_dict() | change)
         assert str(caught.value) == message
     stream.load_state_dict(stream.state_dict() | {"workers": 2})
-    with pytest.raises(UsageError, match="^state was saved with 2 workers, not 1$"):
+    with pytest.raises(
+        UsageError, match="^state was saved with num_workers=2; this DataLoader has num_workers=1$"
+    ):
         next(iter(stream))
     with pytest.raises(UsageError, match="^batch: expected at least 1, got 0$"):
         IterableDataset(data, 0)

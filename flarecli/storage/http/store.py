@@ -359,7 +359,7 @@ class HttpStore(Store):
 
     def list(self, path: str) -> Iterator[Entry]:
         raise UsageError(
-            "an http address cannot be listed",
+            "an HTTP address cannot be listed",
             where=self.show(path),
             hint="Pass the addresses of the files, or of a playlist or an index.json.",
         )
