@@ -23,7 +23,7 @@ from flarecli.storage import files_limit
 __all__ = ["shuffled"]
 
 _MEMORY_BYTES = 128 << 20  # maximum size of rows sorted in memory
-_MAX_FILE_BITS, _KEY_BITS = 8, 62  # bits of a sort key: for a file, in total
+_MAX_FILE_BITS, _KEY_BITS = 8, 62  # sort key bits: maximum that select a file; total
 _BATCH_ROWS = 8192
 _SORT_KEY = "place in the order"  # name of the last column
 

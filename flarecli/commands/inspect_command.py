@@ -108,7 +108,7 @@ class Inspection:
     sample_rows: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the description as JSON values, for --json; bytes become their length."""
+        """Return the description as JSON values, for --json; bytes are replaced by lengths."""
         raw = [stream.raw_bytes for stream in self.streams]
         out: dict[str, Any] = {
             "address": self.address,
@@ -234,7 +234,7 @@ def inspect(options: InspectOptions) -> Inspection:
 
 
 def _address(playlist: Playlist) -> str:
-    """Return the address of the list; if there is none, of the folder or the single file."""
+    """Return the address of the list; without a list, the address of the folder or file."""
     first = playlist.streams[0]
     is_named = first.columns is None and len(first.urls) == 1
     return str(playlist.at or (first.at.join(first.urls[0]) if is_named else first.at))

@@ -76,7 +76,7 @@ class Places:
             self._runs.popleft()
 
     def placed(self, failure: Failure) -> Failure:
-        """Return a failure with its file and row, or unchanged if a query created the row."""
+        """Return a failure with its file and row added, unless a query created the row."""
         number = self._number(failure.row)
         if number is None or self._find is None:
             return failure

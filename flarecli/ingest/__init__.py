@@ -1,4 +1,4 @@
-"""Readers for indexes: tables, lists and folders that list samples. Memory is bounded."""
+"""Readers for indexes: tables, address lists and folders of samples. Memory use is bounded."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
     a/000.jpg  a/000.txt  a/000.meta.json    row `a/000` with columns `jpg`, `txt`, `meta.json`
 
 The key is the path up to the last dot of the file name, and the extension is the text after this
-dot, in lower case. A compound extension such as `meta.json` starts with a letter, and most of its
-keys must also have a file with a plain extension. Therefore, `IMG_2024.01.02.jpg` has the key
-`IMG_2024.01.02`.
+dot, in lower case. A compound extension such as `meta.json` starts with a letter, and most keys
+with this extension must also have a file with a plain extension. Therefore, `IMG_2024.01.02.jpg`
+has the key `IMG_2024.01.02`.
 
 Every data file is part of a row. If a key has no file for a column, the value is null. A file whose
 extension is not a column becomes a row that has the file name as its key and only null values.
@@ -220,7 +220,7 @@ class _Candidates:
             self._count[extension] += 1
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
-            # drop candidates without a plain extension; names such as `First.Last.jpg` add many
+            # drop candidates without a plain extension, because names like `First.Last.jpg` add many
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
             )
@@ -250,7 +250,7 @@ def _is_text(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    """Return a file name as a key, with bytes that are not UTF-8 escaped."""
+    """Return a file name as a key. Bytes that are not UTF-8 are escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

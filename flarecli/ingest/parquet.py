@@ -33,13 +33,13 @@ from flarecli.storage.local import LocalStore
 __all__ = ["Parquet"]
 
 _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
-HEAD_BYTES = 64  # read after the magic, to check the header of the first page
+HEAD_BYTES = 64  # bytes read after the magic, to check the header of the first page
 # matches the start of a file whose first page header has a type and two sizes, but no CRC-32
 _WITHOUT_CRC = re.compile(rb"PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}[^\x15]")
 # Arrow's buffers grow by doubling, so batches are slightly smaller than a power of two.
 _ROWS, _BATCH_BYTES = 8192, 15 << 17
 REMOTE_BUFFER_BYTES, LOCAL_BUFFER_BYTES = 1 << 20, 1 << 16  # each remote read is a request
-MAX_EXPANDED_BYTES = 64 << 20  # limit if every row has the longest dictionary value
+MAX_EXPANDED_BYTES = 64 << 20  # maximum batch size if every row has the longest dictionary value
 MAX_REMOTE_PAGES = 8 << 20  # maximum size of remote files whose page headers are read
 PROBE_ROWS = 64  # rows decoded to estimate the row size, which the footer does not contain
 

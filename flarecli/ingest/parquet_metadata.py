@@ -35,7 +35,7 @@ __all__ = ["ColumnChunk", "Page", "column_chunks", "pages", "valid_leaves"]
 MAX_FOOTER_BYTES = 32 << 20  # larger footers are not checked, because parsing takes seconds
 MAX_DEPTH = 16  # nesting levels of structs and lists
 MAX_VALUES = 1 << 22  # values in a struct; each uses at least 1 byte on disk and 64 in memory
-HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # page header: first read, Arrow's limit
+HEADER_BYTES, MAX_HEADER_BYTES = 1 << 8, 1 << 24  # page header sizes: first read; Arrow's maximum
 _INVALID = (ValueError, IndexError, KeyError, TypeError, AttributeError)
 # type -> size of a value in bytes: BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE
 _SIZES = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}

@@ -32,7 +32,7 @@ MAX_ADDRESS_BYTES = 1 << 16
 
 
 def standard_input() -> IO[bytes]:
-    """Return standard input as bytes. Raises ReachError if it is closed."""
+    """Return standard input as a byte stream. Raises ReachError if it is closed."""
     if sys.stdin is None:
         raise ReachError("standard input is closed", where="-")
     return sys.stdin.buffer
@@ -93,7 +93,7 @@ class Spool:
 class Addresses(Part):
     """Addresses that are separated by newlines or NULs.
 
-    Each address is a row: `name` contains the address without secrets, `data` the full address.
+    Each address is a row: `name` contains the address without secrets, and `data` the full address.
     """
 
     schema = pa.schema([(NAME, pa.string()), (DATA, pa.string())])

@@ -116,7 +116,7 @@ def pieces(source: Blocks, delimiter: str, quote: str = '"') -> Iterator[Piece]:
 
 
 def _with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield each block, and whether it is the last. After a full block, do not read ahead."""
+    """Yield each block, and whether it is the last block. After a full block, do not read ahead."""
     block = next(blocks, None)
     while block is not None:
         is_full = len(block) >= decompress.BLOCK_BYTES
@@ -186,7 +186,7 @@ def _check_quotes(piece: Piece, quotes: IntArray, is_boundary: BoolArray, source
     if len(stray):
         raise _text_error(piece, int(stray.min()), "quote inside a field", _QUOTE_HINT, source)
     if len(quotes) % 2:
-        is_doubled = (opens > 0) & (raw[opens - 1] == raw[opens])  # part of the value
+        is_doubled = (opens > 0) & (raw[opens - 1] == raw[opens])  # such a quote is part of a value
         position = int(opens[~is_doubled][-1])
         raise _text_error(piece, position, "unclosed quote", _QUOTE_HINT, source)
 
@@ -219,7 +219,7 @@ def json_array_pieces(source: Blocks) -> Iterator[Piece]:
         block = slash + read if has_begun else read.removeprefix(BOM).lstrip(_BLANKS)
         if not has_begun:
             has_begun, block = bool(block), block[1:]
-        # a backslash that escapes the first byte of the next block
+        # keep a backslash that escapes the first byte of the next block for that block
         slash = b"\\" * ((len(block) - len(block.rstrip(b"\\"))) % 2)
         block = block[: len(block) - len(slash)]
         commas, end = brackets.rows(block)
@@ -277,7 +277,7 @@ def _row_lines(
 
 
 class _Brackets:
-    """Tracker for strings and brackets across blocks of text. No block may end inside an escape."""
+    """Tracker for strings and brackets across blocks of text. A block must not end in an escape."""
 
     def __init__(self) -> None:
         self._is_string, self._depth = False, 0
@@ -285,7 +285,8 @@ class _Brackets:
     def read(self, raw: ByteArray) -> tuple[IntArray, npt.NDArray[np.int8], IntArray]:
         """Find the brackets and commas outside strings.
 
-        return  the positions; the change of depth at each, or 2 for a comma; the depth after each
+        return  the positions; for each position, the change of depth, or 2 for a comma; the depth
+                after each position
         """
         quotes = _find_quotes(raw)
         marks = np.flatnonzero(_BRACKETS[raw])
@@ -297,7 +298,7 @@ class _Brackets:
         return marks, changes, depth
 
     def rows(self, block: bytes) -> tuple[IntArray, int]:
-        """Return the positions of the commas between rows, and the end of the array or -1."""
+        """Return the positions of commas between rows, and the end of the array (-1: not found)."""
         marks, changes, depth = self.read(np.frombuffer(block, np.uint8))
         ends = marks[depth < 0]
         commas = marks[(changes == 2) & (depth == 0)]

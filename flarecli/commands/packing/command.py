@@ -28,7 +28,7 @@ def pack(options: PackOptions) -> Packed:
     iterable of dicts, whose rows are first saved to a temporary file.
 
     `rows` selects rows of a dataset by number; `where` and `limit` then select from these rows. A
-    row that is larger than `shard_size` becomes a shard of its own; None means 4 GiB. Raises
+    row that is larger than `shard_size` (None: 4 GiB) becomes a shard of its own. Raises
     UsageError, ReachError, FormatError or UnsafeError, each of which has an exit code.
     """
     if address_text(options.out) == "-":

@@ -43,7 +43,7 @@ __all__ = ["pack_part", "pack_parts"]
 
 _MAX_BUSY_S = 120.0  # maximum time to wait for a part that another process packs
 _BUSY_DELAY_S = 0.5  # delay between two attempts
-_MAX_NOTES = 20  # maximum number of notes about parts that are reported
+_MAX_NOTES = 20  # maximum number of reported notes about parts
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def _run(
                 break
         for note in outcome.notes:
             if note in shard_notes.texts:
-                shard_notes.report(note)  # once, because it concerns all parts
+                shard_notes.report(note)  # report the note once, because it concerns all parts
                 continue
             notes += note not in reported
             if note not in reported and notes <= _MAX_NOTES:

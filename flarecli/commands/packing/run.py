@@ -265,7 +265,7 @@ def _expected_rows(plan: Plan) -> int | None:
 
 
 def _write_rows(plan: Plan, writer: Writer, batch: pa.RecordBatch, rows: IntArray) -> None:
-    """Write rows. Raises an error with the address of the row for a duplicate key in a shard."""
+    """Write rows. The error for a duplicate key in a shard contains the address of the row."""
     try:
         writer.write_typed(batch, rows)
     except ValueFitError as error:

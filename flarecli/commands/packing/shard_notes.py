@@ -1,4 +1,4 @@
-"""Notes about the shards of a pack: very many shards, and rows larger than the default shard size."""
+"""Notes about the shards of a pack: too many shards, and rows larger than the default size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flarecli.progress import Progress
 __all__ = ["ShardNotes"]
 
 MAX_SHARDS = 100_000  # a pack with more shards is reported
-_MIN_SHARDS = 1000  # finished shards from which the total is projected
+_MIN_SHARDS = 1000  # finished shards after which the total is estimated
 _LARGE_ROW = (
     "some rows are larger than the default --shard-size of 64MiB; "
     "each of these rows becomes a shard of its own"
@@ -16,7 +16,7 @@ _LARGE_ROW = (
 
 
 class ShardNotes:
-    """Reports each note at most once.
+    """Reporter of notes. Each note is reported at most once.
 
     total  number of rows (or parts) to pack; None if unknown
     texts  all notes that may be reported
@@ -39,7 +39,7 @@ class ShardNotes:
         """Report a large number of finished or projected shards.
 
         shards  number of finished shards
-        done    number of rows (or parts) of which these shards consist
+        done    number of rows (or parts) that these shards contain
         """
         if shards >= _MIN_SHARDS and self._total is not None and done:
             shards = max(shards, shards * self._total // done)

@@ -263,7 +263,7 @@ class Verification:
                 rows.keys.append((task.at, result.keys))
             rows.store_hashed += result.store_hashed
 
-        engine = "local" if depth.quick else settings.engine  # a quick check is local
+        engine = "local" if depth.quick else settings.engine  # a quick check does not use a cluster
         tasks = chunk_tasks(playlist, stream, others, depth, chosen, only)
         for finding in self._run(tasks, engine, add):
             if finding not in others.findings:  # not yet reported for the other lists

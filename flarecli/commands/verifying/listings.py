@@ -269,10 +269,10 @@ class OtherLists:
         return entries, findings
 
     def _lists_for(self, place: str) -> Iterator[tuple[OtherList, bool]]:
-        """Yield each list that may name a shard, and whether it must if `must_match` is set.
+        """Yield each list that may name a shard, and whether a `must_match` list must name it.
 
         Among lists with the same file name, the list nearest to the shard must name the shard. A
-        list in a folder above must name it only if the list contains other shards of its folder.
+        list in a folder above must do so only if it contains other shards in the shard's folder.
         """
         for other in self._by_folder.get("", ()):
             yield other, True

@@ -167,7 +167,7 @@ def notes_about_plain_shards(plan: Plan) -> Iterator[str]:
 def _remove_listed_unreadable_files(
     plans: Sequence[Plan],
 ) -> tuple[list[Plan], dict[str, Finding]]:
-    """Remove plans of unreadable files that are repeated or are folders with listed shards.
+    """Remove repeated plans of unreadable addresses, and plans of folders with listed shards.
 
     return  remaining plans; path -> finding for unreadable files in the folder of a dataset
     """

@@ -100,7 +100,7 @@ def names_of_keyed_streams(streams: Sequence[StreamRows]) -> list[str]:
 
 
 def _joined(streams: Sequence[StreamRows]) -> list[StreamRows]:
-    """Return the joined streams: none if two streams have a common column that is not a key."""
+    """Return the joined streams; empty if two streams have a common column that is not a key."""
     known = [one for one in streams if one.stream.columns]
     seen = set[str]()
     for one in known:

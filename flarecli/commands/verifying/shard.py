@@ -55,7 +55,7 @@ _UNKNOWN = "Write the list again with known checksums: `flare playlist … --has
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """The entry of a list for a file.
+    """The entry for a file in a list.
 
     by    address of the list
     rows  row count of a shard, if the list in use does not contain it
@@ -207,7 +207,7 @@ def _errors_as_findings(
 
 
 def _of_size(chunk: Chunk, size: int | None, at: Location | None = None) -> Chunk:
-    """Return a chunk without the listed facts about its first file, except the given size."""
+    """Return a chunk with the given size, but no other facts, for its first file."""
     file = File(chunk.files[0].name, size)
     return replace(chunk, at=at or chunk.at, files=(file, *chunk.files[1:]))
 
