@@ -219,7 +219,7 @@ class LineFormat(MosaicFormat):
 
 
 def _check_listed(chunk: Chunk, meta: Chunk) -> None:
-    """Raise FormatError if the listed size of a `.meta` file is too large for its rows.
+    """Raise FormatError if the listed size of a `.meta` file is too large for the row count.
 
     The size is checked before the file is read, because the file may be huge.
     """
