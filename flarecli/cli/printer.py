@@ -261,7 +261,7 @@ class Printer:
         write_text("".join(escape(line) + "\n" for line in lines))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-        """Print a ruled table on a terminal; elsewhere, print tab-separated cells.
+        """Print a ruled table on a terminal; elsewhere, print a line of tab-separated cells per row.
 
         A cell is text or, on a terminal with colors, an image drawn by `half_blocks`.
         """

@@ -223,7 +223,7 @@ def test_options_of_a_group():
     [
         ([{"ratio": 1}, {}], "no_mixing", "expected a ratio for all streams or for no stream"),
         ([{"ratio": -1}, {"ratio": 2}], "no_mixing", "ratios: expected numbers >= 0"),
-        ([{"ratio": 0}], "no_mixing", "ratios: expected numbers >= 0 and one > 0"),
+        ([{"ratio": 0}], "no_mixing", "ratios: expected numbers >= 0, at least one of them > 0"),
         ([{"ratio": float("nan")}], "no_mixing", "ratios: expected numbers >= 0"),
         ([{"name": "a"}, {"name": "a"}], "no_mixing", "duplicate stream name 'a'"),
         ([{}], "custom", "mixing_strategy 'custom': expected a mixing_group_id for each stream"),

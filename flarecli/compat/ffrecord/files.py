@@ -1,4 +1,4 @@
-"""ffrecord's FileWriter and FileReader for numbered byte records, in its file format."""
+"""ffrecord's FileWriter and FileReader: numbered byte records in the ffrecord file format."""
 
 from __future__ import annotations
 
@@ -138,12 +138,12 @@ class FileReader(Closeable):
         return self.n
 
     def read(self, indices: Sequence[int] | IntArray) -> list[ByteArray]:
-        """Return records as writable uint8 [bytes], in the order of `indices`, including duplicates.
+        """Return records as writable uint8 [bytes] in the order of `indices`, including duplicates.
 
         The records of one call share memory, which is freed only when none of them is referenced.
 
         raises  UsageError unless `indices` is a list of integers; RowsError (an IndexError) for an
-                index below 0 or outside the data; IntegrityError that names a damaged record
+                index below 0 or outside the data; IntegrityError for a damaged record
         """
         if not self._shards:
             raise UsageError("the reader is closed")

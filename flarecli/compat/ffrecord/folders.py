@@ -100,7 +100,10 @@ class PackedFolder:
         return isinstance(self._find(path), dict)
 
     def read(self, paths: Sequence[str | os.PathLike[str]]) -> list[ByteArray]:
-        """Return the contents of files, uint8 [bytes] each, in this order. Raises MissingError."""
+        """Return the contents of files in the order of `paths`: uint8 [bytes] each.
+
+        raises  MissingError if a file does not exist
+        """
         rows = [self._find(path) for path in paths]
         for path, row in zip(paths, rows, strict=True):
             if not isinstance(row, int):

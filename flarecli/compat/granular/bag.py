@@ -141,8 +141,8 @@ class BagReader(Closeable):
     """Reader of records in one bag, by number or range, for bags of any granular release.
 
     bag_source  a path, an address, an object with the methods of a Path, bytes, or a SharedBuffer
-    idx_source  the table as one of these; None means `NAME.idx` next to the bag, if it exists, else
-                the table in the bag
+    idx_source  the table in one of these forms; None means `NAME.idx` next to the bag, if it exists,
+                else the table in the bag
     cache_index, cache_data, single_file  accepted without effect; the table is always in memory
     raises      MissingError, FormatError
     """
@@ -193,7 +193,7 @@ class BagReader(Closeable):
 
 
 def rows_of(index: Any, length: int, noun: str) -> range:
-    """Return the rows that a number, or a range or slice with step 1, selects.
+    """Return the rows that a number, a range or a slice selects; the step must be 1.
 
     noun    word for a row in messages
     raises  RowsError (an IndexError) for a row outside the data; UsageError for an invalid index

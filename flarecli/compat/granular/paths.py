@@ -111,7 +111,7 @@ class PathStore(Store):
         def walk(at: Any, prefix: str) -> Iterator[Entry]:
             for child in at.glob("*"):
                 name = f"{prefix}{child.name}"
-                # elements.Path, with which granular is often used, has `isdir`
+                # elements.Path, a frequent companion of granular, has `isdir`
                 if child.is_dir() if hasattr(child, "is_dir") else child.isdir():
                     yield from walk(child, f"{name}/")
                 else:

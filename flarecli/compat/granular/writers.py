@@ -1,4 +1,4 @@
-"""granular's writers: one bag per key, with the same bytes as the original writes.
+"""granular's writers, which write one bag per key, byte-identical to those of the original.
 
 A type such as `utf8[]` without an encoder of that name is a list type. A dataset with list types is
 written in the format of granular 0.21.

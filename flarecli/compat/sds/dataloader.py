@@ -111,7 +111,8 @@ class StreamOptions:
     """Options of one dataset in a mix.
 
     ratio             share of the batches; 0 means that the dataset is unused
-    mixing_group_id   all ranks use the same group for a batch; each rank draws a stream from it
+    mixing_group_id   all ranks use the same group for a batch, and each rank draws a stream of
+                      the group
     dataloader_kwargs  additional arguments for torch's DataLoader
     is_main           True for the loader's `main_stream`
     batch_size, batch_gpu  samples per batch on all ranks, and per rank; None for both disables
@@ -224,7 +225,7 @@ def _normalized(ratios: Sequence[float | None]) -> list[float]:
     if len(numbers) < len(ratios):
         raise UsageError("expected a ratio for all streams or for no stream")
     if not all(number >= 0 for number in numbers) or not 0 < sum(numbers) < math.inf:
-        raise UsageError(f"ratios: expected numbers >= 0 and one > 0, got {numbers}")
+        raise UsageError(f"ratios: expected numbers >= 0, at least one of them > 0, got {numbers}")
     return [number / sum(numbers) for number in numbers]
 
 
@@ -313,7 +314,7 @@ class MultiStreamDataLoader:
     def split_across_consumers(ratios: Sequence[float], total: int) -> list[int]:
         """Divide a number of workers in proportion to ratios whose sum is 1.
 
-        Each ratio above 0 receives at least one worker if the number is sufficient.
+        Each stream with a ratio above 0 receives at least one worker if there are enough workers.
         """
         portions = [math.ceil(total * ratio) for ratio in ratios]
         if sum(portions) < total:
@@ -423,7 +424,7 @@ def _workers_listed(
 
 
 def _counts(ratios: Sequence[float], precision: int) -> list[int]:
-    """Return the batches per round for each group: ratio of the group divided by smallest ratio."""
+    """Return group -> batches per round: the group's ratio divided by the smallest ratio."""
     shares = np.round(np.array(ratios), precision)
     if not (shares > 0).all():
         raise UsageError(

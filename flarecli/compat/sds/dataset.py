@@ -202,7 +202,7 @@ class StreamingDataset:
             raise
 
     def _store(self, fetched: FetchedRow, sharers: int) -> None:
-        """Count the files of a returned sample, and remove older files if the limit is exceeded."""
+        """Add the files of a returned sample to the cache; remove older files beyond the limit."""
         if self.cache_limit is None:
             return
         self._stored.append(fetched)
@@ -217,7 +217,7 @@ class StreamingDataset:
                         os.unlink(path)
 
     def _release(self, row: int) -> int:
-        """Decrease the use count of a row and return it."""
+        """Decrease and return the use count of a row."""
         self._refs[row] -= 1
         return self._refs[row] or self._refs.pop(row)
 

@@ -29,7 +29,7 @@ class IndexFile:
 
     An IndexFile is pickled as the name of its file. The process that created the file removes it.
 
-    folder    folder for the file, from which old files of killed processes are removed
+    folder    folder for the file; old files of killed processes are removed from this folder
     key       name of a column with unique values
     suffixes  no key may equal another key followed by `-` and one of these suffixes
     raises    UsageError for duplicate keys, and for two keys that differ by a suffix

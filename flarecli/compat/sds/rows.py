@@ -28,7 +28,7 @@ MAX_EXTENSION_LENGTH = 12
 
 @dataclass(frozen=True, slots=True)
 class FetchedRow:
-    """A row whose files are present, or the error that occurred while fetching the files.
+    """A row with its fetched files, or with the error that occurred during the fetch.
 
     sample  columns of the row, with file paths instead of addresses
     files   column -> path

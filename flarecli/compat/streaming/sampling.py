@@ -167,8 +167,8 @@ class Sampler:
 def _edges(starts: Sequence[int], count: int) -> IntArray:
     """Return the start of each shard among `count` samples of a repeated stream, then `count`.
 
-    Evenly spaced positions replace more than MAX_EDGES starts, so that a shuffled order mixes more
-    shards at a time.
+    If there are more than MAX_EDGES starts, return evenly spaced positions instead. A shuffled
+    order then mixes more shards at a time.
     """
     size, ends = starts[-1], np.array(starts[1:], np.int64)
     turns = -(-count // size) if size else 0

@@ -336,7 +336,7 @@ class StreamingDataset(Array):
         return self._samples(self._ids(*self._epochs.begin()))
 
     def _samples(self, blocks: Iterator[IntArray]) -> Iterator[Any]:
-        """Yield samples through `self[i]`, which a subclass may override; prefetch their shards."""
+        """Yield samples through `self[i]`, which a subclass may override; prefetch the shards."""
         ends = np.cumsum(self.samples_per_shard)
         pending: deque[tuple[int, int]] = deque()  # samples and their shards
         is_copied = any(stream.is_copied for stream in self.streams)

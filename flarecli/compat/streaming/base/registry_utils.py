@@ -18,7 +18,7 @@ class Registry:
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str, *, func: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Register a class or a function; without `func`, return a registering decorator."""
+        """Register a class or a function; without `func`, return a decorator."""
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             self._functions[name] = function
@@ -54,7 +54,8 @@ def construct_from_registry(
     """Call the class or function that is registered under a name.
 
     partial_function          True returns a function with its arguments bound, without calling it
-    pre_validation_function   function that is called with the class or function, or a base class
+    pre_validation_function   function that is called with the class or function, or a required base
+                              class
     post_validation_function  function that is called with the result
     raises                    UsageError; errors that the called functions raise
     """

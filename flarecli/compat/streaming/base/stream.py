@@ -44,7 +44,7 @@ class Stream:
 
     remote, local, split  the dataset, the folder for its shards, and a subfolder of both
     proportion, repeat, choose  amount of the stream in an epoch: a share, a factor, or a number of
-                          samples; pass at most one, and a StreamingDataset sets the others
+                          samples; pass at most one; a StreamingDataset derives the others
     download_retry, download_timeout  number of retries, and timeout in seconds
     validate_hash         name of a listed hash that is also used to check files in `local`
     keep_zip              keep the compressed file next to the decompressed file
@@ -96,7 +96,7 @@ class Stream:
 
     @property
     def given(self) -> Weights:
-        """The weights that the user set, without weights that a dataset derived."""
+        """The weights that the user set, excluding weights that a dataset derived."""
         return self._given if self._weights == self._derived else self._weights
 
     def derive(self, size: int, count: int, total: int) -> None:

@@ -229,7 +229,7 @@ class Reader(Array):
         return sum(raw.bytes for raw, _ in self.file_pairs)
 
     def get_zip_size(self) -> int | None:
-        """Return the total listed size of the compressed files in bytes; None without any."""
+        """Return the total listed size of the compressed files in bytes; None if there are none."""
         zips = [zipped.bytes for _, zipped in self.file_pairs if zipped is not None]
         return sum(zips) if len(zips) == len(self.file_pairs) else None
 
@@ -238,7 +238,7 @@ class Reader(Array):
         return self.get_raw_size() + (self.get_zip_size() or 0)
 
     def get_persistent_size(self, keep_zip: bool) -> int:
-        """Return the number of bytes that the shard occupies in the folder while in use."""
+        """Return how many bytes the shard occupies in the folder while the shard is in use."""
         return self.get_max_size() if self.compression and keep_zip else self.get_raw_size()
 
     def evict(self) -> int:

@@ -120,12 +120,12 @@ def is_mds_encoding(encoding: str) -> bool:
 
 
 def is_mds_encoding_safe(encoding: str) -> bool:
-    """Return whether decoding is safe; False if it may run code from the data."""
+    """Return whether decoding is safe; False if decoding may run code from the data."""
     return encoding not in _UNSAFE
 
 
 def mds_encode(encoding: str, obj: Any) -> bytes:
-    """Encode a value as bytes. Raises ValueFitError if the encoding cannot store it."""
+    """Encode a value as bytes. Raises ValueFitError if the encoding cannot store the value."""
     data = encodings.encode(encodings.lookup(encoding), obj)
     return data if isinstance(data, bytes) else b"".join(data)
 
