@@ -1,4 +1,4 @@
-"""Cache for remote files: a folder of copies with a size limit, which processes can share.
+"""Cache for remote files: a size-limited folder of copies that several processes can share.
 
 A `Cache` is the `keeper` of a `Guard`, and adds a `CachedStore` in front of each remote store. The cache has no state
 except the files in the folder. The name of a copy is a digest of its address and version, and each copy is checked

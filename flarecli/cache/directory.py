@@ -210,7 +210,7 @@ class Folder:
                 os.rmdir(name, dir_fd=self._fd)
 
     def may_have(self, prefix: str) -> bool:
-        """Return whether a copy with a name prefix may exist, in any version; see `entry.name_prefix`."""
+        """Return whether a copy of any version with a name prefix may exist; see `entry.name_prefix`."""
         is_alone = self.is_alone()
         return self.prefixes.may_have(self._fd, prefix, is_alone)
 
@@ -250,8 +250,8 @@ class Folder:
                     return None
                 part = self._make(f"{identity.key}.", "part", identity.file_bytes)
         finally:
-            # Evicted copies are unmapped, so that the next copy reuses the memory. The folder is not locked meanwhile,
-            # because unmapping is slow.
+            # Evicted copies are unmapped, so that the next copy reuses the memory. The folder is not locked during this
+            # time, because unmapping is slow.
             for name in evicted:
                 self.open_copies.drop(name)
         try:
@@ -393,7 +393,7 @@ class Folder:
         meanwhile: Callable[[], object] | None = None,
         own: bool = False,
     ) -> AbstractContextManager[None]:
-        """Wait until no other process or thread fetches the same key, up to a time limit; see `Turns.turn`.
+        """Wait until no other process or thread is fetching the same key, up to a time limit; see `Turns.turn`.
 
         meanwhile  function to call during the wait
         own        whether the copy is only for this process, so that other processes need no lock
@@ -486,7 +486,7 @@ class KnownPrefixes:
                 self._known.add(name[:PREFIX_DIGITS])
 
     def may_have(self, folder: int, prefix: str, is_alone: bool) -> bool:
-        """Return whether a copy with a name prefix may exist, in any version.
+        """Return whether a copy of any version with a name prefix may exist.
 
         folder    file descriptor of the folder
         is_alone  whether no other process uses the folder

@@ -58,8 +58,8 @@ _MAX_REMEMBERED = 1 << 10  # maximum number of entries and of prefixes in memory
 _SMALL_BYTES = 1 << 16  # files up to this size are not mapped, because a map uses a file handle
 # Interval at which the use of an open copy is recorded, and at which the existence of the copy is checked.
 _TOUCH_S = 1.0
-# Signatures in query strings, which do not affect the content of an object: the parameters that identify a type of
-# signature, and a pattern for all parameters of the signature. Without the identifying parameters, parameters that
+# The types of signatures in query strings: the parameters that identify a type, and a pattern for all parameters of the
+# signature. A signature does not affect the content of an object. Without the identifying parameters, parameters that
 # match the pattern are kept, because they may affect the content.
 _SIGNATURES: tuple[tuple[frozenset[str], re.Pattern[str]], ...] = (
     (frozenset({"x-amz-signature"}), re.compile(r"x-amz-[a-z-]+")),
@@ -180,7 +180,7 @@ def open_copy(folder: int, identity: Entry) -> memoryview | None:
         return None
     finally:
         os.close(fd)
-    if len(view) + len(end) < identity.file_bytes:  # the file was truncated meanwhile
+    if len(view) + len(end) < identity.file_bytes:  # the file was truncated in the meantime
         raise ValueError("the size differs from the size in the file name")
     hasher = CopyHasher(identity)
     hasher.update(view)

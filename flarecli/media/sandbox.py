@@ -117,7 +117,7 @@ def _exit_reason(code: int) -> str:
 
 
 def _is_confined(memory: int) -> bool:
-    """Return whether this process has a lower memory limit than the limit of a child.
+    """Return whether the memory limit of this process is lower than that of a child.
 
     With a lower limit, running out of memory does not indicate a damaged image.
     """
@@ -180,7 +180,7 @@ class Sandbox:
                     self._cpu_s += cpu_s
                 return f"decoding takes more than {cpu_s:.0f} s of CPU"
             if _is_confined(self.memory):
-                raise MemoryError("the process that decodes images ended") from None
+                raise MemoryError("the image decoding process ended unexpectedly") from None
             return f"the decoder crashed ({reason})" if reason else "the decoder did not answer"
         except BaseException:
             child.end()

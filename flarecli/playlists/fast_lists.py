@@ -31,7 +31,7 @@ def lift(text: str, scalar: Callable[[str], Any]) -> tuple[str, dict[str, list[A
     """Replace long lists in the text of a playlist with placeholders.
 
     scalar  function that parses an unquoted item
-    return  the text, with the same number of lines; and placeholder -> items of the list
+    return  the text with the same number of lines, and a mapping of placeholder to list items
     """
     lifted: dict[str, list[Any]] = {}
     pieces: list[str] = []

@@ -236,7 +236,7 @@ class ObjectLog(AppendLog):
             number += 1
         if stop != size:
             raise FormatError(
-                "the size of the log differs from its size in the journal",
+                "the size of the log differs from the size recorded in the journal",
                 where=self._folder,
                 hint="Pack again with --overwrite.",
             )

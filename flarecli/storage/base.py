@@ -67,7 +67,7 @@ class Limits:
     timeout_s    maximum time during which a transfer may be slower than 1 kB/s
     deadline_s   maximum time per object, including redirects, retries and delays
     max_bytes    maximum size of an object
-    ahead_bytes  maximum bytes in flight or fetched ahead of use; a single object may exceed this limit
+    ahead_bytes  maximum number of bytes in flight or fetched ahead of use; a single object may exceed this limit
     """
 
     jobs: int = 32
@@ -432,8 +432,8 @@ class Location:
         """Yield the names of the files below this folder that match a pattern, in bytewise order.
 
         parts    components of the pattern
-        folders  whether to yield matching folders, too, before their files; a pattern that ends in `**` matches no
-                 folders, and a pattern that ends in a slash matches only folders
+        folders  whether to yield matching folders as well, each before its files; a pattern that ends in `**` matches
+                 no folders, and a pattern that ends in a slash matches only folders
         raises   UsageError for an invalid pattern, or more than MAX_LISTED files; MissingError if the folder does not
                  exist
         """

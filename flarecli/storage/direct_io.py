@@ -95,7 +95,7 @@ def write_all(fd: int, data: memoryview) -> None:
 
 
 def _set_direct(fd: int, on: bool) -> bool:
-    """Switch direct I/O of a file on or off; return False if the file does not support it."""
+    """Enable or disable direct I/O for a file; return False if the file does not support direct I/O."""
     flag = getattr(os, "O_DIRECT", 0)
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)

@@ -301,7 +301,7 @@ class FsspecStore(Store):
     def list(self, path: str) -> Iterator[Entry]:
         """Yield all files below a folder.
 
-        If the library can only list single folders, at most one folder per level is in memory.
+        If the library can list only single folders, at most one folder per level is in memory.
         """
         base = importlib.import_module("fsspec").AbstractFileSystem
         lists_trees = self.file_system_class().find is not base.find
@@ -317,7 +317,7 @@ class FsspecStore(Store):
             lambda: self._call(path, lambda files, name: files.find(name, detail=True))
         )
         top, entries = self._full_path(path).strip("/"), list[Entry]()
-        while infos:  # frees the library's records one by one; they are larger than entries
+        while infos:  # frees the library's records, which are larger than entries
             name, info = infos.popitem()
             below = str(name).strip("/")[len(top) + 1 if top else 0 :]
             entries.append(Entry(below, int(info.get("size") or 0)))
@@ -334,7 +334,7 @@ class FsspecStore(Store):
         except MissingError:
             if not depth:
                 raise
-            return  # the folder was deleted meanwhile
+            return  # the folder was deleted in the meantime
         names = [str(info["name"]).strip("/") for info in infos if info.get("type") != "directory"]
         if len(infos) == 1 and names == [self._full_path(path).strip("/")]:
             return  # the path is a file
@@ -401,7 +401,7 @@ class FsspecStore(Store):
 
 
 def _folder_entry(info: dict[str, Any]) -> tuple[str, bool, int]:
-    """Return the name of a folder's entry, whether it is a folder, and its size in bytes."""
+    """Return the name of an entry, whether the entry is a folder, and its size in bytes."""
     name = str(info["name"]).rstrip("/").rpartition("/")[2]
     return name, info.get("type") == "directory", int(info.get("size") or 0)
 

@@ -229,7 +229,7 @@ class LocalStore(Store):
         return None
 
     def _roots(self) -> list[str]:
-        """Return the absolute paths of the root: without links, as the user typed it, and relative to $PWD."""
+        """Return the absolute names of the root: its real path, and the typed path relative to $PWD and to the working folder."""
         if self._root_names is None:
             typed = [os.path.join(os.environ.get("PWD", ""), self.shown)]
             with contextlib.suppress(OSError):  # the working folder was deleted
@@ -327,7 +327,7 @@ class LocalStore(Store):
                         yield Entry(f"{name}/{entry.name}", entry.size)
                 else:
                     yield Entry(name, self.size(below) if size is None else size)
-            except MissingError:  # the entry was deleted meanwhile
+            except MissingError:  # the entry was deleted in the meantime
                 continue
             except (UnsafeError, ReachError):  # a link or a pipe; opening it raises the error again
                 yield Entry(name, -1)
@@ -686,9 +686,9 @@ def _is_loop(path: str) -> bool:
 
 
 def _scanned(entry: os.DirEntry[str]) -> tuple[str, bool, int | None]:
-    """Return the name of an entry, whether it is a folder, and the size of a regular file or None."""
+    """Return the name of an entry, whether the entry is a folder, and its size if it is a regular file, or None."""
     size = None
-    with contextlib.suppress(OSError):  # the entry was deleted meanwhile
+    with contextlib.suppress(OSError):  # the entry was deleted in the meantime
         if entry.is_file(follow_symlinks=False):
             size = entry.stat(follow_symlinks=False).st_size
     return entry.name, entry.is_dir(follow_symlinks=False), size

@@ -212,7 +212,7 @@ class _FolderLister:
                         raise too_many_files(MAX_LISTED)
                     is_folder = entry.is_dir(follow_symlinks=False)
                     yield entry.name, os.path.join(folder, entry.name), is_folder
-        except FileNotFoundError:  # the folder was deleted meanwhile
+        except FileNotFoundError:  # the folder was deleted in the meantime
             return
         except OSError as error:
             raise ReachError(

@@ -1,4 +1,4 @@
-"""Version pins for remote objects, which prevent reads from mixing two versions of an object.
+"""Version pins for remote objects. A pin prevents reads from mixing two versions of an object.
 
 The first response for an object pins its version, and all later responses must have the same version. If the object
 changes before any of its data has been returned, it is read again once. Any later change raises an IntegrityError.
@@ -26,7 +26,7 @@ class ObjectPin(NamedTuple):
 
     token      string that changes with the content, such as a strong ETag; empty if the response contains none
     size       bytes of the object; -1 if unknown
-    is_strong  whether the pin identifies the version; a modification time does so only after SETTLED_S
+    is_strong  whether the pin identifies the version; a modification time does so only if it is at least SETTLED_S old
     modified   modification time, compared in addition to the token
     """
 

@@ -98,7 +98,7 @@ def _parsed(error: Exception) -> tuple[int, str, str]:
 
 
 def is_denied(error: Exception) -> bool:
-    """Return whether access was denied, so that other credentials may help."""
+    """Return whether access was denied, so that different credentials may succeed."""
     status, code, _ = _parsed(error)
     name = type(error).__name__
     return name in ("PermissionDeniedError", "UnauthenticatedError") or is_access_error(

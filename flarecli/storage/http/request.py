@@ -19,7 +19,7 @@ class Request:
 
     url, origin, user  fields of the current Address; a redirect changes them, but not `original`
     guard       restrictions on private addresses
-    start,stop  requested range; stop None means the end; both 0 request only the size of the object
+    start,stop  requested range; stop None means the end; if both are 0, only the size of the object is requested
     if_match    ETag that the object must have, or empty
     order       priority: the request with the lowest order starts first, and is never paused
     sink        receives the bytes in pieces, instead of `data`; `start` increases by their size, so that a retry

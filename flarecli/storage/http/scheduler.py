@@ -26,7 +26,7 @@ PACE_FACTOR = 0.9  # each success multiplies the delay between requests by this 
 MAX_HOSTS = 1 << 16  # maximum number of hosts whose state (reached, unreachable) is kept
 OVERLOAD_WINDOW_S = 1.0  # refusals within this time count as a single refusal
 
-MIN_RETRY_BUDGET, RETRY_BUDGET_SHARE = 100, 0.5  # retries per run: the larger of the two
+MIN_RETRY_BUDGET, RETRY_BUDGET_SHARE = 100, 0.5  # retries per run: 100, or half its requests
 BASE_DELAY_S, MAX_DELAY_S = 0.5, 20.0  # delay before retry n: random in [0, BASE_DELAY_S * 2**n]
 OVERLOAD_SHARE = 0.1  # fraction of BASE_DELAY_S after an overload, in addition to the host's pause
 MAX_RETRY_AFTER_S = 60.0  # upper bound on a server's Retry-After
@@ -59,7 +59,7 @@ class HostQueues:
         self._ready: dict[str, _Host] = {}  # hosts with queued requests
 
     def put(self, request: Request, is_retry: bool = False) -> None:
-        """Queue a request at the end of its host's queue, or a retry before all requests with a higher order.
+        """Queue a new request at the end of its host's queue, and a retry before all requests with a higher order.
 
         The request with the lowest order must be first, because `pick` compares only the first request of each queue.
         """
