@@ -6,7 +6,7 @@ statistics
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ class StreamInfo:
     holes       one sentence for each run of missing shards, and for each gap in the shard numbers
     shard_list  (address, rows, bytes) of each shard, if requested
     stats       column -> statistics, if requested
+    schema      column -> name of its Arrow type in the packed table, if the playlist lists it
     """
 
     name: str
@@ -62,10 +63,13 @@ class StreamInfo:
     holes: tuple[str, ...] = ()
     shard_list: tuple[tuple[str, int, int], ...] | None = None
     stats: dict[str, dict[str, Any]] | None = None
+    schema: Mapping[str, str] = field(default_factory=dict)
 
     def types(self) -> dict[str, str]:
         """Return column -> name of its Arrow type; the name is empty for an unknown encoding."""
-        return {column.name: _type(column) for column in self.columns or ()}
+        return {
+            column.name: self.schema.get(column.name) or _type(column) for column in self.columns
+        }
 
     def as_json(self) -> dict[str, Any]:
         """Return the description as JSON values, for --json."""
@@ -73,7 +77,7 @@ class StreamInfo:
         out["columns"] = {column.name: column.encoding for column in self.columns}
         out["types"] = self.types()
         out["hashes"], out["holes"] = list(self.hashes), list(self.holes)
-        del out["shard_list"], out["stats"]
+        del out["shard_list"], out["stats"], out["schema"]
         if self.shard_list is not None:
             firsts = accumulate((rows for _, rows, _ in self.shard_list), initial=0)
             listed = zip(self.shard_list, firsts, strict=False)
@@ -265,6 +269,8 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         if any(values)
     }
     sums |= {formats.facts(stream.format).record_checksums for stream in parts} - {""}
+    columns = {column.name: column for column in series.columns}
+    schema = {name: str(encodings.parse_type(one)) for name, one in series.schema.items()}
     smallest, median, largest = (
         np.percentile(size, (0, 50, 100), method="lower").tolist()
         if len(size)
@@ -277,7 +283,7 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         series.chunks,
         total(size),
         None if None in raw else sum(one or 0 for one in raw),
-        series.columns,
+        tuple(columns[name] for name in schema or columns),
         ", ".join(dict.fromkeys(name for stream in parts for name in _compressions(stream)))
         or None,
         tuple(sorted(sums)),
@@ -287,6 +293,7 @@ def _info(parts: Sequence[Stream], shards: bool) -> StreamInfo:
         None,
         holes(parts),
         tuple(zip(urls, rows.tolist(), size.tolist(), strict=True)) if shards else None,
+        schema=schema,
     )
 
 

@@ -209,3 +209,11 @@ def test_the_types_are_read_from_an_edited_playlist(source, tmp_path):
         assert invalid.value.message == message
         (found,) = flarecli.verify(str(tmp_path / "out"))
         assert found.message == message
+
+
+def test_inspect_shows_the_types_in_the_order_of_the_source(source, tmp_path):
+    commands.pack(source, str(tmp_path / "out"))
+    (stream,) = commands.inspect(str(tmp_path / "out")).streams
+    assert stream.types() == {field.name: str(field.type) for field in SCHEMA}
+    assert list(stream.types()) == list(stream.as_json()["columns"]) == SCHEMA.names
+    assert stream.as_json()["types"] == stream.types()
