@@ -252,7 +252,7 @@ def entry() -> NoReturn:
     try:
         signals.install()
         sys.meta_path.insert(0, _NoPandas)
-        for fd in range(3):  # open missing streams, or another file could receive the output
+        for fd in range(3):  # without standard streams, files would get these numbers
             try:
                 os.fstat(fd)
             except OSError:

@@ -106,7 +106,7 @@ class FlareError(Exception):
 
     @property
     def place(self) -> Place:
-        """Return the address with its row, line or item, to pass as `where` to another error."""
+        """Return the address with its row, line or item, for use as the argument `where` of an error."""
         return Place(self.address, self.row, self.line, self.character, self.item)
 
     @property
@@ -124,7 +124,7 @@ class FlareError(Exception):
         return self.changed(message=f"column {name!r}: {self.message}", column=name)
 
     def changed(self, **facts: Any) -> Self:
-        """Return a copy with some attributes replaced."""
+        """Return a copy in which the given attributes are replaced."""
         if facts.get("row") is not None:
             facts["row"] = int(facts["row"])  # the json module cannot write numpy integers
         return _rebuild(type(self), {**self.__dict__, **facts})

@@ -202,7 +202,8 @@ class Playlist:
 
     at                address of the playlist; None if the playlist is not a file
     protected         True if the last line of the file is a valid checksum of all preceding lines
-    requested_format  format that the user specified, or empty; the playlist may list another format
+    requested_format  format that the user specified, or empty; the playlist may list a different
+                      format
     """
 
     streams: tuple[Stream, ...]

@@ -27,7 +27,7 @@ __all__ = [
 NAME_BYTES, PATH_BYTES = 255, 4096  # limits on Linux
 DEVICE = "\0"  # in results of `collision_key`, replaces device names; invalid in file names
 
-# The other patterns are strings, compiled on first use, because most commands do not use them.
+# Patterns that most commands do not use are strings, and are compiled on first use.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 # for the fast path: this pattern matches most names
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*")

@@ -2,8 +2,8 @@
 
 The threads of the pool are daemons and are reused. Each queue limits its own number of threads. The
 pool itself has no maximum size, so a call that runs on the pool may use the pool without a
-deadlock. If the system refuses another thread, queued calls run on the existing threads or on the
-calling thread.
+deadlock. If the system cannot start another thread, queued calls run on the existing threads or on
+the calling thread.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _idle = threading.Semaphore(0)  # number of threads that are waiting for a task
 
 
 def start_thread(thread: threading.Thread, option: str = "--jobs") -> None:
-    """Start a thread. Raises ReachError, with `option` in the hint, if the system refuses."""
+    """Start a thread. Raises ReachError, with `option` in the hint, if the system cannot start it."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -279,7 +279,7 @@ class OrderedQueue(Generic[A, T]):
                 self._run_worker(max_calls=1)
 
     def _run_worker(self, max_calls: int | None = None) -> None:
-        """Process waiting items, one after another."""
+        """Process the waiting items one by one."""
         with self._changed:
             self._starting -= 1
         calls = 0

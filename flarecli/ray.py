@@ -45,7 +45,8 @@ class FlareSource(Datasource):
     where    SQL condition on these columns, or a SELECT statement without sorting, grouping or
              limits
     allow_private, allow_local, allow_host  addresses that data may access, as in `flarecli.open`
-    raises   errors of `flarecli.open`; UsageError for an unknown column or for any other SELECT
+    raises   errors of `flarecli.open`; UsageError for an unknown column or any other SELECT
+             statement
     """
 
     def __init__(

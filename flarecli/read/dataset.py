@@ -196,7 +196,7 @@ class Dataset(Data):
         rows, names = self.rows(indices), list(self._decoders)
         if not names:
             return [{} for _ in rows]
-        if len(rows) == 1:  # faster than decoding by column
+        if len(rows) == 1:  # for a single row, faster than decoding column by column
             with contextlib.suppress(Exception):  # `_values` below reports the row and the column
                 return [
                     {name: decoder.value(rows[0][name]) for name, decoder in self._decoders.items()}
@@ -406,7 +406,7 @@ class Dataset(Data):
         kind = self._table.types.get(field.name)
         if kind is None or field.type.equals(kind) or not encodings.is_restorable(encoding, kind):
             return natural, field
-        # the encoding would describe another type
+        # the encoding would describe a different type
         return encodings.restore(natural, kind, encoding), pa.field(field.name, kind)
 
     def large_values(

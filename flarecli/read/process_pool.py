@@ -1,4 +1,4 @@
-"""Worker processes for transforms that hold the interpreter lock.
+"""Worker processes for transforms that hold the interpreter lock (GIL).
 
 Values are pickled and sent through one pipe per process; arrays are sent out of band (pickle
 protocol 5). Shared memory is not used, because it would remain allocated after a process is killed.

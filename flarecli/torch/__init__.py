@@ -1,4 +1,4 @@
-"""PyTorch datasets: a map-style dataset, and a sharded iterable dataset that can resume.
+"""PyTorch datasets: a map-style dataset, and a sharded iterable dataset that can be resumed.
 
     from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -1,4 +1,4 @@
-"""MapDataset for torch's samplers, and IterableDataset for sharded batches that can resume."""
+"""MapDataset for torch's samplers, and IterableDataset for sharded, resumable batches."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     data        a Dataset or a Mix
     batch       rows per batch; with a transform, a batch may have more or fewer samples
     collated    False yields single samples, for `DataLoader(stream, batch_size=batch)`
-    rank, ranks by default from torch.distributed, or from RANK and WORLD_SIZE; in a DataLoader that
+    rank, ranks default: read from torch.distributed, or from RANK and WORLD_SIZE; in a DataLoader
+    that
                 accelerate prepared, the dataset yields all rows, because accelerate divides them
     threads     number of threads that prefetch batches in each worker
     transform, collate, decode, order, window, drop_last   as in `flare.Loader`; without `collate`,
@@ -132,19 +133,19 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self._batch, self._order, self._window, self._threads = batch, order, window, threads
         self._collate, self._collated, self._drop_last = collate, collated, drop_last
         self._seed = seed
-        self._epoch = _shared(epoch, 0)  # epoch and first step, which persistent workers read
+        self._epoch = _shared(epoch, 0)  # epoch and first step, shared with persistent workers
         self._rows = self.data.order(seed, epoch, order, window).rows
-        # position of the loop, and number of samples already yielded from the next batch
+        # position of the loop, and number of samples that were already yielded from the next batch
         self._at = Cursor(seed, epoch, 0, order), 0
         self._resume: tuple[int, int, int, int] | None = None  # epoch, step, samples, workers
 
     def __getstate__(self) -> dict[str, Any]:
-        if not get_spawning_popen():  # a copy in the same process has its own epoch
+        if not get_spawning_popen():  # a copy in the same process gets its own epoch
             return self.__dict__ | {"_epoch": tuple(self._epoch), "_inherited": None}
         share: Share | UsageError
         try:
             share = self._share(is_iterated=True)
-        except UsageError as error:  # the worker raises the error when it iterates
+        except UsageError as error:  # the worker raises the error when its iteration starts
             share = error
         return self.__dict__ | {"_inherited": Inherited(os.getpid(), share)}
 
@@ -165,7 +166,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
 
     @property
     def ranks(self) -> int:
-        """The number of ranks that share the rows."""
+        """The number of ranks among which the rows are divided."""
         return self._share().ranks
 
     @checked
@@ -215,7 +216,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at a state saved with the same number of ranks and workers.
 
-        raises  UsageError for an invalid state, or for a state of another dataset
+        raises  UsageError for an invalid state, or for a state of a different dataset
         """
         state = parse_state(state, _KEYS, "an IterableDataset", "state_dict")
         current = self.state_dict()
@@ -300,7 +301,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     ) -> Iterator[Any]:
         """Yield the batch or the samples of a result, and set the position before each yield.
 
-        given  the number of samples that were already yielded
+        given  the number of samples of this batch that were already yielded
         step   the first step of the next batch of this worker
         """
         here = self._at[0]
@@ -342,7 +343,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
 
 @contextlib.contextmanager
 def _hint_in_traceback() -> Iterator[None]:
-    """Add the hint of an error to its traceback, because torch sends only a worker's traceback."""
+    """Add an error's hint to the traceback, because torch sends only the traceback from a worker."""
     try:
         yield
     except FlareError as error:
@@ -364,7 +365,7 @@ def _check_epoch(epoch: int) -> None:
 
 
 def _shared(*values: int) -> Any:
-    """Return integers in memory that forked processes and spawned workers share."""
+    """Return integers in memory that is shared with forked processes and spawned workers."""
     return RawArray("q", values)
 
 

@@ -1,13 +1,13 @@
-"""The rank of this process and the number of ranks, also if accelerate divides the rows.
+"""The rank of this process and the number of ranks, even if accelerate divides the rows.
 
 Trainers initialize torch.distributed after they create the dataset, so the rank is read when a loop
 starts. torch.distributed is not initialized in a spawned DataLoader worker; the worker inherits the
 rank of its parent.
 
 accelerate divides the rows of an IterableDataset in a prepared DataLoader among its processes. By
-default, process 0 reads all rows and sends each process its part (`DataLoaderDispatcher`); with
+default, process 0 reads all rows and sends each process its part (`DataLoaderDispatcher`). With
 `dispatch_batches=False`, each process reads all rows and keeps its part (`IterableDatasetShard`).
-In both cases the dataset must yield all rows. Source: accelerate, src/accelerate/data_loader.py.
+In both cases, the dataset must yield all rows. Source: accelerate, src/accelerate/data_loader.py.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _MAX_RANKS = 1 << 31
 
 
 class Share(NamedTuple):
-    """A rank, and the number of ranks that share the rows."""
+    """A rank, and the number of ranks among which the rows are divided."""
 
     rank: int
     ranks: int
 
 
 class Inherited(NamedTuple):
-    """The parent's share or error, for a process that the parent spawned.
+    """The share of the parent process, or its error, for a process that the parent spawned.
 
     pid  process id of the parent
     """
@@ -49,7 +49,7 @@ def share_of(
 ) -> Share:
     """Return the share of the rows that a dataset yields in this process.
 
-    rank, ranks  the user's arguments; None reads accelerate, torch.distributed or the environment
+    rank, ranks  the user's arguments; None: use accelerate, torch.distributed or the environment
     is_iterated  True at the start of a loop, to check whether accelerate prepared its DataLoader
     raises       UsageError for an invalid rank, and if rows would be divided twice or not at all
     """
@@ -79,7 +79,7 @@ def share_of(
 
 
 def inherited_share(inherited: Inherited | None) -> Share | None:
-    """Return the share that a spawned DataLoader worker inherited, or None in another process.
+    """Return the share that a spawned DataLoader worker inherited; None in all other processes.
 
     raises  the inherited UsageError, if the parent has no share
     """

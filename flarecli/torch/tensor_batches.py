@@ -1,7 +1,7 @@
-"""Conversion of batches to tensors, and their efficient transfer from DataLoader workers.
+"""Conversion of batches to tensors, and efficient transfer of batches from DataLoader workers.
 
 Columns of bytes are sent through a ring buffer in shared memory, because a pipe transfers only
-64 KB at a time. The memory is anonymous (memfd), so it is freed when both processes have ended,
+64 KB at a time. The memory is anonymous (memfd), so it is freed after both processes have ended,
 even if they were killed.
 """
 
@@ -24,7 +24,7 @@ from flarecli.read import keep_freed
 
 __all__ = ["tensors"]
 
-_MAX_PICKLED_BYTES = 1 << 18  # maximum; larger tensors are sent through shared memory
+_MAX_PICKLED_BYTES = 1 << 18  # limit per tensor; larger tensors are sent through shared memory
 _NUMPY_DTYPES = {
     torch.bool,
     torch.uint8,
@@ -46,7 +46,7 @@ _MAX_BUFFERS = 1024  # maximum buffers per pwritev call (IOV_MAX)
 
 
 def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch with its numpy arrays converted to tensors that share their memory.
+    """Return a batch in which numpy arrays are converted to tensors that share the arrays' memory.
 
     Use this function as the `collate_fn` of a DataLoader, because torch's default function converts
     each item of each list.
@@ -77,10 +77,10 @@ def _tensor(array: Any) -> Any:
 
 
 class _Sent(dict[str, Any]):
-    """A batch that a worker sends, which is unpickled as a plain dict.
+    """A batch that a worker sends. Unpickling it returns a plain dict.
 
-    Small tensors are pickled as arrays, because torch would create a shared-memory file for each.
-    Lists of bytes are sent through the ring.
+    Small tensors are pickled as arrays, because torch would create a shared-memory file for each
+    tensor. Lists of bytes are sent through the ring.
     """
 
     def __copy__(self) -> _Sent:
@@ -88,7 +88,7 @@ class _Sent(dict[str, Any]):
 
 
 def _reduce(batch: _Sent) -> tuple[Any, ...]:
-    """Return the function that restores a batch, and its arguments; see `object.__reduce__`."""
+    """Return a function that restores a batch, and the function's arguments; see `object.__reduce__`."""
     small = {
         name: value.resolve_conj().resolve_neg().numpy()
         for name, value in batch.items()
@@ -139,7 +139,7 @@ class RingPosition(NamedTuple):
     ring    id of the ring
     size    bytes of the ring
     handle  file descriptor of the ring in the ring's first batch; None in later batches
-    start   number of bytes that were written to the ring before
+    start   number of bytes written to the ring before these columns
     sizes   column -> size of each value in bytes
     """
 
@@ -165,7 +165,7 @@ class _Ring:
             os.close(self.fd)
 
     def write(self, values: Sequence[bytes], total: int) -> int | None:
-        """Write values one after another and return their start, or None if the ring is full."""
+        """Write values contiguously and return the start of the first value; None if the ring is full."""
         start = self.end
         if start % self.size + total > self.size:  # continue at the beginning of the ring
             start = -(-start // self.size) * self.size
@@ -186,7 +186,7 @@ _maps: dict[bytes, mmap.mmap] = {}  # the rings that this process reads, by id
 
 
 def write_ring(columns: Mapping[str, Sequence[bytes]]) -> RingPosition | None:
-    """Write columns into the ring; return None if they must be sent through the pipe.
+    """Write columns into the ring and return their position; None if the pipe must be used instead.
 
     Each result must be passed to `read_ring` once, in order.
     """

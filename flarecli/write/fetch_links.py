@@ -1,6 +1,6 @@
 """Link downloads: prefetch the addresses in link columns, and yield the bytes in row order.
 
-    batches -> slices of rows -> requests, some slices ahead -> engine -> rows in order -> Fetched
+    batches -> slices of rows -> requests for the next slices -> engine -> rows in order -> Fetched
 
 A row fails if the response for its link is truncated, is an error page or has an empty body.
 """

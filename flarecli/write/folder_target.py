@@ -2,7 +2,7 @@
 
     OUT/.flare/          locked with flock while a process writes; the lock ends with the process
     OUT/.flare/lock      the owner: process id, host, start time
-    OUT/.flare/journal   completed steps; while the journal exists, readers refuse OUT
+    OUT/.flare/journal   completed steps; while the journal exists, readers reject OUT
     OUT/.flare/*.part    files that are being written
 
 With `overwrite`, new files are written to the folder `.NAME.flare-new` next to OUT. `finish`
@@ -180,7 +180,7 @@ class FolderTarget(Target):
         }
         path = os.path.join(scratch, "lock")
         try:
-            if os.path.lexists(path):  # a copied folder may have a link or a pipe there
+            if os.path.lexists(path):  # a copied folder may contain a link or a pipe at this path
                 os.unlink(path)
             with open(os.open(path, _LOCK, 0o666), "w", encoding="utf-8") as file:
                 json.dump(owner, file)

@@ -40,8 +40,8 @@ class Journal:
     columns   (name, encoding) of each column; None if unknown
     schema    playlist header with the Arrow types of the packed table; None without such a header
     shards    one entry for each finished shard, in order
-    raises    UsageError if another pack wrote the journal; FormatError if the journal is damaged;
-              ReachError if the journal cannot be written
+    raises    UsageError if a different pack wrote the journal; FormatError if the journal is
+              damaged; ReachError if the journal cannot be written
     """
 
     def __init__(

@@ -197,7 +197,7 @@ class Writer:
             )
         elif columns != self.columns:
             raise UsageError(
-                "the unfinished pack has other columns",
+                "the unfinished pack has different columns",
                 where=self.target.shown,
                 hint="Use --overwrite to start again.",
             )

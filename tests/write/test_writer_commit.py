@@ -289,7 +289,7 @@ def test_a_refused_writer_releases_the_folder_and_removes_nothing(tmp_path):
     leave_unfinished(tmp_path / "out", 5)
     before = {name: data for name, data in files(tmp_path / "out").items() if name != ".flare/lock"}
     for columns, how, message in (
-        ({"n": "str"}, TWO, "the unfinished pack has other columns"),
+        ({"n": "str"}, TWO, "the unfinished pack has different columns"),
         (
             COLUMNS,
             Settings(shard_rows=3),
