@@ -1,7 +1,7 @@
 """External shuffle: sort rows by a random sort key.
 
 The order depends only on the seed and the row numbers. If all rows fit in memory, they are sorted
-in memory. Otherwise, rows are distributed to temporary files by the first bits of their sort key,
+in memory. Otherwise, rows are distributed to temporary files by the first bits of their sort keys,
 and each file is sorted.
 """
 

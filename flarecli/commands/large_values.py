@@ -16,7 +16,7 @@ __all__ = ["LargeValues"]
 
 
 class LargeValues:
-    """Reader for the rows of a dataset, which does not read values above the size limit.
+    """Row reader for a dataset. Values above the size limit are not read.
 
     A row with large values is a batch of its own, in which zero bytes of the same length replace
     each large value. The zero bytes occupy no memory, because the system allocates memory

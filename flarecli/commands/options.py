@@ -317,7 +317,8 @@ class PackOptions(_DownloadOptions, _WriteOptions, _StreamOptions):
         ),
     )
     shard_rows: int | None = option(
-        None, Option(group="Shards", metavar="N", minimum=1, help="Maximum rows per shard.")
+        None,
+        Option(group="Shards", metavar="N", minimum=1, help="Maximum number of rows per shard."),
     )
     compress: str | None = option(
         None,
@@ -500,7 +501,7 @@ class VerifyOptions(NetworkOptions, _FormatOptions, _SeedOptions):
         Option(
             group="Run",
             metavar="PLAYLIST",
-            help="Also compare shards, sizes and checksums with another playlist.",
+            help="Also compare shards, sizes and checksums with those in PLAYLIST.",
         ),
     )
     state: Address | None = option(

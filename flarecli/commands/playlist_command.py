@@ -285,7 +285,7 @@ def check_playlist(path: str, guard: Guard | None = None) -> list[Finding]:
 
 
 def _refused_entries(stream: Stream) -> Iterator[tuple[tuple[str | int, ...], FlareError]]:
-    """Yield the path in the YAML and the error for each entry of a stream that readers reject."""
+    """Yield the path in the YAML and the error for each stream entry that readers reject."""
     if stream.format is not None and not formats.is_known(stream.format):
         hint = f"Choose one of {', '.join(formats.all_names())}."
         yield (

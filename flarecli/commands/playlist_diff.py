@@ -1,6 +1,6 @@
 """Comparison of two playlists.
 
-Two chunks match if they have the same address, or the same path relative to their playlist.
+Two chunks match if they have the same address, or the same path relative to their playlists.
 Therefore, a copy of a dataset can be compared with the original.
 """
 

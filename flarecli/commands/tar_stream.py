@@ -24,7 +24,7 @@ _READ_BYTES = 1 << 20  # at once
 def is_stdin(sources: Addresses) -> bool:
     """Return whether the source is standard input.
 
-    Raises UsageError if there are several sources, one of which is standard input.
+    Raises UsageError if standard input is one of several sources.
     """
     named = address_texts(sources)
     if STDIN in named and len(named) > 1:

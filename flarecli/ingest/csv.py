@@ -189,7 +189,7 @@ class Delimited(Part):
                 use_threads=False, block_size=len(piece.data) + 4, column_names=self._names
             )
             ragged: list[Any] = []
-            # Arrow removes a leading BOM. A BOM here is part of a value, so add a BOM to remove.
+            # Arrow removes a leading BOM. A BOM here is part of a value, so prepend a second BOM.
             data = BOM + piece.data if piece.data.startswith(BOM) else piece.data
             try:
                 table = csv.read_csv(

@@ -40,7 +40,7 @@ _ROWS = 8192
 _SYNONYMS = {"jpeg": "jpg", "jpg": "jpeg", "text": "txt"}
 MAX_COLUMNS = 1000
 MAX_COMBINATIONS = 10_000  # maximum number of distinct extension sets
-MAX_COMPOUNDS = 10_000  # candidates for compound extensions that are kept in memory
+MAX_COMPOUNDS = 10_000  # maximum number of compound extension candidates in memory
 MAX_SHOWN = 5  # file names listed in a note
 _DESKTOP = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 _DOCUMENTS = frozenset({"readme", "license", "licence"})
@@ -220,7 +220,7 @@ class _Candidates:
             self._count[extension] += 1
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
-            # drop candidates without a plain extension, because names like `First.Last.jpg` add many
+            # drop candidates without a plain extension, because names like `A.B.jpg` add many of them
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
             )

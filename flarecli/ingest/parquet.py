@@ -235,7 +235,7 @@ class Parquet(Part):
         return rows
 
     def _end_of_row_group(self, number: int) -> int:
-        """Return the end offset of a row group's pages, or the file size if it is unknown."""
+        """Return the end offset of a row group's pages; if the offset is unknown, the file size."""
         chunks = self._chunks[number] if number < len(self._chunks) else []
         return max((chunk.start + chunk.stored for chunk in chunks), default=self.at.size())
 

@@ -37,7 +37,7 @@ _EXPECTED = "expected an address, a DataFrame, an Arrow table, a dataset, or an 
 class PythonRows:
     """The rows of a Python object.
 
-    name     the name of its class, for messages
+    name     class name of the object, for messages
     batches  the rows, which can be read once
     """
 
@@ -81,11 +81,12 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 
 
 def rows_of(source: Any) -> tuple[PythonRows | None, Any]:
-    """Return the rows of an object, or None for addresses; and the source to use instead.
+    """Return the rows of an object (None for addresses), and the source.
 
-    The second value replaces an iterator, because its first item was read.
+    If the source is an iterator of addresses, a list is returned instead, because reading the first
+    address changes the iterator.
 
-    raises  UsageError for an object that is neither
+    raises  UsageError for an object without rows and addresses
     """
     name = type(source).__name__
     if isinstance(source, (str, os.PathLike)):
@@ -155,7 +156,7 @@ def _dict_batches(rows: Iterator[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]
             if unknown := [name for name in row if name not in names]:
                 raise UsageError(
                     f"column {unknown[0]!r} is not in the first {_ROWS} rows",
-                    hint="Return all columns in the first row; a missing value is None.",
+                    hint="Return all columns in the first row, with None for a missing value.",
                     row=first + number,
                     column=str(unknown[0]),
                 )

@@ -375,7 +375,7 @@ class Estimate:
 def dry_run(plan: Plan, part_rows: int | None = None) -> Packed:
     """Return the estimated result of a pack, without writing anything.
 
-    part_rows  rows per part; None: no parts
+    part_rows  number of rows per part; None: pack all rows as one dataset
     raises     the error of the first failure among the converted rows; UsageError for a target that
                cannot be written
     """

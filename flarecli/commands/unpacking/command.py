@@ -344,7 +344,7 @@ class _Unpacking:
         self.progress.advance(batch.num_rows + len(placed), size)
 
     def _index_rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Return the index entry for each row, without its files."""
+        """Return the index entry for each row, without the file names."""
         rows: list[dict[str, Any]] = [{"values": {}, "files": {}} for _ in range(batch.num_rows)]
         columns = [(name, name) for name in self.index_columns]
         if not self.key:

@@ -325,7 +325,7 @@ def _hashes(names: Any) -> set[int]:
 
 
 def _files_below(folder: str) -> Iterator[str]:
-    """Yield the path (with `/`) of each file and link below a folder, except flare's own files.
+    """Yield the `/`-separated path of each file and link below a folder, except flare's own files.
 
     Links are not followed.
     """

@@ -391,7 +391,7 @@ def _usual_locations(
 
 
 def folders_above(path: str) -> Iterator[str]:
-    """Yield the parent folders of a path with `/`, nearest first, without the root."""
+    """Yield the parent folders of a `/`-separated path, nearest first, without the root."""
     while path := path.rpartition("/")[0]:
         yield path
 

@@ -50,7 +50,7 @@ class Plan:
     playlist   None if the address could not be resolved; `findings` then contains the reason
     is_whole   whether the list describes a folder rather than individual shards
     is_folder  whether the address is a folder without a list, so that its files are the shards
-    named      other lists of the same shards that the user also named
+    named      other lists of the same shards, if the user also named these lists
     only       files to check in each stream, if the user named files and not the list; empty: all
     error      reason why the address could not be read, if other addresses are also checked
     """
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def is_list(self) -> bool:
-        """Whether this is a list, or a folder with shards, and not single shards."""
+        """Whether this is a plan for a list or a folder rather than for individual shards."""
         is_listed = self.list_at is not None or self.is_folder
         return is_listed and any(len(stream) for stream in self.streams)
 
