@@ -50,6 +50,6 @@ def test_a_missing_unix_module_is_not_reported_as_a_library_to_install(tmp_path)
     ran = run("-c", program, "pack", str(tmp_path / "a.csv"), str(tmp_path / "out"))
     assert (ran.returncode, ran.stderr) == (
         6,
-        "error: the command needs fcntl, which is not available on this system\n"
+        "error: the command requires fcntl, which is not available on this system\n"
         "hint: Run flare on Linux or macOS; on Windows, use WSL.\n",
     )

@@ -19,8 +19,8 @@ from flarecli.suggest import choose, nearest
 
 __all__ = ["COMMANDS", "execute"]
 
-# Command -> first line of its help. Each command is a module of this package, which is imported when
-# the command is called.
+# Command -> first line of its help. Each command is a module of this package; the module is
+# imported when the command is called.
 COMMANDS = {
     "pack": "Pack rows as shards, and download their links.",
     "unpack": "Write rows as files, or download the links in an index.",
@@ -69,7 +69,8 @@ class _Wrapped(Exception):
 class _Base:
     """Base class of the application and its commands.
 
-    It changes completion, the handling of write errors in help, and help on narrow terminals.
+    It changes completion, the handling of write errors while help is printed, and the layout of
+    help on narrow terminals.
     """
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:

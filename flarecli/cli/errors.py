@@ -93,7 +93,7 @@ def _flare_error(error: BaseException, args: list[str]) -> FlareError:
         name = error.name or "flarecli"
         if name in sys.stdlib_module_names:  # Windows lacks fcntl and resource
             return MissingLibraryError(
-                f"the command needs {name}, which is not available on this system",
+                f"the command requires {name}, which is not available on this system",
                 hint="Run flare on Linux or macOS; on Windows, use WSL.",
             )
         if not name.startswith("flarecli"):

@@ -261,7 +261,7 @@ class Printer:
         write_text("".join(escape(line) + "\n" for line in lines))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-        """Print a ruled table on a terminal; elsewhere, print a line of tab-separated cells per row.
+        """Print a ruled table on a terminal; elsewhere, print rows of tab-separated cells.
 
         A cell is text or, on a terminal with colors, an image drawn by `half_blocks`.
         """

@@ -157,8 +157,8 @@ def _write_separated(batches: Iterable[pa.RecordBatch], delimiter: str, style: V
     r"""Write CSV (RFC 4180) or TSV with the same rules; lines end with `\n`.
 
     A cell is quoted if Python's csv or pandas would otherwise read a different text, that is, if
-    the cell contains a delimiter, a quote or a line end, starts or ends with white space, starts with a
-    byte order mark, or would be an empty line.
+    the cell contains a delimiter, a quote or a line end, starts or ends with white space, starts
+    with a byte order mark, or would be an empty line.
     """
     printable = escape if is_terminal() else str
     needs_quotes = re.compile(f'[{delimiter}"\r\n]|\\A[\\s\ufeff]|\\s\\Z')
@@ -247,8 +247,8 @@ def _drawings(batch: pa.RecordBatch) -> dict[tuple[int, int], Any]:
 def half_blocks(data: bytes, caption: str) -> Text | None:
     """Draw an image above a caption. The result is None if the image is invalid or too large.
 
-    Each character is a half block that shows two pixels; the foreground color is
-    the color of the upper pixel.
+    Each character is a half block that shows two pixels; the foreground color is the
+    color of the upper pixel.
 
     caption  text that is already escaped
     """

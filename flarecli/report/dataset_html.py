@@ -163,7 +163,7 @@ def _columns(stream: StreamInfo) -> Iterator[str]:
 
 
 def _shard_sizes(shards: Sequence[tuple[str, int, int]]) -> str:
-    """Plot shard sizes in order. With many shards, each bar shows the largest of several."""
+    """Plot shard sizes in order. With many shards, each bar shows the largest of several shards."""
     sizes = np.array([size for _, _, size in shards], np.int64)
     if len(sizes) > _MAX_BARS:
         starts = np.linspace(0, len(sizes), _MAX_BARS, endpoint=False).astype(np.int64)

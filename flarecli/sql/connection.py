@@ -28,7 +28,8 @@ _SETTINGS: dict[str, Any] = {
 def connect() -> duckdb.DuckDBPyConnection:
     """Open an in-memory database.
 
-    raises  MissingError if the current folder was deleted, because DuckDB would end the process
+    raises  MissingError if the current folder was deleted, because DuckDB would otherwise end the
+            process
     """
     import duckdb
 

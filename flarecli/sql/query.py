@@ -4,9 +4,9 @@ A condition, or a SELECT that uses one row at a time, runs over one batch after 
 read-ahead. A SELECT that sorts, groups or counts runs once over all batches, in DuckDB's memory.
 
 A hidden column can contain the source row number of each result row. This requires a SELECT that
-reads only `dataframe` and returns its rows, without grouping or DISTINCT. It also
-requires that no expression uses all columns, because an additional column would change the value
-of such an expression.
+reads only `dataframe` and returns its rows, without grouping or DISTINCT. It also requires
+that no expression uses all columns, because an additional column would change the value of such an
+expression.
 """
 
 from __future__ import annotations
