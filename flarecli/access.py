@@ -91,13 +91,12 @@ class NetworkOptions(Options):
         """Return the transfer limits."""
         from flarecli.storage import Limits
 
-        jobs = {} if self.jobs is None else {"jobs": self.jobs}
-        return Limits(
+        limits = Limits(
             retries=self.retries,
             timeout_s=cast(float, self.timeout),
             deadline_s=cast(float, self.deadline),
-            **jobs,
         )
+        return limits if self.jobs is None else replace(limits, jobs=self.jobs)
 
     def guard(self, sources: Sequence[str]) -> Guard:
         """Return the access rules. Data may refer to the origins of `sources`.

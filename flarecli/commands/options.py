@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 from flarecli import formats
 from flarecli.access import CacheOptions, NetworkOptions
-from flarecli.arguments import Address, Addresses, Option, Options, option
+from flarecli.arguments import Address, Addresses, Option, Options, option, shown
 from flarecli.errors import UsageError
 from flarecli.hashes import DEFAULT
 from flarecli.units import format_count, parse_box, parse_size
@@ -104,6 +104,16 @@ def _shard_size(text: str) -> int:
     return size
 
 
+def _user_agent(text: str) -> str:
+    """Return a User-Agent. Raises UsageError unless the text is printable ASCII."""
+    if not (text.isascii() and text.isprintable() and text.strip()):
+        raise UsageError(
+            f"expected printable ASCII characters, got {shown(text)}",
+            hint="Name your program and a contact, such as 'mybot/1.0 (+https://example.com/bot)'.",
+        )
+    return text
+
+
 def _compressions() -> tuple[str, ...]:
     from flarecli.compress import SUFFIXES
 
@@ -125,10 +135,43 @@ class _DownloadOptions(CacheOptions):
         ),
     )
 
+    per_host: int | None = option(
+        None,
+        Option(
+            group="Links",
+            metavar="N",
+            minimum=1,
+            help="Maximum number of parallel downloads from one host (default: --jobs).",
+        ),
+    )
+    user_agent: str | None = option(
+        None,
+        Option(
+            group="Links",
+            metavar="TEXT",
+            parse=_user_agent,
+            takes_text=True,
+            shown="flare/VERSION",
+            help="User-Agent of HTTP requests.",
+        ),
+    )
+    ignore_robots_tag: bool = option(
+        False,
+        Option(
+            group="Links",
+            help="Download links although their X-Robots-Tag contains noai, noimageai, noindex or noimageindex.",
+        ),
+    )
+
     def limits(self) -> Limits:
         from dataclasses import replace
 
-        return replace(super().limits(), max_bytes=cast(int, self.max_object))
+        return replace(
+            super().limits(),
+            max_bytes=cast(int, self.max_object),
+            per_host=self.per_host,
+            user_agent=self.user_agent or "",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

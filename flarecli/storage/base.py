@@ -68,6 +68,8 @@ class Limits:
     deadline_s   maximum time per object, including redirects, retries and delays
     max_bytes    maximum size of an object
     ahead_bytes  maximum number of bytes in flight or fetched ahead of use; a single object may exceed this limit
+    per_host     maximum number of parallel transfers from one host; None: `jobs`
+    user_agent   User-Agent of HTTP requests; empty: flare and its version
     """
 
     jobs: int = 32
@@ -76,6 +78,8 @@ class Limits:
     deadline_s: float = 600.0
     max_bytes: int = 10**9
     ahead_bytes: int = 64 << 20
+    per_host: int | None = None
+    user_agent: str = ""
 
 
 class Entry(NamedTuple):

@@ -126,7 +126,7 @@ def error_of(failure: Failure, address: object, hint: str = SKIP_HINT) -> FlareE
     hint     how to continue without failed rows
     """
     named = f"{failure.key}: " if failure.key else ""
-    if failure.kind == "unsafe" and "--allow-" in failure.hint:
+    if failure.kind == "robots" or (failure.kind == "unsafe" and "--allow-" in failure.hint):
         hint = f"{failure.hint.rstrip('.')}, or --on-error skip to omit such rows."
     elif failure.kind in ("column", "incomplete"):
         hint = _COLUMNS_HINT

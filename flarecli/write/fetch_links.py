@@ -113,6 +113,7 @@ def fetch(
     guard: Guard,
     limits: Limits,
     allow_empty: bool = False,
+    ignore_robots_tag: bool = False,
     first_row: int = 0,
     progress: Progress,
     spool: Spool | None = None,
@@ -124,6 +125,7 @@ def fetch(
     at         folder of the index, to which links are relative
     first_row  position of the first row in the selection
     spool      provides the downloads of an earlier run, and saves the downloads of this run
+    ignore_robots_tag  download objects although the X-Robots-Tag of their server disallows the use
     raises     UsageError if a source column is not text
     """
     if not links:
@@ -132,7 +134,7 @@ def fetch(
             yield Fetched(batch, np.arange(first_row, next_row), (), next_row, {})
             first_row = next_row
         return
-    fetcher = _Fetcher(links, key, at, guard, limits, allow_empty, spool)
+    fetcher = _Fetcher(links, key, at, guard, limits, allow_empty, ignore_robots_tag, spool)
     try:
         rows = 0
         for batch, first in _slices(batches, first_row):
@@ -189,9 +191,11 @@ class _Fetcher:
         guard: Guard,
         limits: Limits,
         allow_empty: bool,
+        ignore_robots_tag: bool,
         spool: Spool | None,
     ) -> None:
         self._links, self._key, self._allow_empty = links, key, allow_empty
+        self._obeys_robots_tag, self._any_disallowed = not ignore_robots_tag, False
         self._guard, self._limits, self._spool = guard, limits, spool
         self._may_be_page = [
             (link.encoding or "").partition(":")[0] in ("str", "json") for link in links
@@ -248,6 +252,7 @@ class _Fetcher:
             functools.partial(self._arrived.put, None),
             replace(self._guard, named=self._resolver.named_origins),
             first=self._next_order,
+            obeys_robots_tag=self._obeys_robots_tag,
         )
         self._next_order += len(flat)
         if requested := outcomes.count(None):
@@ -286,6 +291,8 @@ class _Fetcher:
         """Yield the notes about all transfers."""
         for hint in self._hints:
             yield f"rows failed because of a private address: {hint[:1].lower()}{hint[1:]}"
+        if self._any_disallowed:
+            yield "rows failed because of X-Robots-Tag: use --ignore-robots-tag to download such objects"
         if self._engine is not None and self._engine.budget_exhausted:
             yield "the retry budget was used up: later transient errors were not retried"
         if self._engine is not None and self._engine.without_length:
@@ -437,6 +444,7 @@ class _Fetcher:
                 raise RuntimeError(outcome.message)  # a bug must not become a failed row
             if outcome.kind == "unsafe" and outcome.hint and len(self._hints) < MAX_SHOWN_HINTS:
                 self._hints[outcome.hint] = None
+            self._any_disallowed |= outcome.kind == "robots"
             message = f"{redact(part.request.urls[place])}: {outcome.message}"
             return LinkFailure(outcome.kind, redact_text(message), outcome.hint)
         if isinstance(outcome, FetchedLink):

@@ -116,6 +116,9 @@ def test_pack_without_options_passes_the_defaults(flare):
         "engine": "local",
         **CACHE,
         "max_object": 10**9,
+        "per_host": None,
+        "user_agent": None,
+        "ignore_robots_tag": False,
     }
 
 
@@ -128,7 +131,8 @@ def test_every_option_of_pack_is_passed(flare):
         "--on-duplicate first --dry-run --resume "
         "--resize 640x480 --resize-mode crop --quality 80 --min-size 32 --max-aspect 2.5 --media-info --strict --part-rows 9 --engine ray "
         "--csv delimiter=; --csv null=NA --null fill --null n=0 "
-        "--overwrite --allow-empty --allow-missing -0 -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local --cache kept --cache-limit 1MB --allow-host 10.0.0.7:80 --allow-host ::1"
+        "--overwrite --allow-empty --allow-missing -0 -j 5 --retries 2 --timeout 8s --deadline 12s --max-object 1MB --allow-private --allow-local --cache kept --cache-limit 1MB --allow-host 10.0.0.7:80 --allow-host ::1 "
+        "--per-host 4 --user-agent mybot/1.0 --ignore-robots-tag"
     )
     assert flare("pack", *line.split(), pack=pack).code == 0
     options = options_of(pack)
@@ -157,6 +161,9 @@ def test_every_option_of_pack_is_passed(flare):
         "csv": ["delimiter=;", "null=NA"],
         "null": ["fill", "n=0"],
         "from0": True,
+        "per_host": 4,
+        "user_agent": "mybot/1.0",
+        "ignore_robots_tag": True,
         "resize": (640, 480),
         "resize_mode": "crop",
         "quality": 80,
@@ -466,7 +473,8 @@ def test_unpack_prints_the_index_and_counts(flare):
     ran = flare("unpack", *line.split(), unpack=unpack)
     assert (ran.code, ran.out) == (1, "files/index.jsonl\n")
     assert ran.err.startswith("1 row failed: 404\nunpacked 5 rows into 4 files, 1.0 kB in ")
-    options = options_of(unpack, {**CACHE, "max_object": 10**9})
+    defaults = {"max_object": 10**9, "per_host": None, "user_agent": None}
+    options = options_of(unpack, {**CACHE, **defaults, "ignore_robots_tag": False})
     assert unpack.args == (["a"], "files")
     assert options == {
         "format": None,

@@ -175,6 +175,8 @@ class PackTask:
         }
         if self.guard.allow_hosts:
             access["allow_hosts"] = sorted(self.guard.allow_hosts)
+        if options.ignore_robots_tag:
+            access["ignore_robots_tag"] = True
         streams = name_list(options.streams)
         return {
             "fetch": [[link.source, link.name] for link in self.links],
@@ -557,6 +559,7 @@ def fetched(
             guard=task.guard,
             limits=task.limits,
             allow_empty=plan.options.allow_empty,
+            ignore_robots_tag=plan.options.ignore_robots_tag,
             first_row=skip,
             progress=plan.progress,
             spool=spool,

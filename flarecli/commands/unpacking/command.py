@@ -175,6 +175,7 @@ class _Unpacking:
     ) -> None:
         self.source, self.links, self.guard, self.progress = source, links, guard, progress
         self.on_error, self.index, self.limits = options.on_error, options.index, options.limits()
+        self.ignore_robots_tag = options.ignore_robots_tag
         schema, form, key = source.schema, facts(source.format), options.key
         check_names(schema.names, [*(link.source for link in links), *([key] if key else [])])
         renamed = {link.source: link.name for link in links}
@@ -273,6 +274,7 @@ class _Unpacking:
             at=self.source.at,
             guard=self.guard,
             limits=self.limits,
+            ignore_robots_tag=self.ignore_robots_tag,
             first_row=skip,
             progress=self.progress,
         )

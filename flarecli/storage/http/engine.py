@@ -36,7 +36,7 @@ from flarecli.storage.base import Limits
 from flarecli.storage.http.ip_guard import Permit
 from flarecli.storage.http.request import BatchRequest, Page, Request
 from flarecli.storage.http.response import REDIRECTS, UNREACHABLE, Fault, curl_fault
-from flarecli.storage.http.scheduler import HostQueues, RetryQueue
+from flarecli.storage.http.scheduler import HostQueues, RetryQueue, host_name
 from flarecli.storage.http.transfer import Handle
 from flarecli.storage.http.url import redirected
 
@@ -235,7 +235,7 @@ class Engine:
         self._crash: BaseException | None = None
         self._open: set[Request] = set()
         self._batches = WeakSet[BatchRequest]()  # weak references, because callers own the batches
-        self.hosts = HostQueues()
+        self.hosts = HostQueues(limits.per_host)
         self._retries = RetryQueue(limits.retries, self.hosts)
         self._active: set[Handle] = set()
         # Times at which deadlines and speeds were last checked, and at which requests were last started.
@@ -417,12 +417,38 @@ class Engine:
         while len(active) - len(window.paused) < self.limits.jobs:
             request = self.hosts.pick(now, window.head if window.is_full(len(active)) else None)
             if request is None:
+                if self._displace_paused(now):
+                    continue
                 return
             if request.cancelled:
                 continue
             request.deadline = request.deadline or now + self.limits.deadline_s
             request.attempts += 1
             self._begin(request, now)
+
+    def _displace_paused(self, now: float) -> bool:
+        """Requeue a paused transfer whose host is full, if the head needs this host; return whether there was one.
+
+        Otherwise, the head would wait for transfers that are paused until the head is complete.
+        """
+        paused = self._window.paused
+        name = self.hosts.blocked_host(now, self._window.head) if paused else None
+        if name is None:
+            return False
+        held = [handle for handle in paused if host_name(handle.request.origin) == name]
+        if not held:
+            return False
+        handle = max(held, key=lambda one: one.request.order)
+        request = handle.request
+        self._stop(handle)
+        self._requeue(request)
+        return True
+
+    def _requeue(self, request: Request) -> None:
+        """Queue a started request again, because its host has no room; the wait does not count as an attempt."""
+        request.attempts -= 1
+        request.deadline = 0.0  # starts again with the next transfer
+        self.hosts.put(request, is_retry=True)
 
     def _begin(self, request: Request, now: float, fresh: bool = False) -> None:
         permit = request.permit
@@ -545,7 +571,10 @@ class Engine:
             self._deliver(request, fault)
             return
         request.hops += 1
-        self._begin(request, now)
+        if self.hosts.has_room(request.origin):
+            self._begin(request, now)
+        else:
+            self._requeue(request)
 
     def _retry(self, request: Request, fault: Fault, now: float) -> None:
         if not self._retries.schedule(request, fault, now):

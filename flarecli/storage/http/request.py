@@ -137,6 +137,7 @@ class BatchRequest:
     arrived   function that the engine's thread calls when position `awaited` has an outcome
     guard     restrictions on private addresses
     first     order of position 0; the order of position i is `first` + i
+    obeys_robots_tag  whether a response fails if its X-Robots-Tag disallows its use
     """
 
     cancelled = False
@@ -150,10 +151,11 @@ class BatchRequest:
         arrived: Callable[[], object],
         guard: Guard,
         first: int = 0,
+        obeys_robots_tag: bool = False,
     ) -> None:
         self.urls, self.origins, self.users = urls, origins, users
         self.outcomes, self.arrived = outcomes, arrived
-        self.guard, self.first = guard, first
+        self.guard, self.first, self.obeys_robots_tag = guard, first, obeys_robots_tag
         self.awaited = -1
 
     def by_origin(self) -> Mapping[str, Sequence[int]]:

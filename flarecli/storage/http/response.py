@@ -28,7 +28,9 @@ __all__ = [
     "curl_fault",
     "changed_fault",
     "decode_body",
+    "header_values",
     "private_fault",
+    "robots_fault",
     "status_fault",
     "is_settled",
 ]
@@ -235,6 +237,27 @@ def changed_fault() -> Fault:
         "changed while it was being read",
         hint="Run the command again.",
         error=IntegrityError,
+    )
+
+
+def header_values(lines: Sequence[bytes], name: str) -> list[str]:
+    """Return the values of all headers with a lower-case name in the lines of a response head."""
+    values: list[str] = []
+    for line in lines:
+        one, value = _field.__wrapped__(line)
+        if one == "HTTP":  # may follow an interim response
+            values.clear()
+        elif one == name:
+            values.append(value)
+    return values
+
+
+def robots_fault(directive: str) -> Fault:
+    """Return the fault for a response whose X-Robots-Tag contains a directive that disallows its use."""
+    return Fault(
+        "robots",
+        f"the server disallows this use (X-Robots-Tag: {directive})",
+        hint="Use --ignore-robots-tag to download such objects.",
     )
 
 

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from itertools import repeat
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ from flarecli.storage.http.ip_guard import Permit, permit_for
 from flarecli.storage.http.request import BatchRequest, Request
 from flarecli.storage.http.response import UNREACHABLE, Fault
 
-__all__ = ["FIRST_CONTACT_S", "OUTAGE_S", "HostQueues", "RetryQueue", "outage_delay"]
+__all__ = ["FIRST_CONTACT_S", "OUTAGE_S", "HostQueues", "RetryQueue", "host_name", "outage_delay"]
 
 MIN_PACE_S, MAX_PACE_S = 0.02, 5.0  # delay between two requests to an overloaded host
 PACE_FACTOR = 0.9  # each success multiplies the delay between requests by this factor
@@ -39,20 +39,29 @@ _Turn: TypeAlias = tuple[int, Request | BatchRequest, int]
 
 
 class _Host:
-    """The state of one origin: queued requests, requests in flight, and the earliest start of the next request."""
+    """The state of one origin: queued requests, requests in flight, and the earliest start of the next request.
 
-    __slots__ = ("active", "next_at", "pace", "refused", "served", "waiting", "wave_until")
+    name  host name without scheme and port
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("active", "name", "next_at", "pace", "refused", "served", "waiting", "wave_until")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.waiting: deque[_Turn] = deque()
         self.active, self.next_at, self.pace, self.wave_until = 0, 0.0, 0.0, 0.0
         self.refused = self.served = 0  # refusals and successes since the last pause began
 
 
 class HostQueues:
-    """The queues of all hosts. A host may use all transfers as long as no other host has requests."""
+    """The queues of all hosts. A host may use all transfers as long as no other host has requests.
 
-    def __init__(self) -> None:
+    per_host  maximum number of transfers from one host name, over all schemes and ports; None for no limit
+    """
+
+    def __init__(self, per_host: int | None = None) -> None:
+        self._per_host = per_host
+        self._transfers = Counter[str]()  # host name -> transfers in flight, if there is a limit
         self._hosts: dict[str, _Host] = {}
         self._reached: dict[str, None] = {}  # origins that have responded
         self._down: dict[str, float] = {}  # unreachable origin -> time of the first fault
@@ -91,9 +100,12 @@ class HostQueues:
         head  highest order that may start, or None for any order
         """
         best, fewest, lowest = None, 0, 0
+        limit, transfers = self._per_host, self._transfers
         for host in self._ready.values():
             order = host.waiting[0][0]
             if host.next_at > now or (head is not None and order > head):
+                continue
+            if limit is not None and transfers[host.name] >= limit:
                 continue
             if best is None or host.active < fewest or (host.active == fewest and order < lowest):
                 best, fewest, lowest = host, host.active, order
@@ -117,7 +129,11 @@ class HostQueues:
             return None
         waiting = host.waiting
         following = waiting[0][1]
-        if following.cancelled or permit != permit_for(origin, following.guard):
+        if isinstance(following, Request):  # may be redirected, and then needs another permit
+            needed = following.permit
+        else:
+            needed = permit_for(origin, following.guard)
+        if following.cancelled or permit != needed:
             return None
         turn = waiting.popleft()
         if not waiting:
@@ -136,8 +152,24 @@ class HostQueues:
         """Count a transfer that started (1) or ended (-1)."""
         host = self._hosts.get(origin) or self._host(origin)
         host.active += change
+        if self._per_host is not None:
+            self._transfers[host.name] += change
+            if not self._transfers[host.name]:
+                del self._transfers[host.name]
         if not (host.active or host.waiting or host.pace or origin in self._down):
             del self._hosts[origin]  # saves memory, because a run may use a million hosts
+
+    def has_room(self, origin: str) -> bool:
+        """Return whether another transfer from the host of an origin may start."""
+        limit = self._per_host
+        return limit is None or self._transfers[host_name(origin)] < limit
+
+    def blocked_host(self, now: float, head: int) -> str | None:
+        """Return the name of a full host for which a request with an order up to `head` waits, or None."""
+        for origin, host in self._ready.items() if self._per_host is not None else ():
+            if host.waiting[0][0] <= head and host.next_at <= now and not self.has_room(origin):
+                return host.name
+        return None
 
     def slow_down(self, origin: str, now: float, wait: float) -> float:
         """Pause an overloaded host for `wait` seconds; return the end time of the pause.
@@ -198,8 +230,13 @@ class HostQueues:
     def _host(self, origin: str) -> _Host:
         host = self._hosts.get(origin)
         if host is None:
-            host = self._hosts[origin] = _Host()
+            host = self._hosts[origin] = _Host(host_name(origin))
         return host
+
+
+def host_name(origin: str) -> str:
+    """Return the host name in an origin, without scheme and port."""
+    return origin.partition("://")[2].rpartition(":")[0]
 
 
 def _request(turn: _Turn) -> Request:

@@ -19,6 +19,7 @@ import pycurl
 from flarecli import __version__
 from flarecli.errors import FlareError, FormatError
 from flarecli.storage.base import SHORT_HINT, Guard, Limits, short_message
+from flarecli.storage.http import robots
 from flarecli.storage.http.ip_guard import Permit, check_address
 from flarecli.storage.http.request import Request
 from flarecli.storage.http.response import (
@@ -27,7 +28,9 @@ from flarecli.storage.http.response import (
     changed_fault,
     curl_fault,
     decode_body,
+    header_values,
     private_fault,
+    robots_fault,
     status_fault,
 )
 from flarecli.storage.http.url import Address
@@ -70,7 +73,9 @@ class Handle:
         easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         easy.setopt(pycurl.FOLLOWLOCATION, 0)
         easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(1000 * min(CONNECT_S, limits.timeout_s)))
-        easy.setopt(pycurl.USERAGENT, f"flare/{__version__}")
+        user_agent = limits.user_agent or f"flare/{__version__}"
+        easy.setopt(pycurl.USERAGENT, user_agent)
+        self._client_names = robots.client_names(user_agent)
         easy.setopt(pycurl.BUFFERSIZE, 128 << 10)
         easy.setopt(pycurl.TCP_KEEPALIVE, 1)
         easy.setopt(pycurl.DNS_CACHE_TIMEOUT, 300)
@@ -170,6 +175,8 @@ class Handle:
         request.total = response.total
         if response.status not in _SUCCESS:
             self._last = _ERROR_BYTES
+        elif directive := self._disallowing_directive(response):
+            self._fault = robots_fault(directive)
         elif (request.if_match and response.etag not in ("", request.if_match)) or (
             request.version is not None and request.version.differs(response.pin(response.total))
         ):
@@ -187,6 +194,13 @@ class Handle:
         elif response.length is not None and response.length > self._limit:
             self._fault = _too_large(self._limit, self._limits.max_bytes)
         return self._fault
+
+    def _disallowing_directive(self, response: Response) -> str:
+        """Return the directive of X-Robots-Tag that disallows the use of the response, or an empty string."""
+        batch = self.request.batch
+        if batch is None or not batch.obeys_robots_tag or robots.HEADER not in response.headers:
+            return ""
+        return robots.disallowed(header_values(self.lines, robots.HEADER), self._client_names)
 
     def _read_range(self, response: Response) -> Fault | None:
         """Check the range of the response against the requested range; return a fault or None."""

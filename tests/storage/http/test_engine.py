@@ -730,3 +730,28 @@ def test_a_pause_extends_the_deadline_of_its_transfer():
         False,
         [],
     )
+
+
+def test_a_paused_transfer_does_not_block_the_head_of_a_full_host(web, engine):
+    """Object 0 fails at first, and object 2 is paused until object 0 is complete; one transfer at a time."""
+
+    def fail_once(handler, times):
+        if times == 1:
+            handler.answer(500, b"", Retry_After=1)
+        else:
+            handler.answer(200, BODY)
+
+    web.pages["/0"] = fail_once
+    for i in range(1, 5):
+        web.page(f"/{i}", BODY)
+    one, arrived = engine(ahead_bytes=len(BODY) + 10_000, per_host=1), SimpleQueue()
+    one.submit([request(web.url(f"/{i}"), arrived.put, order=i) for i in range(5)])
+    done, head = {}, 0
+    while head < 5:
+        finished = arrived.get(timeout=30)
+        done[finished.order] = finished
+        while head in done:
+            assert (done[head].fault, done[head].data) == (None, BODY)
+            head += 1
+            one.release(len(BODY), head)
+    assert web.asked["/0"] == 2 and web.asked["/2"] == 2

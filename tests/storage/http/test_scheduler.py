@@ -400,3 +400,26 @@ def test_a_retry_is_queued_after_the_head():
     hosts.put(second, is_retry=True)  # its pause was longer
     assert hosts.pick(0.0, head=0) is first
     assert hosts.pick(0.0, head=1) is second
+
+
+def test_a_redirected_request_does_not_reuse_the_connection_of_another_permit():
+    """The user typed the host of both requests; a redirect to this host needs --allow-private."""
+    hosts, guard = HostQueues(per_host=1), Guard(named=frozenset({ORIGIN}))
+    own, redirected = (Request(parse(f"http://{h}.example/x"), print, guard) for h in "ab")
+    redirected.address = own.address
+    hosts.put(redirected)
+    assert hosts.follow(ORIGIN, own.permit) is None
+    assert hosts.follow(ORIGIN, redirected.permit) is redirected
+    hosts.put(own)
+    assert hosts.follow(ORIGIN, own.permit) is own
+
+
+def test_a_full_host_does_not_start_another_request():
+    hosts, other = HostQueues(per_host=1), Request(parse("https://a.example/x"), print, Guard())
+    for one in (request(), other):
+        hosts.put(one)
+    assert hosts.pick(0.0) is not None
+    hosts.count(ORIGIN, 1)
+    assert hosts.pick(0.0) is None and hosts.blocked_host(0.0, 0) == "a.example"
+    hosts.count(ORIGIN, -1)
+    assert hosts.pick(0.0) is other
