@@ -17,13 +17,14 @@ from flarecli.prefetch import ordered_map
 from flarecli.read.batch import BatchMaker, BatchResult, BatchTask, batch_rows, batch_tasks
 from flarecli.read.decode import DecodeRule
 from flarecli.read.epoch import WINDOW, check_cursor, check_rows, parse_state
-from flarecli.read.process_pool import Process, close_all
+from flarecli.read.process_pool import Process, WorkerEndedError, close_all
 from flarecli.read.protocols import Closable, Order, Rows
 from flarecli.read.shard_prefetch import Prefetch
 
 __all__ = ["Loader"]
 
 _MAX_WORKERS = 1 << 16
+_MAX_SHOWN_ROWS = 8  # row numbers in a message
 _KEYS = {"seed", "epoch", "step", "order", "window", "rows", "ranks", "skip", "checksum"}
 
 
@@ -280,6 +281,11 @@ class Loader(Closable):
                 try:
                     result: BatchResult = process(task._replace(block=None))  # not picklable
                     return result
+                except WorkerEndedError as error:
+                    numbers = ", ".join(map(str, task.rows[:_MAX_SHOWN_ROWS].tolist()))
+                    more = ", …" if len(task.rows) > _MAX_SHOWN_ROWS else ""
+                    message = f"{error.message} during the batch of rows {numbers}{more}"
+                    raise error.changed(message=message) from None
                 finally:
                     idle.put(process)
 

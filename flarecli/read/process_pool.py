@@ -20,10 +20,14 @@ from typing import Any
 from flarecli.encodings import CUSTOM, CustomEncoding
 from flarecli.errors import FlareError, ReachError, TransformError, UsageError
 
-__all__ = ["Process", "close_all"]
+__all__ = ["Process", "WorkerEndedError", "close_all"]
 
 _PARENT_CHECK_S = 1.0  # interval at which a worker checks that its parent is alive
 _END_S = 0.3  # wait before terminating a process, and again before killing the process
+
+
+class WorkerEndedError(TransformError):
+    """A worker process that ended during a call."""
 
 
 class Process:
@@ -72,7 +76,7 @@ class Process:
             self._process.join(_END_S)
             code = self._process.exitcode
             is_killed = code is None or code < 0
-            raise TransformError(
+            raise WorkerEndedError(
                 f"a worker process ended (exit code {code})",
                 hint="The process may have run out of memory."
                 if is_killed

@@ -36,13 +36,28 @@ def test_spawned_processes_yield_the_same_batches(data):
     assert list(loader) == [50, 50, 3]
 
 
+def _exit_at_row_30(sample):
+    if sample["n"] == 30:
+        os._exit(7)
+    return sample
+
+
 def test_an_exited_worker_process_is_reported(data):
-    with pytest.raises(TransformError, match=r"^a worker process ended \(exit code 7\)$"):
-        list(
-            flare.Loader(
-                data, transform=lambda sample: os._exit(7), workers=1, processes=True, start="fork"
-            )
-        )
+    loader = flare.Loader(
+        data,
+        12,
+        order="sequential",
+        transform=_exit_at_row_30,
+        workers=1,
+        processes=True,
+        start="fork",
+    )
+    with pytest.raises(TransformError) as caught:
+        list(loader)
+    assert str(caught.value) == (
+        "a worker process ended (exit code 7) during the batch of rows "
+        "24, 25, 26, 27, 28, 29, 30, 31, …"
+    )
     with pytest.raises(UsageError, match="^cannot send to another process: "):
         list(flare.Loader(data, transform=lambda sample: sample, processes=True, start="spawn"))
 
