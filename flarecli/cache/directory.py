@@ -279,7 +279,7 @@ class Folder:
         return part
 
     def _reserve(self, size: int, since: float, evicted: list[str]) -> bool:
-        """Reserve space for a copy from this process's reservation or by eviction; return False without enough space.
+        """Reserve space for a copy from this process's reservation or by eviction; return False if this fails.
 
         evicted  list to which the names of evicted copies are appended
         """

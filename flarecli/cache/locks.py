@@ -1,6 +1,6 @@
 """Advisory locks that prevent duplicate work, and the registration of processes; correctness never depends on either.
 
-FOLDER/turns/KIND.NNN          locked while a process fetches a key of that kind; NNN are the last digits of the key
+FOLDER/turns/KIND.NNN          locked while a process fetches a key of kind KIND; NNN are the last digits of the key
 FOLDER/here/of.HOST.PID.N.here  locked as long as a process uses the folder
 
 The files are empty. Files in `turns` are never removed, because creating a file costs as much as fetching 0.5 MB.

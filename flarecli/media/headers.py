@@ -333,7 +333,7 @@ _XING = re.compile(b"Xing|Info|VBRI")  # tags in a first frame without audio
 
 
 def _mp3(data: bytes, header: MediaInfo) -> None:
-    """Add the durations of all frames, and compare the number of frames with the Xing or Info tag."""
+    """Add the durations of all frames, and compare the number of frames with that in the Xing or Info tag."""
     frames, duration, stated = 0, 0.0, None
     for number, (begin, end, seconds) in enumerate(mp3_frames(data)):
         tag = None if number else _XING.search(data, begin, min(end, begin + 64))

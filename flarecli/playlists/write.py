@@ -101,7 +101,7 @@ def _file(file: File) -> dict[str, Any]:
 
 
 def _block(value: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """Yield the lines of a YAML mapping: nested mappings in block style, others in flow style."""
+    """Yield the lines of a YAML mapping: mappings of mappings in block style, other values in flow style."""
     if not value:
         yield "  " * depth + "{}"
     for key, item in value.items():

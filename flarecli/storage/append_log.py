@@ -153,7 +153,7 @@ class FileLog(AppendLog):
         self.create()
         try:
             os.ftruncate(self._fd, size)
-            self._sync()  # needed because no `append` may follow that would sync the file
+            self._sync()  # a later `append`, which would also sync, is not guaranteed
         except OSError as error:
             raise self._store.error(error, self._at.path) from None
 

@@ -330,7 +330,7 @@ class Location:
         return f"Location({str(self)!r})"  # `self.path` may contain the secrets of a web address
 
     def __truediv__(self, name: str) -> Location:
-        """Return the location of a relative path in this folder. Raises UnsafeError if the path leaves the folder."""
+        """Return the location of a relative path in this folder. Raises UnsafeError for a path outside the folder."""
         return Location(self.store, self.store.child(self.path, check_name(name, where=self)))
 
     @property
@@ -500,7 +500,7 @@ def too_many_files(limit: int, where: object = "") -> UsageError:
 
 
 def bytewise(entry: tuple[str, bool, int | None]) -> bytes:
-    """Return the sort key for a folder's entry (name, whether it is a folder, size).
+    """Return the sort key for a folder's entry (name, whether the entry is a folder, size).
 
     The key of a folder ends with a slash, so that entries are sorted like the paths of the files in them.
     """

@@ -41,7 +41,7 @@ class FileWriter:
         self._held, self._is_direct = 0, False
 
     def write(self, data: memoryview) -> None:
-        """Write bytes, uint8 [n]. Raises the OSError of `os.write`, possibly for buffered bytes of an earlier call."""
+        """Write bytes (uint8 [n]). Raises the OSError of `os.write`, possibly for buffered bytes of an earlier call."""
         while data and self._memory is not None:
             if self._held == _BUFFER_BYTES:
                 self._is_direct = self._is_direct or _set_direct(self._fd, True)
@@ -89,7 +89,7 @@ def _buffer() -> mmap.mmap:
 
 
 def write_all(fd: int, data: memoryview) -> None:
-    """Write all bytes, uint8 [n], with as many system calls as needed."""
+    """Write all bytes (uint8 [n]) with as many system calls as needed."""
     while data:
         data = data[os.write(fd, data) :]
 

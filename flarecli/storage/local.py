@@ -229,7 +229,7 @@ class LocalStore(Store):
         return None
 
     def _roots(self) -> list[str]:
-        """Return the absolute names of the root: its real path, and the typed path relative to $PWD and to the working folder."""
+        """Return the absolute paths of the root: resolved, and as typed (in $PWD and in the working folder)."""
         if self._root_names is None:
             typed = [os.path.join(os.environ.get("PWD", ""), self.shown)]
             with contextlib.suppress(OSError):  # the working folder was deleted

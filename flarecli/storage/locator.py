@@ -79,7 +79,7 @@ def locate_named(address: str, guard: Guard, is_remote: bool = False) -> Locatio
 
         if not permits_host(address, guard.allow_private, guard.allow_hosts):
             raise UnsafeError(
-                f"flare cannot check which address {scheme}:// connects to",
+                f"flare cannot check which IP address the {scheme}:// client connects to",
                 where=redact(address),
                 hint="Pass --allow-host with the host and port, if you trust the data.",
             )

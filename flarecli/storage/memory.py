@@ -12,7 +12,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore(Store):
-    """A store for files in a dict, path -> bytes.
+    """A store for files in a dict (path -> bytes).
 
     shown  prefix of all addresses in messages
     """

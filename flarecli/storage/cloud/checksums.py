@@ -137,7 +137,7 @@ def signed(
 
 
 def _head(url: str, headers: Mapping[str, str], timeout_s: float) -> Response | None:
-    """Send a HEAD request on this thread's connection; return None without a response."""
+    """Send a HEAD request on this thread's connection; return None if there is no response."""
     import pycurl
 
     connection: tuple[int, Any] = getattr(_thread, "connection", (0, None))

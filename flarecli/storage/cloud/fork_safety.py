@@ -1,9 +1,9 @@
 """Use obstore, the library for S3, GCS and Azure, in a forked process.
 
-The tokio runtime of obstore does not survive a fork, so each call in a child would block forever. Therefore, a
-child whose parent has used the library loads a copy of the library from a temporary file; the copy has its own runtime.
-Upstream documents that obstore is not fork-safe (developmentseed/obstore, pull request 441; tokio-rs/tokio, issue
-4301). Only this file uses private names of obstore, because a copy must be loaded from the compiled module.
+The tokio runtime of obstore does not survive a fork, so each call in a child would block forever. Therefore, a child
+whose parent has used the library loads a copy of the library from a temporary file; the copy has its own runtime. The
+obstore project documents that obstore is not fork-safe (developmentseed/obstore, pull request 441; tokio-rs/tokio,
+issue 4301). Only this file uses private names of obstore, because a copy must be loaded from the compiled module.
 """
 
 from __future__ import annotations

@@ -323,7 +323,7 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
             while True:
                 if member.eof and piece:  # a gzip file may have several members
                     if wbits != 31:
-                        raise FormatError(f"bytes follow the end of the {coding} encoding")
+                        raise FormatError(f"bytes follow the end of the {coding} body")
                     member = zlib.decompressobj(wbits)
                 got = member.decompress(piece, _INFLATED_BYTES)
                 out += got
@@ -335,7 +335,7 @@ def decode_body(coding: str, parts: Iterable[bytes], limit: int) -> bytes:
                 if not piece and len(got) < _INFLATED_BYTES:
                     break
     except zlib.error:
-        raise FormatError(f"the {coding} encoding is damaged") from None
+        raise FormatError(f"the {coding} body is damaged") from None
     if data and not member.eof:
-        raise FormatError(f"the {coding} encoding is truncated")
+        raise FormatError(f"the {coding} body is truncated")
     return bytes(out)

@@ -38,7 +38,8 @@ __all__ = ["HttpStore"]
 
 _ONE_REQUEST_BYTES = 1 << 20  # `blocks` reads files up to this size with a single `read`
 _WINDOW_BYTES = 8 << 20  # read-ahead of `blocks`
-# Maximum total size of complete files in memory (for servers that ignore ranges); the newest file may exceed it.
+# Maximum total size of complete files in memory (for servers that ignore ranges); the newest file may exceed this
+# limit.
 _WHOLE_BYTES = 64 << 20
 # Relative URLs in files with these suffixes are resolved against the redirect target of the file.
 _LIST_SUFFIXES = (".yaml", ".yml", ".json")

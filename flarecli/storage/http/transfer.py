@@ -339,7 +339,7 @@ _NO_REQUEST = Request(Address("", "", ""), lambda request: None, Guard())
 
 
 def _too_large(limit: int, max_bytes: int) -> Fault:
-    # No hint if the limit is that for servers that ignore ranges, because no option changes this limit.
+    # No hint for the limit that applies to servers that ignore ranges, because no option changes this limit.
     hint = "Increase --max-object." if limit == max_bytes else ""
     return Fault("large", f"larger than the limit of {limit} bytes", hint=hint)
 

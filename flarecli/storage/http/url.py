@@ -1,6 +1,7 @@
 """Strict parser for http(s) addresses.
 
-libcurl receives an address that is built from the parsed fields, so that its parser cannot find a different host.
+libcurl receives an address that is built from the parsed fields, so that libcurl's parser cannot extract a different
+host.
 """
 
 from __future__ import annotations

@@ -310,7 +310,7 @@ def test_a_library_that_opens_connections_itself_needs_its_host_named(tmp_path):
     with pytest.raises(UnsafeError) as caught:
         at.join("ftp://127.0.0.1:1/x")
     assert str(caught.value) == (
-        "ftp://127.0.0.1:1/x: flare cannot check which address ftp:// connects to"
+        "ftp://127.0.0.1:1/x: flare cannot check which IP address the ftp:// client connects to"
     )
     assert caught.value.hint == ("Pass --allow-host with the host and port, if you trust the data.")
     allowed = with_reach(Guard(allow_local=True), ["127.0.0.1:1"])

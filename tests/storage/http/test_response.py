@@ -233,11 +233,11 @@ def test_content_encodings_are_decoded(coding, data):
 @pytest.mark.parametrize(
     ("coding", "data", "message"),
     [
-        ("gzip", gzip.compress(TEXT)[:-1], "the gzip encoding is truncated"),
-        ("gzip", gzip.compress(TEXT)[:20], "the gzip encoding is truncated"),
-        ("gzip", gzip.compress(TEXT)[:-8] + bytes(8), "the gzip encoding is damaged"),
-        ("gzip", gzip.compress(TEXT) + b"rest", "the gzip encoding is damaged"),
-        ("deflate", zlib.compress(TEXT) + b"rest", "bytes follow the end of the deflate encoding"),
+        ("gzip", gzip.compress(TEXT)[:-1], "the gzip body is truncated"),
+        ("gzip", gzip.compress(TEXT)[:20], "the gzip body is truncated"),
+        ("gzip", gzip.compress(TEXT)[:-8] + bytes(8), "the gzip body is damaged"),
+        ("gzip", gzip.compress(TEXT) + b"rest", "the gzip body is damaged"),
+        ("deflate", zlib.compress(TEXT) + b"rest", "bytes follow the end of the deflate body"),
         ("br", b"", "unexpected content encoding 'br'"),
         ("gzip, gzip", b"", "unexpected content encoding 'gzip, gzip'"),
         ("gzip", gzip.compress(bytes(64 << 20)), None),
