@@ -87,8 +87,8 @@ __all__ = [
 def close() -> None:
     """Close the connections, threads and files that datasets of this process share.
 
-    Call this function only while no dataset is being read or written. The next use of a dataset
-    opens them again.
+    Call this function only while no dataset is being read or written. Datasets remain usable, and
+    reopen these resources on the next use.
     """
     from flarecli.lifetimes import close_all
 

@@ -115,7 +115,7 @@ class _Signals:
 
 
 def _write_stderr(text: str) -> None:
-    """Write text to stderr and ignore errors."""
+    """Write text to stderr; ignore errors."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -178,7 +178,7 @@ class OrderedQueue(Generic[A, T]):
         self._call, self._workers, self._max_bytes = call, workers, max_bytes
         self._max_items = max(1, 2 * workers if max_items is None else max_items)
         self._weigh, self._weigh_result = weigh, weigh_result
-        self._entries: deque[_Entry[A, T]] = deque()  # entries whose results are not removed yet
+        self._entries: deque[_Entry[A, T]] = deque()  # entries whose results have not been removed
         self._waiting: deque[_Entry[A, T]] = deque()  # entries that have not started
         self._bytes = self._started_bytes = 0  # bytes of all entries; bytes of started entries
         self._running = self._starting = 0  # all workers; workers whose thread has not started yet

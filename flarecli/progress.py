@@ -25,4 +25,4 @@ class Progress:
         """Report a note. `verbose` is True for a detailed note."""
 
     def close(self) -> None:
-        """End the task, also after an error."""
+        """End the task, even after an error."""

@@ -29,7 +29,7 @@ try:
     from ray.data.datasource import Datasink, Datasource, ReadTask
 except ImportError:
     raise MissingLibraryError(
-        "flarecli.ray needs ray", hint="Run `pip install 'flarecli[ray]'`."
+        "flarecli.ray requires ray", hint="Run `pip install 'flarecli[ray]'`."
     ) from None
 
 __all__ = ["FlareSink", "FlareSource"]
@@ -93,7 +93,7 @@ class FlareSource(Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ReadTask]:
-        """Return tasks that each read consecutive rows, and complete shards if there are enough."""
+        """Return tasks that each read consecutive rows; the rows of complete shards if possible."""
         count = min(max(1, parallelism), max(1, self._rows))
         cuts = np.linspace(0, self._rows, count + 1).astype(np.int64)
         if len(self._ends) >= count:

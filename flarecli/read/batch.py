@@ -20,7 +20,7 @@ _BLOCK_STEPS = 1 << 14  # approximate number of steps to map to rows at a time
 
 
 class Block:
-    """Rows of several consecutive batches, int64 [k], which are located in memory together."""
+    """Row numbers, int64 [k], of consecutive batches whose rows are located in memory together."""
 
     def __init__(self, rows: IntArray) -> None:
         self.rows = rows
@@ -112,7 +112,7 @@ class BatchResult(NamedTuple):
 
 
 class BatchMaker:
-    """Callable that makes the batch for a task. It can be pickled if the transforms can.
+    """Callable that makes the batch for a task. It is picklable if the transforms are.
 
     fetches  download complete shards into the cache before reading their rows
     """

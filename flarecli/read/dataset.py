@@ -149,7 +149,7 @@ class Dataset(Data):
         return self.__getitems__(index)
 
     def _compile(self) -> ReadSample:
-        """Return a function that reads single samples from mapped shards quickly, and cache it.
+        """Return a cached function that reads single samples from mapped shards quickly.
 
         The function returns None for rows that only `__getitems__` can read, and for rows that
         cannot be decoded, so that `__getitems__` reports the row and the column.

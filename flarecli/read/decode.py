@@ -34,7 +34,7 @@ class DecodeFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Decoder for one column. It can be pickled if `rule` can."""
+    """Decoder for one column. It is picklable if `rule` is."""
 
     encoding: Encoding
     allow_pickle: bool = False

@@ -68,7 +68,7 @@ def _text_or_none(value: Any) -> str | None:
 def parse_state(
     state: Mapping[str, Any], keys: Set[str], owner: str, method: str
 ) -> dict[str, Any]:
-    """Return a saved state with its numbers as Python integers; `order` and `checksum` are text.
+    """Return a saved state with its numbers as Python integers; `order` and `checksum` remain strings.
 
     keys    the keys of a valid state
     owner   class whose method `method` saved the state, for error messages
@@ -149,8 +149,8 @@ class Data(Closable):
 
         order   `shuffle` (permute all rows), `windows` (for remote data: permute the chunks, and
                 mix the rows of `window` chunks) or `sequential`
-        cursor  `cursor` of an earlier run, where this run resumes, with any number of ranks; sets
-                seed, epoch, order and window
+        cursor  `cursor` of an earlier run, possibly with a different number of ranks; this run
+                resumes at the cursor, which sets seed, epoch, order and window
         raises  UsageError for an invalid rank or order, or a cursor saved with different data
         """
         return Run(self, _start(seed, epoch, order, window, cursor), rank, ranks)

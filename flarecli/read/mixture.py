@@ -234,7 +234,7 @@ class _MixOrder:
         return block * BLOCK + int(np.flatnonzero(self._block(block)[0] == k)[which]) - self._first
 
     def _block(self, block: int) -> tuple[IntArray, IntArray]:
-        """Return the dataset index and the own step of each step in a block, both int64 [BLOCK]."""
+        """Return the dataset index and the dataset's own step for each step of a block: int64 [BLOCK]."""
         ends = np.cumsum(self._mix.quotas)
         part = np.searchsorted(
             ends, positions(np.arange(BLOCK), BLOCK, self._seed, _FIRST_BLOCK_KEY + block), "right"

@@ -119,7 +119,7 @@ def resolve(
     for address, exists in addresses:
         if address == "-" and not exists:
             raise UsageError(
-                "cannot read from standard input here",
+                "datasets cannot be read from standard input",
                 hint="Write the data to a file and pass its name.",
             )
         previous, at = at, locate(address, guard)
@@ -136,7 +136,7 @@ def resolve(
 
 
 def _can_extend(playlist: Playlist, other: Playlist) -> bool:
-    """Return whether both are single shards, named by the user, in one folder and format."""
+    """Return whether both are playlists of single, user-named shards in one folder and format."""
     for one in (playlist, other):
         if one.at is not None or len(one.streams) != 1 or one.streams[0].sizes is not None:
             return False
@@ -416,7 +416,7 @@ def refuse_repeats(found: Sequence[Playlist], selected: Sequence[Sequence[Stream
                         str(one.at or one.streams[0].at) for one in (other, playlist)
                     )
                     raise UsageError(
-                        f"listed by {lists}, so its rows would be read twice",
+                        f"listed by {lists}, so the shard would be read twice",
                         where=stream.chunk(i).at,
                         hint="Pass only the folder or only its playlist.",
                     )

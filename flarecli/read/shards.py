@@ -214,7 +214,7 @@ class Series:
         return shard
 
     def large_values(self, i: int, max_bytes: int) -> list[LargeValue]:
-        """Return the values of a chunk that exceed `max_bytes`, if its format stores value sizes.
+        """Return the large values (above `max_bytes`) in a chunk, if its format stores value sizes.
 
         A chunk whose listed size is at most `max_bytes` is not opened.
         """

@@ -88,8 +88,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
     data        a Dataset or a Mix
     batch       rows per batch; with a transform, a batch may have more or fewer samples
     collated    False yields single samples, for `DataLoader(stream, batch_size=batch)`
-    rank, ranks default: read from torch.distributed, or from RANK and WORLD_SIZE; in a DataLoader
-    that
+    rank, ranks by default from torch.distributed, or from RANK and WORLD_SIZE; in a DataLoader that
                 accelerate prepared, the dataset yields all rows, because accelerate divides them
     threads     number of threads that prefetch batches in each worker
     transform, collate, decode, order, window, drop_last   as in `flare.Loader`; without `collate`,
@@ -184,7 +183,7 @@ class IterableDataset(Closable, torch_data.IterableDataset):  # type: ignore[mis
         self.data.close()
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch on this rank, or of rows if not `collated`."""
+        """Return the number of batches per epoch on this rank, or of rows if `collated` is False."""
         rank, ranks = self._share()
         batch_steps = self._batch * ranks
         if not self._collated:

@@ -35,7 +35,7 @@ class Share(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    """The share of the parent process, or its error, for a process that the parent spawned.
+    """The parent's share, or the error that the parent raised instead, in a spawned process.
 
     pid  process id of the parent
     """

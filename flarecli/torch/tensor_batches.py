@@ -38,7 +38,7 @@ _NUMPY_DTYPES = {
     torch.complex64,
     torch.complex128,
 }
-_HEADER_BYTES = mmap.PAGESIZE  # the header has the number of bytes read so far (uint64)
+_HEADER_BYTES = mmap.PAGESIZE  # the header contains the number of bytes read so far (uint64)
 _MIN_RING_BYTES = 1 << 16  # smaller batches are sent through the pipe
 _MAX_RING_BYTES = 1 << 24  # maximum size of a worker's ring
 _RING_BATCHES = 4  # batches that fit into a ring

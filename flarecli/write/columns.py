@@ -120,7 +120,7 @@ def schema_header(
 
 
 def _natural(encoding: str) -> encodings.Encoding:
-    """Return the encoding of a column in batches, if its playlist lists no type."""
+    """Return the encoding that a column has in batches if the playlist lists no type for it."""
     stored = encodings.lookup(encoding)
     return encodings.plain(pa.nulls(0, stored.arrow), stored)[1]
 
@@ -248,7 +248,7 @@ def convert_all(typed: ColumnConverter, batch: pa.RecordBatch, rows: IntArray) -
 
 
 def check_columns(names: Sequence[str], expected: Sequence[str]) -> None:
-    """Raise UsageError unless a batch has each expected column once, and no other column."""
+    """Raise UsageError unless a batch has exactly the expected columns, each once."""
     for name in names:
         if names.count(name) > 1:
             raise UsageError(

@@ -16,7 +16,7 @@ __all__ = ["ENGINES", "check", "joined", "run"]
 ENGINES = ("local", "ray")
 
 _TASKS_PER_CPU = 4  # tasks per CPU that are submitted to the cluster at a time
-# options for a new cluster, on this machine only, that listens only on loopback
+# options for a new local cluster that listens only on the loopback interface
 _LOCAL_CLUSTER = {
     "address": "local",
     "include_dashboard": False,
@@ -82,7 +82,7 @@ def _connect(ray: Any) -> None:
     address = os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics over the network
     inner: Any = importlib.import_module("ray._private.worker")
-    # otherwise ray prints lost workers on stdout, even with log_to_driver=False
+    # by default, ray reports lost workers on stdout, even with log_to_driver=False
     inner._worker_logs_enabled = False
     try:
         ray.init(

@@ -105,7 +105,7 @@ class FolderTarget(Target):
             self.contents.check_replaceable(at, names, self.shown, self._is_begun())
 
     def _claim(self, resume: bool, overwrite: bool) -> None:
-        """Try once to lock the folder; return if another process finished or removed the folder."""
+        """Try once to lock the folder; return if another process has finished or removed it."""
         scratch, created = os.path.join(self.folder, SCRATCH), list[str]()
         if not os.path.isdir(scratch):
             if self._has_files():

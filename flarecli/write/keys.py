@@ -72,7 +72,7 @@ def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 class Keys:
-    """Index of keys that finds rows with the key of an earlier row."""
+    """Index that finds each row whose key occurs in an earlier row."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []

@@ -1,11 +1,11 @@
-"""Lease: the lock on a target in a bucket, which is an object that its owner renews regularly.
+"""Lease: a lock on a target in a bucket. The lock is an object that its owner renews regularly.
 
     OUT/.flare/lock     the owner: process id, host, start time, a random token, and a counter
 
 The object is created and taken over by conditional puts, so only one process succeeds. The clocks
 of other machines are not used. A process that finds an existing lock checks whether the object
-changes within DEAD_S. If the owner is on the same machine, it checks whether the owner is running
-instead.
+changes within DEAD_S. If the owner is on the same machine, the process checks whether the owner is
+running instead.
 """
 
 from __future__ import annotations

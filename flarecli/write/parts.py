@@ -47,7 +47,7 @@ class _Files(Mapping[str, File]):
         self._folders: list[str] = []
         self._name_indexes, self._folder_indexes = array("H"), array("q")
         self._sizes, self._sums = array("q"), bytearray()
-        self._others: dict[str, File] = {}  # files with more checksums or outside the parts
+        self._others: dict[str, File] = {}  # files outside parts, or with additional checksums
 
     def add(self, folder: str, file: File) -> None:
         """Add a file of a part; `file.name` is relative to the folder of the part."""

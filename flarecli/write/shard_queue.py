@@ -35,8 +35,8 @@ class ShardQueue:
 
     `add` and `close` call `record` for each shard, in order, with the first row of the next shard.
     `record` is an argument of each call, because a stored reference to the Writer would prevent the
-    garbage collection of an unused Writer. After a shard has failed, all later calls raise, so that
-    no dataset is finished without the rows of that shard.
+    garbage collection of an unused Writer. After a shard has failed, all later calls raise an
+    error, so that no dataset is finished without the rows of that shard.
     """
 
     def __init__(self, jobs: int) -> None:

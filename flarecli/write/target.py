@@ -253,7 +253,7 @@ def check_files(at: Location, files: Iterable[tuple[str, int | None]], hint: str
 
 
 def _sizes(stream: Stream) -> Iterator[tuple[str, int | None]]:
-    """Yield the name and the size of each listed file of a stream that is in the stream's folder."""
+    """Yield the name and size of each file that a stream lists in the stream's own folder."""
     sizes = itertools.repeat(-1) if stream.sizes is None else stream.sizes.tolist()
     listed = itertools.chain(
         zip(stream.urls, sizes, strict=False),

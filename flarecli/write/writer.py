@@ -71,7 +71,8 @@ class Writer:
     unrecorded  batches of rows that are not in a recorded shard yet, in order, with the
                 position of each row in the selection
     shard_recorded  function that is called after each finished shard, with the number of finished
-               shards and the position of the next row in the selection; must not refer to the Writer
+               shards and the position of the next row in the selection; the function must not refer
+               to the Writer
     has_large_row  whether this Writer wrote a row that is larger than a shard
     raises     the errors of `Target`, and UsageError for an unknown format
     """
