@@ -159,7 +159,7 @@ class _DownloadOptions(CacheOptions):
         False,
         Option(
             group="Links",
-            help="Download links although their X-Robots-Tag contains noai, noimageai, noindex or noimageindex.",
+            help="Also download objects whose X-Robots-Tag disallows their use, such as noai.",
         ),
     )
 

@@ -125,7 +125,7 @@ def fetch(
     at         folder of the index, to which links are relative
     first_row  position of the first row in the selection
     spool      provides the downloads of an earlier run, and saves the downloads of this run
-    ignore_robots_tag  download objects although the X-Robots-Tag of their server disallows the use
+    ignore_robots_tag  also download objects whose X-Robots-Tag disallows their use
     raises     UsageError if a source column is not text
     """
     if not links:

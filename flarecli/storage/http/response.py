@@ -256,7 +256,7 @@ def robots_fault(directive: str) -> Fault:
     """Return the fault for a response whose X-Robots-Tag contains a directive that disallows its use."""
     return Fault(
         "robots",
-        f"the server disallows this use (X-Robots-Tag: {directive})",
+        f"the server disallows the use of this object (X-Robots-Tag: {directive})",
         hint="Use --ignore-robots-tag to download such objects.",
     )
 

@@ -49,7 +49,7 @@ def test_a_disallowed_object_ends_the_pack_and_the_hint_names_the_option(disallo
     with pytest.raises(ReachError) as caught:
         flarecli.pack(index(tmp_path, disallowed), tmp_path / "out", **OPTIONS)
     url = disallowed[1]
-    reason = f"k1: {url}: the server disallows this use (X-Robots-Tag: noai)"
+    reason = f"k1: {url}: the server disallows the use of this object (X-Robots-Tag: noai)"
     assert (caught.value.message, caught.value.row, caught.value.column) == (reason, 1, "image")
     hint = "Use --ignore-robots-tag to download such objects, or --on-error skip to omit such rows."
     assert caught.value.hint == hint
@@ -66,7 +66,7 @@ def test_disallowed_objects_are_failed_rows(disallowed, web, tmp_path):
         "key": "k1",
         "column": "image",
         "kind": "robots",
-        "reason": f"{url}: the server disallows this use (X-Robots-Tag: noai)",
+        "reason": f"{url}: the server disallows the use of this object (X-Robots-Tag: noai)",
     }
     assert notes.lines == [NOTE]
 
@@ -128,7 +128,9 @@ def test_a_pack_that_a_disallowed_object_ended_is_resumed_with_the_option(disall
 
 def test_unpack_has_the_same_options(disallowed, web, tmp_path):
     source = index(tmp_path, disallowed)
-    with pytest.raises(ReachError, match=r"the server disallows this use \(X-Robots-Tag: noai\)"):
+    with pytest.raises(
+        ReachError, match=r"the server disallows the use of this object \(X-Robots-Tag: noai\)"
+    ):
         flarecli.unpack(source, tmp_path / "a", **OPTIONS)
     options = {"ignore_robots_tag": True, "user_agent": "mybot/1.0"}
     assert flarecli.unpack(source, tmp_path / "b", **options, **OPTIONS).files == 2
