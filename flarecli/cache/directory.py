@@ -513,7 +513,7 @@ class KnownPrefixes:
 
 @contextlib.contextmanager
 def listing(folder: int) -> Iterator[int]:
-    """Open a second descriptor of a folder for a listing, because listings of one descriptor share their position."""
+    """Open a second descriptor of a folder for a listing, because two listings of one descriptor share a position."""
     own = os.open(".", FOLDER_FLAGS, dir_fd=folder)
     try:
         yield own
@@ -566,7 +566,7 @@ class CachedCopy(NamedTuple):
 
 
 def list_copies(path: str) -> Iterator[CachedCopy]:
-    """Yield every copy in a cache folder, in any order. A missing folder contains no copies.
+    """Yield every copy in a cache folder, in no particular order. A missing folder contains no copies.
 
     raises  ReachError for a folder that cannot be listed
     """

@@ -140,7 +140,7 @@ def resize_image(data: bytes, options: Resize) -> bytes:
     short, long = sorted((width, height))
     if short < options.min_size:
         raise ValueFitError(
-            f"{width}×{height} pixels; the shorter side must have at least {options.min_size}"
+            f"{width}×{height} pixels; the shorter side must be at least {options.min_size}"
         )
     if options.max_aspect is not None and long > options.max_aspect * short:
         raise ValueFitError(

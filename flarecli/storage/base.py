@@ -378,7 +378,7 @@ class Location:
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read ranges and return their bytes in the order of `ranges`.
 
-        A remote store reads ranges that are close to each other together, and all other ranges in parallel.
+        A remote store joins ranges that are close to each other into one request, and sends requests in parallel.
         """
         return self.store.read_many(self.path, ranges)
 
@@ -422,7 +422,7 @@ class Location:
     def extend(self, size: int, parts: Iterable[Part]) -> None:
         """Append to the file, whose current size is `size` bytes, and sync it.
 
-        After an error, the file may contain a part of the new bytes.
+        After an error, the file may contain some of the new bytes.
 
         raises  BusyError if the file has a different size; UsageError if the store cannot change files
         """
@@ -523,7 +523,7 @@ def short_message(size: int, stop: int) -> str:
 
 
 def _entered(name: str, previous: str) -> list[str]:
-    """Return the parent folders of a file that do not contain the previous file in the listing."""
+    """Return the parent folders of a file, except those that also contain the previous file in the listing."""
     return [
         name[:i]
         for i, sign in enumerate(name)

@@ -201,7 +201,7 @@ def test_sizes_and_rejections_equal_those_of_img2dataset(size, fit, crop):
         if isinstance(wanted, str):
             assert {
                 "aspect": "the aspect ratio must be at most",
-                "small": "the shorter side must have at least 3",
+                "small": "the shorter side must be at least 3",
             }[wanted] in refusal(saved(picture(size)), ASKED[way])
         else:
             assert opened(resize_image(saved(picture(size)), ASKED[way])).size == wanted
@@ -248,7 +248,7 @@ def test_both_sizes_of_a_contradictory_header_are_checked():
         (
             saved(picture()),
             Resize(256, min_size=64),
-            "90×60 pixels; the shorter side must have at least 64",
+            "90×60 pixels; the shorter side must be at least 64",
         ),
         (
             saved(picture((100, 20))),

@@ -160,7 +160,7 @@ def test_rejected_images_are_failed_rows_with_a_reason(images, tmp_path):
     reasons = {
         3: "11700×11700 pixels; at most 67108864 are decoded",
         5: "not an image in a supported format",
-        8: "90×20 pixels; the shorter side must have at least 32",
+        8: "90×20 pixels; the shorter side must be at least 32",
         11: "300×64 pixels; the aspect ratio must be at most 3",
         13: "damaged jpeg: image file is truncated (0 bytes not processed)",
     }
