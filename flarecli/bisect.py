@@ -25,8 +25,8 @@ def failing_rows(
     """Yield each failing row in start..stop with its failure, in order.
 
     check             function that returns a failure in rows first..last, or None
-    concerns_one_row  function that returns False for a failure that all checked rows share, which
-                      is yielded once
+    concerns_one_row  function that returns False for a failure that all checked rows share; such a
+                      failure is yielded once
     """
     pending = [(start, stop)]
     while pending:

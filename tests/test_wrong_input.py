@@ -117,7 +117,7 @@ def test_standard_input_is_refused_where_it_is_not_supported(here, capfd):
             capfd,
             args,
             2,
-            "datasets cannot be read from standard input",
+            "cannot read from standard input",
             "Write the data to a file and pass its name.",
         )
 

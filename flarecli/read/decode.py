@@ -28,7 +28,7 @@ class DecodeFailure(Exception):
         self.index, self.error = index, error
 
     def located(self, column: str, row: int) -> FlareError:
-        """Return the error with a column and a row added."""
+        """Return an error that also names a column and a row."""
         return self.error.changed(address="", row=row).of_column(column)
 
 
@@ -74,7 +74,7 @@ class Decoder:
             if self.encoding.name == "bytes":
                 return list(data)
             if self.encoding.name == "str":
-                # after an error, decoding the values one by one reports the position
+                # after an error, values are decoded one by one to find the position
                 with contextlib.suppress(UnicodeDecodeError, AttributeError):
                     return [value.decode() for value in data]
         return [self._value_at(value, index) for index, value in enumerate(data)]
@@ -122,7 +122,7 @@ class Decoder:
                 return None
             is_valid = len(joined) == size * len(data) and not set(map(len, data)) - {size}
             array = np.frombuffer(joined, dtype) if is_valid else None
-        # for an invalid size, decoding the values one by one reports the position
+        # if a size is invalid, values are decoded one by one to find the position
         return None if array is None else array.reshape(len(data), *encoding.shape)
 
 

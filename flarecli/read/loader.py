@@ -65,7 +65,7 @@ class Loader(Closable):
     ahead       maximum number of prefetched batches
     drop_last   omit batches that are not complete on every rank
     raises      UsageError for invalid arguments; iteration raises TransformError, which names the
-                row, and errors from reading
+                row, and the errors of reading rows
     """
 
     @checked

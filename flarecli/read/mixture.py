@@ -101,7 +101,7 @@ class Mix(Data):
     def _split(
         self, indices: Sequence[int] | IntArray
     ) -> Iterator[tuple[Dataset, IntArray, IntArray]]:
-        """Yield each dataset, the positions of its rows in `indices`, and its own row numbers."""
+        """Yield each dataset, the positions of its rows in `indices`, and the row numbers in the dataset."""
         rows = row_numbers(indices)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise RowsError(f"row is outside the mix, which has {len(self)} rows")

@@ -119,7 +119,7 @@ def resolve(
     for address, exists in addresses:
         if address == "-" and not exists:
             raise UsageError(
-                "datasets cannot be read from standard input",
+                "cannot read from standard input",
                 hint="Write the data to a file and pass its name.",
             )
         previous, at = at, locate(address, guard)

@@ -193,7 +193,7 @@ class Series:
     def shard(self, i: int) -> Shard:
         """Return the shard at a position; open it if necessary.
 
-        raises  errors from opening the shard, such as columns that differ from the listed columns
+        raises  errors for opening the shard, for example if its columns differ from the listed columns
         """
         with self._lock:
             if (shard := self._open.get(i)) is not None:

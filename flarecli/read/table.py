@@ -130,7 +130,7 @@ class Table:
 
     @property
     def is_whole(self) -> bool:
-        """True if the table has all rows of one series."""
+        """True if the table consists of all rows of a single series."""
         return len(self.series) == 1 and self._selected is None
 
     @property
@@ -156,7 +156,7 @@ class Table:
         return starts if self._selected is None else np.searchsorted(self._selected, starts)
 
     def series_rows(self, indices: Sequence[int] | IntArray) -> IntArray:
-        """Convert row numbers of this table to row numbers of its series, int64 [k].
+        """Convert row numbers of this table to row numbers of the table's series: int64 [k].
 
         raises  RowsError for a row outside the data; UsageError for invalid row numbers
         """
