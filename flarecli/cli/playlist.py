@@ -109,7 +109,7 @@ def _check(printer: Printer, line: Line, path: str) -> int:
 
 
 def _print_diff(printer: Printer, line: Line, old: str, new: str) -> None:
-    """Print the chunks that were added, removed or changed between `old` and `new`."""
+    """Print the chunks that are added, removed or changed from playlist `old` to `new`."""
     from flarecli import commands
 
     changes = commands.diff_playlists(old, new, line.guard(()))

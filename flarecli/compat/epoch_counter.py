@@ -77,7 +77,10 @@ class EpochCounter:
             state.update(next=epoch, resume=[epoch, step], seeds=[], ends=[])
 
     def end(self, epoch: int, workers: int, has_samples: bool) -> bool:
-        """Record that a worker finished an epoch; return True if all finished without a sample."""
+        """Record that a worker finished an epoch.
+
+        Return True if all workers finished the epoch and none yielded a sample.
+        """
         with self._state() as state:
             ends = {known: (count, any_) for known, count, any_ in state["ends"]}
             count, any_samples = ends.pop(epoch, (0, False))

@@ -161,7 +161,7 @@ def test_resuming_with_another_datapoint_is_a_record_mismatch(tmp_path):
             f"{tmp_path}/d/000000/foo.bag[2]: Record mismatch: "
             "the stored record of an incomplete row differs from the new record"
         )
-        assert caught.value.hint == "Append the datapoints that were being written."
+        assert caught.value.hint == "Append the datapoints whose write was interrupted."
 
 
 def test_size_and_shard_number_count_only_the_shards_of_the_writer(tmp_path):

@@ -115,8 +115,8 @@ class BagWriter(Closeable):
                 f"cannot resume: the {size - self.offset} bytes after the last record are from a "
                 "partial write, and the new data does not match them",
                 where=self._bag,
-                hint="Append the records that were being written, or truncate the bag after the "
-                "last record.",
+                hint="Append the records whose write was interrupted, or truncate the bag after "
+                "the last record.",
             )
         if len(existing) < len(data):
             self._bag.extend(size, [data[len(existing) :]])

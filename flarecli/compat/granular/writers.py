@@ -1,4 +1,4 @@
-"""granular's writers, which write one bag per key, byte-identical to those of the original.
+"""granular's writers, which write one bag per key, with the same bytes as the original.
 
 A type such as `utf8[]` without an encoder of that name is a list type. A dataset with list types is
 written in the format of granular 0.21.
@@ -164,7 +164,7 @@ class _Writer(Closeable):
             except IntegrityError as error:
                 raise error.changed(
                     message=f"Record mismatch: {error.message}",  # programs search for this text
-                    hint="Append the datapoints that were being written.",
+                    hint="Append the datapoints whose write was interrupted.",
                 ) from None
 
     def close(self) -> None:

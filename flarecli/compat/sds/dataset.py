@@ -300,7 +300,7 @@ class StreamingDataset:
     def _submit(
         self, blocks: Iterator[list[int]], in_flight: deque[int]
     ) -> Future[list[FetchedRow]] | None:
-        """Start fetching the next rows, and increase their use counts to keep their files."""
+        """Start fetching the next rows, after increasing the use counts that protect the files."""
         rows = next(blocks, None)
         if rows is None:
             return None
