@@ -249,7 +249,7 @@ class _WriteOptions(_RowOptions):
             group="Links",
             metavar="COL[:NAME]",
             is_repeatable=True,
-            help="Download the links in COL to column NAME (default: COL); repeatable.",
+            help="Download the links in COL into column NAME (default: COL); repeatable.",
         ),
     )
     on_error: str = option(

@@ -32,7 +32,7 @@ PLACE = "place in the source"  # internal int64 column: row numbers in the sourc
 class Places:
     """Source row numbers of the rows that are being processed.
 
-    find    function that returns the file of a source row, and the row in that file; None if
+    find    function that returns the file of a source row, and the row number in that file; None if
             unknown
     column  name of the column that contains row numbers
     start   source row number of the first selected row, if the selected rows are consecutive

@@ -220,7 +220,7 @@ class _Candidates:
             self._count[extension] += 1
             self._with_plain[extension] += bool(plain)
         if len(self._count) > MAX_COMPOUNDS:
-            # drop candidates without a plain extension, because names like `A.B.jpg` add many of them
+            # drop candidates without a plain extension; names like `A.B.jpg` add many candidates
             self._count = Counter(
                 {name: count for name, count in self._count.items() if self._with_plain[name]}
             )

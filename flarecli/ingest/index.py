@@ -77,7 +77,7 @@ class Index:
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
     flaw: Callable[[str, bool], tuple[str, str]] | None = None
-    # for the parts that were read: part number -> row number of the first row in the index
+    # for the parts that were read: part number -> number of the part's first row in the index
     _firsts: dict[int, int] = field(default_factory=dict, compare=False)
 
     @property

@@ -30,7 +30,7 @@ from flarecli.ingest.base import check_columns
 __all__ = ["PythonRows", "rows_of"]
 
 _ROWS = 1024  # dicts per batch
-_INDEX = re.compile(r"__index_level_\d+__")  # name of a pandas index without a name
+_INDEX = re.compile(r"__index_level_\d+__")  # column name of an unnamed pandas index
 _EXPECTED = "expected an address, a DataFrame, an Arrow table, a dataset, or an iterable of dicts"
 
 
@@ -45,7 +45,7 @@ class PythonRows:
         self.name, self.batches = name, iter(batches)
 
     def save(self, folder: str) -> str:
-        """Write the rows into a file in a folder, and return its path.
+        """Write the rows to a file in a folder, and return the path of the file.
 
         raises  UsageError if there are no rows, or if batches have different columns; ValueFitError
                 for a value that Arrow cannot store; ReachError if the disk is full
@@ -86,7 +86,7 @@ def rows_of(source: Any) -> tuple[PythonRows | None, Any]:
     If the source is an iterator of addresses, a list is returned instead, because reading the first
     address changes the iterator.
 
-    raises  UsageError for an object without rows and addresses
+    raises  UsageError for an object with neither rows nor addresses
     """
     name = type(source).__name__
     if isinstance(source, (str, os.PathLike)):

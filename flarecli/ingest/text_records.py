@@ -321,7 +321,7 @@ def member_names(data: bytes) -> set[bytes]:
 
 
 def first_deep_line(data: bytes, max_depth: int) -> int:
-    """Return the first line whose brackets are nested deeper than `max_depth`, or -1.
+    """Return the index of the first line with brackets nested deeper than `max_depth`, or -1.
 
     This check precedes parsing, because parsers use stack space for each level.
     """

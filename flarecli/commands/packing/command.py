@@ -50,7 +50,7 @@ def pack(options: PackOptions) -> Packed:
         return _pack(replace(options, sources=address_texts(sources)), media)
     if options.engine != "local":
         raise UsageError(
-            f"--engine {options.engine} cannot pack a Python object, which only this process has",
+            f"--engine {options.engine} cannot pack a Python object, because only this process can read the object",
             hint="Save the object to a Parquet file, and pack the file.",
         )
     with tempfile.TemporaryDirectory(prefix="flare-") as folder:

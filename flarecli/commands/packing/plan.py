@@ -232,7 +232,7 @@ class Plan:
     """A task whose options were checked against the columns of its source.
 
     names       columns to pack, in the order of the source or of `-c`
-    links       link columns to fetch whose downloads are in `names`
+    links       link columns to fetch, if their downloads are in `names`
     duplicates  number of rows that were skipped because an earlier row has the same key
     """
 

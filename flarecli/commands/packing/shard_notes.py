@@ -51,7 +51,7 @@ class ShardNotes:
             self.report(self._many_shards)
 
     def check_rows(self, has_large_row: bool) -> None:
-        """Report rows that are larger than a shard, unless the user chose the size of shards."""
+        """Report rows that are larger than a shard, unless the user chose the shard size."""
         if has_large_row and self._has_default_size:
             self.report(_LARGE_ROW)
 

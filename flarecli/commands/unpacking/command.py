@@ -120,7 +120,7 @@ def unpack(options: UnpackOptions) -> Unpacked:
         rows = folder.rows + folder.failed
         if source.rows is not None and source.rows != rows:
             raise UsageError(
-                f"contains the complete output of {rows} rows, but {source.rows} rows are selected",
+                f"folder contains the complete output of {rows} rows, but {source.rows} rows are selected",
                 where=folder.shown,
                 hint="Use --overwrite to replace the output, or name another folder.",
             )

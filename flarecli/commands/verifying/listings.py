@@ -89,7 +89,7 @@ class OtherList:
 
     must_match     whether this list must contain the same shards, because the list in use names it
                    or was merged from it, or because it is the list of --against
-    is_against     whether this is the list of --against; shards in another folder match by name
+    is_against     whether this is the list of --against; shards in a different folder match by name
     index_entries  entries of an `index.json`, one per shard; may be empty
     """
 
@@ -340,7 +340,7 @@ def read_other_lists(
 
     files      results of the files that the list in use names
     depth      depth of the check; with `quick`, no requests are sent for lists
-    named      other lists of the same shards that the user named
+    named      other lists of the same shards, named by the user
     is_folder  whether the shards are the files of a folder, without a list in use
     only       positions of the shards that are checked; None: all
     """
@@ -405,7 +405,7 @@ def _index_entries(at: Location, stream: Stream) -> Sequence[Mapping[str, Any]]:
 def _compare_entries(
     ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the facts that differ between two index entries, as (theirs, ours).
+    """Yield the facts that differ between two index entries: (fact in `theirs`, fact in `ours`).
 
     Empty facts are skipped, because a rebuilt index has empty facts.
     """

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _KEY_ROWS = 65536  # rows whose keys are read together
-_KEY_CHARS = 40  # maximum characters of a key in a message
+_KEY_CHARS = 40  # maximum number of characters of a key in a message
 _HASHED_ROWS = 64  # rows that are read together to hash them
 _STREAM_HINT = "Pack both streams again from the same rows, or read each stream alone."
 _DUPLICATE_HINT = "Pack again without one of the two rows."
@@ -117,7 +117,7 @@ def _compare_keys(first: StreamRows, other: StreamRows) -> Iterator[Finding]:
         pa.chunked_array([keys for _, keys in one.keys], encodings.BINARY) for one in (first, other)
     )
     if len(expected) != len(actual):
-        return  # a shard is unreadable, which is already reported
+        return  # an unreadable shard is already reported
     rows = pc.indices_nonzero(pc.invert(pc.equal(expected, actual)))
     if not len(rows):
         return

@@ -36,8 +36,8 @@ class VerifyState:
     A file is changed or removed only if it is empty or has the header of a state file.
 
     options  options of the check, which must equal the recorded options
-    raises   UsageError if the file is not a state file or belongs to another check; ReachError if
-             the file cannot be read or written
+    raises   UsageError if the file is not a state file or belongs to a different check; ReachError
+             if the file cannot be read or written
     """
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:

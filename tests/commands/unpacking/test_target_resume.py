@@ -223,7 +223,7 @@ def test_a_finished_unpack_of_fewer_rows_is_refused(tmp_path):
         commands.unpack(str(tmp_path / "d"), out, limit=3, resume=True)
     assert (
         str(caught.value)
-        == f"{out}: contains the complete output of 2 rows, but 3 rows are selected"
+        == f"{out}: folder contains the complete output of 2 rows, but 3 rows are selected"
     )
     assert caught.value.hint == "Use --overwrite to replace the output, or name another folder."
 
