@@ -44,7 +44,7 @@ def _lines(result: Result) -> Iterator[str]:
 
 
 def _failure(findings: list[Finding]) -> str:
-    """Return one element for all findings in a file, because CI systems show only the first element."""
+    """Return one element for all findings in a file; CI systems show only the first element."""
     first, more = findings[0], len(findings) - 1
     message = first.message + (f" (and {more} more)" if more else "")
     lines = []

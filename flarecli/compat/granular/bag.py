@@ -141,7 +141,7 @@ class BagReader(Closeable):
     """Reader of records in one bag, by number or range, for bags of any granular release.
 
     bag_source  a path, an address, an object with the methods of a Path, bytes, or a SharedBuffer
-    idx_source  the table in one of these forms; None means `NAME.idx` next to the bag, if it exists,
+    idx_source  the table in one of these forms; None means `NAME.idx` next to the bag, if present,
                 else the table in the bag
     cache_index, cache_data, single_file  accepted without effect; the table is always in memory
     raises      MissingError, FormatError
