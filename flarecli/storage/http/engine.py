@@ -427,7 +427,7 @@ class Engine:
             self._begin(request, now)
 
     def _displace_paused(self, now: float) -> bool:
-        """Requeue a paused transfer whose host is full, if the head needs this host; return whether there was one.
+        """Requeue a paused transfer of a host at its limit if the head needs this host; return True if done.
 
         Otherwise, the head would wait for transfers that are paused until the head is complete.
         """
@@ -445,9 +445,9 @@ class Engine:
         return True
 
     def _requeue(self, request: Request) -> None:
-        """Queue a started request again, because its host has no room; the wait does not count as an attempt."""
+        """Queue a started request again, because its host is at its limit; the wait does not count as an attempt."""
         request.attempts -= 1
-        request.deadline = 0.0  # starts again with the next transfer
+        request.deadline = 0.0  # the next transfer sets a new deadline
         self.hosts.put(request, is_retry=True)
 
     def _begin(self, request: Request, now: float, fresh: bool = False) -> None:

@@ -241,7 +241,7 @@ def changed_fault() -> Fault:
 
 
 def header_values(lines: Sequence[bytes], name: str) -> list[str]:
-    """Return the values of all headers with a lower-case name in the lines of a response head."""
+    """Return the values of all headers with a name (in lower case) from the lines of a response head."""
     values: list[str] = []
     for line in lines:
         one, value = _field.__wrapped__(line)

@@ -15,7 +15,7 @@ __all__ = ["HEADER", "client_names", "disallowed"]
 
 HEADER = "x-robots-tag"
 _DISALLOWING = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none"})
-# Directives with a value after a colon, which is not the name of a client.
+# Directives that have a value after a colon; the text before the colon is not the name of a client.
 _WITH_VALUE = frozenset(
     {"unavailable_after", "max-snippet", "max-image-preview", "max-video-preview"}
 )
@@ -30,7 +30,7 @@ def client_names(user_agent: str) -> frozenset[str]:
 
 
 def disallowed(values: Iterable[str], names: frozenset[str]) -> str:
-    """Return the first directive that disallows the use, with the client's name if it has one; empty without one.
+    """Return the first directive that disallows the use, with its client name, if any; empty without such a directive.
 
     values  values of the X-Robots-Tag headers of a response
     names   return value of `client_names`

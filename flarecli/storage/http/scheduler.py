@@ -61,7 +61,8 @@ class HostQueues:
 
     def __init__(self, per_host: int | None = None) -> None:
         self._per_host = per_host
-        self._transfers = Counter[str]()  # host name -> transfers in flight, if there is a limit
+        # Host name -> number of transfers in flight, if there is a limit.
+        self._transfers = Counter[str]()
         self._hosts: dict[str, _Host] = {}
         self._reached: dict[str, None] = {}  # origins that have responded
         self._down: dict[str, float] = {}  # unreachable origin -> time of the first fault
@@ -129,7 +130,7 @@ class HostQueues:
             return None
         waiting = host.waiting
         following = waiting[0][1]
-        if isinstance(following, Request):  # may be redirected, and then needs another permit
+        if isinstance(following, Request):  # a redirected request may need a different permit
             needed = following.permit
         else:
             needed = permit_for(origin, following.guard)
@@ -165,7 +166,7 @@ class HostQueues:
         return limit is None or self._transfers[host_name(origin)] < limit
 
     def blocked_host(self, now: float, head: int) -> str | None:
-        """Return the name of a full host for which a request with an order up to `head` waits, or None."""
+        """Return the name of a host at its limit for which a request with an order up to `head` waits, or None."""
         for origin, host in self._ready.items() if self._per_host is not None else ():
             if host.waiting[0][0] <= head and host.next_at <= now and not self.has_room(origin):
                 return host.name
