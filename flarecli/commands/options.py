@@ -159,7 +159,7 @@ class _DownloadOptions(CacheOptions):
         False,
         Option(
             group="Links",
-            help="Also download objects whose X-Robots-Tag disallows their use, such as noai.",
+            help="Also download objects whose X-Robots-Tag, such as noai, disallows their use.",
         ),
     )
 
