@@ -7,7 +7,6 @@ and each file is sorted.
 
 from __future__ import annotations
 
-import errno
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import IO
@@ -15,10 +14,10 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from flarecli.errors import ReachError
 from flarecli.model import IntArray
 from flarecli.read import positions
 from flarecli.storage import files_limit
+from flarecli.storage.local import temporary_file_error
 
 __all__ = ["shuffled"]
 
@@ -108,7 +107,7 @@ class _Files:
                 self._writers.append(pa.ipc.new_stream(self._files[-1], schema))
         except OSError as error:
             self.close()
-            raise _write_error(error) from None
+            raise temporary_file_error(error, "the shuffle") from None
 
     def write(self, table: pa.Table) -> None:
         """Write each row to its file, in order."""
@@ -122,7 +121,7 @@ class _Files:
                     writer.write_table(table.take(pa.array(order[start:end])))
                 start = end
         except OSError as error:
-            raise _write_error(error) from None
+            raise temporary_file_error(error, "the shuffle") from None
 
     def parts(self) -> Iterator[list[pa.RecordBatch]]:
         """Yield the batches of each file, and then close the file."""
@@ -133,21 +132,10 @@ class _Files:
                 with pa.ipc.open_stream(file) as reader:
                     batches = list(reader)
             except OSError as error:
-                raise _write_error(error) from None
+                raise temporary_file_error(error, "the shuffle") from None
             yield batches
             file.close()
 
     def close(self) -> None:
         for file in self._files:
             file.close()
-
-
-def _write_error(error: OSError) -> ReachError:
-    hint = "Set TMPDIR to a folder on a larger disk."
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        hint = "Raise the limit of open files (`ulimit -n`)."
-    return ReachError(
-        f"cannot write temporary files for the shuffle: {(error.strerror or str(error)).lower()}",
-        where=tempfile.gettempdir(),
-        hint=hint,
-    )

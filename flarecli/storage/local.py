@@ -14,6 +14,7 @@ import itertools
 import mmap
 import os
 import stat
+import tempfile
 import threading
 import time
 from collections import OrderedDict
@@ -714,3 +715,18 @@ def flock(fd: int, operation: int, where: str, hint: str) -> None:
                 hint=hint,
             ) from None
         raise ReachError(f"cannot lock: {reason}", where=where) from None
+
+
+def temporary_file_error(error: OSError, purpose: str) -> ReachError:
+    """Return the error for temporary files that cannot be written, such as on a full disk.
+
+    purpose  what the files are for, such as "the shuffle"
+    """
+    hint = "Set TMPDIR to a folder on a larger disk."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = "Raise the limit of open files (`ulimit -n`)."
+    return ReachError(
+        f"cannot write temporary files for {purpose}: {(error.strerror or str(error)).lower()}",
+        where=tempfile.gettempdir(),
+        hint=hint,
+    )

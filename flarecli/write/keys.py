@@ -1,10 +1,18 @@
-"""Detection of duplicate keys. Each key uses 24 bytes: a 128-bit hash and its first row.
+"""Detection of duplicate keys in bounded memory.
 
-The hashes are kept in sorted runs of doubling length, which are merged as they grow, so a batch
-needs only a few binary searches.
+Each distinct key has a record: its 64-bit hash, its first row, and the position of its bytes in a
+log. Records are kept in runs that are sorted by hash and merged as they grow. Large runs and the
+log are temporary files. A Bloom filter with 2 bytes per key finds almost all new keys, so few keys are
+searched in the runs. Keys with equal hashes are compared byte by byte.
 """
 
 from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,30 +24,217 @@ from flarecli.encodings import is_binary, is_text
 from flarecli.model import IntArray
 from flarecli.names import is_url
 from flarecli.redact import redact, redact_text
+from flarecli.storage.local import temporary_file_error
 
 __all__ = ["Keys", "is_empty_key", "key_text"]
 
+Hashes = npt.NDArray[np.uint64]
+Records = npt.NDArray[np.void]  # with the fields of _RECORD
 
-class _Run:
-    """Keys sorted by the first 64 bits of their hash."""
+_RECORD = np.dtype([("hash", "<u8"), ("row", "<i8"), ("start", "<i8"), ("length", "<i8")])
+_PAGE_RECORDS = 128  # records that are read together: 4 KiB
+_MEMORY_RECORDS = 1 << 17  # maximum records of a run in memory
+_LOG_MEMORY_BYTES = 4 << 20  # key bytes that are kept in memory before they are written
+_FAN_IN = 8  # runs that are merged into one
+_SEARCHED_KEYS = 1024  # maximum keys that are searched together, with one page for each
+_MIN_FILTER_BITS, _MAX_FILTER_BITS = 10, 27  # log2 of the words of the Bloom filter: 8 kB, 1 GiB
+_WORD_KEYS = 4  # maximum average of keys per word of the Bloom filter
+_HASH_BITS = 64
 
-    def __init__(self, high: IntArray, low: IntArray, rows: IntArray) -> None:
-        order = np.argsort(high, kind="stable")
-        self.high, self.low, self.rows = high[order], low[order], rows[order]
 
-    def find(self, high: IntArray, low: IntArray) -> IntArray:
-        """Return the first row of each key, or -1 for an unknown key."""
-        at: IntArray = np.searchsorted(self.high, high)
-        out = np.full(len(high), -1, np.int64)
-        live = at < len(self.high)
-        while live.any():  # usually one iteration, because equal first halves are rare
-            same = live & (self.high[np.minimum(at, len(self.high) - 1)] == high)
-            hit = same & (self.low[np.minimum(at, len(self.high) - 1)] == low)
-            out[hit] = self.rows[at[hit]]
-            live = same & ~hit
-            at = at + live
-            live &= at < len(self.high)
-        return out
+class _MemoryRun:
+    """Records in memory, sorted by hash."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self._hashes: Hashes = np.ascontiguousarray(records["hash"])
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def read(self, start: int, stop: int) -> Records:
+        """Return the records in a range of positions."""
+        return self.records[start:stop]
+
+    def find(self, hashes: Hashes) -> tuple[IntArray, Records]:
+        """Return the records with the given hashes, and for each the position of its hash."""
+        queries, positions = _ranges(
+            np.searchsorted(self._hashes, hashes, "left"),
+            np.searchsorted(self._hashes, hashes, "right"),
+        )
+        return queries, self.records[positions]
+
+    def close(self) -> None:
+        """Release nothing, because the memory is released with the object."""
+
+
+class _FileRun:
+    """Records in a temporary file, sorted by hash. The first hash of each page is in memory."""
+
+    def __init__(self, parts: Iterable[Records]) -> None:
+        self._file = tempfile.TemporaryFile(prefix="flare-", buffering=0)  # noqa: SIM115 - closed by `close`
+        self._count = 0
+        fences = []
+        try:
+            for part in parts:
+                _write(self._file, part.view(np.uint8))
+                fences.append(part["hash"][-self._count % _PAGE_RECORDS :: _PAGE_RECORDS])
+                self._count += len(part)
+        except BaseException:
+            self.close()
+            raise
+        self._fences: Hashes = np.concatenate(fences)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, start: int, stop: int) -> Records:
+        """Return the records in a range of positions; the range may exceed the end."""
+        size = (stop - start) * _RECORD.itemsize
+        data = os.pread(self._file.fileno(), size, start * _RECORD.itemsize)
+        return np.frombuffer(data, _RECORD)
+
+    def find(self, hashes: Hashes) -> tuple[IntArray, Records]:
+        """Return the records with the given hashes, and for each the position of its hash."""
+        # Records with the first hash of a page may begin in the page before.
+        queries, pages = _ranges(
+            np.maximum(np.searchsorted(self._fences, hashes, "left") - 1, 0),
+            np.searchsorted(self._fences, hashes, "right"),
+        )
+        distinct, which = np.unique(pages, return_inverse=True)
+        records = np.zeros((len(distinct), _PAGE_RECORDS), _RECORD)
+        page_bytes = _PAGE_RECORDS * _RECORD.itemsize
+        buffers: Any = records.view(np.uint8)
+        for buffer, number in zip(buffers, distinct.tolist(), strict=True):
+            os.preadv(self._file.fileno(), [buffer], number * page_bytes)
+        is_equal = records["hash"][which] == hashes[queries][:, None]
+        is_equal &= pages[:, None] * _PAGE_RECORDS + np.arange(_PAGE_RECORDS) < self._count
+        at, position = np.nonzero(is_equal)
+        return queries[at], records[which[at], position]
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
+
+
+_Run = _MemoryRun | _FileRun
+
+
+def _ranges(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the numbers in all ranges, each with the position of its range.
+
+    starts, stops  int64 [ranges]; a range is empty if its start is not below its stop
+    """
+    counts = np.maximum(stops - starts, 0)
+    ranges = np.repeat(np.arange(len(counts)), counts)
+    offsets = np.cumsum(counts) - counts
+    return ranges, np.arange(len(ranges)) + (starts - offsets)[ranges]
+
+
+def _write(file: IO[bytes], data: Any) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[file.write(view) :]
+
+
+def _merged(runs: Sequence[_Run], step: int) -> Iterator[Records]:
+    """Yield the records of several runs, sorted by hash; read `step` records at once."""
+    ends = [0] * len(runs)
+    unmerged = [np.zeros(0, _RECORD)] * len(runs)
+    while True:
+        for i, run in enumerate(runs):
+            if not len(unmerged[i]) and ends[i] < len(run):
+                unmerged[i] = run.read(ends[i], ends[i] + step)
+                ends[i] += len(unmerged[i])
+        # Unread records of a run are not below the last record that was read.
+        limits = [
+            one["hash"][-1]
+            for one, end, run in zip(unmerged, ends, runs, strict=True)
+            if end < len(run)
+        ]
+        counts = [
+            np.searchsorted(one["hash"], min(limits), "right") if limits else len(one)
+            for one in unmerged
+        ]
+        part = _joined([one[:count] for one, count in zip(unmerged, counts, strict=True)])
+        if not len(part):
+            return
+        unmerged = [one[count:] for one, count in zip(unmerged, counts, strict=True)]
+        yield part.take(np.argsort(part["hash"], kind="stable"))  # faster than an index
+
+
+def _joined(parts: Iterable[Records]) -> Records:
+    """Concatenate records as bytes, because numpy would copy one field after the other."""
+    raw = f"V{_RECORD.itemsize}"
+    return np.concatenate([part.view(raw) for part in parts]).view(_RECORD)
+
+
+class _Log:
+    """The bytes of all keys, in a temporary file except for the last bytes."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._written = 0
+        self._tail = bytearray()
+
+    def append(self, data: bytes) -> int:
+        """Add bytes; return their position."""
+        start = self._written + len(self._tail)
+        self._tail += data
+        if len(self._tail) > _LOG_MEMORY_BYTES:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="flare-", buffering=0)  # noqa: SIM115 - closed by `close`
+            _write(self._file, self._tail)
+            self._written += len(self._tail)
+            self._tail = bytearray()
+        return start
+
+    def read(self, start: int, length: int) -> bytes:
+        """Return the bytes of one key."""
+        if start >= self._written or self._file is None:
+            return bytes(self._tail[start - self._written :][:length])
+        return os.pread(self._file.fileno(), length, start)
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+class _BloomFilter:
+    """Set of hashes that may report a hash that was not added.
+
+    Each hash sets four bits of one 64-bit word (Putze, Sanders, Singler: "Cache-, Hash- and
+    Space-Efficient Bloom Filters", 2007).
+
+    bits  log2 of the number of words
+    """
+
+    def __init__(self, bits: int) -> None:
+        self._shift = np.uint64(_HASH_BITS - bits)
+        self._words = np.zeros(1 << bits, np.uint64)
+
+    def add(self, hashes: Hashes) -> None:
+        """Add sorted hashes."""
+        if not len(hashes):
+            return
+        words = hashes >> self._shift
+        firsts = np.flatnonzero(np.concatenate([[True], words[1:] != words[:-1]]))
+        self._words[words[firsts]] |= np.bitwise_or.reduceat(_word_bits(hashes), firsts)
+
+    def contains(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """Return False for hashes that were not added, and True for hashes that were added."""
+        bits = _word_bits(hashes)
+        found: npt.NDArray[np.bool_] = self._words[hashes >> self._shift] & bits == bits
+        return found
+
+
+def _word_bits(hashes: Hashes) -> Hashes:
+    one, mask = np.uint64(1), np.uint64(63)
+    bits = one << (hashes & mask)
+    for shift in (6, 12, 18):
+        bits |= one << ((hashes >> np.uint64(shift)) & mask)
+    return bits
 
 
 def key_text(key: pa.Scalar) -> str:
@@ -72,54 +267,178 @@ def is_empty_key(keys: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 class Keys:
-    """Index that finds each row whose key occurs in an earlier row."""
+    """Index that finds each row whose key occurs in an earlier row.
+
+    `close` removes the temporary files, which have no names.
+    """
 
     def __init__(self) -> None:
-        self._runs: list[_Run] = []
+        # A run in tier k was merged from _FAN_IN**k batches.
+        self._tiers: list[list[_Run]] = []
+        self._log = _Log()
+        self._count, self._filter_bits = 0, _MIN_FILTER_BITS
+        self._filter = _BloomFilter(self._filter_bits)
+
+    def __enter__(self) -> Keys:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        for run in self._runs():
+            run.close()
+        self._log.close()
 
     def seen(self, keys: pa.Array, rows: int | IntArray) -> IntArray:
         """Add a batch of keys; return the first row with each key, or -1 for a new key.
 
-        keys    text, bytes or numbers [rows]; a null is always new
+        keys    text, bytes or numbers [rows], of the same type in all batches; a null is always new
         rows    int64 [rows]: the number of each row; an int is the number of the first row if the
                 rows are consecutive
         return  int64 [rows]
+        raises  ReachError if the temporary files cannot be written
         """
         if isinstance(rows, int):
             rows = np.arange(rows, rows + len(keys), dtype=np.int64)
-        values = (
-            keys.cast(pa.large_binary())
-            if pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type)
-            else keys
-        ).to_pylist()
-        hashes = b"".join(
-            xxhash.xxh3_128_digest(value if isinstance(value, bytes) else str(value).encode())
-            for value in values
-        )
-        pairs = np.frombuffer(hashes, "<u8").reshape(-1, 2)
-        high, low = pairs[:, 0].copy(), pairs[:, 1].copy()
+        if pa.types.is_dictionary(keys.type):
+            keys = keys.dictionary_decode()
         out = np.full(len(keys), -1, np.int64)
-        for run in self._runs:
-            earlier_rows = run.find(high, low)
-            out = np.where(out < 0, earlier_rows, out)
-        _, firsts, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
-        earlier = firsts[inverse.reshape(-1)]  # the first position of each key in the batch
-        within = (out < 0) & (earlier < np.arange(len(keys)))
-        out[within] = rows[earlier[within]]
-        null = np.array([value is None for value in values], bool)
-        out[null] = -1
-        new = (out < 0) & ~null
-        self._add(_Run(high[new], low[new], rows[new]))
+        at = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))
+        hashes, values = _hashed(keys)
+        order = np.argsort(hashes, kind="stable")
+        hashes, at = hashes[order], at[order]
+        values = None if values is None else values[order]
+        firsts = _first_positions(hashes, values)
+        distinct = np.flatnonzero(firsts == np.arange(len(firsts)))
+        earlier = np.full(len(hashes), -1, np.int64)
+        try:
+            known = distinct[self._filter.contains(hashes[distinct])]
+            for start in range(0, len(known), _SEARCHED_KEYS):
+                part = known[start : start + _SEARCHED_KEYS]
+                earlier[part] = self._find(hashes[part], None if values is None else values[part])
+            new = distinct[earlier[distinct] < 0]
+            self._add(hashes[new], rows[at[new]], None if values is None else values[new])
+        except OSError as error:
+            raise temporary_file_error(error, "the keys") from None
+        within = np.where(firsts < np.arange(len(firsts)), rows[at[firsts]], -1)
+        out[at] = np.where(earlier[firsts] >= 0, earlier[firsts], within)
         return out
 
-    def _add(self, run: _Run) -> None:
-        while self._runs and len(self._runs[-1].high) < 2 * len(run.high):
-            last = self._runs.pop()
-            run = _Run(
-                *(
-                    np.concatenate(pair)
-                    for pair in ((last.high, run.high), (last.low, run.low), (last.rows, run.rows))
-                )
-            )
-        if len(run.high):
-            self._runs.append(run)
+    def _runs(self) -> list[_Run]:
+        """Return all runs, the largest first."""
+        return list(chain.from_iterable(reversed(self._tiers)))
+
+    def _find(self, hashes: Hashes, values: npt.NDArray[np.object_] | None) -> IntArray:
+        """Return the first row of each key, or -1 for an unknown key."""
+        rows = np.full(len(hashes), -1, np.int64)
+        for run in self._runs():
+            unknown = np.flatnonzero(rows < 0)
+            queries, records = run.find(hashes[unknown])
+            queries = unknown[queries]
+            if values is not None:
+                is_equal = [
+                    length == len(value) and self._log.read(start, length) == value
+                    for value, start, length in zip(
+                        values[queries],
+                        records["start"].tolist(),
+                        records["length"].tolist(),
+                        strict=True,
+                    )
+                ]
+                queries, records = queries[is_equal], records[is_equal]
+            rows[queries] = records["row"]
+        return rows
+
+    def _add(self, hashes: Hashes, rows: IntArray, values: npt.NDArray[np.object_] | None) -> None:
+        """Add keys that are new, sorted by hash."""
+        if not len(hashes):
+            return
+        records = np.zeros(len(hashes), _RECORD)
+        records["hash"], records["row"] = hashes, rows
+        if values is not None:
+            lengths = np.fromiter(map(len, values), np.int64, len(values))
+            start = self._log.append(b"".join(values))
+            records["start"], records["length"] = start + np.cumsum(lengths) - lengths, lengths
+        self._add_run(_new_run([records], len(records)))
+        self._count += len(records)
+        bits = self._filter_bits
+        while self._count > _WORD_KEYS << bits and bits < _MAX_FILTER_BITS:
+            bits += 1
+        if bits == self._filter_bits:
+            self._filter.add(hashes)
+            return
+        del self._filter  # before the memory of the next filter is allocated
+        self._filter_bits, self._filter = bits, _BloomFilter(bits)
+        for run in self._runs():
+            for begin in range(0, len(run), _MEMORY_RECORDS):
+                part = run.read(begin, begin + _MEMORY_RECORDS)
+                self._filter.add(np.ascontiguousarray(part["hash"]))
+
+    def _add_run(self, run: _Run) -> None:
+        """Add a run to the first tier, and merge the runs of each full tier."""
+        for tier in self._tiers:
+            tier.append(run)
+            if len(tier) < _FAN_IN:
+                return
+            size = sum(map(len, tier))
+            step = size if size <= _MEMORY_RECORDS else -(-_MEMORY_RECORDS // _FAN_IN)
+            run = _new_run(_merged(tier, step), size)
+            for one in tier:
+                one.close()
+            tier.clear()
+        self._tiers.append([run])
+
+
+def _new_run(parts: Iterable[Records], size: int) -> _Run:
+    """Return a run with sorted records, in memory if it is small enough."""
+    if size > _MEMORY_RECORDS:
+        return _FileRun(parts)
+    return _MemoryRun(_joined(parts))
+
+
+def _hashed(keys: pa.Array) -> tuple[Hashes, npt.NDArray[np.object_] | None]:
+    """Return the hashes of keys without nulls, and their bytes.
+
+    The bytes are None if different keys have different hashes.
+    """
+    if pa.types.is_integer(keys.type):
+        return _mixed(keys.drop_null().to_numpy().astype(np.uint64)), None
+    if is_text(keys.type) or is_binary(keys.type):
+        values = keys.cast(pa.large_binary()).drop_null().to_numpy(zero_copy_only=False)
+    else:
+        texts = [str(value).encode() for value in keys.to_pylist() if value is not None]
+        values = np.empty(len(texts), object)
+        values[:] = texts
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, values), np.uint64, len(values)), values
+
+
+def _mixed(numbers: Hashes) -> Hashes:
+    """Return hashes of numbers; different numbers have different hashes.
+
+    The function is the output function of SplitMix64 (Steele, Lea, Flood: "Fast Splittable
+    Pseudorandom Number Generators", 2014).
+    """
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def _first_positions(hashes: Hashes, values: npt.NDArray[np.object_] | None) -> IntArray:
+    """Return the position of the first equal key for each key.
+
+    hashes  sorted; keys with equal hashes are in the order of their rows
+    """
+    firsts = np.arange(len(hashes))
+    is_repeated = np.zeros(len(hashes), bool)
+    is_repeated[1:] = hashes[1:] == hashes[:-1]
+    is_repeated[:-1] |= is_repeated[1:]
+    repeated = np.flatnonzero(is_repeated)
+    if len(repeated):
+        names = (hashes if values is None else values)[repeated].tolist()
+        first: dict[Any, int] = {}
+        firsts[repeated] = [
+            first.setdefault(name, at) for name, at in zip(names, repeated.tolist(), strict=True)
+        ]
+    return firsts

@@ -27,7 +27,7 @@ from flarecli.errors import (
 )
 from flarecli.model import Settings
 from flarecli.storage import locate
-from flarecli.write import Failure, Keys, Writer
+from flarecli.write import Failure, Writer
 
 COLUMNS = {"n": "int", "t": "str"}
 
@@ -550,24 +550,6 @@ def test_failed_rows_are_listed_in_order_with_a_checksum_in_the_playlist(tmp_pat
     assert stream.files["failed.jsonl"].size == (tmp_path / "out" / "failed.jsonl").stat().st_size
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(
-        st.lists(st.none() | st.integers(0, 30).map(str), min_size=1, max_size=15), max_size=12
-    )
-)
-def test_keys_are_found_with_their_first_row(batches):
-    keys, seen, row = Keys(), {}, 0
-    for batch in batches:
-        expected = []
-        for i, key in enumerate(batch):
-            expected.append(-1 if key is None else seen.get(key, -1))
-            if key is not None:
-                seen.setdefault(key, row + i)
-        assert keys.seen(pa.array(batch, pa.string()), row).tolist() == expected
-        row += len(batch)
-
-
 def test_a_missing_shard_is_recorded_once_for_any_number_of_resumes(tmp_path):
     rows, how = samples(400), Settings(shard_bytes=4000)
     complete = pack(tmp_path / "whole", rows)
@@ -584,15 +566,6 @@ def test_a_missing_shard_is_recorded_once_for_any_number_of_resumes(tmp_path):
     (out / "shard.00001.mds").unlink()
     resumed(150)  # writes this shard again, and ends before the next recorded shards
     assert pack(out, rows, resume=True) == complete
-
-
-def test_keys_may_be_invalid_utf8():
-    text = pa.Array.from_buffers(
-        pa.string(),
-        3,
-        [None, pa.py_buffer(np.array([0, 2, 3, 5], np.int32)), pa.py_buffer(b"\xff\xfea\xff\xfe")],
-    )
-    assert Keys().seen(text, 0).tolist() == [-1, -1, 0]
 
 
 def test_overwrite_of_an_unfinished_pack_removes_only_its_files(tmp_path):

@@ -484,25 +484,28 @@ def _missing_files(
 
 def _distinct(batches: Iterator[pa.RecordBatch], plan: Plan) -> Iterator[pa.RecordBatch]:
     """Yield the rows with distinct keys; reject or skip a row whose key occurred before."""
-    keys, row = Keys(), plan.start if plan.is_run else 0
-    for batch in batches:
-        column = batch.column(plan.key)
-        has_places = PLACE in batch.schema.names
-        rows = batch.column(PLACE).to_numpy() if has_places else np.arange(row, row + len(column))
-        row += batch.num_rows
-        earlier = np.where(is_empty_key(column), -1, keys.seen(column, rows))
-        again = np.flatnonzero(earlier >= 0)
-        if len(again) and plan.options.on_duplicate == "error":
-            first = int(again[0])
-            raise _duplicate(
-                plan,
-                key_text(column[first]),
-                int(rows[first]),
-                int(earlier[first]),
-                has_places or plan.is_run,
+    row = plan.start if plan.is_run else 0
+    with Keys() as keys:
+        for batch in batches:
+            column = batch.column(plan.key)
+            has_places = PLACE in batch.schema.names
+            rows = (
+                batch.column(PLACE).to_numpy() if has_places else np.arange(row, row + len(column))
             )
-        plan.duplicates += len(again)
-        yield batch.filter(pa.array(earlier < 0)) if len(again) else batch
+            row += batch.num_rows
+            earlier = np.where(is_empty_key(column), -1, keys.seen(column, rows))
+            again = np.flatnonzero(earlier >= 0)
+            if len(again) and plan.options.on_duplicate == "error":
+                first = int(again[0])
+                raise _duplicate(
+                    plan,
+                    key_text(column[first]),
+                    int(rows[first]),
+                    int(earlier[first]),
+                    has_places or plan.is_run,
+                )
+            plan.duplicates += len(again)
+            yield batch.filter(pa.array(earlier < 0)) if len(again) else batch
 
 
 def _duplicate(plan: Plan, key: str, row: int, earlier: int, are_source_rows: bool) -> FormatError:

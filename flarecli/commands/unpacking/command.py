@@ -235,9 +235,13 @@ class _Unpacking:
     def check_names(self) -> None:
         """Check all names before the first file is written, if the source can be read twice."""
         if self.source.rereads and not self.pattern.is_unique:
-            for batch in self.source.batches(self.pattern.columns, 0):
-                named, _ = self._split_unnamed(batch)
-                self.used_names.add(named, self.where)
+            try:
+                for batch in self.source.batches(self.pattern.columns, 0):
+                    named, _ = self._split_unnamed(batch)
+                    self.used_names.add(named, self.where)
+            except BaseException:
+                self.used_names.close()
+                raise
 
     def run(self, output: Output) -> Unpacked:
         """Write all rows. After an error, written files are kept for a resume."""
@@ -255,6 +259,7 @@ class _Unpacking:
             output.abandon()
             raise
         finally:
+            self.used_names.close()
             self.progress.close()
         failed = sum(reasons.values())
         return Unpacked(output.files, output.bytes, output.rows, failed, reasons, path, resumed)

@@ -247,6 +247,10 @@ class UsedNames:
         self._pattern, self._files, self._keys, self._count = pattern, files, Keys(), 0
         self._reserved = {collision_key(name) for name in reserved}
 
+    def close(self) -> None:
+        """Remove temporary files."""
+        self._keys.close()
+
     def add(self, batch: pa.RecordBatch, where: Where) -> None:
         """Add the names for a batch. Raises FormatError with the row if a name is already used."""
         columns = self._pattern.names(batch, where, whole=False)

@@ -57,8 +57,14 @@ class IndexFile:
         with contextlib.suppress(OSError):  # without locks, `_remove_stale` keeps all files
             fcntl.flock(fd, fcntl.LOCK_SH)
         weakref.finalize(self, _remove, self._path, fd, os.getpid())
-        keys, suffixed, starts = Keys(), {suffix: Keys() for suffix in suffixes}, [0]
-        with os.fdopen(os.dup(fd), "wb") as file, pa.ipc.new_file(file, schema) as out:
+        starts = [0]
+        with (
+            contextlib.ExitStack() as stack,
+            os.fdopen(os.dup(fd), "wb") as file,
+            pa.ipc.new_file(file, schema) as out,
+        ):
+            keys = stack.enter_context(Keys())
+            suffixed = {suffix: stack.enter_context(Keys()) for suffix in suffixes}
             for batch in batches:
                 for start in range(0, batch.num_rows, MAX_BATCH_ROWS):
                     part = batch.slice(start, MAX_BATCH_ROWS).cast(schema)
