@@ -192,7 +192,8 @@ class _Log:
     def read(self, start: int, length: int) -> bytes:
         """Return the bytes of one key."""
         if start >= self._written or self._file is None:
-            return bytes(self._tail[start - self._written :][:length])
+            begin = start - self._written
+            return bytes(self._tail[begin : begin + length])
         return os.pread(self._file.fileno(), length, start)
 
     def close(self) -> None:
