@@ -644,7 +644,7 @@ class NamedFiles:
         self._used, self._changed = rest + self.present(names), self._mtime_ns()
 
     def copies(self) -> list[tuple[float, str, int]]:
-        """Return the time of last use, name and bytes of each known file in the folder."""
+        """Return the time of last use, the name and the size in bytes of each known file."""
         copies = []
         changed = self._mtime_ns()
         if changed:

@@ -37,9 +37,10 @@ from flarecli.expansion import MAX_DECODED_VALUE
 
 __all__ = ["is_restorable", "parse_type", "restore", "type_header", "without_variants"]
 
-MAX_NODES, MAX_DEPTH = 1000, 32  # maximum number of types and levels in one type
-MAX_FIXED_SIZE = 1 << 24  # maximum items of a fixed-size list, or bytes of a fixed-size value
-MAX_NULL_ITEMS = 1 << 26  # maximum items in the null rows of a fixed-size list, per batch
+# maximum number of types and levels in one type; a level takes two of the 16 levels of a playlist
+MAX_NODES, MAX_DEPTH = 1000, 5
+MAX_FIXED_SIZE = 1 << 24  # maximum items or bytes of a value whose type has a fixed size
+MAX_NULL_BYTES = 1 << 29  # maximum memory for the null values of fixed size in one batch
 _DOCUMENT_BYTES = 1 << 20  # approximate bytes of the documents that are decoded at a time
 _DOCUMENTS = ("json", "msgpack", "array", "tree", "ndarray")
 _UNITS = ("s", "ms", "us", "ns")
@@ -109,12 +110,23 @@ def without_variants(kind: pa.DataType) -> pa.DataType:
 
 
 def type_header(kind: pa.DataType) -> Any:
-    """Return the header of a type that `without_variants` returned; None if it has no header."""
+    """Return the header of a type that `without_variants` returned.
+
+    The result is None if the type has no header, or one beyond the limits of `parse_type`.
+    """
+    header = _header(kind)
+    try:
+        return header if header is not None and parse_type(header).equals(kind) else None
+    except UsageError:
+        return None
+
+
+def _header(kind: pa.DataType) -> Any:
     for name, known in _NAMES.items():
         if kind.equals(known):
             return name
     if isinstance(kind, pa.FixedShapeTensorType):
-        return {"tensor": [type_header(kind.value_type), kind.shape]}
+        return {"tensor": [_header(kind.value_type), kind.shape]}
     if pa.types.is_timestamp(kind):
         return {"timestamp": [kind.unit, kind.tz]}
     if pa.types.is_decimal(kind):
@@ -122,18 +134,18 @@ def type_header(kind: pa.DataType) -> Any:
     if pa.types.is_fixed_size_binary(kind):
         return {"fixed_size_binary": kind.byte_width}
     if pa.types.is_dictionary(kind):
-        index, values = type_header(kind.index_type), type_header(kind.value_type)
+        index, values = _header(kind.index_type), _header(kind.value_type)
         return None if values is None else {"dictionary": [index, values, kind.ordered]}
     if pa.types.is_struct(kind):
-        fields = {field.name: type_header(field.type) for field in kind}
+        fields = {field.name: _header(field.type) for field in kind}
         is_known = len(fields) == len(kind) and None not in fields.values()
         return {"struct": fields} if is_known else None
     if pa.types.is_map(kind):
-        pair = [type_header(kind.key_type), type_header(kind.item_type)]
+        pair = [_header(kind.key_type), _header(kind.item_type)]
         return None if None in pair else {"map": pair}
     if not is_list(kind):
         return None
-    item = type_header(kind.value_type)
+    item = _header(kind.value_type)
     if item is None:
         return None
     if pa.types.is_fixed_size_list(kind):
@@ -152,7 +164,8 @@ class _Parser:
     def __init__(self) -> None:
         self._nodes = 0
 
-    def parse(self, header: Any, depth: int) -> pa.DataType:
+    def parse(self, header: Any, depth: int, copies: int = 1) -> pa.DataType:
+        """Parse a type of which each value of the outermost type contains `copies` values."""
         self._nodes += 1
         if self._nodes > MAX_NODES or depth > MAX_DEPTH:
             raise UsageError(f"type has more than {MAX_NODES} parts or {MAX_DEPTH} levels")
@@ -162,7 +175,7 @@ class _Parser:
         elif isinstance(header, Mapping) and len(header) == 1:
             ((name, value),) = header.items()
             try:
-                return self._nested(name, value, depth + 1)
+                return self._nested(name, value, depth + 1, copies)
             except FlareError:
                 raise
             except (
@@ -176,10 +189,12 @@ class _Parser:
                 pass
         raise UsageError(f"unknown type {header!r:.60}")
 
-    def _nested(self, name: str, value: Any, depth: int) -> pa.DataType:
+    def _nested(self, name: str, value: Any, depth: int, copies: int) -> pa.DataType:
         """Parse a header that is a mapping. May raise any exception if the header is invalid."""
         if name in _DECIMALS:
             precision, scale = map(_int, value)
+            if abs(scale) > precision:  # Arrow's casts crash for a huge scale
+                raise ValueError
             return _DECIMALS[name](precision, scale)
         match name:
             case "timestamp":
@@ -189,30 +204,31 @@ class _Parser:
                 return kind
             case "tensor":
                 item, shape = value
-                if not shape or _size(math.prod(map(_size, shape))) == 0:
+                if not shape or not isinstance(item, str):
                     raise ValueError
+                _size(math.prod(_size(length) for length in shape) * copies)
                 return pa.fixed_shape_tensor(self.parse(item, depth), shape)
             case "fixed_size_binary":
-                return pa.binary(_size(value))
+                _size(_size(value) * copies)
+                return pa.binary(value)
             case "list":
-                return pa.list_(self.parse(value, depth))
+                return pa.list_(self.parse(value, depth, copies))
             case "large_list":
-                return pa.large_list(self.parse(value, depth))
+                return pa.large_list(self.parse(value, depth, copies))
             case "fixed_size_list":
                 item, size = value
-                return pa.list_(self.parse(item, depth), _size(size))
+                return pa.list_(self.parse(item, depth, _size(_size(size) * copies)), size)
             case "struct":
                 return pa.struct(
-                    [(_text(key), self.parse(one, depth)) for key, one in value.items()]
+                    [(_text(key), self.parse(one, depth, copies)) for key, one in value.items()]
                 )
             case "map":
                 key, item = value
-                return pa.map_(self.parse(key, depth), self.parse(item, depth))
+                return pa.map_(self.parse(key, depth, copies), self.parse(item, depth, copies))
             case "dictionary":
                 index, values, is_ordered = value
-                return pa.dictionary(
-                    self.parse(index, depth), self.parse(values, depth), is_ordered is True
-                )
+                kinds = self.parse(index, depth), self.parse(values, depth, copies)
+                return pa.dictionary(*kinds, is_ordered is True)
         raise ValueError
 
 
@@ -223,7 +239,7 @@ def _int(value: Any) -> int:
 
 
 def _size(value: Any) -> int:
-    if not 0 <= _int(value) <= MAX_FIXED_SIZE:
+    if not 1 <= _int(value) <= MAX_FIXED_SIZE:
         raise ValueError
     return int(value)
 
@@ -249,7 +265,47 @@ def is_restorable(encoding: Encoding, kind: pa.DataType) -> bool:
         restore(pa.nulls(0, encoding.arrow), kind, encoding)
     except (FlareError, pa.ArrowException):
         return False
-    return True
+    return kind.equals(encoding.arrow) or not _is_unknown_to_sql(kind)
+
+
+def _is_unknown_to_sql(kind: pa.DataType) -> bool:
+    """Return whether DuckDB cannot read a type, so that a condition on the dataset would fail."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return _is_unknown_to_sql(kind.value_type)
+    if pa.types.is_dictionary(kind):
+        return _is_unknown_to_sql(kind.value_type)
+    if pa.types.is_nested(kind):
+        return any(_is_unknown_to_sql(kind.field(i).type) for i in range(kind.num_fields))
+    is_decimal = pa.types.is_decimal(kind)
+    return bool(
+        pa.types.is_float16(kind) or pa.types.is_decimal256(kind) or (is_decimal and kind.scale < 0)
+    )
+
+
+class _NullBytes:
+    """Memory for the null values of one batch, whose types have a fixed size."""
+
+    def __init__(self) -> None:
+        self._left = MAX_NULL_BYTES
+
+    def allocate(self, count: int, kind: pa.DataType) -> None:
+        """Raise ValueFitError if `count` null values take too much memory."""
+        self._left -= count * _fixed_bytes(kind)
+        if self._left < 0:
+            raise ValueFitError(f"the null values of {kind} take too much memory", row=0)
+
+
+def _fixed_bytes(kind: pa.DataType) -> int:
+    """Return the bytes of a null value."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return _fixed_bytes(kind.storage_type)
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * _fixed_bytes(kind.value_type)
+    if pa.types.is_struct(kind):
+        return sum(_fixed_bytes(field.type) for field in kind)
+    if pa.types.is_fixed_size_binary(kind):
+        return int(kind.byte_width)
+    return 8
 
 
 def restore(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
@@ -263,9 +319,9 @@ def restore(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
         return array
     is_nested = pa.types.is_nested(kind) or isinstance(kind, pa.FixedShapeTensorType)
     if is_nested and not pa.types.is_nested(array.type):
-        convert = partial(_parse_documents, kind=kind, encoding=encoding)
+        convert = partial(_parse_documents, kind=kind, encoding=encoding, nulls=_NullBytes())
     else:
-        convert = partial(_cast, kind=kind)
+        convert = partial(_cast, kind=kind, nulls=_NullBytes())
     try:
         return convert(array)
     except (pa.ArrowInvalid, ValueFitError) as failure:
@@ -290,24 +346,30 @@ def _failure(
     return failure
 
 
-def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast(array: pa.Array, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
     """Convert a column with Arrow's kernels. Raises ArrowInvalid if a value cannot be converted."""
     own = array.type
     if own.equals(kind):
         return array
     if pa.types.is_dictionary(kind):
-        return _cast(array, kind.value_type).dictionary_encode().cast(kind)
+        return _cast(array, kind.value_type, nulls).dictionary_encode().cast(kind)
     if pa.types.is_struct(own) and pa.types.is_struct(kind):
         # `flatten` hides values of null rows, which Arrow's own cast would convert too
         fields = [
-            _cast(values, field.type) for values, field in zip(array.flatten(), kind, strict=True)
+            _cast(values, field.type, nulls)
+            for values, field in zip(array.flatten(), kind, strict=True)
         ]
         return pa.StructArray.from_arrays(fields, fields=list(kind), mask=array.is_null())
     if is_list(own) and is_list(kind):
-        lists = each_item(large_list(array), lambda items: _cast(items, kind.value_type))
-        return _fixed_size(lists, kind) if pa.types.is_fixed_size_list(kind) else lists.cast(kind)
+        lists = each_item(large_list(array), lambda items: _cast(items, kind.value_type, nulls))
+        return (
+            _fixed_size(lists, kind, nulls)
+            if pa.types.is_fixed_size_list(kind)
+            else lists.cast(kind)
+        )
     if pa.types.is_map(own) and pa.types.is_map(kind):
-        keys, items = _cast(array.keys, kind.key_type), _cast(array.items, kind.item_type)
+        keys = _cast(array.keys, kind.key_type, nulls)
+        items = _cast(array.items, kind.item_type, nulls)
         return pa.MapArray.from_arrays(array.offsets, keys, items, kind, mask=array.is_null())
     if is_text(own):
         if pa.types.is_timestamp(
@@ -321,25 +383,26 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
             return text.cast(pa.timestamp(unit)).cast(pa.time64(unit)).cast(kind)
         if pa.types.is_duration(kind):
             return array.cast(pa.int64()).cast(kind)
+    if pa.types.is_fixed_size_binary(kind):
+        nulls.allocate(array.null_count, kind)
     return array.cast(kind)
 
 
-def _fixed_size(lists: pa.LargeListArray, kind: pa.DataType) -> pa.Array:
+def _fixed_size(lists: pa.LargeListArray, kind: pa.DataType, nulls: _NullBytes) -> pa.Array:
     """Convert lists of equal size to fixed-size lists; items of null rows are null.
 
     Arrow's own cast leaves these items uninitialized.
     """
     size, is_null = kind.list_size, lists.is_null().to_numpy(zero_copy_only=False)
-    if lists.null_count * size > MAX_NULL_ITEMS:
-        raise ValueFitError(f"{lists.null_count} null rows of {kind} are too large", row=0)
-    offsets = lists.offsets.to_numpy()
-    if (np.diff(offsets)[~is_null] != size).any():
+    nulls.allocate(lists.null_count, kind)
+    if (np.diff(lists.offsets.to_numpy())[~is_null] != size).any():
         raise pa.ArrowInvalid("list of another size")
-    if not lists.null_count:
-        return pa.FixedSizeListArray.from_arrays(lists.values, type=kind)
-    positions = (offsets[:-1, None] + np.arange(size)).reshape(-1)
-    items = lists.values.take(pa.array(positions, mask=np.repeat(is_null, size)))
-    return pa.FixedSizeListArray.from_arrays(items, type=kind, mask=lists.is_null())
+    mask = None
+    if lists.null_count:
+        mask = lists.is_null()
+        empty = pa.LargeListArray.from_arrays([0, size], pa.nulls(size, kind.value_type))
+        lists = pc.if_else(mask, empty[0], lists)
+    return pa.FixedSizeListArray.from_arrays(lists.flatten(), type=kind, mask=mask)
 
 
 def _fine_unit(kind: pa.DataType) -> str:
@@ -349,7 +412,9 @@ def _fine_unit(kind: pa.DataType) -> str:
 # -- documents
 
 
-def _parse_documents(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> pa.Array:
+def _parse_documents(
+    array: pa.Array, kind: pa.DataType, encoding: Encoding, nulls: _NullBytes
+) -> pa.Array:
     """Decode documents, such as JSON text, a limited number of bytes at a time.
 
     raises  ArrowInvalid or ValueFitError for a document that is invalid or contains other types
@@ -388,11 +453,13 @@ def _parse_documents(array: pa.Array, kind: pa.DataType, encoding: Encoding) -> 
                 RecursionError,
             ):
                 raise pa.ArrowInvalid("invalid document") from None
+        if is_tensor:
+            nulls.allocate(sum(value is None for value in values), kind)
         try:
             part = pa.array(values, parsed)
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
             raise pa.ArrowInvalid("document of another type") from None
-        parts.append(_cast(part, stored))
+        parts.append(_cast(part, stored, nulls))
         start = stop
     out = pa.concat_arrays(parts)
     return out if stored is kind else pa.ExtensionArray.from_storage(kind, out)

@@ -88,6 +88,8 @@ _KERNEL_ERRORS = (
 MAX_VALUES = 1 << 22  # maximum number of values in a row that is converted to Python objects
 _ARRAYS = ("ndarray", "array", "tree")
 _DOCUMENTS = ("msgpack", "array", "tree")
+_PER_DAY = {"day": 1, "s": 86_400, "ms": 86_400 * 10**3, "us": 86_400 * 10**6, "ns": 86_400 * 10**9}
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # of the years 1 and 9999, since 1970
 _FLOAT = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)$"
 _AS_TEXT = (date, datetime, time, timedelta, Decimal, UUID)
 
@@ -225,7 +227,10 @@ def _reason(array: pa.Array, row: int, encoding: Encoding) -> str:
             return "is not UTF-8"
         shown = repr(bytes(data[:200]).decode("utf-8", "backslashreplace"))
     else:
-        shown = str(array[row].as_py())
+        try:
+            shown = str(array[row].as_py())
+        except (ValueError, OverflowError):  # such as a date that Python cannot represent
+            shown = "the value"
     values = f" ({_RANGES[encoding.name]})" if encoding.name in _RANGES else ""
     return f"{_shorten(shown)} cannot be stored as {encoding.name}{values}"
 
@@ -453,7 +458,20 @@ def _to_text(array: pa.Array) -> pa.Array:
     text = array.cast(TEXT)  # a cast from bytes checks UTF-8
     if is_text(kind):
         check_text(text)
+    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        _check_years(array)
     return text
+
+
+def _check_years(array: pa.Array) -> None:
+    """Raise ArrowInvalid for a date that has no text from which Arrow reads the same date."""
+    kind = array.type
+    unit = "day" if pa.types.is_date32(kind) else "ms" if pa.types.is_date64(kind) else kind.unit
+    ends = pc.min_max(array.cast(pa.int32() if unit == "day" else pa.int64())).as_py()
+    if ends["min"] is not None and not (
+        ends["min"] // _PER_DAY[unit] >= _FIRST_DAY and ends["max"] // _PER_DAY[unit] <= _LAST_DAY
+    ):
+        raise pa.ArrowInvalid("a year outside 1 to 9999")
 
 
 def _then(first: Converted, step: Callable[[pa.Array], Converted]) -> Converted:

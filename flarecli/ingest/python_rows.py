@@ -18,18 +18,21 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from flarecli.arguments import shown
+from flarecli.encodings import is_number
 from flarecli.errors import ReachError, UsageError, ValueFitError
 from flarecli.ingest.base import check_columns
 
 __all__ = ["PythonRows", "rows_of"]
 
 _ROWS = 1024  # dicts per batch
+_ARROW_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError, NotImplementedError)
 _INDEX = re.compile(r"__index_level_\d+__")  # column name of an unnamed pandas index
 _EXPECTED = "expected an address, a DataFrame, an Arrow table, a dataset, or an iterable of dicts"
 
@@ -50,7 +53,7 @@ class PythonRows:
         raises  UsageError if there are no rows, or if batches have different columns; ValueFitError
                 for a value that Arrow cannot store; ReachError if the disk is full
         """
-        path = os.path.join(folder, f"{self.name}.arrows")
+        path = os.path.join(folder, "rows.arrows")
         first = next(self.batches, None)
         if first is None:
             raise UsageError(f"{self.name} has no rows")
@@ -134,7 +137,9 @@ def _arrow_batches(source: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _table_batches(tables: Iterable[pa.RecordBatch | pa.Table]) -> Iterator[pa.RecordBatch]:
-    for table in tables:
+    for number, table in enumerate(tables):
+        if not isinstance(table, (pa.RecordBatch, pa.Table)):
+            raise UsageError(f"item {number}: expected a batch or table, got {shown(table)}")
         yield from table.to_batches() if isinstance(table, pa.Table) else (table,)
 
 
@@ -146,6 +151,11 @@ def _dict_batches(rows: Iterator[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]
     schema: pa.Schema | None = None
     first = 0
     while chunk := list(itertools.islice(rows, _ROWS)):
+        for number, row in enumerate(chunk, first):
+            if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+                raise UsageError(
+                    f"row {number}: expected a dict with column names, got {shown(row)}"
+                )
         if schema is None:
             names = list(dict.fromkeys(name for row in chunk for name in row))
         arrays = []
@@ -158,34 +168,96 @@ def _dict_batches(rows: Iterator[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]
                     f"column {unknown[0]!r} is not in the first {_ROWS} rows",
                     hint="Return all columns in the first row, with None for a missing value.",
                     row=first + number,
-                    column=str(unknown[0]),
+                    column=unknown[0],
                 )
-        batch = pa.RecordBatch.from_arrays(arrays, names=list(map(str, names)))
+        batch = pa.RecordBatch.from_arrays(arrays, names=names)
         schema = batch.schema if schema is None else schema
         first += len(chunk)
         yield batch
 
 
 def _column(name: str, values: list[Any], kind: pa.DataType | None, first: int) -> pa.Array:
-    """Return values as an array. Raises ValueFitError for a value that Arrow cannot store."""
+    """Return values as an array of a type. Raises ValueFitError for the first unsuitable value."""
     plain = [_plain(value) for value in values]
-    tensors = [value for value in plain if isinstance(value, np.ndarray) and value.ndim > 1]
     try:
-        if tensors and len(tensors) == len(plain):
-            array = pa.FixedShapeTensorArray.from_numpy_ndarray(np.stack(tensors))
-            if kind is not None and array.type != kind:
-                raise pa.ArrowInvalid(f"an array has another shape or dtype than {kind}")
-            return array
-        return pa.array(plain, kind)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        return _array(plain, kind)
+    except _ARROW_ERRORS as error:
         reason, failed = str(error), 0
         for number, value in enumerate(plain):
             try:
-                pa.array([value], kind)
-            except (pa.ArrowException, ValueError, TypeError, OverflowError) as own:
+                _array([value], kind)
+            except _ARROW_ERRORS as own:
                 reason, failed = str(own), number
                 break
-    raise ValueFitError(f"column {name!r}: {reason}", row=first + failed, column=str(name))
+    raise ValueFitError(f"column {name!r}: {reason}", row=first + failed, column=name)
+
+
+def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array:
+    """Convert values; `kind` is the type of earlier rows. Raises one of _ARROW_ERRORS."""
+    if any(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
+        array = _tensors(values)
+    elif isinstance(kind, pa.FixedShapeTensorType) and values.count(None) == len(values):
+        return pa.nulls(len(values), kind)
+    else:
+        array = pa.array(values)
+        if pa.types.is_timestamp(array.type):
+            _check_zones(values)
+    return array if kind is None else _as_type(array, kind)
+
+
+def _check_zones(values: list[Any]) -> None:
+    """Raise ArrowInvalid for values with and without a time zone, which Arrow mixes silently."""
+    if len({value.tzinfo is None for value in values if isinstance(value, datetime)}) > 1:
+        raise pa.ArrowInvalid("some values have a time zone, and others have none")
+
+
+def _tensors(values: list[Any]) -> pa.Array:
+    """Return numpy arrays of one shape as tensors; None is null."""
+    example = next(value for value in values if value is not None)
+    if not all(
+        value is None
+        or (
+            isinstance(value, np.ndarray)
+            and (value.shape, value.dtype) == (example.shape, example.dtype)
+        )
+        for value in values
+    ):
+        raise pa.ArrowInvalid("arrays with more than one dimension need one shape and one dtype")
+    flat = [None if value is None else np.ascontiguousarray(value).reshape(-1) for value in values]
+    if example.dtype == bool:
+        flat = [None if value is None else value.astype(np.uint8) for value in flat]
+    item = pa.array(next(value for value in flat if value is not None)).type
+    kind = pa.fixed_shape_tensor(item, example.shape)
+    return pa.ExtensionArray.from_storage(kind, pa.array(flat, kind.storage_type))
+
+
+def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert an array to the type of earlier rows. Raises ArrowInvalid if a value would change."""
+    own = array.type
+    if own.equals(kind):
+        return array
+    if pa.types.is_null(own):
+        return pa.nulls(len(array), kind)
+    are_numbers = is_number(own) and is_number(kind) and pa.bool_() not in (own, kind)
+    if are_numbers or (pa.types.is_decimal(own) and pa.types.is_decimal(kind)):
+        return array.cast(kind)
+    if pa.types.is_struct(own) and pa.types.is_struct(kind):
+        unknown = {field.name for field in own} - {field.name for field in kind}
+        if not unknown:
+            children = {
+                field.name: child for field, child in zip(own, array.flatten(), strict=True)
+            }
+            fields = [
+                _as_type(children[field.name], field.type)
+                if field.name in children
+                else pa.nulls(len(array), field.type)
+                for field in kind
+            ]
+            return pa.StructArray.from_arrays(fields, fields=list(kind), mask=array.is_null())
+    elif pa.types.is_list(own) and pa.types.is_list(kind):
+        offsets, items = array.offsets, _as_type(array.values, kind.value_type)
+        return pa.ListArray.from_arrays(offsets, items, mask=array.is_null())
+    raise pa.ArrowInvalid(f"got {own}; earlier rows have {kind}")
 
 
 def _plain(value: Any) -> Any:

@@ -48,7 +48,7 @@ _PROMOTIONS = (
 
 
 def merge(parts: Sequence[Part], allow_missing: bool) -> tuple[pa.Schema, tuple[Part, ...]]:
-    """Return the common schema, and the parts, which read the common types where possible.
+    """Return the common schema, and the parts, which read their columns as these types where possible.
 
     allow_missing  whether columns may be missing in some files; their values are null
     raises         FormatError that names two files whose columns differ or have no common type

@@ -93,10 +93,25 @@ class Dataset(Data):
 
     def _set_schema(self) -> None:
         """Derive the batch schema from the schema of the stored columns."""
-        self.schema = pa.schema(
-            [self._typed(pa.nulls(0, field.type), field)[1] for field in self.exact]
-        )
-        self._is_natural = self.schema.equals(self.exact, check_metadata=True)
+        # column -> its natural encoding, and the type to restore, for columns to be converted
+        self._conversions: dict[str, tuple[encodings.Encoding, pa.DataType | None]] = {}
+        fields = []
+        for field in self.exact:
+            stored = self._encodings[field.name]
+            natural = encodings.plain(pa.nulls(0, field.type), stored)[1]
+            if natural is not stored:
+                field = encodings.field(encodings.column(field.name, natural.name))
+            kind = self._table.types.get(field.name)
+            if kind is not None and not field.type.equals(kind):
+                is_kept = encodings.is_restorable(natural, kind)
+                kind = kind if is_kept else None
+            else:
+                kind = None
+            if kind is not None or natural is not stored:
+                self._conversions[field.name] = natural, kind
+            # the name of the encoding would describe a different type
+            fields.append(field if kind is None else pa.field(field.name, kind))
+        self.schema = pa.schema(fields)
 
     @property
     def column_names(self) -> list[str]:
@@ -385,29 +400,22 @@ class Dataset(Data):
 
     def _natural(self, batch: pa.RecordBatch, rows: Sequence[int] | IntArray) -> pa.RecordBatch:
         """Convert stored columns to the types of `schema`."""
-        if self._is_natural:
+        if not self._conversions or not batch.num_columns:
             return batch
-        arrays, fields = [], []
-        for field, array in zip(batch.schema, batch.columns, strict=True):
+        arrays, fields = batch.columns, list(batch.schema)
+        for i, field in enumerate(batch.schema):
+            if field.name not in self._conversions:
+                continue
+            natural, kind = self._conversions[field.name]
             try:
-                array, field = self._typed(array, field)
+                arrays[i], _ = encodings.plain(arrays[i], self._encodings[field.name])
+                if kind is not None:
+                    arrays[i] = encodings.restore(arrays[i], kind, natural)
             except ValueFitError as error:
                 row = int(rows[error.row or 0])
                 raise error.changed(address="", row=row).of_column(field.name) from None
-            arrays.append(array)
-            fields.append(field)
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if fields else batch
-
-    def _typed(self, array: pa.Array, field: pa.Field) -> tuple[pa.Array, pa.Field]:
-        """Return a stored column with the type of the packed table or, if unknown, its natural type."""
-        natural, encoding = encodings.plain(array, self._encodings[field.name])
-        if encoding is not self._encodings[field.name]:
-            field = encodings.field(encodings.column(field.name, encoding.name))
-        kind = self._table.types.get(field.name)
-        if kind is None or field.type.equals(kind) or not encodings.is_restorable(encoding, kind):
-            return natural, field
-        # the encoding would describe a different type
-        return encodings.restore(natural, kind, encoding), pa.field(field.name, kind)
+            fields[i] = self.schema.field(field.name)
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def large_values(
         self, columns: Sequence[str], start: int, stop: int, max_bytes: int
@@ -676,8 +684,8 @@ def open(
     format        shard format if no playlist or index lists the shards, such as `webdataset`
     streams       names of the streams to read; streams of equal length are joined by column
     retries       maximum number of retries after transient errors, per object
-    timeout       maximum wait for the next byte: seconds, or a text such as `30s`
-    deadline      maximum time per object, including retries: seconds, or a text such as `10m`
+    timeout       maximum wait for the next byte: seconds, or a string such as `30s`
+    deadline      maximum time per object, including retries: seconds, or a string such as `10m`
     allow_private allow the data to refer to private and loopback addresses
     allow_local   allow the data to refer to file:// URLs, paths outside its folder and symbolic
                   links
@@ -687,7 +695,7 @@ def open(
     maps          map local files into memory; pass False if files may be truncated during reading
     decode        column -> decoder; see `Dataset.decoded`
     cache         folder in which downloads are cached
-    cache_limit   maximum size of the cache: bytes, or a text such as `10GB`
+    cache_limit   maximum size of the cache: bytes, or a string such as `10GB`
     raises        MissingError, FormatError, UnsafeError, UnfinishedError: see `resolve`
     """
     options = CacheOptions(

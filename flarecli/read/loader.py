@@ -160,7 +160,7 @@ class Loader(Closable):
         check_minimum(0, skip=skip)
         if skip and state["ranks"] != self.ranks:
             raise UsageError(
-                f"state was saved within a row with ranks={state['ranks']}; this loader has ranks={self.ranks}",
+                f"state was saved in the middle of a row, with ranks={state['ranks']}; this loader has ranks={self.ranks}",
                 hint=f"Resume with {state['ranks']} ranks.",
             )
         if skip and (not self._transforms or cursor.step == rows):

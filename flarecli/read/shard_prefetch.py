@@ -1,7 +1,7 @@
 """Prefetch of remote shards: the current window of a run, then the next windows as space permits.
 
-At most two windows are prefetched, or more if the windows are small, because workers that prefetch
-batches may already read from the next window.
+Up to two windows are prefetched, because workers that prefetch batches may already read from the
+next window. If the windows are small, more than two are prefetched.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ def chosen_encodings(
     encode: Mapping[str, str],
     extensions: Mapping[str, str],
     stored: Mapping[str, str],
+    types: Mapping[str, pa.DataType] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Return the encoding of each column: chosen by the user, used in the source, or inferred.
 
@@ -45,6 +47,7 @@ def chosen_encodings(
     encode      column -> encoding chosen by the user
     extensions  column -> extension of the first row's link
     stored      column -> encoding in the source dataset
+    types       column -> Arrow type in the source dataset; a column of this type keeps its encoding
     raises      UsageError for an unknown encoding, or a type that has no encoding
     """
     out = {}
@@ -52,6 +55,8 @@ def chosen_encodings(
         field = batch.schema.field(name)
         source = encodings.source_of(field)  # None for a column that a query created
         encoding = encode.get(name) or (stored.get(name, source.name) if source else None)
+        if encoding is None and name in types and _is_same_type(types[name], field.type):
+            encoding = stored.get(name)
         if encoding is None:
             column = batch.column(name)
             first = (

@@ -300,7 +300,7 @@ def test_an_epoch_without_batches_is_an_error():
 def test_batches_that_are_not_dicts_are_rejected():
     how = {"collate_fn": list}
     made = [StreamOptions("a", 1, 0, batch_gpu=2, dataloader_kwargs=how)]
-    with pytest.raises(FormatError, match="stream 'a': expected a dict as batch, got list"):
+    with pytest.raises(FormatError, match="stream 'a': expected the batch to be a dict, got list"):
         next(iter(MultiStreamDataLoader([Numbers(0)], made)))
 
 

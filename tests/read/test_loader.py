@@ -201,7 +201,7 @@ def test_transforms_may_return_several_samples_or_none(data):
         next(loop)
     with pytest.raises(
         UsageError,
-        match="^state was saved within a row with ranks=2; this loader has ranks=1$",
+        match="^state was saved in the middle of a row, with ranks=2; this loader has ranks=1$",
     ):
         flare.Loader(data, 8).load(other.save())
 

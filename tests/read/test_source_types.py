@@ -217,3 +217,54 @@ def test_inspect_shows_the_types_in_the_order_of_the_source(source, tmp_path):
     assert stream.types() == {field.name: str(field.type) for field in SCHEMA}
     assert list(stream.types()) == list(stream.as_json()["columns"]) == SCHEMA.names
     assert stream.as_json()["types"] == stream.types()
+
+
+def test_a_condition_keeps_encodings_and_reads_every_type(tmp_path):
+    table = pa.table(
+        {
+            "half": pa.array([1.5, 2.5, 3.5], pa.float16()),
+            "big": pa.array([Decimal(1), Decimal(2), Decimal(3)], pa.decimal256(50, 2)),
+            "items": pa.array([[1, None], [2], []], pa.list_(pa.int64())),
+            "z": [1, 2, 3],
+        }
+    )
+    path = tmp_path / "t.arrow"
+    with pa.ipc.new_file(str(path), table.schema) as file:
+        file.write_table(table)
+    commands.pack(str(path), str(tmp_path / "one"), format="webdataset", encode={"items": "json"})
+    commands.pack(str(tmp_path / "one"), str(tmp_path / "two"), where="z < 3")
+    one, two = (read.open(str(tmp_path / name)) for name in ("one", "two"))
+    assert one.where("half > 2 and z = 2").to_arrow()["z"].to_pylist() == [2]
+    names = ["half", "big", "items", "z"]
+    assert two.to_arrow(names).equals(one.where("z < 3").to_arrow(names))
+    encodings = {column.name: column.encoding for column in two.columns}
+    assert encodings["items"] == "json"
+
+
+def test_types_beyond_the_limits_of_a_playlist_are_stored_as_their_encodings(tmp_path):
+    deep = {"a": 1}
+    for _ in range(8):
+        deep = {"a": deep}
+    table = pa.table(
+        {
+            "deep": [deep, deep],
+            "empty": pa.array([[], []], pa.list_(pa.float32(), 0)),
+            "wide": [{str(i): i for i in range(1100)}] * 2,
+        }
+    )
+    pq.write_table(table.select(["deep", "wide"]), tmp_path / "t.parquet")
+    commands.pack(str(tmp_path / "t.parquet"), str(tmp_path / "out"))
+    data = read.open(str(tmp_path / "out"))
+    assert data[0]["deep"] == deep
+    assert data.schema.field("wide").type == pa.large_string()
+    commands.pack(table.select(["empty"]), str(tmp_path / "empty"))
+    assert read.open(str(tmp_path / "empty")).to_arrow().num_rows == 2
+
+
+def test_a_year_that_text_cannot_represent_fails_its_row(tmp_path):
+    ints = pa.array([0, 3_000_000 * 86_400 * 10**6], pa.int64())
+    table = pa.table({"n": [1, 2], "when": ints.cast(pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(ValueFitError) as caught:
+        commands.pack(str(tmp_path / "t.parquet"), str(tmp_path / "out"))
+    assert str(caught.value) == f"{tmp_path}/t.parquet[1]: when the value cannot be stored as str"

@@ -308,7 +308,12 @@ def _storable(
 def _named_columns(plan: Plan, writer: Writer, part: fetch_links.Fetched) -> Columns:
     names = plan.names
     chosen = chosen_encodings(
-        part.batch, names, plan.task.encode, part.extensions, plan.source.stored
+        part.batch,
+        names,
+        plan.task.encode,
+        part.extensions,
+        plan.source.stored,
+        plan.source.types,
     )
     addresses = [name for name in address_columns(part.batch) if name in names]
     note_addresses(addresses, plan.progress)
@@ -430,7 +435,12 @@ def estimate(plan: Plan, part_rows: int | None = None) -> Estimate:
             unfetched = address_columns(part.batch)
             addresses = tuple(name for name in unfetched if name in plan.names)
             chosen = chosen_encodings(
-                part.batch, plan.names, task.encode, part.extensions, plan.source.stored
+                part.batch,
+                plan.names,
+                task.encode,
+                part.extensions,
+                plan.source.stored,
+                plan.source.types,
             )
             columns = format.arrange(encodings.column(name, one) for name, one in chosen.items())
             types = source_types(part.batch.schema, chosen, task.encode, plan.source.types)

@@ -97,7 +97,7 @@ class Batch(dict[str, Any]):
     ) -> None:
         if not isinstance(raw_batch, Mapping):
             raise FormatError(
-                f"expected a dict as batch, got {type(raw_batch).__name__}",
+                f"expected the batch to be a dict, got {type(raw_batch).__name__}",
                 where="" if stream_name is None else f"stream {stream_name!r:.60}",
                 hint="Use a collate_fn that returns a dict.",
             )

@@ -122,7 +122,7 @@ class Sampler:
     def samples_of_streams(
         self, streams: IntArray, places: IntArray, epoch: int, order: str, window: int
     ) -> IntArray:
-        """Return the samples at positions in the orders of their streams: int64 [k]."""
+        """Return the sample at each position in the order of its stream: int64 [k]."""
         in_stream: IntArray = np.empty(len(places), np.int64)
         for k in np.unique(streams).tolist():
             of_k = streams == k

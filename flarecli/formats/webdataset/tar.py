@@ -71,7 +71,7 @@ _SKIPPED = {
     b"6": "FIFO",
     b"V": "label",
 }
-_MAX_META_BYTES = 1 << 20  # maximum size of one member's PAX records, usually a few hundred bytes
+_MAX_META_BYTES = 1 << 20  # maximum size of one member's PAX records; most have a few hundred bytes
 MAX_MEMBER_BYTES = 8**11 - 1  # the largest octal number that the size field can store
 # The low 16 bits of adler32 are (1 + the sum of the bytes) modulo this: a fast way to sum bytes.
 _ADLER = 65521

@@ -227,7 +227,7 @@ _first_is_public: dict[str, bool] = {}
 
 
 def check_address(origin: str, permit: Permit, ip: str) -> tuple[str, str]:
-    """Check the IP address of a new connection for an origin.
+    """Check the IP address of a new connection to an origin.
 
     return  (reason, hint) if the address is forbidden; two empty strings if it is allowed
     """

@@ -1,6 +1,7 @@
 """Packing of Python objects: tables, iterables of dicts and map-style datasets."""
 
 import datetime
+import decimal
 import errno
 import os
 import resource
@@ -182,7 +183,7 @@ def test_other_objects_are_refused(tmp_path, source, message):
         (
             {"n": "x"},
             ValueFitError,
-            "row 1500: column 'n': Could not convert 'x' with type str: tried to convert to int64",
+            "row 1500: column 'n': got string; earlier rows have int64",
         ),
         ({"n": 1, "m": 2}, UsageError, "row 1500: column 'm' is not in the first 1024 rows"),
         (
@@ -204,7 +205,9 @@ def test_arrays_of_several_shapes_in_one_column_are_refused(tmp_path):
     rows = [{"x": np.zeros((2, 2))}, {"x": np.zeros((2, 3))}]
     with pytest.raises(ValueFitError) as caught:
         commands.pack(rows, tmp_path / "out")
-    assert caught.value.column == "x"
+    assert str(caught.value) == (
+        "row 0: column 'x': arrays with more than one dimension need one shape and one dtype"
+    )
 
 
 def test_temporary_files_are_removed(tmp_path, monkeypatch):
@@ -237,3 +240,78 @@ def test_a_full_disk_is_reported(tmp_path):
         f"{tmp_path}: cannot write a temporary file: {os.strerror(errno.EFBIG).lower()} "
         "| Set TMPDIR to a folder on a larger disk.\n"
     )
+
+
+LATER = [  # type of the first 1,024 values, a later value, and the reason
+    (1, 1.5, "Float value 1.500000 was truncated converting to int64"),
+    ([1], [1.7], "Float value 1.700000 was truncated converting to int64"),
+    ([1], np.array([0.5]), "Float value 0.500000 was truncated converting to int64"),
+    (
+        {"x": 1},
+        {"x": 1, "y": 5},
+        "got struct<x: int64, y: int64>; earlier rows have struct<x: int64>",
+    ),
+    ("x", b"xx", "got binary; earlier rows have string"),
+    (True, 2, "got int64; earlier rows have bool"),
+    (
+        datetime.datetime(2024, 1, 1),
+        datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC),
+        "got timestamp[us, tz=UTC]; earlier rows have timestamp[us]",
+    ),
+]  # the later value is alone in its chunk
+
+
+@pytest.mark.parametrize(("first", "later", "reason"), LATER)
+def test_a_later_value_is_never_changed_to_fit_the_first_rows(tmp_path, first, later, reason):
+    rows = [{"a": first}] * 1024 + [{"a": later}]
+    with pytest.raises(ValueFitError) as caught:
+        commands.pack(rows, tmp_path / "out")
+    assert str(caught.value) == f"row 1024: column 'a': {reason}"
+
+
+def test_times_with_and_without_a_zone_are_not_mixed(tmp_path):
+    when = datetime.datetime(2024, 1, 1)
+    with pytest.raises(ValueFitError) as caught:
+        commands.pack([{"a": when}, {"a": when.replace(tzinfo=datetime.UTC)}], tmp_path / "out")
+    assert str(caught.value) == (
+        "row 0: column 'a': some values have a time zone, and others have none"
+    )
+
+
+def test_later_values_without_a_loss_are_packed(tmp_path):
+    first = {"n": 1, "s": {"x": 1, "y": 2}, "l": [1.5], "d": decimal.Decimal("1.25")}
+    later = {"n": 2.0, "s": {"x": 3}, "l": [2], "d": decimal.Decimal("1.5")}
+    commands.pack([first] * 1030 + [later], tmp_path / "out")
+    found = read.open(tmp_path / "out").to_arrow().slice(1030).to_pylist()
+    assert found == [{"n": 2, "s": {"x": 3, "y": None}, "l": [2.0], "d": decimal.Decimal("1.50")}]
+
+
+def test_tensors_in_any_memory_order_are_packed(tmp_path):
+    image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    rows = [{"x": image.transpose(2, 0, 1), "mask": image[:, :, 0] > 5}] * 3
+    commands.pack(rows, tmp_path / "out")
+    data = read.open(tmp_path / "out")
+    assert np.array_equal(data[1]["x"], image.transpose(2, 0, 1))
+    assert np.array_equal(data[1]["mask"], image[:, :, 0] > 5)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([{"a": 1}, None], "row 1: expected a dict with column names, got None"),
+        ([{"a": 1}, {3: 1}], "row 1: expected a dict with column names, got {3: 1}"),
+        (
+            [pa.table({"a": [1]}), {"a": 1}],
+            "item 1: expected a batch or table, got {'a': 1}",
+        ),
+    ],
+)
+def test_an_iterable_of_several_kinds_is_refused(tmp_path, source, message):
+    with pytest.raises(UsageError) as caught:
+        commands.pack(source, tmp_path / "out")
+    assert caught.value.message == message
+
+
+def test_an_object_of_any_class_name_is_packed(tmp_path):
+    kind = type("We/ird" * 100, (MapDataset,), {})
+    assert commands.pack(kind(ROWS), tmp_path / "out").rows == 3

@@ -258,7 +258,7 @@ class Reader(Array):
     def set_up_local(self, listing: set[str], safe_keep_zip: bool) -> int:
         """Remove incomplete files, and compressed files unless they are kept.
 
-        listing        paths of the present files, as `os.path.join(dirname, split, basename)`
+        listing        paths of the files that exist, as `os.path.join(dirname, split, basename)`
         safe_keep_zip  keep compressed files, and remove raw files without a compressed file
         return         total listed size of the remaining files in bytes
         raises         UsageError for a shard that lists a compressed file but no compression
