@@ -693,7 +693,7 @@ def _count_values(array: pa.Array) -> int:
 
 
 def _number_arrays(lists: pa.LargeListArray) -> Iterator[Any]:
-    """Yield each list as a numpy array, a list with nulls as a Python list, and null as None.
+    """Yield each list as a numpy array, or as a Python list if it has nulls; yield null as None.
 
     The result for a row does not depend on other rows, because batches may be of any size.
     """

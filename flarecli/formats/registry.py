@@ -135,7 +135,7 @@ def find(name: str) -> Format:
     except (ImportError, AttributeError) as error:
         raise MissingLibraryError(
             f"format {name!r} cannot be loaded from {point.value}: {error}",
-            hint="Reinstall the package of the format.",
+            hint="Reinstall the package that provides the format.",
         ) from error
     if not (isinstance(found, type) and issubclass(found, Format) and found.name == name):
         raise UsageError(f"{point.value} is not a Format named {name!r}")

@@ -266,7 +266,7 @@ def _matroska(data: bytes, header: MediaInfo) -> None:
 
 
 def _matroska_info(data: bytes, start: int, stop: int, header: MediaInfo) -> None:
-    scale, ticks = 1_000_000, 0.0  # nanoseconds per tick
+    scale, ticks = 1_000_000, 0.0  # the scale is in nanoseconds per tick
     for name, begin, end in until_damage(ebml_elements(data, start, stop)):
         if name == _SCALE:
             scale = int.from_bytes(data[begin:end])

@@ -54,7 +54,7 @@ class Prefetch:
         self._firsts: deque[int] = deque([-1] * max_windows, max_windows)
         # row ranges of the last window whose download no thread has started
         self._todo: deque[tuple[int, int]] = deque()
-        self._end = 0  # the end step of the last window
+        self._end = 0  # the step at which the most recent window ends
         self._bytes = 0  # total size of the row ranges in `_fetched`
         # heap of (end step of the window, first row, end row, bytes)
         self._fetched: list[tuple[int, int, int, int]] = []

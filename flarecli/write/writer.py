@@ -439,7 +439,7 @@ class Writer:
         )
 
     def keep(self) -> None:
-        """Keep the scratch folder for a resume even if no shard is finished."""
+        """Keep the scratch folder, so that the pack can be resumed even if no shard is finished."""
         self._journal.is_kept = True
 
     def source_state(self) -> list[Any] | None:

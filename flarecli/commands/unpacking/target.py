@@ -419,7 +419,7 @@ def _local_folder(at: Location) -> str:
     """Return the path of a local folder."""
     if not isinstance(at.store, LocalStore):
         message = "files can be unpacked only to a local folder"
-        raise UsageError(message, where=at, hint="Name a local folder.")
+        raise UsageError(message, where=at, hint="Specify a local folder.")
     return at.store.root
 
 

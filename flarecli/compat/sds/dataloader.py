@@ -366,7 +366,7 @@ class MultiStreamDataLoader:
 
 
 def _endless(loader: Iterable[Any], name: str) -> Iterator[Any]:
-    """Iterate over epochs without end. Raises FormatError for an epoch without a batch."""
+    """Iterate over epochs indefinitely. Raises FormatError for an epoch without a batch."""
     while True:
         is_empty = True
         for batch in loader:

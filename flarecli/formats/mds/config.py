@@ -63,7 +63,7 @@ _cache: dict[tuple[str, bytes], Columns] = {}
 
 
 def dumped(value: Any, is_sorted: bool = True) -> bytes:
-    """Return JSON as the original writes it: ASCII, sorted keys, a space after comma and colon."""
+    """Return JSON as the original writes it: ASCII, sorted keys, a space after each comma and colon."""
     return json.dumps(value, sort_keys=is_sorted).encode()
 
 

@@ -222,7 +222,7 @@ class Outage:
 
 
 def outage_of(service: str, limits: Limits) -> Outage:
-    """Return the availability of a service, which all stores of this process share.
+    """Return the availability of a service. All stores of this process share the returned object.
 
     service  endpoint and bucket
     """

@@ -194,7 +194,7 @@ def _permit(origin: str, is_typed: bool, private: bool, hosts: tuple[str, ...]) 
 def redirect_permit(origin: str, guard: Guard) -> Permit:
     """Return the permit for a redirect to a different origin.
 
-    Only `--allow-private` applies to the target, because neither the data nor the user selected it.
+    Only `--allow-private` applies to the target, because neither the data nor the user selected the target.
     """
     return _permit(origin, False, True, ()) if guard.allow_private else PUBLIC
 

@@ -42,7 +42,7 @@ def test_an_invalid_endpoint_is_reported(keys, monkeypatch, endpoint):
     error = refused("s3://b/x")
     assert (type(error), str(error)) == (
         ReachError,
-        "the configured S3 endpoint is not an http address",
+        "the configured S3 endpoint is not an HTTP or HTTPS URL",
     )
     assert (
         error.hint == "Set AWS_ENDPOINT_URL to an address such as https://host:port, or unset it."

@@ -256,7 +256,7 @@ class Reader(Array):
         return info.bytes
 
     def set_up_local(self, listing: set[str], safe_keep_zip: bool) -> int:
-        """Remove incomplete files, and compressed files unless they are kept.
+        """Remove incomplete files and, unless `safe_keep_zip` is set, compressed files.
 
         listing        paths of the files that exist, as `os.path.join(dirname, split, basename)`
         safe_keep_zip  keep compressed files, and remove raw files without a compressed file

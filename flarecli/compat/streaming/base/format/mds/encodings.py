@@ -85,7 +85,7 @@ class _Named(Encoding):
 
 
 class _Encodings(dict[str, type[Encoding]]):
-    """Encoding name -> class. All readers and writers of this process use an added class."""
+    """Encoding name -> class. A class that is added here is used by all readers and writers of this process."""
 
     def __setitem__(self, name: str, encoding: type[Encoding]) -> None:
         if encoding.size is not None:
